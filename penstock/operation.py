@@ -1,0 +1,83 @@
+"""What an operation is: it states its output, chooses its parameters once, and applies them.
+
+Choosing is apart from applying so that the same choice can be applied on a CPU or on a device,
+one sample at a time or fused with its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from penstock.errors import PipelineError
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What is known of an array before it exists; a dimension of ``None`` is known only later."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, shape: tuple[int | None, ...], dtype: DTypeLike) -> ArraySpec:
+        return cls(tuple(shape), np.dtype(dtype))
+
+    @property
+    def known(self) -> bool:
+        return None not in self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class BytesSpec:
+    """Encoded bytes: a file's content."""
+
+
+Spec = ArraySpec | BytesSpec | None
+"""What is known of a field: ``None`` is nothing."""
+
+
+class Operation:
+    """One step of preparation. Implementations are frozen dataclasses.
+
+    An operation that is not ``random`` gets ``None`` for parameters. ``field`` is what the
+    operation looks for in a sample that is a dict; in a tuple it takes the first field.
+    """
+
+    random: ClassVar[bool] = False
+    field: ClassVar[str] = "image"
+
+    @property
+    def name(self) -> str:
+        """What users call it: the name of the class, as they write it."""
+        out = "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__)
+        return out.lstrip("_")
+
+    def output(self, spec: Spec) -> Spec:
+        """What comes out, given what goes in. Raises PipelineError where that cannot work."""
+        raise NotImplementedError
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        """Choose the parameters for one sample of this shape."""
+        return None
+
+    def apply(self, value: Any, params: Any) -> Any:
+        """Do it. Never changes ``value``."""
+        raise NotImplementedError
+
+
+def need_array(name: str, spec: Spec, *, ndim: int = 3) -> ArraySpec | None:
+    """The spec of an array an operation can work on, ``None`` if nothing is known of it."""
+    if isinstance(spec, BytesSpec):
+        raise PipelineError(
+            f"{name} got encoded bytes, and works on decoded images. Put decode() above it."
+        )
+    if spec is not None and len(spec.shape) != ndim:
+        raise PipelineError(
+            f"{name} got an array of shape {spec.shape}, and works on arrays of {ndim} dimensions "
+            "(height, width, channels)."
+        )
+    return spec
