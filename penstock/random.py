@@ -11,7 +11,7 @@ import hashlib
 import random as _python_random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +24,45 @@ class Key(NamedTuple):
     index: int
     epoch: int = 0
     replica: int = 0
+
+
+class Keys:
+    """The keys of a few samples of one epoch."""
+
+    __slots__ = ("epoch", "indices", "replicas")
+
+    def __init__(self, epoch: int, indices: list[int], replicas: list[int] | None = None) -> None:
+        self.epoch = epoch
+        self.indices = indices
+        self.replicas = replicas
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Key]:
+        epoch = self.epoch
+        if self.replicas is None:
+            return (Key(index, epoch) for index in self.indices)
+        pairs = zip(self.indices, self.replicas, strict=True)
+        return (Key(index, epoch, replica) for index, replica in pairs)
+
+    def pick(self, places: Sequence[int]) -> Keys:
+        """The keys at these places."""
+        replicas = self.replicas
+        return Keys(
+            self.epoch,
+            [self.indices[i] for i in places],
+            None if replicas is None else [replicas[i] for i in places],
+        )
+
+    def cut(self, first: int, count: int) -> Keys:
+        """``count`` keys from ``first`` on."""
+        replicas = self.replicas
+        return Keys(
+            self.epoch,
+            self.indices[first : first + count],
+            None if replicas is None else replicas[first : first + count],
+        )
 
 
 class _Local(threading.local):
@@ -91,7 +130,7 @@ def seed_globals(generator: np.random.Generator) -> None:
     np.random.seed(words[1])
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(words[2])
+        torch.default_generator.manual_seed(words[2])
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Penstock feeds training jobs: it keeps accelerators from waiting for data.
+
+>>> import numpy as np
+>>> import penstock as ps
+>>> train = ps.from_dataset(np.arange(8.0)).batch(4)
+>>> sum(len(batch) for batch in train.loader(seed=0))
+8
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock import image
+    from penstock.errors import PenstockError
+    from penstock.loader import Loader
+    from penstock.order import Order, Weighted
+    from penstock.pipeline import (
+        Pipeline,
+        from_dataset,
+        from_files,
+        from_folder,
+        from_parquet,
+    )
+    from penstock.progress import progress
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Loader",
+    "Order",
+    "PenstockError",
+    "Pipeline",
+    "Weighted",
+    "from_dataset",
+    "from_files",
+    "from_folder",
+    "from_parquet",
+    "image",
+    "progress",
+]
+
+# Looked up when first asked for, so that workers and the command line load only what they use.
+_HOMES = {
+    "Loader": "penstock.loader",
+    "Order": "penstock.order",
+    "PenstockError": "penstock.errors",
+    "Pipeline": "penstock.pipeline",
+    "Weighted": "penstock.order",
+    "from_dataset": "penstock.pipeline",
+    "from_files": "penstock.pipeline",
+    "from_folder": "penstock.pipeline",
+    "from_parquet": "penstock.pipeline",
+    "progress": "penstock.progress",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "image":
+        return importlib.import_module("penstock.image")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

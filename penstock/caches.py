@@ -1,0 +1,102 @@
+"""The caches of one loader: opens their stores, and admits into them in the order of batches."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.config import disk_dir
+from penstock.errors import FingerprintError
+from penstock.fingerprint import fingerprint
+from penstock.order import Admission
+from penstock.pipeline import Pipeline
+from penstock.road import Road
+from penstock.source.source import Source
+from penstock.stops.cache import Cache
+from penstock.stops.stop import Stop
+from penstock.store import RunDir, Store
+
+Offer = tuple[int, int, int]
+"""What a worker put into a store: (which cache, sample, what it occupies)."""
+
+
+class Caches:
+    """Workers put what they miss into the stores at once; which of it stays is decided here, in
+    the order in which batches are handed out, and so does not depend on who was faster."""
+
+    def __init__(self, pipeline: Pipeline, seed: int) -> None:
+        self._admissions: dict[int, Admission] = {}
+        self._stores: dict[int, Store] = {}
+        self._open = False
+        road = pipeline.road(seed)
+        stops: list[Stop] = []
+        for stop in road.stops:
+            if isinstance(stop, Cache):
+                store = _store(stop, road.source, tuple(stops))
+                self._stores[stop.number] = store
+                stop = replace(stop, store=store)
+            stops.append(stop)
+        self.road = replace(road, stops=tuple(stops))
+
+    def open(self) -> None:
+        """Make the stores ready before any worker asks for them."""
+        for number, store in self._stores.items():
+            store.open()
+            room = 0 if store.sealed else max(0, store.budget - store.used)
+            self._admissions[number] = Admission(room)
+        self._open = True
+
+    def admit(self, offers: list[Offer]) -> None:
+        """Decide on what a batch put in, in its order."""
+        refused: defaultdict[int, list[int]] = defaultdict(list)
+        for number, index, cost in offers:
+            if not self._admissions[number].offer(index, cost):
+                refused[number].append(index)
+        for number, indices in refused.items():
+            store = self._stores[number]
+            if not store.sealed:
+                store.seal()
+            store.delete_many(indices)
+
+    def discard(self, offers: list[Offer]) -> None:
+        """Take out what a batch put in that nobody will see."""
+        dropped: defaultdict[int, list[int]] = defaultdict(list)
+        for number, index, _ in offers:
+            dropped[number].append(index)
+        for number, indices in dropped.items():
+            self._stores[number].delete_many(indices)
+
+    def held(self) -> list[tuple[int, int, int, bool]]:
+        """What each cache holds: samples, bytes, budget, and whether it is full."""
+        if not self._open:
+            return [(0, 0, store.budget, False) for store in self._stores.values()]
+        return [
+            (len(store), store.used, store.budget, store.sealed)
+            for store in self._stores.values()
+        ]
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            if store.persistent:
+                store.close()
+            else:
+                store.destroy()
+        self._open = False
+
+
+def _store(stop: Cache, source: Source, above: tuple[Stop, ...]) -> Store:
+    if stop.where == "memory":
+        place: Callable[[], Path] = lambda: RunDir.current().path / uuid.uuid4().hex  # noqa: E731
+        return Store(place(), stop.budget, persistent=False)
+    try:
+        made_of = (source.identity(), [stop.fingerprint() for stop in above])
+    except FingerprintError as error:
+        raise FingerprintError(
+            f"cache(where={stop.where!r}) outlives this run and must know what it holds: {error}"
+        ) from error
+    identity = fingerprint(made_of)
+    root = disk_dir() / "stores" if stop.where == "disk" else Path(stop.where)
+    return Store(root / identity, stop.budget, identity=identity, persistent=True)

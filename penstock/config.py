@@ -1,0 +1,119 @@
+"""Sizes, limits and places: what this machine offers, and the only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from penstock.errors import PipelineError
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+
+SMALL_SHM = 1 << 30
+"""Below this, ``/dev/shm`` is a container's default (64 MB) and not meant for data."""
+
+
+def size(value: int | str, what: str = "size") -> int:
+    """A number of bytes, written as people write them.
+
+    >>> size("32GB"), size("1.5 GiB"), size(4096)
+    (32000000000, 1610612736, 4096)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise PipelineError(f'{what} is {value!r}; give bytes, or text such as "32GB" or "8GiB".')
+    if isinstance(value, int):
+        found = value
+    else:
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?I?)B?\s*", value.upper())
+        if match is None or match[2] not in _UNITS:
+            raise PipelineError(
+                f'{what} is {value!r}; give bytes, or text such as "32GB" or "8GiB".'
+            )
+        found = int(float(match[1]) * _UNITS[match[2]])
+    if found < 0:
+        raise PipelineError(f"{what} is {value!r}; it cannot be negative.")
+    return found
+
+
+def show_size(nbytes: float) -> str:
+    """Bytes as people read them.
+
+    >>> show_size(32_000_000_000), show_size(1536), show_size(12)
+    ('32.0 GB', '1.5 KB', '12 B')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def cores() -> int:
+    """The cores this process may use: its CPU mask, cut to the container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    found = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = _cgroup_cores()
+    return max(1, min(found, quota) if quota is not None else found)
+
+
+def _cgroup_cores() -> int | None:
+    try:
+        words = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if len(words) == 2 and words[0] != "max":
+            return -(-int(words[0]) // int(words[1]))
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def memory() -> int:
+    """Bytes of memory this process may use: the machine's, cut to the container's limit."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            found = min(found, int(limit))
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def shm_dir() -> Path | None:
+    """The memory file system, or ``None`` where there is none or it is too small for data."""
+    place = Path(os.environ.get("PENSTOCK_SHM_DIR", "/dev/shm"))
+    try:
+        if shutil.disk_usage(place).total >= SMALL_SHM and os.access(place, os.W_OK):
+            return place
+    except OSError:
+        pass
+    return None
+
+
+def memory_dir() -> Path:
+    """Where memory stores live: this user's own folder on the memory file system.
+
+    Where that is too small the temporary directory takes its place: the page cache serves it from
+    memory as long as there is room.
+    """
+    place = shm_dir() or Path(tempfile.gettempdir())
+    return place / f"penstock-{os.getuid()}"
+
+
+def disk_dir() -> Path:
+    """Where disk stores live unless the user names a place."""
+    named = os.environ.get("PENSTOCK_CACHE_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

@@ -1,0 +1,474 @@
+"""The engine: the one crossing from keys to a stream of batches.
+
+It keeps a few batches open ahead of the consumer, lets a pool prepare their pieces straight into
+shared-memory slots, and hands them out in order. What is decided, ``schedule`` decides; here are
+the lock, the slots and the waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DeadlySampleError
+from penstock.meter import BadSample, Meter
+from penstock.order.deal import BatchKeys
+from penstock.order.rotation import Rotation
+from penstock.packing import unpack
+from penstock.pools.pool import InSlot, Outcome, Pool, Task
+from penstock.pools.runner import Report, Work
+from penstock.random import Keys
+from penstock.schedule import Kind, Piece, Schedule
+from penstock.slots import Layout, Ring, Slot, leased_columns
+from penstock.tree import fill
+
+FIRST_WHOLE = 1 << 20
+"""The size of the first slot for a batch that is collated as a whole; workers make it longer."""
+
+PROBED = 64
+"""How many samples may fail before the layout of batches cannot be learnt from one."""
+
+
+class Ready(NamedTuple):
+    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped."""
+
+    plan: BatchKeys
+    value: Any
+    rows: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch that is open: being prepared, or waiting to be taken."""
+
+    plan: BatchKeys
+    keys: Keys
+    kind: Kind
+    slot: Slot | None = None
+    layout: Layout | None = None
+    columns: list[NDArray[Any] | None] = field(default_factory=list)
+    reports: dict[int, Report] = field(default_factory=dict)
+    value: Any = None
+    error: BaseException | None = None
+    complete: bool = False
+    dropped: bool = False
+    running: int = 0
+
+
+class Engine:
+    """Prepares batches ahead of the consumer. ``next`` is called from one thread at a time.
+
+    ``admit`` and ``discard`` are told, in the order of batches, what was put into caches by
+    batches that were handed out and by batches that nobody will take.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        pool: Pool,
+        ring: Ring,
+        meter: Meter,
+        *,
+        prefetch: int,
+        layout: Layout | None,
+        in_order: bool = True,
+        timeout: float | None = None,
+        admit: Callable[[list[tuple[int, int, int]]], None],
+        discard: Callable[[list[tuple[int, int, int]]], None],
+    ) -> None:
+        self.work = work
+        self.pool = pool
+        self.ring = ring
+        self.meter = meter
+        self._prefetch = prefetch
+        self._in_order = in_order
+        self._timeout = timeout
+        self._admit = admit
+        self._discard = discard
+        self._layout = layout
+        self._whole = work.collate is not None
+        self._whole_size = FIRST_WHOLE
+        self._lock = threading.RLock()
+        self._progress = threading.Condition(self._lock)
+        self._schedule = Schedule(pool.size)
+        self._plans: Iterator[BatchKeys] = iter(())
+        self._rotation: Rotation | None = None
+        self._pending: BatchKeys | None = None
+        self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        self._tasks: dict[int, tuple[_Job, Piece]] = {}
+        self._next_job = 0
+        self._failure: BaseException | None = None
+        self._started = False
+
+    # What the loader calls.
+
+    def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
+        """Prepare these batches from now on; whatever was open before is dropped."""
+        with self._lock:
+            self._drop_all()
+            self._plans = plans
+            self._rotation = rotation
+            self._pending = None
+            self._failure = None
+        if not self._started:
+            self.pool.start(self)
+            self._started = True
+
+    def next(self) -> Ready | None:
+        """The next batch, or ``None`` after the last. Waits for it."""
+        started = self.meter.clock()
+        self.meter.start()
+        try:
+            while True:
+                with self._lock:
+                    self._raise_failure()
+                    opened = self._open()
+                    job = self._take_ready()
+                    if job is not None:
+                        opened = self._open(job) or opened
+                    ended = job is None and not self._jobs and self._pending is None
+                if opened:
+                    self.pool.notify()
+                if job is not None:
+                    return self._hand_out(job)
+                if ended:
+                    return None
+                if not self.pool.help():
+                    self._wait()
+        finally:
+            self.meter.waited(self.meter.clock() - started)
+
+    def refresh(self) -> None:
+        """Let workers see what was changed in the dataset since they were started."""
+        if self._started and self.pool.outdated():
+            self.stop()
+            self.pool.close()
+            self._started = False
+
+    def stop(self) -> None:
+        """Drop everything that is open."""
+        with self._lock:
+            self._drop_all()
+            self._plans = iter(())
+            self._pending = None
+
+    def close(self) -> None:
+        self.stop()
+        self.pool.close()
+        self._started = False
+
+    # What pools call.
+
+    def take(self, worker: int) -> Task | None:
+        with self._lock:
+            piece = self._schedule.take(worker)
+            if piece is None:
+                return None
+            job = self._jobs[piece.batch]
+            job.running += 1
+            self._tasks[piece.id] = (job, piece)
+            return Task(
+                piece.id,
+                piece.kind,
+                job.keys.cut(piece.first, piece.count),
+                piece.first,
+                job.slot,
+                job.layout,
+                job.columns,
+                job.plan.number,
+            )
+
+    def done(self, task: int, outcome: Outcome) -> None:
+        opened = False
+        with self._lock:
+            found = self._tasks.pop(task, None)
+            if found is None:
+                return
+            job, piece = found
+            job.running -= 1
+            if outcome.report.tally:
+                self.meter.add(outcome.report.tally, outcome.report.busy)
+            if job.dropped or piece.id not in self._schedule:
+                self._left_over(job, outcome)
+                return
+            if outcome.error is not None:
+                self._fail(job, outcome.error)
+            elif outcome.changed:
+                self._do_whole(job)
+                opened = True
+            elif piece.kind == "probe":
+                self._schedule.done(piece.id, outcome.report.busy)
+                self._learn(job, outcome.layout)
+                opened = True
+            else:
+                job.reports[piece.first] = outcome.report
+                if piece.kind != "rows":
+                    job.value = outcome.value
+                if self._schedule.done(piece.id, outcome.report.busy):
+                    job.complete = True
+            self._progress.notify_all()
+        if opened:
+            self.pool.notify()
+
+    def lost(self, task: int, *, guilty: bool, reason: str) -> None:
+        with self._lock:
+            found = self._tasks.pop(task, None)
+            if found is None:
+                return
+            job, piece = found
+            job.running -= 1
+            if job.dropped or piece.id not in self._schedule:
+                self._left_over(job, Outcome(Report()))
+                return
+            self.meter.retried()
+            deadly = self._schedule.lost(piece.id, guilty=guilty)
+            if deadly is not None:
+                self._deadly(job, deadly, reason)
+            self._progress.notify_all()
+
+    def broken(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+            self._progress.notify_all()
+
+    # Opening.
+
+    def _open(self, taken: _Job | None = None) -> bool:
+        """Open as many batches as may be open; true if there is something new to do.
+
+        Having no slot for the next one is an error only when there is nothing else to hand out.
+        """
+        opened = False
+        while len(self._jobs) < self._prefetch:
+            plan = self._pending or next(self._plans, None)
+            if plan is None:
+                break
+            self._pending = None
+            kind = self._kind()
+            slot = None
+            nbytes = self._slot_size(kind, len(plan.indices))
+            if nbytes:
+                slot = self.ring.acquire(nbytes)
+                if slot is None:
+                    self._pending = plan
+                    if not self._jobs and taken is None:
+                        raise self.ring.exhausted(nbytes)
+                    break
+            self._open_job(plan, kind, slot)
+            opened = True
+            if kind == "probe":
+                self._pending = plan
+                break
+        return opened
+
+    def _kind(self) -> Kind:
+        if self._rotation is not None:
+            return "pull"
+        if self._whole:
+            return "whole"
+        return "probe" if self._layout is None else "rows"
+
+    def _slot_size(self, kind: Kind, rows: int) -> int:
+        if kind == "rows" and self._layout is not None:
+            return self._layout.nbytes
+        return self._whole_size if kind in ("whole", "pull") and self.pool.own_process else 0
+
+    def _open_job(self, plan: BatchKeys, kind: Kind, slot: Slot | None) -> None:
+        replicas = plan.replicas.tolist() if plan.replicas is not None else None
+        keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
+        if kind == "probe":
+            keys = keys.cut(0, PROBED)
+        job = _Job(plan, keys, kind, slot)
+        if kind == "rows" and self._layout is not None and slot is not None:
+            job.layout = self._layout
+            job.columns = self._layout.columns(slot.map)
+        self._next_job += 1
+        self._jobs[self._next_job] = job
+        pin = self._rotation.worker(plan) if self._rotation is not None else None
+        self._schedule.open(self._next_job, len(keys), kind, pin)
+
+    def _learn(self, job: _Job, layout: Layout | None) -> None:
+        """What the first sample taught: the layout of batches, or that they do not stack."""
+        self._remove(job)
+        if layout is None:
+            self._whole = True
+        else:
+            self._layout = layout
+
+    def _do_whole(self, job: _Job) -> None:
+        """Some sample is unlike the first of the first batch: stack this batch by itself."""
+        number = self._number(job)
+        job.kind = "whole"
+        job.layout = None
+        job.reports.clear()
+        self._schedule.whole(number, len(job.keys))
+
+    # Ending.
+
+    def _take_ready(self) -> _Job | None:
+        for number, job in self._jobs.items():
+            if job.error is not None or job.complete:
+                if job.running:
+                    # A piece of a batch that is done over is still writing into its slot.
+                    return None
+                del self._jobs[number]
+                self._schedule.drop(number)
+                if job.error is not None:
+                    self._give_back(job)
+                    raise job.error
+                return job
+            if self._in_order:
+                return None
+        return None
+
+    def _hand_out(self, job: _Job) -> Ready:
+        pieces = sorted(job.reports.items())
+        rows = sum(report.rows for _, report in pieces)
+        offers = [offer for _, report in pieces for offer in report.offers]
+        if offers:
+            self._admit(offers)
+        for _, report in pieces:
+            for bad in report.bad:
+                self.meter.bad(BadSample(*bad))
+        if job.kind == "pull" and rows == 0 and self._rotation is not None:
+            self._rotation.ended(job.plan)
+        if rows == 0:
+            self._give_back(job)
+            return Ready(job.plan, None, 0, 0)
+        if job.kind == "rows" and job.layout is not None and job.slot is not None:
+            _close_gaps(job.columns, pieces)
+            value, nbytes = self._stacked(job, job.layout, job.slot, pieces, rows)
+        elif isinstance(job.value, InSlot) and job.slot is not None:
+            job.slot.refresh()
+            nbytes = job.value.nbytes
+            value = unpack(memoryview(self.ring.lease(job.slot)).cast("B")[:nbytes])
+            self._whole_size = max(self._whole_size, job.slot.size)
+        else:
+            value, nbytes = job.value, 0
+            self._give_back(job)
+        job.columns = []
+        self.meter.delivered(rows, nbytes)
+        return Ready(job.plan, value, rows, nbytes)
+
+    def _stacked(
+        self,
+        job: _Job,
+        layout: Layout,
+        slot: Slot,
+        pieces: list[tuple[int, Report]],
+        rows: int,
+    ) -> tuple[Any, int]:
+        leaves: list[Any] = list(leased_columns(layout, self.ring.lease(slot), rows))
+        for number, leaf in enumerate(layout.leaves):
+            if leaf.dtype is None:
+                leaves[number] = [v for _, report in pieces for v in report.objects[number]]
+        nbytes = sum(leaf.nbytes for leaf in layout.leaves) * rows
+        return fill(layout.skeleton, leaves), nbytes
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        job.error = error
+        self._schedule.drop(self._number(job))
+        if job.kind == "probe":
+            self._pending = None
+
+    def _deadly(self, job: _Job, piece: Piece, reason: str) -> None:
+        index = job.keys.indices[piece.first] if job.keys.indices else -1
+        name = self.work.road.source.name(index)
+        what = f"{name} (index {index})"
+        if piece.count > 1:
+            what = f"one of {piece.count} samples from {what} on"
+        error = DeadlySampleError(
+            f"{what} killed its worker twice ({reason}). Look at that sample, or at the native "
+            "code that reads it; a worker killed by signal 9 may have run out of memory.",
+            index=index,
+            name=name,
+            stage="worker",
+        )
+        if self.work.on_error == "raise" or piece.kind != "rows":
+            self._fail(job, error)
+            return
+        report = Report(bad=[(index, name, "worker", reason)], missing=[0])
+        job.reports[piece.first] = report
+        if not self._schedule.outstanding(piece.batch):
+            job.complete = True
+
+    def _left_over(self, job: _Job, outcome: Outcome) -> None:
+        """A piece came in that nobody waits for any more."""
+        if outcome.report.offers:
+            self._discard(outcome.report.offers)
+        if job.dropped and not job.running:
+            self._give_back(job)
+        self._progress.notify_all()
+
+    def _drop_all(self) -> None:
+        for number, job in list(self._jobs.items()):
+            self._schedule.drop(number)
+            job.dropped = True
+            offers = [o for _, report in sorted(job.reports.items()) for o in report.offers]
+            if offers:
+                self._discard(offers)
+            if not job.running:
+                self._give_back(job)
+        self._jobs.clear()
+
+    def _give_back(self, job: _Job) -> None:
+        job.columns = []
+        if job.slot is not None:
+            self.ring.release(job.slot)
+            job.slot = None
+
+    def _remove(self, job: _Job) -> None:
+        del self._jobs[self._number(job)]
+
+    def _number(self, job: _Job) -> int:
+        return next(number for number, found in self._jobs.items() if found is job)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _wait(self) -> None:
+        with self._progress:
+            first = next(iter(self._jobs.values()), None)
+            if first is not None and (first.complete or first.error) and not first.running:
+                return
+            if self._failure is None:
+                self._progress.wait(timeout=1.0)
+        self.pool.watch(self._timeout)
+
+
+def _close_gaps(
+    columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]
+) -> None:
+    """Move rows up over those that skipped samples left empty."""
+    at = 0
+    for first, report in pieces:
+        if first != at and report.rows:
+            for column in columns:
+                if column is not None:
+                    rows = np.copy(column[first : first + report.rows])
+                    column[at : at + report.rows] = rows
+        at += report.rows
+
+
+class Closes(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(owner: object, *parts: Closes) -> Callable[[], object]:
+    """Close these, in turn, when their owner is collected or the program ends, and only once."""
+
+    def close() -> None:
+        for part in parts:
+            part.close()
+
+    return weakref.finalize(owner, close)

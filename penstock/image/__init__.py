@@ -1,0 +1,46 @@
+"""Operations on images, under the names users write.
+
+They decode to uint8 arrays (height, width, channels) in RGB, follow torchvision's definitions, and
+spend their time in OpenCV and libjpeg-turbo, which let other threads run.
+
+>>> from penstock import image
+>>> image.random_resized_crop(224).name
+'random_resized_crop'
+"""
+
+from __future__ import annotations
+
+from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment
+from penstock.image.codec import Decode
+from penstock.image.erasing import Erase
+from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
+from penstock.image.jitter import ColorJitter
+from penstock.image.normalizing import Normalize
+
+auto_augment = AutoAugment
+center_crop = CenterCrop
+color_jitter = ColorJitter
+decode = Decode
+erase = Erase
+normalize = Normalize
+rand_augment = RandAugment
+random_crop = RandomCrop
+random_flip = RandomFlip
+random_resized_crop = RandomResizedCrop
+resize = Resize
+trivial_augment = TrivialAugment
+
+__all__ = [
+    "auto_augment",
+    "center_crop",
+    "color_jitter",
+    "decode",
+    "erase",
+    "normalize",
+    "rand_augment",
+    "random_crop",
+    "random_flip",
+    "random_resized_crop",
+    "resize",
+    "trivial_augment",
+]

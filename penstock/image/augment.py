@@ -1,0 +1,168 @@
+"""Automatic augmentation: RandAugment, AutoAugment and TrivialAugment.
+
+All three choose changes by name from one table and apply them in turn, with the ranges and the
+order of torchvision. Given the same changes and magnitudes, the result differs from torchvision's
+by one grey level at most after each (by nothing for shears, shifts and changes by table; a turned
+image may have one pixel in a hundred from its neighbour). Changes that follow can widen that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.errors import PipelineError
+from penstock.image import arguments
+from penstock.image.augment_table import NAMES, NARROW, WIDE, Step, take
+from penstock.image.native import Image
+from penstock.image.pixels import check_image, need_image
+from penstock.image.policies import POLICIES, STRENGTHS
+from penstock.operation import Operation, Spec
+
+Steps = tuple[Step, ...]
+
+_SAMPLINGS = ("nearest", "bilinear")
+
+
+def _apply(name: str, value: Any, steps: Steps, fill: tuple[float, ...], sampling: str) -> Image:
+    image = check_image(name, value)
+    for step in steps:
+        image = take(image, step, fill, sampling == "bilinear")
+    return image
+
+
+@dataclass(frozen=True, slots=True)
+class RandAugment(Operation):
+    """``num_ops`` changes, each one of 14 at random, all of one strength.
+
+    ``magnitude`` counts from 0 to ``bins - 1``. Pixels from outside the image are ``fill``.
+
+    >>> import numpy as np
+    >>> augment = RandAugment(num_ops=2, magnitude=9)
+    >>> [step.name for step in augment.draw(np.random.default_rng(0), (64, 64, 3))]
+    ['Contrast', 'Identity']
+    """
+
+    random: ClassVar[bool] = True
+
+    num_ops: int = 2
+    magnitude: int = 9
+    bins: int = 31
+    fill: float | Sequence[float] = 0
+    interpolation: str = "nearest"
+    _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        arguments.whole("rand_augment", "num_ops", self.num_ops, least=0)
+        arguments.whole("rand_augment", "magnitude", self.magnitude, least=0)
+        arguments.whole("rand_augment", "bins", self.bins, least=2)
+        if self.magnitude >= self.bins:
+            raise PipelineError(
+                f"rand_augment: magnitude is {self.magnitude}; with {self.bins} bins it goes from "
+                f"0 to {self.bins - 1}. Give a smaller magnitude, or more bins."
+            )
+        fill = _fill_and_sampling("rand_augment", self.fill, self.interpolation)
+        object.__setattr__(self, "fill", fill)
+        object.__setattr__(self, "_fill", fill)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_image("rand_augment", spec)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+        strength = self.magnitude / (self.bins - 1)
+        parts = rng.random((self.num_ops, 2)).tolist()
+        return tuple(
+            NARROW.step(NAMES[int(which * len(NAMES))], strength, way < 0.5, shape[0], shape[1])
+            for which, way in parts
+        )
+
+    def apply(self, value: Any, params: Steps) -> Image:
+        return _apply("rand_augment", value, params, self._fill, self.interpolation)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoAugment(Operation):
+    """One of 25 learnt pairs of changes, each with its own probability and strength.
+
+    ``policy`` is ``"imagenet"`` or ``"cifar10"``. Pixels from outside the image are ``fill``.
+
+    >>> import numpy as np
+    >>> augment = AutoAugment("cifar10")
+    >>> [step.name for step in augment.draw(np.random.default_rng(0), (32, 32, 3))]
+    ['AutoContrast']
+    """
+
+    random: ClassVar[bool] = True
+
+    policy: str = "imagenet"
+    fill: float | Sequence[float] = 0
+    interpolation: str = "nearest"
+    _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        arguments.choice("auto_augment", "policy", self.policy, tuple(POLICIES))
+        fill = _fill_and_sampling("auto_augment", self.fill, self.interpolation)
+        object.__setattr__(self, "fill", fill)
+        object.__setattr__(self, "_fill", fill)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_image("auto_augment", spec)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+        which, *parts = rng.random(5).tolist()
+        pairs = POLICIES[self.policy]
+        pair = pairs[int(which * len(pairs))]
+        return tuple(
+            NARROW.step(name, strength / (STRENGTHS - 1), way < 0.5, shape[0], shape[1])
+            for (name, probability, strength), part, way in zip(
+                pair, parts[:2], parts[2:], strict=True
+            )
+            if part < probability
+        )
+
+    def apply(self, value: Any, params: Steps) -> Image:
+        return _apply("auto_augment", value, params, self._fill, self.interpolation)
+
+
+@dataclass(frozen=True, slots=True)
+class TrivialAugment(Operation):
+    """One of 14 changes at a random strength, over TrivialAugment's wide ranges.
+
+    >>> import numpy as np
+    >>> augment = TrivialAugment()
+    >>> [step.name for step in augment.draw(np.random.default_rng(0), (64, 64, 3))]
+    ['Contrast']
+    """
+
+    random: ClassVar[bool] = True
+
+    bins: int = 31
+    fill: float | Sequence[float] = 0
+    interpolation: str = "nearest"
+    _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        arguments.whole("trivial_augment", "bins", self.bins, least=2)
+        fill = _fill_and_sampling("trivial_augment", self.fill, self.interpolation)
+        object.__setattr__(self, "fill", fill)
+        object.__setattr__(self, "_fill", fill)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_image("trivial_augment", spec)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+        which, strong, way = rng.random(3).tolist()
+        strength = int(strong * self.bins) / (self.bins - 1)
+        name = NAMES[int(which * len(NAMES))]
+        return (WIDE.step(name, strength, way < 0.5, shape[0], shape[1]),)
+
+    def apply(self, value: Any, params: Steps) -> Image:
+        return _apply("trivial_augment", value, params, self._fill, self.interpolation)
+
+
+def _fill_and_sampling(name: str, fill: Any, interpolation: Any) -> tuple[float, ...]:
+    arguments.choice(name, "interpolation", interpolation, _SAMPLINGS)
+    return arguments.colour(name, "fill", fill)

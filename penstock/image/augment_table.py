@@ -1,0 +1,89 @@
+"""The fifteen changes that automatic augmentation chooses from, by name, and how strong they get.
+
+Names and ranges are torchvision's; ``Posterize`` and ``Solarize`` grow stronger as their magnitude
+falls, so a strength of 0 leaves the image as it is for every change that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.image import colour, warp
+from penstock.image.native import Image
+
+Fill = tuple[float, ...]
+
+
+class Step(NamedTuple):
+    """One change, by name, and its magnitude in its own unit."""
+
+    name: str
+    magnitude: float
+
+
+_TABLE: dict[str, Callable[[Image, float, Fill, bool], Image]] = {
+    "Identity": lambda image, m, fill, smooth: image,
+    "ShearX": warp.shear_x,
+    "ShearY": warp.shear_y,
+    "TranslateX": lambda image, m, fill, smooth: warp.shift(image, 0, int(m), fill),
+    "TranslateY": lambda image, m, fill, smooth: warp.shift(image, int(m), 0, fill),
+    "Rotate": warp.rotate,
+    "Brightness": lambda image, m, fill, smooth: colour.brightness(image, 1.0 + m),
+    "Color": lambda image, m, fill, smooth: colour.saturation(image, 1.0 + m),
+    "Contrast": lambda image, m, fill, smooth: colour.contrast(image, 1.0 + m),
+    "Sharpness": lambda image, m, fill, smooth: colour.sharpness(image, 1.0 + m),
+    "Posterize": lambda image, m, fill, smooth: colour.posterize(image, int(m)),
+    "Solarize": lambda image, m, fill, smooth: colour.solarize(image, m),
+    "AutoContrast": lambda image, m, fill, smooth: colour.autocontrast(image),
+    "Equalize": lambda image, m, fill, smooth: colour.equalize(image),
+    "Invert": lambda image, m, fill, smooth: colour.invert(image),
+}
+
+NAMES = tuple(name for name in _TABLE if name != "Invert")
+"""What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
+
+
+def take(image: Image, step: Step, fill: Fill, smooth: bool) -> Image:
+    """The image after one change."""
+    return _TABLE[step.name](image, step.magnitude, fill, smooth)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The magnitude of every change at full strength; weaker ones are in proportion."""
+
+    shear: float
+    shift: float
+    shift_of_side: bool
+    turn: float
+    tone: float
+    bits: int
+
+    def step(self, name: str, strength: float, negative: bool, height: int, width: int) -> Step:
+        """A change at a strength from 0 to 1; ``negative`` matters where there are two ways."""
+        if name in ("AutoContrast", "Equalize", "Identity", "Invert"):
+            return Step(name, 0.0)
+        if name == "Posterize":
+            return Step(name, float(8 - round(self.bits * strength)))
+        if name == "Solarize":
+            return Step(name, 255.0 * (1.0 - strength))
+        if name in ("ShearX", "ShearY"):
+            most = self.shear
+        elif name == "TranslateX":
+            most = self.shift * width if self.shift_of_side else self.shift
+        elif name == "TranslateY":
+            most = self.shift * height if self.shift_of_side else self.shift
+        elif name == "Rotate":
+            most = self.turn
+        else:
+            most = self.tone
+        return Step(name, -most * strength if negative else most * strength)
+
+
+NARROW = Space(shear=0.3, shift=150 / 331, shift_of_side=True, turn=30.0, tone=0.9, bits=4)
+"""AutoAugment's and RandAugment's, whose shifts are 150 pixels for an image of 331."""
+
+WIDE = Space(shear=0.99, shift=32.0, shift_of_side=False, turn=135.0, tone=0.99, bits=6)
+"""TrivialAugment's."""

@@ -1,0 +1,109 @@
+"""Random changes of brightness, contrast, saturation and hue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from penstock.image import arguments, colour
+from penstock.image.native import Image
+from penstock.image.pixels import check_image, need_image
+from penstock.operation import Operation, Spec
+
+_Range = tuple[float, float]
+
+_CHANGES = (colour.brightness, colour.contrast, colour.saturation, colour.hue)
+_ORDERS = tuple(permutations(range(4)))
+
+
+class Jitter(NamedTuple):
+    """The order in which (brightness, contrast, saturation, hue) change, and their factors."""
+
+    order: tuple[int, ...]
+    factors: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter(Operation):
+    """Brightness, contrast, saturation and hue changed at random, in random order.
+
+    One number ``x`` is a factor from ``max(0, 1 - x)`` to ``1 + x``; a pair is (from, to). Hue is a
+    part of the colour circle, ``-x`` to ``x``, with ``x`` up to 0.5. As in torchvision, and within
+    one grey level of it for each change.
+
+    >>> import numpy as np
+    >>> jitter = ColorJitter(brightness=0.4)
+    >>> image = np.full((2, 2, 3), 100, np.uint8)
+    >>> params = jitter.draw(np.random.default_rng(0), image.shape)
+    >>> jitter.apply(image, params)[0, 0].tolist()
+    [81, 81, 81]
+    """
+
+    random: ClassVar[bool] = True
+
+    brightness: float | Sequence[float] | None = None
+    contrast: float | Sequence[float] | None = None
+    saturation: float | Sequence[float] | None = None
+    hue: float | Sequence[float] | None = None
+    _ranges: tuple[_Range | None, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ranges = (
+            _factors("brightness", self.brightness),
+            _factors("contrast", self.contrast),
+            _factors("saturation", self.saturation),
+            _turns(self.hue),
+        )
+        object.__setattr__(self, "_ranges", ranges)
+        for name, value in zip(
+            ("brightness", "contrast", "saturation", "hue"), ranges, strict=True
+        ):
+            object.__setattr__(self, name, value)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_image("color_jitter", spec)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Jitter:
+        order, *parts = rng.random(5).tolist()
+        return Jitter(
+            _ORDERS[int(order * len(_ORDERS))],
+            tuple(
+                None if span is None else span[0] + (span[1] - span[0]) * part
+                for span, part in zip(self._ranges, parts, strict=True)
+            ),
+        )
+
+    def apply(self, value: Any, params: Jitter) -> Image:
+        image = check_image("color_jitter", value)
+        for which in params.order:
+            factor = params.factors[which]
+            if factor is not None:
+                image = _CHANGES[which](image, factor)
+        return image
+
+
+def _factors(what: str, given: float | Sequence[float] | None) -> _Range | None:
+    if given is None:
+        return None
+    if isinstance(given, Sequence):
+        found = arguments.interval("color_jitter", what, given, 0.0, math.inf)
+    else:
+        width = arguments.number("color_jitter", what, given, 0.0, math.inf)
+        found = (max(0.0, 1.0 - width), 1.0 + width)
+    return None if found == (1.0, 1.0) else found
+
+
+def _turns(given: float | Sequence[float] | None) -> _Range | None:
+    if given is None:
+        return None
+    if isinstance(given, Sequence):
+        found = arguments.interval("color_jitter", "hue", given, -0.5, 0.5)
+    else:
+        width = arguments.number("color_jitter", "hue", given, 0.0, 0.5)
+        found = (-width, width)
+    return None if found == (0.0, 0.0) else found

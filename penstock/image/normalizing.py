@@ -1,0 +1,105 @@
+"""Normalizing: from grey levels to numbers a model takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PipelineError
+from penstock.image import arguments
+from penstock.image.native import Image, load_cv2, with_channels
+from penstock.image.pixels import FLOAT32, check_image, need_image
+from penstock.operation import ArraySpec, Operation, Spec
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_Floats = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize(Operation):
+    """``(level / 255 - mean) / std`` for each channel, as float32.
+
+    ``mean`` and ``std`` are on the scale of 0 to 1, as in torchvision: one number for all channels,
+    or one for each. ``layout="chw"`` (channels, height, width) is what PyTorch models take, and
+    makes this the last operation on an image; ``"hwc"`` leaves the axes as they are.
+
+    >>> import numpy as np
+    >>> Normalize(mean=0.5, std=0.5).apply(np.full((1, 2, 1), 255, np.uint8), None)
+    array([[[1., 1.]]], dtype=float32)
+    """
+
+    mean: float | Sequence[float] = IMAGENET_MEAN
+    std: float | Sequence[float] = IMAGENET_STD
+    layout: str = "chw"
+    _mean: _Floats = field(init=False, repr=False, compare=False)
+    _std: _Floats = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        arguments.choice("normalize", "layout", self.layout, ("chw", "hwc"))
+        mean = arguments.per_channel("normalize", "mean", self.mean, -math.inf, math.inf)
+        std = arguments.per_channel("normalize", "std", self.std, 0.0, math.inf)
+        if 0.0 in std:
+            raise PipelineError(f"normalize: std is {self.std!r}; give numbers above 0.")
+        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+            raise PipelineError(
+                f"normalize: mean has {len(mean)} numbers and std has {len(std)}; give one for all "
+                "channels, or one for each."
+            )
+        for name, value in (("mean", mean), ("std", std)):
+            object.__setattr__(self, name, value)
+            object.__setattr__(self, "_" + name, value)
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_image("normalize", spec)
+        if array is None:
+            return None
+        height, width, channels = array.shape
+        known = max(len(self._mean), len(self._std))
+        if channels is None and known > 1:
+            channels = known
+        if channels is not None:
+            self._check_channels(channels)
+        if self.layout == "chw":
+            return ArraySpec((channels, height, width), FLOAT32)
+        return ArraySpec((height, width, channels), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> NDArray[np.float32]:
+        image = check_image("normalize", value)
+        height, width, channels = image.shape
+        self._check_channels(channels)
+        table = _table(self._mean, self._std, channels)
+        cv2 = load_cv2()
+        if self.layout == "hwc":
+            return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
+        out = np.empty((channels, height, width), dtype=np.float32)
+        planes: Sequence[Image] = cv2.split(image)
+        for channel, plane in enumerate(planes):
+            cv2.LUT(plane, table[channel], dst=out[channel])
+        return out
+
+    def _check_channels(self, channels: int) -> None:
+        known = max(len(self._mean), len(self._std))
+        if known not in (1, channels):
+            raise PipelineError(
+                f"normalize got an image of {channels} channel{'s' * (channels > 1)}, and mean "
+                f"and std for {known}. Give one number for all channels, or {channels}."
+            )
+
+
+@lru_cache(maxsize=64)
+def _table(mean: _Floats, std: _Floats, channels: int) -> NDArray[np.float32]:
+    """What each of the 256 levels becomes, by channel: ten times as fast as arithmetic."""
+    levels = np.arange(256) / 255.0
+    means = np.broadcast_to(np.array(mean), (channels,))[:, np.newaxis]
+    stds = np.broadcast_to(np.array(std), (channels,))[:, np.newaxis]
+    table: NDArray[np.float32] = ((levels - means) / stds).astype(np.float32)
+    table.flags.writeable = False
+    return table

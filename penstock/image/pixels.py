@@ -1,0 +1,89 @@
+"""What operations ask of the images they get: stated when built, checked when applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PipelineError
+from penstock.image.native import Image
+from penstock.operation import ArraySpec, Spec, need_array
+
+UINT8 = np.dtype(np.uint8)
+FLOAT32 = np.dtype(np.float32)
+
+COLOUR_DTYPES = (UINT8,)
+"""Operations on colour count in grey levels of 0 to 255."""
+
+GEOMETRY_DTYPES = (UINT8, np.dtype(np.uint16), FLOAT32)
+"""Operations that only move pixels do not mind what those mean."""
+
+COLOUR_CHANNELS = (1, 3)
+GEOMETRY_CHANNELS = (1, 2, 3, 4)
+
+
+def need_image(name: str, spec: Spec, *, any_dtype: bool = False) -> ArraySpec | None:
+    """The spec of an image that can be worked on, ``None`` if nothing is known of it.
+
+    ``any_dtype`` is for operations that only move pixels.
+    """
+    array = need_array(name, spec)
+    if array is None:
+        return None
+    dtypes = GEOMETRY_DTYPES if any_dtype else COLOUR_DTYPES
+    channels = GEOMETRY_CHANNELS if any_dtype else COLOUR_CHANNELS
+    found = array.shape[2]
+    if found is not None and found not in channels:
+        if array.shape[0] in COLOUR_CHANNELS:
+            raise PipelineError(
+                f"{name} got an array of shape {array.shape}, which looks like (channels, height, "
+                "width), and works on (height, width, channels). Put it above normalize(), or "
+                'give normalize(layout="hwc").'
+            )
+        raise PipelineError(
+            f"{name} got an image of {found} channels (shape {array.shape}), and works on "
+            f"{_listed(channels)}. Choose channels with a map above it."
+        )
+    if array.dtype not in dtypes:
+        hint = (
+            "Put it above normalize(), and normalize once."
+            if array.dtype == FLOAT32
+            else "Convert the pixels with a map above it."
+        )
+        raise PipelineError(
+            f"{name} got an image of {array.dtype}, and works on {_listed(dtypes)}. {hint}"
+        )
+    if 0 in array.shape:
+        raise PipelineError(
+            f"{name} got an image of shape {array.shape}, which has no pixels. Check what makes it."
+        )
+    return array
+
+
+def check_image(name: str, value: Any, *, any_dtype: bool = False) -> Image:
+    """The same rules, for a value that is there; 0.3 us where nothing is wrong."""
+    if (
+        isinstance(value, np.ndarray)
+        and value.ndim == 3
+        and value.dtype == UINT8
+        and value.shape[2] in COLOUR_CHANNELS
+        and value.size
+    ):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise PipelineError(
+            f"{name} got encoded bytes, and works on decoded images. Put decode() above it."
+        )
+    if not isinstance(value, np.ndarray):
+        raise PipelineError(
+            f"{name} got {type(value).__name__}, and works on NumPy arrays (height, width, "
+            "channels). Convert it with a map above it."
+        )
+    need_image(name, ArraySpec.of(value.shape, value.dtype), any_dtype=any_dtype)
+    return value
+
+
+def _listed(things: tuple[Any, ...]) -> str:
+    words = [str(thing) for thing in things]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

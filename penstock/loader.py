@@ -1,0 +1,442 @@
+"""The loader: iterates a pipeline, says where it stands, and cleans up after itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from penstock import config
+from penstock.caches import Caches
+from penstock.engine import Engine, close_at_exit
+from penstock.errors import PipelineError, StateError
+from penstock.meter import Meter, Stats
+from penstock.order import BatchKeys, Cursor, Deal, Order, Sequential, Shuffled
+from penstock.order.rotation import Rotation
+from penstock.pipeline import Pipeline
+from penstock.pools.choose import Choice, choose, gil_enabled
+from penstock.pools.inline import InlinePool
+from penstock.pools.pool import Pool
+from penstock.pools.processes import ProcessPool, Start
+from penstock.pools.runner import Work
+from penstock.pools.threads import ThreadPool
+from penstock.pools.worker import Init
+from penstock.slots import Ring
+from penstock.source.stream import StreamSource
+from penstock.state import check_state, describe
+from penstock.stops.batch import Collate, stack
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a loader can be told; every argument of ``Pipeline.loader``, checked."""
+
+    workers: int | Literal["auto"] = "auto"
+    kind: Literal["auto", "threads", "processes"] = "auto"
+    seed: int = 0
+    shuffle: bool = True
+    order: Order | None = None
+    rank: int = 0
+    world: int = 1
+    tail: Literal["pad", "drop"] = "pad"
+    # Four batches ahead: one in the making, and three to bridge the slowest of a few hundred.
+    # Batches that are collated as a whole occupy a worker each, so those take two a worker.
+    prefetch: int | None = None
+    on_error: Literal["raise", "skip", "substitute"] = "raise"
+    timeout: float | None = None
+    # Half of the machine's memory: a loop that keeps that many batches is a mistake.
+    memory: int | str | None = None
+    in_order: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and (not _whole(self.workers) or self.workers < 0):
+            raise PipelineError(f'workers is {self.workers!r}; give 0, a number, or "auto".')
+        _one_of("kind", self.kind, ("auto", "threads", "processes"))
+        _one_of("on_error", self.on_error, ("raise", "skip", "substitute"))
+        _one_of("tail", self.tail, ("pad", "drop"))
+        if not _whole(self.seed):
+            raise PipelineError(f"seed is {self.seed!r}; give a whole number.")
+        if self.prefetch is not None and (not _whole(self.prefetch) or self.prefetch < 1):
+            raise PipelineError(f"prefetch is {self.prefetch!r}; give a number of batches from 1.")
+        if self.timeout is not None and not self.timeout > 0:
+            raise PipelineError(f"timeout is {self.timeout!r}; give seconds, or None for no limit.")
+        if self.order is not None and not isinstance(self.order, Order):
+            raise PipelineError(
+                f"order is {self.order!r}, which has no indices(n, seed, epoch)."
+            )
+        if self.memory is not None:
+            config.size(self.memory, "memory")
+
+    @property
+    def memory_budget(self) -> int:
+        return config.memory() // 2 if self.memory is None else config.size(self.memory, "memory")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise PipelineError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}.")
+
+
+class Plan(Protocol):
+    """Which batches come, from a cursor on: ``Deal``, or ``Sampled`` for a user's sampler."""
+
+    @property
+    def ahead(self) -> bool: ...
+
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]: ...
+
+    def length(self, cursor: Cursor) -> int | None: ...
+
+    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor: ...
+
+
+@dataclass(frozen=True)
+class Custom:
+    """What adapters to frameworks put in place of the defaults."""
+
+    plan: Callable[[int, int, bool], Plan] | None = None
+    init: Init | None = None
+    start: Start = "program"
+    convert: Callable[[Any], Any] | None = None
+    fallback: Collate = stack
+    order_name: str = ""
+    recheck: bool = False
+    """The dataset may be changed between epochs, and workers must see that."""
+
+
+class Loader:
+    """Iterates a pipeline; made by ``Pipeline.loader``.
+
+    Each ``for`` loop is one epoch. Workers start with the first one and stay; the first batches
+    of the next epoch are prepared while the last ones of this are consumed. Batches are views of
+    shared memory that is used again when nothing looks at it any more.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> loader = ps.from_dataset(np.arange(6)).batch(2).loader(workers=0, seed=1)
+    >>> epoch = iter(loader)
+    >>> _ = next(epoch)
+    >>> state = loader.state_dict()
+    >>> rest = [b.tolist() for b in epoch]
+    >>> again = ps.from_dataset(np.arange(6)).batch(2).loader(workers=0, seed=1)
+    >>> again.load_state_dict(state)
+    >>> [b.tolist() for b in again] == rest
+    True
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, options: Options, custom: Custom | None = None
+    ) -> None:
+        if pipeline.batching is None:
+            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        custom = custom or Custom()
+        self.pipeline = pipeline
+        self.options = options
+        self._custom = custom
+        self._batch = pipeline.batching
+        self._caches = Caches(pipeline, options.seed)
+        road = self._caches.road
+        self.choice: Choice = choose(
+            road, self._batch.collate, options.workers, options.kind, config.cores(), gil_enabled()
+        )
+        self._stream = isinstance(pipeline.source, StreamSource)
+        self._plan: Plan | None = None if self._stream else self._make_plan()
+        self._work = Work(
+            road, self._batch.collate, custom.fallback, options.on_error, self._batch.size
+        )
+        self._meter = Meter(road.stages, len(road.caches), time.perf_counter)
+        self._engine: Engine | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._cursor = Cursor()
+        self._begun = False
+        self._taken = [0] * max(1, self.choice.workers)
+        self._turn = 0
+        self._at: Cursor | None = None
+        self._epoch: _Epoch | None = None
+
+    # Iterating.
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_usable()
+        if self._begun:
+            # The last loop was left before its end; a new one is a new epoch.
+            self._to_epoch(self._cursor.epoch + 1)
+        self._begun = True
+        self._epoch = _Epoch(self, self._batches_left())
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        if self._plan is not None:
+            length = self._plan.length(Cursor(self._cursor.epoch))
+            if length is None:
+                raise TypeError("the sampler has no length, so this loader has none")
+            return length
+        samples = self.pipeline.source.length() if self._stream else None  # type: ignore[union-attr]
+        if samples is None:
+            raise TypeError("a stream has no length, so this loader has none")
+        size = self._batch.size
+        return samples // size if self._batch.drop_last else -(-samples // size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        if not _whole(epoch) or epoch < 0:
+            raise PipelineError(f"epoch is {epoch!r}; give a whole number from 0 on.")
+        if self._begun or epoch != self._cursor.epoch or self._cursor.batch:
+            self._to_epoch(epoch)
+
+    def _to_epoch(self, epoch: int) -> None:
+        self._epoch = None
+        self._begun = False
+        self._cursor = Cursor(epoch)
+        self._taken = [0] * len(self._taken)
+        self._turn = 0
+
+    def _batches_left(self) -> int | None:
+        return self._plan.length(self._cursor) if self._plan is not None else None
+
+    def _next(self, epoch: _Epoch) -> Any:
+        if epoch is not self._epoch:
+            raise RuntimeError("this epoch is over: another loop over the loader has begun")
+        self._check_usable()
+        engine = self._running()
+        while epoch.left != 0:
+            try:
+                ready = engine.next()
+            except BaseException:
+                self._at = None
+                raise
+            if ready is None:
+                break
+            if self._stream and ready.rows == 0:
+                continue
+            self._advance(ready.plan)
+            if epoch.left is not None:
+                epoch.left -= 1
+            if ready.rows == 0 or (
+                self._stream and self._batch.drop_last and ready.rows < self._batch.size
+            ):
+                continue
+            convert = self._custom.convert
+            return ready.value if convert is None else convert(ready.value)
+        self._to_epoch(self._cursor.epoch + 1)
+        self._at = self._cursor if self._ahead else None
+        raise StopIteration
+
+    def _advance(self, plan: BatchKeys) -> None:
+        if self._plan is not None:
+            self._cursor = self._plan.after(self._cursor, plan)
+        else:
+            worker = Rotation.worker(plan)
+            self._taken[worker] = plan.number + 1
+            self._turn = worker + 1
+            self._cursor = self._cursor._replace(batch=self._cursor.batch + 1)
+        self._at = self._cursor
+
+    def _running(self) -> Engine:
+        """The engine, preparing from the cursor on."""
+        engine = self._engine
+        if engine is None:
+            engine = self._engine = self._make_engine()
+            self._finalizer = close_at_exit(self, engine, self._caches)
+            self._at = None
+        if self._at != self._cursor:
+            if self._custom.recheck and self._cursor.batch == 0:
+                engine.refresh()
+            if self._plan is None:
+                rotation = Rotation(
+                    self._taken, self._batch.size, self._cursor.epoch, self._turn
+                )
+                engine.start(iter(rotation), rotation)
+            else:
+                engine.start(_from(self._plan, self._cursor, self._ahead))
+            self._at = self._cursor
+        return engine
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the next epoch may be begun before this one is over."""
+        if self._plan is None or not self._plan.ahead:
+            return False
+        return not (self._custom.recheck and self.choice.kind == "processes")
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, as plain data: put it into a checkpoint."""
+        if not self.options.in_order and self._begun and self._cursor.batch:
+            raise StateError(
+                "batches delivered out of order cannot be counted: with in_order=False, take "
+                "state_dict() between epochs."
+            )
+        sampler = getattr(self._plan, "epoch_state", None)
+        return {
+            **describe(self.pipeline, self.options, self._custom.order_name),
+            "cursor": self._cursor.as_dict(),
+            "sampler": sampler(self._cursor.epoch) if sampler is not None else None,
+            "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken. Refuses what is not this loader's."""
+        mine = describe(self.pipeline, self.options, self._custom.order_name)
+        check_state(state, mine)
+        cursor = Cursor.from_dict(state["cursor"])
+        if self._stream:
+            streams = state.get("streams") or {}
+            taken = list(streams.get("taken", ()))
+            if len(taken) != len(self._taken):
+                raise StateError(
+                    f"the checkpoint was taken with {len(taken)} streams, one for each worker, and "
+                    f"this loader has {len(self._taken)}: give the same number of workers."
+                )
+            self._taken, self._turn = taken, int(streams["turn"])
+        restore = getattr(self._plan, "restore", None)
+        if restore is not None:
+            restore(state.get("sampler"))
+        self._epoch = None
+        self._begun = False
+        self._cursor = cursor
+        self._at = None
+
+    # Watching.
+
+    def stats(self) -> Stats:
+        """A frozen snapshot of what happened so far."""
+        restarts = self._engine.pool.restarts if self._engine is not None else 0
+        return self._meter.snapshot(
+            self.choice.kind, self.choice.workers, restarts, self._caches.held()
+        )
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        what = "a stream" if plan is None else f"{len(self.pipeline.source)} samples"  # type: ignore[arg-type]
+        return (
+            f"<Loader of {what}, batches of {self._batch.size}, seed {self.options.seed}, "
+            f"{self.choice}>"
+        )
+
+    # Making and ending.
+
+    def close(self) -> None:
+        """End the workers and drop what memory caches hold. Batches already out stay good."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._epoch = None
+        if self._engine is not None:
+            self._finalizer()
+            self._engine = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("this loader is closed")
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this loader was made in another process, of which this one is a fork. Make the "
+                "loader in the process that iterates it."
+            )
+
+    def _make_plan(self) -> Plan:
+        options, batch = self.options, self._batch
+        n = len(self.pipeline.source)  # type: ignore[arg-type]
+        if self._custom.plan is not None:
+            return self._custom.plan(n, batch.size, batch.drop_last)
+        return Deal(
+            order=order_of(options),
+            n=n,
+            seed=options.seed,
+            batch_size=batch.size,
+            drop_last=batch.drop_last,
+            rank=options.rank,
+            world=options.world,
+            tail=options.tail,
+        )
+
+    def _make_engine(self) -> Engine:
+        self._caches.open()
+        options = self.options
+        # Random choices inside datasets are keyed; this seed is for what a worker does for itself.
+        pool: Pool
+        if self.choice.kind == "none":
+            pool = InlinePool(self._work, options.seed)
+        elif self.choice.kind == "threads":
+            pool = ThreadPool(self._work, self.choice.workers, options.seed)
+        else:
+            pool = ProcessPool(
+                self._work,
+                self.choice.workers,
+                options.seed,
+                self._custom.init,
+                self._custom.start,
+            )
+        layout = None
+        whole = self._stream or self._batch.collate is not None
+        if not whole:
+            layout = self.pipeline.layout(self._batch.size)
+        return Engine(
+            self._work,
+            pool,
+            Ring(options.memory_budget),
+            self._meter,
+            prefetch=options.prefetch or max(4, 2 * self.choice.workers if whole else 0),
+            layout=layout,
+            in_order=options.in_order,
+            timeout=options.timeout,
+            admit=self._caches.admit,
+            discard=self._caches.discard,
+        )
+
+
+class _Epoch:
+    """One pass over the data."""
+
+    def __init__(self, loader: Loader, left: int | None) -> None:
+        self._loader: Loader | None = loader
+        self.left = left
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._loader is None:
+            raise StopIteration
+        try:
+            return self._loader._next(self)
+        except StopIteration:
+            self._loader = None
+            raise
+
+
+def order_of(options: Options) -> Order:
+    if options.order is not None:
+        return options.order
+    return Shuffled() if options.shuffle else Sequential()
+
+
+def _from(plan: Plan, cursor: Cursor, ahead: bool) -> Iterator[BatchKeys]:
+    """The batches from a cursor on, and ``ahead`` into the next epochs."""
+    yield from plan.batches(cursor)
+    while ahead:
+        cursor = Cursor(cursor.epoch + 1)
+        if plan.length(cursor) == 0:
+            return
+        yield from plan.batches(cursor)

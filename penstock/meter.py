@@ -1,0 +1,220 @@
+"""Counting and timing at the joints: tallies that workers fill, snapshots that users read."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Clock = Callable[[], float]
+
+LISTED_BAD_SAMPLES = 100
+"""How many bad samples are listed by name; all are counted."""
+
+
+class Tally:
+    """What one worker counted during one task: plain lists, cheap to fill and to send.
+
+    ``seconds[i]`` is the time spent in stage i *and everything above it*; the time of a stage
+    alone is the difference of neighbours, so no stop has to know what it waited for.
+    """
+
+    __slots__ = ("bytes_read", "corrupt", "hits", "misses", "samples", "seconds")
+
+    def __init__(self, stages: int, caches: int) -> None:
+        self.samples = [0] * stages
+        self.seconds = [0.0] * stages
+        self.bytes_read = 0
+        self.hits = [0] * caches
+        self.misses = [0] * caches
+        self.corrupt = 0
+
+    def as_list(self) -> list[Any]:
+        return [
+            self.samples,
+            self.seconds,
+            self.bytes_read,
+            self.hits,
+            self.misses,
+            self.corrupt,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """One stop of the road: how many samples it handled, and the time spent in it alone."""
+
+    name: str
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """One cache: what it answered, and what it holds."""
+
+    hits: int
+    misses: int
+    admitted: int
+    used: int
+    budget: int
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """The workers: ``busy`` is their working time added up, ``utilisation`` its share of all."""
+
+    kind: str
+    workers: int
+    busy: float
+    utilisation: float
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that failed and was skipped or substituted."""
+
+    index: int
+    name: str
+    stage: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A frozen snapshot of a loader's counters since it was made.
+
+    ``wait`` is the time the consumer spent waiting for a batch, ``elapsed`` the time since the
+    first batch was asked for; ``wait / elapsed`` is the share of time training stood still.
+    """
+
+    samples: int
+    batches: int
+    bytes: int
+    bytes_read: int
+    elapsed: float
+    wait: float
+    stages: tuple[StageStats, ...]
+    caches: tuple[CacheStats, ...]
+    pool: PoolStats
+    retries: int
+    corrupt: int
+    bad: int
+    bad_samples: tuple[BadSample, ...]
+
+    @property
+    def stall(self) -> float:
+        """The share of time the consumer waited, 0 to 1."""
+        return min(1.0, self.wait / self.elapsed) if self.elapsed > 0 else 0.0
+
+
+@dataclass
+class _Counts:
+    samples: int = 0
+    batches: int = 0
+    bytes: int = 0
+    bytes_read: int = 0
+    wait: float = 0.0
+    busy: float = 0.0
+    retries: int = 0
+    corrupt: int = 0
+    bad: int = 0
+    hits: list[int] = field(default_factory=list)
+    misses: list[int] = field(default_factory=list)
+
+
+class Meter:
+    """Adds up what workers tallied and what the consumer saw. Thread-safe."""
+
+    def __init__(self, stages: Sequence[str], caches: int, clock: Clock) -> None:
+        self.clock = clock
+        self._stages = tuple(stages)
+        self._lock = threading.Lock()
+        self._samples = [0] * len(stages)
+        self._seconds = [0.0] * len(stages)
+        self._counts = _Counts(hits=[0] * caches, misses=[0] * caches)
+        self._bad: deque[BadSample] = deque(maxlen=LISTED_BAD_SAMPLES)
+        self._started: float | None = None
+
+    def start(self) -> None:
+        if self._started is None:
+            self._started = self.clock()
+
+    def add(self, tally: Sequence[Any], busy: float) -> None:
+        samples, seconds, bytes_read, hits, misses, corrupt = tally
+        with self._lock:
+            counts = self._counts
+            for i, (n, t) in enumerate(zip(samples, seconds, strict=True)):
+                self._samples[i] += n
+                self._seconds[i] += t
+            for i, (h, m) in enumerate(zip(hits, misses, strict=True)):
+                counts.hits[i] += h
+                counts.misses[i] += m
+            counts.bytes_read += bytes_read
+            counts.corrupt += corrupt
+            counts.busy += busy
+
+    def delivered(self, samples: int, nbytes: int) -> None:
+        with self._lock:
+            self._counts.samples += samples
+            self._counts.bytes += nbytes
+            self._counts.batches += 1
+
+    def waited(self, seconds: float) -> None:
+        with self._lock:
+            self._counts.wait += seconds
+
+    def retried(self, times: int = 1) -> None:
+        with self._lock:
+            self._counts.retries += times
+
+    def bad(self, sample: BadSample) -> None:
+        with self._lock:
+            self._counts.bad += 1
+            self._bad.append(sample)
+
+    def snapshot(
+        self,
+        kind: str,
+        workers: int,
+        restarts: int,
+        caches: Sequence[tuple[int, int, int, bool]],
+    ) -> Stats:
+        """Everything so far; ``caches`` gives (admitted, used, budget, full) of each cache."""
+        with self._lock:
+            counts = self._counts
+            elapsed = self.clock() - self._started if self._started is not None else 0.0
+            above = 0.0
+            stages = []
+            for name, n, t in zip(self._stages, self._samples, self._seconds, strict=True):
+                stages.append(StageStats(name, n, max(0.0, t - above)))
+                above = t
+            room = elapsed * max(1, workers)
+            return Stats(
+                samples=counts.samples,
+                batches=counts.batches,
+                bytes=counts.bytes,
+                bytes_read=counts.bytes_read,
+                elapsed=elapsed,
+                wait=counts.wait,
+                stages=tuple(stages),
+                caches=tuple(
+                    CacheStats(counts.hits[i], counts.misses[i], *held)
+                    for i, held in enumerate(caches)
+                ),
+                pool=PoolStats(
+                    kind,
+                    workers,
+                    counts.busy,
+                    min(1.0, counts.busy / room) if room > 0 else 0.0,
+                    restarts,
+                ),
+                retries=counts.retries,
+                corrupt=counts.corrupt,
+                bad=counts.bad,
+                bad_samples=tuple(self._bad),
+            )

@@ -1,0 +1,23 @@
+"""Which keys make up which batch: pure functions of (seed, epoch, n, world)."""
+
+from penstock.order.admit import Admission
+from penstock.order.cursor import Cursor
+from penstock.order.deal import BatchKeys, Deal
+from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
+from penstock.order.replicas import Occurrences, replicas
+from penstock.order.sampled import Sampled
+
+__all__ = [
+    "Admission",
+    "BatchKeys",
+    "Cursor",
+    "Deal",
+    "Occurrences",
+    "Order",
+    "Sampled",
+    "Sequential",
+    "Shuffled",
+    "Weighted",
+    "check",
+    "replicas",
+]

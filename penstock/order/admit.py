@@ -1,0 +1,68 @@
+"""Which samples a cache that never evicts may keep: the first ones that fit its budget."""
+
+from __future__ import annotations
+
+from penstock.errors import PipelineError
+
+
+class Admission:
+    """MinIO's rule, over samples offered in the order of the first epoch.
+
+    Samples are admitted while their running total fits. The first one that does not fit closes
+    the admission for good, even for smaller ones after it: what is kept then depends on the
+    first epoch's order alone, and not on how the sizes happen to fall.
+
+    >>> admission = Admission(budget=10)
+    >>> [admission.offer(key, cost) for key, cost in [(3, 6), (8, 4), (5, 1), (3, 6)]]
+    [True, True, False, True]
+    >>> admission.admitted, admission.used, admission.closed
+    (2, 10, True)
+    """
+
+    __slots__ = ("_budget", "_closed", "_keys", "_used")
+
+    def __init__(self, budget: int) -> None:
+        if budget < 0:
+            raise PipelineError(f"The budget of a cache is {budget} bytes; it cannot be negative.")
+        self._budget = budget
+        self._keys: set[int] = set()
+        self._used = 0
+        self._closed = False
+
+    def offer(self, key: int, cost: int) -> bool:
+        """Whether this sample is kept. One that is kept already costs nothing more."""
+        if cost < 0:
+            raise PipelineError(f"Sample {key} is offered at {cost} bytes; give 0 or more.")
+        if key in self._keys:
+            return True
+        if self._closed:
+            return False
+        if self._used + cost > self._budget:
+            self._closed = True
+            return False
+        self._keys.add(key)
+        self._used += cost
+        return True
+
+    @property
+    def budget(self) -> int:
+        return self._budget
+
+    @property
+    def used(self) -> int:
+        """Bytes of all admitted samples."""
+        return self._used
+
+    @property
+    def admitted(self) -> int:
+        """How many samples are admitted."""
+        return len(self._keys)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a sample has been refused: none will be admitted any more."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Admission {state}: {self.admitted} samples, {self._used} of {self._budget} bytes>"

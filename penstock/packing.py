@@ -1,0 +1,151 @@
+"""Samples and batches as one run of bytes: pickle protocol 5 with arrays laid beside it.
+
+Arrays and tensors are never copied through the pickle; unpacking gives arrays that look straight
+into the buffer. The frame is: counts and lengths, the pickle, then each array at a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import importlib
+import io
+import pickle
+import struct
+import sys
+from collections import ChainMap
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+_ALIGN = 64
+_HEAD = struct.Struct("<IQ")
+_LENGTH = struct.Struct("<Q")
+
+
+def aligned(offset: int) -> int:
+    """The next multiple of a cache line."""
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+class Packed:
+    """An object ready to be written as one frame of ``nbytes``."""
+
+    __slots__ = ("_blob", "_buffers", "nbytes")
+
+    def __init__(self, blob: bytes, buffers: list[memoryview]) -> None:
+        self._blob = blob
+        self._buffers = buffers
+        end = _HEAD.size + _LENGTH.size * len(buffers) + len(blob)
+        for buffer in buffers:
+            end = aligned(end) + buffer.nbytes
+        self.nbytes = end
+
+    def write_into(self, target: memoryview) -> None:
+        at = _HEAD.size
+        _HEAD.pack_into(target, 0, len(self._buffers), len(self._blob))
+        for buffer in self._buffers:
+            _LENGTH.pack_into(target, at, buffer.nbytes)
+            at += _LENGTH.size
+        target[at : at + len(self._blob)] = self._blob
+        at += len(self._blob)
+        for buffer in self._buffers:
+            at = aligned(at)
+            target[at : at + buffer.nbytes] = buffer
+            at += buffer.nbytes
+
+    def digest(self) -> bytes:
+        """Tells one state of an object from another, with arrays known by where they lie."""
+        state = hashlib.blake2b(self._blob, digest_size=16)
+        for buffer in self._buffers:
+            array = np.frombuffer(buffer, dtype=np.uint8)
+            state.update(_HEAD.pack(0, array.ctypes.data) + _LENGTH.pack(array.nbytes))
+        return state.digest()
+
+    def tobytes(self) -> bytearray:
+        frame = bytearray(self.nbytes)
+        self.write_into(memoryview(frame))
+        return frame
+
+
+def pack(value: Any, *, by_value: bool = False) -> Packed:
+    """Make a frame of anything that pickles.
+
+    ``by_value`` sends code along with it: functions and classes that the reader cannot import.
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            buffers.append(buffer.raw())
+        except BufferError:
+            return True  # not contiguous: into the pickle with it
+        return False
+
+    if by_value:
+        return Packed(_dump(cloudpickle.Pickler, value, keep), buffers)
+    try:
+        return Packed(_dump(pickle.Pickler, value, keep), buffers)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A class of the user's script exists here by value only; cloudpickle finds its way home.
+        buffers.clear()
+        return Packed(_dump(cloudpickle.Pickler, value, keep), buffers)
+
+
+def _dump(pickler: Any, value: Any, keep: Callable[[pickle.PickleBuffer], bool]) -> bytes:
+    stream = io.BytesIO()
+    writer = pickler(stream, protocol=5, buffer_callback=keep)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "Tensor"):
+        table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+        writer.dispatch_table = ChainMap({torch.Tensor: _reduce_tensor}, table)
+    writer.dump(value)
+    return stream.getvalue()
+
+
+def unpack(frame: Any) -> Any:
+    """The object of a frame. Its arrays look into ``frame`` and keep it alive."""
+    view = memoryview(frame).cast("B")
+    count, length = _HEAD.unpack_from(view, 0)
+    at = _HEAD.size
+    sizes = [_LENGTH.unpack_from(view, at + i * _LENGTH.size)[0] for i in range(count)]
+    at += count * _LENGTH.size
+    blob = view[at : at + length]
+    at += length
+    buffers = []
+    for nbytes in sizes:
+        at = aligned(at)
+        buffers.append(view[at : at + nbytes])
+        at += nbytes
+    return pickle.loads(blob, buffers=buffers)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Tensors as arrays, which travel beside the pickle; torch's own way copies them into it."""
+    torch = sys.modules["torch"]
+    plain = tensor.detach()
+    if (
+        plain.device.type != "cpu"
+        or plain.layout != torch.strided
+        or plain.requires_grad is not tensor.requires_grad
+    ):
+        return tensor.__reduce_ex__(5)
+    try:
+        return _rebuild_tensor, (plain.numpy(), None)
+    except TypeError:  # a type NumPy does not have, such as bfloat16
+        try:
+            raw = plain.contiguous().view(torch.uint8 if plain.dim() else plain.dtype).numpy()
+        except (TypeError, RuntimeError):
+            return tensor.__reduce_ex__(5)
+        return _rebuild_tensor, (raw, str(plain.dtype).removeprefix("torch."))
+
+
+def _rebuild_tensor(array: Any, dtype: str | None) -> Any:
+    # Only a process that was sent a tensor comes here, so nobody loads torch for nothing.
+    torch = importlib.import_module("torch")
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(getattr(torch, dtype))

@@ -1,0 +1,274 @@
+"""The chain users write: checked as it is built, compiled to a road. Read this first.
+
+A pipeline is a road and a mechanism is a stop on it. Pipelines never change: every method returns
+a new one, so a common beginning can serve several ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.config import show_size, size
+from penstock.errors import PipelineError
+from penstock.operation import ArraySpec
+from penstock.order import Order
+from penstock.road import Road, Tap
+from penstock.slots import Layout, Leaf
+from penstock.source import (
+    DatasetSource,
+    FilesSource,
+    FolderSource,
+    ParquetSource,
+    StreamSource,
+)
+from penstock.source.source import Source
+from penstock.stops.batch import Batch, Collate, Pad
+from penstock.stops.cache import Cache
+from penstock.stops.map import Map, On, make_map
+from penstock.stops.stop import Fields, Stop
+
+if TYPE_CHECKING:
+    from penstock.loader import Loader
+
+Path = str | PathLike[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Pipeline:
+    """A source and the stops below it.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> train = ps.from_dataset(np.arange(10.0)).map(lambda x: x * 2, random=False).batch(4)
+    >>> [batch.tolist() for batch in train.loader(workers=0, shuffle=False)]
+    [[0.0, 2.0, 4.0, 6.0], [8.0, 10.0, 12.0, 14.0], [16.0, 18.0]]
+    """
+
+    source: Source | StreamSource
+    stops: tuple[Stop, ...] = ()
+    batching: Batch | None = None
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        on: On = None,
+        random: bool | None = None,
+        version: str | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """Apply an operation, or any callable, to every sample.
+
+        Penstock's operations know their field: the first of a tuple, ``"image"`` of a dict. Any
+        other callable gets the whole sample unless ``on`` names a field. One that does not say
+        ``random=False`` is taken as random; if it has a parameter ``rng`` it is given a NumPy
+        generator there, and if not it runs where the global generators can be seeded for it.
+        ``version`` stands for its code where that cannot be fingerprinted.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> noise = lambda x, rng: x + rng.random()
+        >>> p = ps.from_dataset(np.zeros(3)).map(noise).batch(3)
+        >>> a, b = (next(iter(p.loader(workers=w, seed=7))) for w in (0, 2))
+        >>> bool((a == b).all())
+        True
+        """
+        self._open("map()")
+        ordinal = sum(isinstance(stop, Map) for stop in self.stops)
+        stop = make_map(
+            function, on=on, random=random, version=version, name=name, ordinal=ordinal
+        )
+        return self._with(stop)
+
+    def cache(self, budget: int | str, *, where: Path = "memory") -> Pipeline:
+        """Keep what comes from above until ``budget`` is full; never evict.
+
+        ``where`` is ``"memory"`` (gone with the loader), ``"disk"`` (kept, and taken up again by
+        the next run of the same pipeline on the same data) or a directory.
+        """
+        self._open("cache()")
+        if isinstance(self.source, StreamSource):
+            raise PipelineError(
+                "cache() on a stream: its samples have no index to keep them by. Cache works on "
+                "sources with random access."
+            )
+        if getattr(self.source, "random", False):
+            raise PipelineError(
+                "cache() stands below a dataset that may be random: a cached sample would never "
+                "change again. If it is not random, say so with from_dataset(..., random=False); "
+                "if it is, leave augmentation out of it and put it below cache() as a map."
+            )
+        for stop in self.stops:
+            if isinstance(stop, Map) and stop.random:
+                raise PipelineError(
+                    f"cache() stands below {stop.name} (a random map): a cached sample would "
+                    f"never change again. Move cache() above {stop.name}; or, if it is not "
+                    "random, say so with map(..., random=False)."
+                )
+        number = sum(isinstance(stop, Cache) for stop in self.stops)
+        return self._with(Cache(size(budget, "cache()"), str(where), number))
+
+    def batch(
+        self,
+        size: int,
+        *,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+        pad: float | None = None,
+        version: str | None = None,
+    ) -> Pipeline:
+        """Make batches of ``size`` samples.
+
+        Samples of one shape are stacked in place. ``pad`` fills samples of different sizes up
+        with that value; ``collate`` is given the list of samples and returns the batch.
+        """
+        self._open("batch()")
+        if pad is not None and collate is not None:
+            raise PipelineError("batch() got both pad and collate; give one of them.")
+        how = Pad(pad) if pad is not None else collate
+        return replace(self, batching=Batch(size, drop_last, how, version))
+
+    def loader(
+        self,
+        *,
+        workers: int | Literal["auto"] = "auto",
+        kind: Literal["auto", "threads", "processes"] = "auto",
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Order | None = None,
+        rank: int = 0,
+        world: int = 1,
+        tail: Literal["pad", "drop"] = "pad",
+        prefetch: int | None = None,
+        on_error: Literal["raise", "skip", "substitute"] = "raise",
+        timeout: float | None = None,
+        memory: int | str | None = None,
+    ) -> Loader:
+        """Something to iterate: an epoch of NumPy batches each time.
+
+        ``workers="auto"`` chooses kind and number, and ``repr`` says what and why. ``seed`` fixes
+        everything random. ``rank`` and ``world`` give this process its part of every epoch.
+        ``timeout`` is how many seconds a worker may take over a few samples before it is taken
+        for hung; ``memory`` bounds the shared memory that batches may take.
+        """
+        from penstock.loader import Loader, Options
+
+        return Loader(
+            self,
+            Options(
+                workers=workers,
+                kind=kind,
+                seed=seed,
+                shuffle=shuffle,
+                order=order,
+                rank=rank,
+                world=world,
+                tail=tail,
+                prefetch=prefetch,
+                on_error=on_error,
+                timeout=timeout,
+                memory=memory,
+            ),
+        )
+
+    @property
+    def fields(self) -> Fields:
+        """What is known of a sample at the end of the road before any is read."""
+        fields = None if isinstance(self.source, StreamSource) else self.source.fields()
+        for stop in self.stops:
+            fields = stop.output(fields)
+        return fields
+
+    def road(self, seed: int) -> Road:
+        """Compile it."""
+        source = self.source
+        return Road(Tap(source) if isinstance(source, StreamSource) else source, self.stops, seed)
+
+    def layout(self, rows: int) -> Layout | None:
+        """Where everything lies in a batch, if that is known before the first sample."""
+        fields = self.fields
+        by_name = fields if isinstance(fields, dict) else {0: fields}
+        leaves = []
+        for spec in by_name.values():
+            if not isinstance(spec, ArraySpec) or not spec.known:
+                return None
+            shape = tuple(n for n in spec.shape if n is not None)
+            leaves.append(Leaf(shape, spec.dtype))
+        skeleton: Any = 0
+        if isinstance(fields, dict):
+            names = list(fields)
+            if names == list(range(len(names))):
+                skeleton = tuple(names)
+            else:
+                skeleton = {name: i for i, name in enumerate(names)}
+        return Layout(skeleton, tuple(leaves), rows)
+
+    def __repr__(self) -> str:
+        lines = [repr(self.source) if type(self.source).__repr__ is not object.__repr__ else ""]
+        lines[0] = lines[0] or type(self.source).__name__
+        for stop in self.stops:
+            if isinstance(stop, Cache):
+                lines.append(f".cache({show_size(stop.budget)}, where={stop.where!r})")
+            else:
+                lines.append(f".map({stop.name})")
+        if self.batching is not None:
+            lines.append(f".batch({self.batching.size})")
+        return "\n  ".join(lines)
+
+    def _open(self, what: str) -> None:
+        if self.batching is not None:
+            raise PipelineError(
+                f"{what} stands below batch(), and works on samples. Put it above batch(), or "
+                "do it to the whole batch in batch(..., collate=...)."
+            )
+
+    def _with(self, stop: Stop) -> Pipeline:
+        made = replace(self, stops=(*self.stops, stop))
+        _ = made.fields  # an operation that cannot follow another says so now
+        return made
+
+
+def from_folder(
+    path: Path,
+    *,
+    classes: bool | Literal["auto"] = "auto",
+    extensions: Sequence[str] | None = None,
+) -> Pipeline:
+    """Files below a folder: ``(bytes, label)`` where its sub-folders are classes, else ``bytes``.
+
+    ``extensions`` is which files count: those of images unless you say otherwise.
+    """
+    if extensions is None:
+        return Pipeline(FolderSource(path, classes=classes))
+    return Pipeline(FolderSource(path, classes=classes, extensions=tuple(extensions)))
+
+
+def from_files(paths: Sequence[Path], labels: Sequence[Any] | None = None) -> Pipeline:
+    """A list of files: ``bytes``, or ``(bytes, label)`` with labels."""
+    return Pipeline(FilesSource(paths, labels))
+
+
+def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None = None) -> Pipeline:
+    """Rows of Parquet files as dicts of their columns."""
+    return Pipeline(ParquetSource(paths, columns))
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    random: bool | None = None,
+    version: str | None = None,
+) -> Pipeline:
+    """Any object with ``__len__`` and ``__getitem__``, or one that can only be iterated.
+
+    A dataset that augments in ``__getitem__`` is random; unless you say ``random=False`` it is
+    taken to be, and the global generators are seeded for every sample.
+    """
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return Pipeline(DatasetSource(dataset, version=version, random=random))
+    if hasattr(dataset, "__iter__"):
+        return Pipeline(StreamSource(dataset, version=version))
+    return Pipeline(DatasetSource(dataset, version=version))

@@ -1,0 +1,1 @@
+"""Pools: who does the work. All share one contract, in ``pool``."""

@@ -1,0 +1,89 @@
+"""How many workers, and of which kind: pure, with the reason in words."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import PipelineError
+from penstock.road import Road, Tap, draws_globally
+from penstock.stops.batch import Collate, Pad
+
+Kind = Literal["none", "threads", "processes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``workers`` of a ``kind``, and why."""
+
+    kind: Kind
+    workers: int
+    why: str
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return f"in this process ({self.why})"
+        one = {"threads": "thread", "processes": "process"}[self.kind]
+        return f"{self.workers} {one if self.workers == 1 else self.kind} ({self.why})"
+
+
+def choose(
+    road: Road,
+    collate: Collate | None,
+    workers: int | Literal["auto"],
+    kind: Literal["auto", "threads", "processes"],
+    cores: int,
+    gil: bool,
+) -> Choice:
+    """Threads where everything on the road releases the GIL, processes for the rest."""
+    if workers == 0:
+        return Choice("none", 0, "workers=0")
+    stream = isinstance(road.source, Tap)
+    count = (1 if stream else cores) if workers == "auto" else workers
+    drawer = _global_drawer(road)
+    if stream:
+        if kind == "threads":
+            raise PipelineError(
+                "a stream is read by each worker for itself, which takes processes; leave out "
+                'kind="threads".'
+            )
+        return Choice("processes", count, "every worker reads a stream of its own")
+    if kind == "threads":
+        if drawer:
+            raise PipelineError(
+                f'kind="threads", but {drawer} may draw from the global generators, which threads '
+                "cannot have to themselves. Say random=False if it draws nothing, take the "
+                'generator as an argument named rng, or use kind="processes".'
+            )
+        return Choice("threads", count, 'kind="threads"')
+    if kind == "processes":
+        return Choice("processes", count, 'kind="processes"')
+    if drawer:
+        return Choice("processes", count, f"{drawer} may draw from the global generators")
+    holder = _gil_holder(road, collate)
+    if holder is None:
+        return Choice("threads", count, "every operation releases the GIL")
+    if not gil:
+        return Choice("threads", count, "this Python has no GIL")
+    return Choice("processes", count, f"{holder} may hold the GIL")
+
+
+def gil_enabled() -> bool:
+    """False on a free-threaded Python."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return True if enabled is None else bool(enabled())
+
+
+def _global_drawer(road: Road) -> str | None:
+    if draws_globally(road.source):
+        return "the dataset"
+    return next((stop.name for stop in road.stops if stop.global_random), None)
+
+
+def _gil_holder(road: Road, collate: Collate | None) -> str | None:
+    if not road.source.threadsafe:
+        return "the dataset"
+    if collate is not None and not isinstance(collate, Pad):
+        return "collate"
+    return next((stop.name for stop in road.stops if not stop.threadsafe), None)

@@ -1,0 +1,43 @@
+"""The pool of no workers: the consumer does the work itself, when it asks for a batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.pools.pool import Desk, run
+from penstock.pools.runner import Runner, Work, WorkerInfo
+
+
+class InlinePool:
+    """Runs tasks in the consumer's own thread."""
+
+    kind: ClassVar[str] = "none"
+    own_process: ClassVar[bool] = False
+    restarts = 0
+
+    def __init__(self, work: Work, seed: int) -> None:
+        self.size = 0
+        self._runner = Runner(work, WorkerInfo(0, 1, seed, process=False))
+        self._desk: Desk | None = None
+
+    def start(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def notify(self) -> None:
+        pass
+
+    def help(self) -> bool:
+        task = self._desk.take(0) if self._desk is not None else None
+        if task is None or self._desk is None:
+            return False
+        self._desk.done(task.id, run(self._runner, task))
+        return True
+
+    def watch(self, limit: float | None) -> None:
+        pass
+
+    def outdated(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._desk = None

@@ -1,0 +1,453 @@
+"""Worker processes: for roads that hold the GIL, and for code that draws from global generators."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from penstock.errors import PipelineError, WorkerError
+from penstock.packing import Packed, pack, unpack
+from penstock.pools.pool import Desk, InSlot, Outcome, Task
+from penstock.pools.runner import Report, Work, WorkerInfo
+from penstock.pools.threads import WARN_AFTER
+from penstock.pools.wire import Known, Wire
+from penstock.pools.worker import Init, serve
+from penstock.slots import shared_file
+
+Start = Literal["program", "fork"]
+
+AHEAD = 2
+"""Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""
+
+_BOOT = (
+    "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
+)
+
+
+class WorkerTraceback(Exception):
+    """Where in the worker it happened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+
+    def end(self, patience: float) -> int | None:
+        """Wait for it, kill it if it does not go; its exit code."""
+
+
+class _Program:
+    """A worker that was started as a program."""
+
+    def __init__(self, theirs: int, parent: int) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        one_thread = {
+            name: os.environ.get(name, "1")
+            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        }
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
+            pass_fds=[theirs],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **one_thread},
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._popen.pid
+
+    def end(self, patience: float) -> int | None:
+        try:
+            return self._popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return self._popen.wait()
+
+
+class _Fork:
+    """A worker that was forked, for those who ask for it."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=target, args=args, daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def end(self, patience: float) -> int | None:
+        self._process.join(patience)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode
+
+
+class _Worker:
+    def __init__(self, number: int, wire: Wire, process: _Process) -> None:
+        self.number = number
+        self.wire = wire
+        self.process = process
+        self.tasks: dict[int, tuple[Task, float]] = {}
+        self.known = Known()
+        self.layout: object = None
+        self.ready = False
+        self.reason = ""
+        self.warned: set[int] = set()
+
+
+class ProcessPool:
+    """Processes of this machine, each with its own socket."""
+
+    kind: ClassVar[str] = "processes"
+    own_process: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        work: Work,
+        size: int,
+        seed: int,
+        init: Init | None = None,
+        start: Start = "program",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.size = size
+        self.restarts = 0
+        self._work = work
+        self._seed = seed
+        self._init = init
+        self._start: Start = start
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._workers: dict[int, _Worker] = {}
+        self._selector: selectors.BaseSelector | None = None
+        self._reader: threading.Thread | None = None
+        self._desk: weakref.ref[Desk] | None = None
+        self._code: int | None = None
+        self._digest = b""
+        self._wake: tuple[int, int] | None = None
+        self._closing = False
+        self._stillborn = 0
+        self._pid = os.getpid()
+
+    # What the engine calls.
+
+    def start(self, desk: Desk) -> None:
+        if self._workers:
+            return
+        self._desk = weakref.ref(desk)
+        self._closing = False
+        self._pid = os.getpid()
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.pipe()
+        self._selector.register(self._wake[0], selectors.EVENT_READ, None)
+        if self._start == "program":
+            self._code = self._pack_code()
+        for number in range(self.size):
+            self._spawn(number)
+        self._reader = threading.Thread(target=self._read, name="penstock-workers", daemon=True)
+        self._reader.start()
+
+    def notify(self) -> None:
+        desk = self._desk() if self._desk is not None else None
+        if desk is None:
+            return
+        with self._lock:
+            if self._closing:
+                return
+            # Round by round, so that a few tasks are spread over all workers.
+            for depth in range(1, AHEAD + 1):
+                for worker in list(self._workers.values()):
+                    if len(worker.tasks) < depth:
+                        task = desk.take(worker.number)
+                        if task is not None:
+                            self._send(worker, task)
+
+    def help(self) -> bool:
+        return False
+
+    def watch(self, limit: float | None) -> None:
+        now = self._clock()
+        with self._lock:
+            for worker in self._workers.values():
+                if not worker.tasks or not worker.ready:
+                    continue
+                task, since = next(iter(worker.tasks.values()))
+                if limit is not None and now - since > limit:
+                    worker.reason = f"no answer for {limit:g} s"
+                    _kill(worker)
+                elif now - since > WARN_AFTER and task.id not in worker.warned:
+                    worker.warned.add(task.id)
+                    warnings.warn(
+                        f"worker {worker.number} (process {worker.process.pid}) has been working "
+                        f"on samples {task.keys.indices[:8]} for more than {WARN_AFTER:g} s. "
+                        "Give the loader timeout= to have it killed and the samples tried again.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+
+    def outdated(self) -> bool:
+        # Arrays count by where they lie, not by what is in them: comparing those would cost as
+        # much as sending them again.
+        return self._start == "program" and self._digest != self._packed().digest()
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork of the training process: the workers are not ours
+        with self._lock:
+            self._closing = True
+            workers = list(self._workers.values())
+            self._workers.clear()
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker.wire.send(["stop"])
+        if self._wake is not None:
+            os.write(self._wake[1], b"x")
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join()
+        for worker in workers:
+            # One that waits goes at once; one that works is not worth waiting for.
+            worker.process.end(0.0 if worker.tasks else 2.0)
+            worker.wire.close()
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
+        if self._wake is not None:
+            for fd in self._wake:
+                os.close(fd)
+            self._wake = None
+        if self._code is not None:
+            os.close(self._code)
+            self._code = None
+
+    # Starting.
+
+    def _packed(self) -> Packed:
+        try:
+            return pack((self._work, self._init), by_value=True)
+        except Exception as error:
+            raise PipelineError(
+                f"the pipeline cannot be sent to worker processes: {type(error).__name__}: "
+                f"{error}. Open files, locks and connections inside the worker, when first needed "
+                "(leave them out in __getstate__), or use workers=0, or "
+                'multiprocessing_context="fork".'
+            ) from error
+
+    def _pack_code(self) -> int:
+        """The work as one file of shared memory, which all workers map and none copies."""
+        packed = self._packed()
+        self._digest = packed.digest()
+        fd = shared_file(packed.nbytes)
+        with mmap.mmap(fd, packed.nbytes) as target:
+            view = memoryview(target)
+            packed.write_into(view)
+            view.release()
+        return fd
+
+    def _spawn(self, number: int) -> None:
+        ours, theirs = Wire.pair()
+        wire = Wire(ours)
+        info = WorkerInfo(number, self.size, self._seed, process=True)
+        process: _Process
+        if self._start == "fork":
+            close = [worker.wire.socket for worker in self._workers.values()]
+            args = (theirs, [*close, ours], self._work, info, self._init, os.getpid())
+            process = _Fork(_forked, args)
+        else:
+            process = _Program(theirs.fileno(), os.getpid())
+        theirs.close()
+        worker = _Worker(number, wire, process)
+        if self._code is not None:
+            with contextlib.suppress(OSError):  # it died at once: the reader finds out
+                init = ["init", sys.path, number, self.size, self._seed]
+                wire.send(init, [self._code])
+        self._workers[number] = worker
+        if self._selector is not None:
+            self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    # Sending and receiving.
+
+    def _send(self, worker: _Worker, task: Task) -> None:
+        fds = []
+        slot_id = None
+        if task.slot is not None:
+            slot_id = task.slot.id
+            known, _ = worker.known.touch(slot_id)
+            if not known:
+                fds = [task.slot.fd]
+        layout = None
+        if task.layout is not None and worker.layout is not task.layout:
+            worker.layout = task.layout
+            layout = bytes(pack(task.layout).tobytes())
+        worker.tasks[task.id] = (task, self._clock())
+        keys = task.keys
+        message = [
+            "task",
+            task.id,
+            task.kind,
+            keys.epoch,
+            keys.indices,
+            keys.replicas,
+            task.first,
+            slot_id,
+            layout,
+            task.number,
+        ]
+        with contextlib.suppress(OSError):  # it is dead: the reader finds out and deals again
+            worker.wire.send(message, fds)
+
+    def _read(self) -> None:
+        while not self._closing and self._selector is not None:
+            for event, _ in self._selector.select():
+                worker = event.data
+                if worker is None:
+                    return
+                try:
+                    self._receive(worker)
+                except Exception as error:  # nothing may end this thread but closing
+                    self._report_broken(error)
+
+    def _receive(self, worker: _Worker) -> None:
+        received = worker.wire.receive()
+        if received is None:
+            self._bury(worker)
+            return
+        message, _ = received
+        if message[0] == "ready":
+            worker.ready = True
+            self._stillborn = 0
+            with self._lock:
+                # Its tasks start now, not when they were sent: starting is not hanging.
+                now = self._clock()
+                worker.tasks = {n: (task, now) for n, (task, _) in worker.tasks.items()}
+            return
+        if message[0] == "broken":
+            self._stillborn = self.size + 1
+            self._report_broken(
+                WorkerError(
+                    f"a worker process could not take up the pipeline:\n{message[1]}\n"
+                    "What it imports must be importable from sys.path as it is here."
+                )
+            )
+            return
+        with self._lock:
+            task, _ = worker.tasks.pop(message[1])
+            for number, (waiting, _) in worker.tasks.items():
+                worker.tasks[number] = (waiting, self._clock())
+                break
+        desk = self._desk() if self._desk is not None else None
+        if desk is not None:
+            desk.done(task.id, _outcome(message))
+            del desk
+            self.notify()
+
+    def _bury(self, worker: _Worker) -> None:
+        """A worker is gone: deal its tasks again and start another in its place."""
+        with self._lock:
+            if self._closing or self._selector is None:
+                return
+            self._selector.unregister(worker.wire.socket)
+            code = worker.process.end(1.0)
+            worker.wire.close()
+            reason = worker.reason or _how_it_ended(code)
+            lost = list(worker.tasks)
+            worker.tasks.clear()
+            self._stillborn = 0 if worker.ready else self._stillborn + 1
+            give_up = self._stillborn > self.size
+            if not give_up:
+                self.restarts += 1
+                self._spawn(worker.number)
+            else:
+                self._workers.pop(worker.number, None)
+        desk = self._desk() if self._desk is not None else None
+        if desk is None:
+            return
+        if give_up:
+            self._report_broken(
+                WorkerError(f"worker processes end before they are ready: {reason}.")
+            )
+            return
+        for place, task in enumerate(lost):
+            # Tasks are worked on in the order in which they were sent.
+            desk.lost(task, guilty=place == 0 and worker.ready, reason=reason)
+        del desk
+        self.notify()
+
+    def _report_broken(self, error: BaseException) -> None:
+        desk = self._desk() if self._desk is not None else None
+        if desk is not None:
+            desk.broken(error)
+
+
+def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
+    for other in inherited:
+        other.close()
+    serve(sock, *args)
+    os._exit(0)
+
+
+def _outcome(message: list[Any]) -> Outcome:
+    _, _, rows, busy, tally, offers, bad, objects, nbytes, layout, changed, error = message
+    if error is not None:
+        return Outcome(Report(), error=_unpack_error(error))
+    report = Report(
+        rows,
+        busy,
+        tally,
+        [(c, i, n) for c, i, n in offers],
+        [(i, a, b, c) for i, a, b, c in bad],
+        objects=unpack(objects) if objects is not None else {},
+    )
+    return Outcome(
+        report,
+        value=InSlot(nbytes) if nbytes is not None else None,
+        layout=unpack(layout) if layout is not None else None,
+        changed=changed,
+    )
+
+
+def _unpack_error(frame: bytes) -> BaseException:
+    error, cause, text = unpack(frame)
+    if error is None:
+        return WorkerError(f"a worker failed with an error that cannot be sent:\n{text}")
+    if cause is not None:
+        error.__cause__ = cause
+        cause.__cause__ = WorkerTraceback(text)
+    else:
+        error.__cause__ = WorkerTraceback(text)
+    return error  # type: ignore[no-any-return]
+
+
+def _kill(worker: _Worker) -> None:
+    if worker.process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.process.pid, signal.SIGKILL)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"ended with exit code {code}"

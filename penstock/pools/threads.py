@@ -1,0 +1,124 @@
+"""Worker threads: for roads whose operations release the GIL. No start-up cost, no copies."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import ClassVar
+
+from penstock.errors import WorkerError
+from penstock.pools.pool import Desk, Task, run
+from penstock.pools.runner import Runner, Work, WorkerInfo
+
+WARN_AFTER = 60.0
+"""Seconds after which a task that is still not done is worth a warning."""
+
+
+class ThreadPool:
+    """Threads of the training process."""
+
+    kind: ClassVar[str] = "threads"
+    own_process: ClassVar[bool] = False
+    restarts = 0
+
+    def __init__(
+        self, work: Work, size: int, seed: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.size = size
+        self._work = work
+        self._seed = seed
+        self._clock = clock
+        self._desk: weakref.ref[Desk] | None = None
+        self._wake = threading.Condition()
+        self._closing = False
+        self._notices = 0
+        self._threads: list[threading.Thread] = []
+        self._current: dict[int, tuple[Task, float]] = {}
+        self._warned: set[int] = set()
+
+    def start(self, desk: Desk) -> None:
+        if self._threads:
+            return
+        # Threads know the desk weakly, or a forgotten loader would be kept alive by them.
+        self._desk = weakref.ref(desk)
+        self._closing = False
+        for number in range(self.size):
+            info = WorkerInfo(number, self.size, self._seed, process=False)
+            thread = threading.Thread(
+                target=self._serve,
+                args=(number, Runner(self._work, info)),
+                name=f"penstock-{number}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def notify(self) -> None:
+        with self._wake:
+            self._notices += 1
+            self._wake.notify_all()
+
+    def help(self) -> bool:
+        return False
+
+    def watch(self, limit: float | None) -> None:
+        now = self._clock()
+        for number, (task, since) in list(self._current.items()):
+            if limit is not None and now - since > limit:
+                raise WorkerError(
+                    f"thread {number} has been working on {_about(task)} for more than "
+                    f"{limit:g} s. It is here:\n{self._stack(number)}"
+                )
+            if now - since > WARN_AFTER and task.id not in self._warned:
+                self._warned.add(task.id)
+                warnings.warn(
+                    f"thread {number} has been working on {_about(task)} for more than "
+                    f"{WARN_AFTER:g} s. Give the loader timeout= to make this an error.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _stack(self, number: int) -> str:
+        frame = sys._current_frames().get(self._threads[number].ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def outdated(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._closing = True
+        self.notify()
+        current = threading.current_thread()
+        for thread in self._threads:
+            if thread is not current:
+                thread.join(timeout=5.0)
+        self._threads.clear()
+
+    def _serve(self, number: int, runner: Runner) -> None:
+        while not self._closing:
+            seen = self._notices
+            desk = self._desk() if self._desk is not None else None
+            if desk is None:
+                return
+            task = desk.take(number)
+            if task is None:
+                del desk
+                with self._wake:
+                    if self._notices == seen and not self._closing:
+                        self._wake.wait(timeout=5.0)
+                continue
+            self._current[number] = (task, self._clock())
+            outcome = run(runner, task)
+            del self._current[number]
+            desk.done(task.id, outcome)
+            del desk, task, outcome
+
+
+def _about(task: Task) -> str:
+    indices = task.keys.indices
+    return f"sample {indices[0]}" if len(indices) == 1 else f"samples {indices[:8]}"

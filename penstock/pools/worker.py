@@ -1,0 +1,194 @@
+"""The worker program: a process that prepares tasks for the training process that started it.
+
+It is started as a program of its own and never imports the user's main module, so scripts without
+a ``__main__`` guard, notebooks and lambdas all work. It ends when its socket closes or its parent
+is gone, whichever way that happened.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from penstock.packing import pack, unpack
+from penstock.pools.pool import Outcome, Task, run
+from penstock.pools.runner import Report, Runner, Work, WorkerInfo
+from penstock.pools.wire import Known, Wire
+from penstock.random import Keys
+from penstock.slots import Layout, Slot
+
+Init = Callable[[WorkerInfo, Work], None]
+
+
+class WorkerSlot(Slot):
+    """A slot of the training process, mapped here."""
+
+    __slots__ = ()
+
+    def __init__(self, number: int, fd: int) -> None:
+        self.id = number
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self.map = mmap.mmap(fd, self.size)
+
+    def grow(self, nbytes: int) -> None:
+        os.ftruncate(self.fd, nbytes)
+        self.refresh()
+
+    def forget(self) -> None:
+        os.close(self.fd)
+
+
+class _Worker:
+    def __init__(self, wire: Wire, runner: Runner) -> None:
+        self.wire = wire
+        self.runner = runner
+        self.layout: Layout | None = None
+        self.slots: dict[int, WorkerSlot] = {}
+        self.columns: dict[int, tuple[Layout, Any]] = {}
+        self.known = Known()
+
+    def serve(self) -> None:
+        while True:
+            received = self.wire.receive()
+            if received is None:
+                return
+            message, fds = received
+            if message[0] == "stop":
+                return
+            task = self._task(message, fds)
+            outcome = run(self.runner, task)
+            try:
+                self.wire.send(self._answer(task, outcome))
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+    def _task(self, message: list[Any], fds: list[int]) -> Task:
+        _, number, kind, epoch, indices, replicas, first, slot_id, layout, batch = message
+        if layout is not None:
+            self.layout = unpack(layout)
+        slot = None
+        columns: Any = ()
+        if slot_id is not None:
+            known, forgotten = self.known.touch(slot_id)
+            if not known:
+                self.slots[slot_id] = WorkerSlot(slot_id, fds[0])
+            if forgotten is not None:
+                self.slots.pop(forgotten).forget()
+                self.columns.pop(forgotten, None)
+            slot = self.slots[slot_id]
+            if kind == "rows" and self.layout is not None:
+                made = self.columns.get(slot_id)
+                if made is None or made[0] is not self.layout:
+                    slot.refresh()
+                    made = (self.layout, self.layout.columns(slot.map))
+                    self.columns[slot_id] = made
+                columns = made[1]
+        keys = Keys(epoch, indices, replicas)
+        return Task(number, kind, keys, first, slot, self.layout, columns, batch)
+
+    def _answer(self, task: Task, outcome: Outcome) -> list[Any]:
+        report = outcome.report
+        error = layout = objects = nbytes = None
+        if outcome.error is not None:
+            error = pack_error(outcome.error)
+        elif outcome.layout is not None:
+            layout = bytes(pack(outcome.layout).tobytes())
+        elif outcome.value is not None and isinstance(task.slot, WorkerSlot):
+            try:
+                packed = pack(outcome.value)
+                nbytes = packed.nbytes
+                if nbytes > task.slot.size:
+                    self.columns.pop(task.slot.id, None)
+                    task.slot.grow(nbytes)
+                packed.write_into(memoryview(task.slot.map))
+            except Exception as failure:
+                error = pack_error(failure)
+        if report.objects:
+            objects = bytes(pack(report.objects).tobytes())
+        return [
+            "done",
+            task.id,
+            report.rows,
+            report.busy,
+            report.tally,
+            report.offers,
+            report.bad,
+            objects,
+            nbytes,
+            layout,
+            outcome.changed,
+            error,
+        ]
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception, its cause and its traceback, in whatever form can travel."""
+    text = "".join(traceback.format_exception(error))
+    for pair in ((error, error.__cause__), (error, None)):
+        try:
+            frame = bytes(pack((*pair, text)).tobytes())
+            unpack(frame)
+        except Exception:  # exceptions of the user's may refuse to pickle, or to come back
+            continue
+        return frame
+    return bytes(pack((None, None, text)).tobytes())
+
+
+def serve(
+    sock: socket.socket, work: Work, info: WorkerInfo, init: Init | None, parent: int
+) -> None:
+    """Prepare tasks until the socket closes."""
+    # Ctrl-C reaches the whole foreground group; ending the workers is the parent's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    wire = Wire(sock)
+    wire.send(["ready"])
+    gc.collect()
+    gc.freeze()
+    _Worker(wire, Runner(work, info, init)).serve()
+
+
+def _watch_parent(parent: int) -> None:
+    # The socket tells a worker that waits; this tells one that is deep in a user's code.
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run as a program: descriptor of the socket and the parent's process number as arguments."""
+    parent = int(sys.argv[2])
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    wire = Wire(sock)
+    received = wire.receive()
+    if received is None:
+        return
+    (_, path, number, count, seed), fds = received
+    sys.path[:] = path
+    try:
+        # Private: what a dataset changes in its own arrays stays its own, and what it only
+        # reads is one copy for all workers.
+        with_code = mmap.mmap(fds[0], 0, access=mmap.ACCESS_COPY)
+        os.close(fds[0])
+        work, init = unpack(with_code)
+    except BaseException:
+        wire.send(["broken", traceback.format_exc()])
+        return
+    serve(sock, work, WorkerInfo(number, count, seed, process=True), init, parent)
+    # Not through the interpreter's exit: libraries with threads of their own may hang there.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+__all__ = ["Report", "main", "pack_error", "serve"]

@@ -1,0 +1,58 @@
+"""A progress bar one call away: speed, and how much of the time training waited for data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from penstock.loader import Loader
+
+
+def progress(
+    loader: Loader, description: str = "", *, console: Console | None = None
+) -> Iterator[Any]:
+    """Iterate an epoch of a loader behind a bar.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> loader = ps.from_dataset(np.arange(8)).batch(4).loader(workers=0)
+    >>> sum(len(batch) for batch in ps.progress(loader))
+    8
+    """
+    try:
+        total: int | None = len(loader)
+    except TypeError:
+        total = None
+    before = loader.stats()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=console or Console(stderr=True),
+    )
+    with bar:
+        name = description or f"epoch {loader.epoch}"
+        task = bar.add_task(name, total=total, speed="")
+        for batch in loader:
+            yield batch
+            now = loader.stats()
+            seconds = now.elapsed - (before.elapsed if before.samples else 0.0)
+            if seconds > 0:
+                rate = (now.samples - before.samples) / seconds
+                stall = (now.wait - before.wait) / seconds
+                bar.update(
+                    task,
+                    advance=1,
+                    speed=f"{rate:,.0f} samples/s, waited {min(1.0, stall):.0%}",
+                )

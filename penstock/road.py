@@ -1,0 +1,182 @@
+"""The road: a source and its stops, joined; every joint counts and times what passes.
+
+A road is asked for samples by key. Each stop asks upstream only for what it does not have, so a
+cache hit visibly skips everything above it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.meter import Clock, Tally
+from penstock.random import Keyed, Keys, preserved_globals, seed_globals
+from penstock.source.source import Source
+from penstock.source.stream import StreamSource
+from penstock.stops.cache import Cache
+from penstock.stops.stop import Site, StageFailure, Step, Stop, Upstream, names_of
+
+SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Road:
+    """What runs above the engine; travels to workers by pickle."""
+
+    source: Source
+    stops: tuple[Stop, ...]
+    seed: int
+
+    @property
+    def stages(self) -> list[str]:
+        return [SOURCE, *names_of(self.stops)]
+
+    @property
+    def caches(self) -> list[Cache]:
+        return [stop for stop in self.stops if isinstance(stop, Cache)]
+
+    @property
+    def global_random(self) -> bool:
+        """Something on it may draw from the global generators."""
+        return draws_globally(self.source) or any(stop.global_random for stop in self.stops)
+
+    def open(self, clock: Clock = time.perf_counter) -> OpenRoad:
+        return OpenRoad(self, clock)
+
+
+class Tap(Source):
+    """The source of a road that is fed by a stream: it gives what was put in last."""
+
+    def __init__(self, stream: StreamSource) -> None:
+        self.stream = stream
+        self.value: Any = None
+
+    def __len__(self) -> int:
+        return 0
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return [self.value]
+
+    def name(self, index: int) -> str:
+        return self.stream.name(index)
+
+    def identity(self) -> str:
+        return self.stream.identity()
+
+
+def draws_globally(source: Source) -> bool:
+    """A dataset of the user's may augment inside ``__getitem__``."""
+    return bool(getattr(source, "random", False))
+
+
+class OpenRoad:
+    """A road in one worker: steps made, joints in place. Not shared between threads."""
+
+    def __init__(self, road: Road, clock: Clock) -> None:
+        self.road = road
+        self._clock = clock
+        self._stages = road.stages
+        self._new_tally()
+        self._steps: list[Step] = []
+        self._get: Upstream = lambda keys: []
+
+    def _new_tally(self) -> None:
+        self.site = Site(self.road.seed, Tally(len(self._stages), len(self.road.caches)))
+
+    def begin(self) -> None:
+        """Start counting afresh: for one task."""
+        if not self._steps:
+            self._join()
+        tally = self.site.tally
+        for i in range(len(self._stages)):
+            tally.samples[i] = 0
+            tally.seconds[i] = 0.0
+        for i in range(len(tally.hits)):
+            tally.hits[i] = tally.misses[i] = 0
+        tally.bytes_read = tally.corrupt = 0
+        self.site.offers.clear()
+
+    def get(self, keys: Keys) -> list[Any]:
+        """The samples of these keys. Raises StageFailure."""
+        return self._get(keys)
+
+    def _join(self) -> None:
+        self._steps = [
+            self._source_step(),
+            *(stop.step(self.site) for stop in self.road.stops),
+        ]
+        get: Upstream = _nothing
+        for number, step in enumerate(self._steps):
+            get = self._joint(number, step, get)
+        self._get = get
+
+    def _joint(self, number: int, step: Step, upstream: Upstream) -> Upstream:
+        tally, clock = self.site.tally, self._clock
+
+        def get(keys: Keys) -> list[Any]:
+            started = clock()
+            samples = step(keys, upstream)
+            tally.seconds[number] += clock() - started
+            tally.samples[number] += len(samples)
+            return samples
+
+        return get
+
+    def _source_step(self) -> Step:
+        source, tally = self.road.source, self.site.tally
+        keyed = Keyed(self.road.seed, SOURCE) if draws_globally(source) else None
+
+        def one_by_one(keys: Keys) -> list[Any]:
+            samples = []
+            for key in keys:
+                if keyed is not None:
+                    seed_globals(keyed.at(key))
+                try:
+                    samples.append(source.read([key.index])[0])
+                except Exception as error:
+                    raise StageFailure(SOURCE, key.index) from error
+            return samples
+
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            if keyed is not None or len(keys) == 1:
+                samples = one_by_one(keys)
+            else:
+                try:
+                    samples = source.read(keys.indices)
+                except Exception as error:
+                    # Read one at a time to find out which it was; the caller does that too.
+                    raise StageFailure(SOURCE, keys.indices[0]) from error
+            for sample in samples:
+                tally.bytes_read += _nbytes(sample)
+            return samples
+
+        return step
+
+
+def _nothing(keys: Keys) -> list[Any]:
+    return []
+
+
+def _nbytes(sample: Any) -> int:
+    """The bytes of a sample's large parts, one level deep: what a source had to read."""
+    kind = type(sample)
+    if kind is bytes:
+        return len(sample)
+    if kind is tuple or kind is list:
+        return sum([len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in sample])
+    if isinstance(sample, Mapping):
+        return sum(
+            [len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in sample.values()]
+        )
+    nbytes = getattr(sample, "nbytes", 0)
+    return nbytes if isinstance(nbytes, int) else 0
+
+
+def scope_of(road: Road, *, own_process: bool) -> AbstractContextManager[None]:
+    """Keeps the user's own generators untouched where a road draws from them in their process."""
+    if own_process or not road.global_random:
+        return nullcontext()
+    return preserved_globals()

@@ -1,0 +1,146 @@
+"""Which worker does what next: pure, events in and decisions out.
+
+Batches are cut into pieces, tiny-batches of a few samples, that workers take oldest first, so that
+all of them work on the batch that is needed next. A worker that dies loses nothing: its pieces are
+dealt again, those it was working on one sample at a time, so that a deadly sample gives itself away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+PIECE_SECONDS = 4e-3
+"""A piece takes about this long. Handing one out costs about 0.1 ms, so this keeps the price at
+2-3%; longer pieces leave workers idle at the end of a batch."""
+
+Kind = Literal["rows", "whole", "probe", "pull"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``count`` samples of a batch from ``first`` on, done in one go by one worker.
+
+    ``pin`` names the only worker that may do it; ``strikes`` counts the workers that died of it.
+    """
+
+    id: int
+    kind: Kind
+    batch: int
+    first: int
+    count: int
+    pin: int | None = None
+    strikes: int = 0
+
+
+class Schedule:
+    """The pieces of the open batches."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = max(1, workers)
+        self._cost: float | None = None
+        self._next = 0
+        self._waiting: deque[Piece] = deque()
+        self._running: dict[int, Piece] = {}
+        self._left: dict[int, int] = {}
+
+    def open(self, batch: int, rows: int, kind: Kind = "rows", pin: int | None = None) -> None:
+        """A batch whose samples are to be prepared; in pieces only where rows stand alone."""
+        size = self.tiny(rows) if kind == "rows" else max(1, rows)
+        self._left[batch] = 0
+        for first in range(0, max(1, rows), size):
+            count = min(size, rows - first)
+            self._waiting.append(self._piece(kind, batch, first, count, pin))
+
+    def tiny(self, rows: int) -> int:
+        """How many samples make a piece: enough to be worth handing out, few enough to share."""
+        if self._cost is None:
+            return max(1, -(-rows // (2 * self.workers)))
+        wanted = round(PIECE_SECONDS / self._cost) if self._cost > 0 else rows
+        if wanted >= rows / 2:
+            return rows
+        return max(1, wanted)
+
+    def take(self, worker: int) -> Piece | None:
+        """The next piece for this worker."""
+        for i, piece in enumerate(self._waiting):
+            if piece.pin is None or piece.pin == worker:
+                del self._waiting[i]
+                self._running[piece.id] = piece
+                return piece
+        return None
+
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def done(self, piece: int, seconds: float) -> bool:
+        """A piece is done; true when it was the last of its batch."""
+        found = self._running.pop(piece)
+        if found.kind == "rows" and found.count:
+            cost = seconds / found.count
+            self._cost = cost if self._cost is None else 0.8 * self._cost + 0.2 * cost
+        self._left[found.batch] -= 1
+        return self._left[found.batch] == 0
+
+    def lost(self, piece: int, *, guilty: bool) -> Piece | None:
+        """The worker of a piece died, of it or of another one.
+
+        Returns the piece when it has now killed twice, alone: then it is not dealt again.
+        """
+        found = self._running.pop(piece)
+        self._left[found.batch] -= 1
+        strikes = found.strikes + (1 if guilty else 0)
+        if guilty and strikes >= 2 and (found.count <= 1 or found.kind != "rows"):
+            return found
+        size = 1 if guilty and found.kind == "rows" else max(1, found.count)
+        again = [
+            self._piece(
+                found.kind,
+                found.batch,
+                found.first + at,
+                min(size, found.count - at),
+                found.pin,
+                strikes,
+            )
+            for at in range(0, max(1, found.count), size)
+        ]
+        self._waiting.extendleft(reversed(again))
+        return None
+
+    def whole(self, batch: int, rows: int) -> None:
+        """Do a batch over in one piece, because its rows do not stand alone."""
+        self._forget(batch)
+        self._left[batch] = 0
+        self._waiting.appendleft(self._piece("whole", batch, 0, rows, None))
+
+    def drop(self, batch: int) -> None:
+        """Nobody wants this batch any more."""
+        self._forget(batch)
+        self._left.pop(batch, None)
+
+    def outstanding(self, batch: int) -> int:
+        """How many pieces of a batch are still to come."""
+        return self._left.get(batch, 0)
+
+    def __contains__(self, piece: int) -> bool:
+        """A worker has this piece, and its outcome is wanted."""
+        return piece in self._running
+
+    def _forget(self, batch: int) -> None:
+        self._waiting = deque(piece for piece in self._waiting if piece.batch != batch)
+        for number in [n for n, piece in self._running.items() if piece.batch == batch]:
+            del self._running[number]
+
+    def _piece(
+        self,
+        kind: Kind,
+        batch: int,
+        first: int,
+        count: int,
+        pin: int | None,
+        strikes: int = 0,
+    ) -> Piece:
+        self._next += 1
+        self._left[batch] += 1
+        return Piece(self._next, kind, batch, first, count, pin, strikes)

@@ -1,0 +1,212 @@
+"""Slots: shared memory in which batches are prepared in place, and a ring that uses it again.
+
+A slot is a memfd: it has no name, so nothing is left behind whoever dies, and workers get it as a
+descriptor. A delivered batch is a lease on its slot: when the last array looking into it is gone,
+the slot goes back to the ring.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import show_size
+from penstock.errors import SlotError
+from penstock.packing import aligned
+from penstock.tree import flatten
+
+
+FEWEST = 3
+"""Slots that a ring may always have: one the loop looks at, one it still holds, one in the making."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One field of a batch: rows of one shape and type, or (no type) a list of objects."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+
+    @property
+    def nbytes(self) -> int:
+        if self.dtype is None:
+            return 0
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything of a batch lies in its slot."""
+
+    skeleton: Any
+    leaves: tuple[Leaf, ...]
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return max(1, sum(aligned(leaf.nbytes * self.rows) for leaf in self.leaves))
+
+    def columns(self, buffer: Any) -> list[NDArray[Any] | None]:
+        """Each field as an array over ``buffer``, ``None`` for a field of objects."""
+        found: list[NDArray[Any] | None] = []
+        at = 0
+        for leaf in self.leaves:
+            if leaf.dtype is None:
+                found.append(None)
+                continue
+            shape = (self.rows, *leaf.shape)
+            found.append(np.ndarray(shape, dtype=leaf.dtype, buffer=buffer, offset=at))
+            at += aligned(leaf.nbytes * self.rows)
+        return found
+
+    @classmethod
+    def of(cls, sample: Any, rows: int) -> Layout | None:
+        """The layout for batches of samples like this one, or ``None`` if they do not stack."""
+        values, skeleton = flatten(sample)
+        leaves = []
+        for value in values:
+            if isinstance(value, (str, bytes)):
+                leaves.append(Leaf((), None))
+                continue
+            array = as_array(value)
+            if array is None:
+                return None
+            leaves.append(Leaf(array.shape, array.dtype))
+        return cls(skeleton, tuple(leaves), rows)
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """A field's value as an array without copying it, or ``None`` if it is not a plain one."""
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else value
+    if isinstance(value, (int, float, complex, np.generic)):
+        array = np.asarray(value)
+        return None if array.dtype.hasobject else array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            return np.asarray(value.numpy())
+        except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, requires grad
+            return None
+    return None
+
+
+def shared_file(nbytes: int) -> int:
+    """A descriptor of nameless shared memory."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Slot:
+    """One piece of shared memory, mapped here and by every worker that was given ``fd``."""
+
+    __slots__ = ("__weakref__", "fd", "id", "map", "size")
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.id = number
+        self.fd = shared_file(nbytes)
+        self.size = nbytes
+        self.map = mmap.mmap(self.fd, nbytes)
+        weakref.finalize(self, os.close, self.fd)
+
+    def refresh(self) -> None:
+        """Map all of it again after a worker made it longer."""
+        nbytes = os.fstat(self.fd).st_size
+        if nbytes != self.size:
+            self.map = mmap.mmap(self.fd, nbytes)
+            self.size = nbytes
+
+
+class Ring:
+    """The slots of one loader. Only the consumer's thread acquires; any thread may release.
+
+    ``budget`` bounds the bytes of all slots together.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._slots: dict[int, Slot] = {}
+        self._free: list[Slot] = []
+        # Leases end wherever the collector runs, even inside another release: appending to a
+        # deque is the one thing that is safe there without a lock.
+        self._returned: deque[int] = deque()
+        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._next = 0
+
+    @property
+    def used(self) -> int:
+        return sum(slot.size for slot in self._slots.values())
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def acquire(self, nbytes: int) -> Slot | None:
+        """A slot of at least this size, or ``None`` when the budget does not allow one more."""
+        self._take_back()
+        for i, slot in enumerate(self._free):
+            if slot.size >= nbytes:
+                return self._free.pop(i)
+        while self._free and self.used + nbytes > self.budget:
+            del self._slots[self._free.pop().id]
+        if len(self._slots) >= FEWEST and self.used + nbytes > self.budget:
+            return None
+        self._next += 1
+        slot = Slot(self._next, nbytes)
+        self._slots[slot.id] = slot
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give back a slot that was never leased."""
+        self._returned.append(slot.id)
+
+    def lease(self, slot: Slot) -> Any:
+        """A buffer over the slot; the slot comes back when the last view of it is gone."""
+        buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
+        number, returned, leases = slot.id, self._returned, self._leases
+
+        def end(_: object) -> None:
+            leases.pop(number, None)
+            returned.append(number)
+
+        leases[number] = weakref.ref(buffer, end)
+        return buffer
+
+    def exhausted(self, nbytes: int) -> SlotError:
+        kept = len(self._leases)
+        return SlotError(
+            f"the loop still holds {kept} batches, {show_size(self.used)} of shared memory, and "
+            f"the next one of {show_size(nbytes)} would pass the budget of "
+            f"{show_size(self.budget)}. Copy what you keep of a batch, or give the loader a "
+            f'larger memory= (now "{self.budget}").'
+        )
+
+    def _take_back(self) -> None:
+        while self._returned:
+            slot = self._slots.get(self._returned.popleft())
+            if slot is not None:
+                self._free.append(slot)
+
+
+def leased_columns(layout: Layout, lease: Any, rows: int) -> Sequence[NDArray[Any] | None]:
+    """The first ``rows`` rows of every field, as views that keep the lease."""
+    return [None if c is None else c[:rows] for c in layout.columns(lease)]

@@ -1,0 +1,18 @@
+"""Where samples come from: folders, lists of files, Parquet, datasets and streams."""
+
+from penstock.source.dataset import DatasetSource
+from penstock.source.files import FilesSource
+from penstock.source.folder import IMAGE_EXTENSIONS, FolderSource
+from penstock.source.parquet import ParquetSource
+from penstock.source.source import Source
+from penstock.source.stream import StreamSource
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "DatasetSource",
+    "FilesSource",
+    "FolderSource",
+    "ParquetSource",
+    "Source",
+    "StreamSource",
+]

@@ -1,0 +1,141 @@
+"""Samples from a dataset the user has: torch's, Hugging Face's, a list, an array."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PipelineError, SourceError
+from penstock.fingerprint import fingerprint
+from penstock.source.source import Source
+
+
+class DatasetSource(Source):
+    """Any object with ``__len__`` and ``__getitem__``; a sample is what it returns.
+
+    Where it has ``__getitems__``, as torch has it (a list of indices in, a list of samples out),
+    that is called instead. ``threadsafe`` says that several threads may read it at once; it is
+    assumed of lists, tuples and arrays only. ``random`` says that it may draw from the global
+    generators; unless told it is assumed of all but those, and the datasets of torch and Hugging
+    Face that only hold data.
+
+    >>> DatasetSource(["a", "b", "c"]).read([2, 0])
+    ['c', 'a']
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        version: str | None = None,
+        *,
+        threadsafe: bool | None = None,
+        random: bool | None = None,
+    ) -> None:
+        _check(dataset)
+        if len(dataset) == 0:
+            raise SourceError(f"The {_kind(dataset)} is empty: it has no samples to read.")
+        self.dataset = dataset
+        self._version = version
+        if threadsafe is None:
+            threadsafe = isinstance(dataset, np.ndarray) or type(dataset) in (list, tuple)
+        self.random = not _holds_data(dataset) if random is None else random
+        # A class variable in the contract; here it depends on the dataset.
+        self.__dict__["threadsafe"] = threadsafe
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)
+        if many is None:
+            dataset = self.dataset
+            return [dataset[int(index)] for index in indices]
+        found = list(many([int(index) for index in indices]))
+        if len(found) != len(indices):
+            raise SourceError(
+                f"{_kind(self.dataset)}.__getitems__ returned {len(found)} samples for "
+                f"{len(indices)} indices; it must return one for each, in the same order."
+            )
+        return found
+
+    def name(self, index: int) -> str:
+        for attribute in ("samples", "imgs"):
+            listed = getattr(self.dataset, attribute, None)
+            if isinstance(listed, (list, tuple)) and len(listed) == len(self.dataset):
+                entry = listed[index]
+                first = entry[0] if isinstance(entry, (list, tuple)) and entry else entry
+                if isinstance(first, str):
+                    return first
+        return f"sample {index} of {_kind(self.dataset)}"
+
+    def identity(self) -> str:
+        return identity_of(self.dataset, self._version)
+
+
+def identity_of(dataset: Any, version: str | None) -> str:
+    """A dataset's identity: what the user says it is, what it says itself, or all of it."""
+    if version is not None:
+        return fingerprint(("dataset", "version", version))
+    # Hugging Face datasets carry a fingerprint of their data and all that was done to it.
+    own = getattr(dataset, "_fingerprint", None)
+    if isinstance(own, str) and own and type(dataset).__module__.partition(".")[0] == "datasets":
+        return fingerprint(("dataset", "datasets", own))
+    return fingerprint(("dataset", dataset))
+
+
+def is_iterable_dataset(dataset: object) -> bool:
+    """Whether it is a torch IterableDataset, which has ``__getitem__`` only in name."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(dataset, data.IterableDataset)
+
+
+def _holds_data(dataset: Any) -> bool:
+    """Whether it is known to only hold data, with no code of the user's in the way."""
+    kind = type(dataset)
+    if isinstance(dataset, np.ndarray) or kind in (list, tuple, range):
+        return True
+    where = f"{kind.__module__}.{kind.__qualname__}"
+    if where == "datasets.arrow_dataset.Dataset":
+        # A format or transform of the user's runs when a sample is read.
+        return getattr(dataset, "_format_type", None) != "custom"
+    return where in ("torch.utils.data.dataset.TensorDataset", "torch.Tensor")
+
+
+def _kind(dataset: object) -> str:
+    return type(dataset).__name__
+
+
+def _check(dataset: Any) -> None:
+    kind = _kind(dataset)
+    if isinstance(dataset, type):
+        raise PipelineError(
+            f"The dataset is the class {dataset.__name__}; give an instance: {dataset.__name__}()."
+        )
+    if isinstance(dataset, (str, bytes)):
+        raise PipelineError(f"The dataset is {dataset!r}; give the dataset itself, not its name.")
+    if isinstance(dataset, Mapping):
+        raise PipelineError(
+            f"The dataset is a {kind}, which is read by key. Samples are read by index: give "
+            "list(d.values()), or one of the splits if it is a dict of datasets."
+        )
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if is_iterable_dataset(dataset) or (missing and hasattr(dataset, "__iter__")):
+        raise PipelineError(
+            f"The dataset, a {kind}, can be iterated but not read by index. Give it to a stream "
+            "source (from_stream), or give it __len__ and __getitem__."
+        )
+    if missing:
+        raise PipelineError(
+            f"The dataset, a {kind}, has no {' and no '.join(missing)}. Samples are read by index: "
+            "it needs __len__() and __getitem__(index)."
+        )
+    try:
+        len(dataset)
+    except TypeError as error:
+        raise PipelineError(
+            f"The length of the dataset, a {kind}, cannot be had: {error}. Samples are read by "
+            "index: it needs __len__() and __getitem__(index)."
+        ) from error

@@ -1,0 +1,68 @@
+"""Samples that come one after the other, with no way to ask for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.source.dataset import identity_of
+
+
+class StreamSource:
+    """A torch IterableDataset, another iterable, or a function that makes an iterator.
+
+    It is no ``Source``: there is no reading by index, so what stands below it works on samples in
+    the order they come. It must start anew, with the same samples, each time it is opened.
+
+    >>> numbers = StreamSource(lambda: iter(range(5)))
+    >>> list(numbers.open(skip=3)), list(numbers.open())
+    ([3, 4], [0, 1, 2, 3, 4])
+    """
+
+    def __init__(self, dataset: Any, version: str | None = None) -> None:
+        if isinstance(dataset, Iterator):
+            raise PipelineError(
+                f"The stream is {dataset!r}, an iterator that can be read only once. Give a "
+                "function that makes it (lambda: ...), so that each epoch can start anew."
+            )
+        if isinstance(dataset, type) or not (hasattr(dataset, "__iter__") or callable(dataset)):
+            raise PipelineError(
+                f"The stream is {dataset!r}, which can be neither iterated nor called. Give an "
+                "iterable, or a function that returns an iterator."
+            )
+        self.dataset = dataset
+        self._version = version
+
+    def open(self, skip: int = 0) -> Iterator[Any]:
+        """A new pass over the samples, without the first ``skip``."""
+        if hasattr(self.dataset, "__iter__"):
+            samples = iter(self.dataset)
+        else:
+            made = self.dataset()
+            if not hasattr(made, "__iter__"):
+                raise PipelineError(
+                    f"{self._kind()}() returned {made!r}, which cannot be iterated; it must return "
+                    "an iterator over the samples."
+                )
+            samples = iter(made)
+        return islice(samples, skip, None) if skip else samples
+
+    def length(self) -> int | None:
+        """The number of samples, where the dataset knows it."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None
+
+    def name(self, index: int) -> str:
+        return f"sample {index} of {self._kind()}"
+
+    def identity(self) -> str:
+        return identity_of(self.dataset, self._version)
+
+    def _kind(self) -> str:
+        if hasattr(self.dataset, "__iter__"):
+            return type(self.dataset).__name__
+        return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))

@@ -1,0 +1,84 @@
+"""What a checkpoint says of the loader it was taken from, and what may not differ on resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import FingerprintError, StateError
+from penstock.fingerprint import fingerprint
+from penstock.pipeline import Pipeline
+from penstock.source.stream import StreamSource
+from penstock.stops.stop import names_of
+
+if TYPE_CHECKING:
+    from penstock.loader import Options
+
+VERSION = 1
+
+
+def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict[str, Any]:
+    """All that decides which samples come, and what they look like."""
+    source = pipeline.source
+    stops = [
+        [name, _known(stop.fingerprint)]
+        for name, stop in zip(names_of(pipeline.stops), pipeline.stops, strict=True)
+        if type(stop).__name__ != "Cache"  # changes no sample
+    ]
+    if pipeline.batching is not None and pipeline.batching.collate is not None:
+        stops.append(["collate", _known(pipeline.batching.fingerprint)])
+    order = options.order
+    if order is not None:
+        order_name = f"{type(order).__name__} {_known(lambda: fingerprint(order))}"
+    return {
+        "version": VERSION,
+        "seed": options.seed,
+        "order": order_name or ("shuffled" if options.shuffle else "sequential"),
+        "samples": None if isinstance(source, StreamSource) else len(source),
+        "data": _known(source.identity),
+        "stops": stops,
+    }
+
+
+def _known(find: Callable[[], str | None]) -> str | None:
+    """A fingerprint, or ``None`` for what has none and so cannot be compared."""
+    try:
+        return find()
+    except FingerprintError:
+        return None
+
+
+def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another pipeline, other data or another seed, naming what differs."""
+    if not isinstance(state, Mapping) or "cursor" not in state or "stops" not in state:
+        raise StateError("this is not a loader's state: give what state_dict() returned.")
+    if state.get("version") != VERSION:
+        raise StateError(
+            f"the checkpoint has version {state.get('version')!r}, and this Penstock reads "
+            f"{VERSION}."
+        )
+    differences = []
+    for what in ("seed", "order", "samples"):
+        if state.get(what) != mine[what]:
+            differences.append(f"{what} was {state.get(what)!r} and is {mine[what]!r}")
+    if _differ(state.get("data"), mine["data"]):
+        differences.append("the data is not the same (files, sizes or times have changed)")
+    theirs = list(state["stops"])
+    ours = list(mine["stops"])
+    if [name for name, _ in theirs] != [name for name, _ in ours]:
+        differences.append(
+            f"the stops were {[name for name, _ in theirs]} and are {[name for name, _ in ours]}"
+        )
+    else:
+        for (name, before), (_, now) in zip(theirs, ours, strict=True):
+            if _differ(before, now):
+                differences.append(f"{name} has changed (its code or its parameters)")
+    if differences:
+        raise StateError(
+            "the checkpoint does not belong to this loader: " + "; ".join(differences) + ". "
+            "Resume with what it was taken from, or start anew."
+        )
+
+
+def _differ(before: str | None, now: str | None) -> bool:
+    return before is not None and now is not None and before != now

@@ -1,0 +1,109 @@
+"""The batch stop: how samples become a batch: stacked in place, padded, or by a user's collate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PipelineError
+from penstock.fingerprint import fingerprint
+from penstock.slots import as_array
+from penstock.tree import fill, flatten, leaves_like
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cuts the order into batches of ``size``; ``collate`` is ``None`` for stacking in place."""
+
+    size: int
+    drop_last: bool = False
+    collate: Collate | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise PipelineError(f"batch() got size {self.size!r}; give a whole number from 1 on.")
+        if self.collate is not None and not callable(self.collate):
+            raise PipelineError(f"batch() got collate={self.collate!r}, which cannot be called.")
+
+    def fingerprint(self) -> str:
+        how = self.version if self.version is not None else self.collate
+        return fingerprint(("batch", how))
+
+
+class Misfit(ValueError):
+    """A sample that does not stack with the others; ``place`` is where it stands among them."""
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+def stack(samples: list[Any]) -> Any:
+    """Stack samples field by field, text and bytes as lists. Raises Misfit."""
+    return _by_field(samples, _stack_field)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Stack samples whose arrays differ in size, filling up at the end of every dimension."""
+
+    value: float = 0
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return _by_field(samples, self._pad_field)
+
+    def _pad_field(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        ndim = arrays[0].ndim
+        for place, array in enumerate(arrays):
+            if array.ndim != ndim:
+                raise Misfit(place, f"it has {array.ndim} dimensions, the first of its batch {ndim}")
+        shape = tuple(max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True))
+        dtype = np.result_type(*arrays)
+        out = np.full((len(arrays), *shape), self.value, dtype=dtype)
+        for row, array in zip(out, arrays, strict=True):
+            row[tuple(slice(0, n) for n in array.shape)] = array
+        return out
+
+
+def _by_field(
+    samples: list[Any], join: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
+) -> Any:
+    first, skeleton = flatten(samples[0])
+    columns: list[list[Any]] = [[leaf] for leaf in first]
+    for place, sample in enumerate(samples[1:], start=1):
+        try:
+            leaves = leaves_like(sample, skeleton)
+        except ValueError as error:
+            raise Misfit(place, f"it has {error}") from None
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    return fill(skeleton, [_join(column, join) for column in columns])
+
+
+def _join(column: list[Any], join: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]) -> Any:
+    if isinstance(column[0], (str, bytes)):
+        return column
+    arrays = []
+    for place, value in enumerate(column):
+        array = as_array(value)
+        if array is None:
+            raise Misfit(
+                place, f"a field of type {type(value).__name__} does not stack into an array"
+            )
+        arrays.append(array)
+    return join(arrays)
+
+
+def _stack_field(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    shape = arrays[0].shape
+    for place, array in enumerate(arrays):
+        if array.shape != shape:
+            raise Misfit(place, f"its shape is {array.shape}, the first of its batch has {shape}")
+    return np.stack(arrays)

@@ -1,0 +1,66 @@
+"""The cache stop: admits until its budget is full and never evicts (CoorDL's MinIO).
+
+Every epoch after the first hits exactly what the cache holds, where an LRU of the same size would
+throw out each sample just before it comes round again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.packing import pack, unpack
+from penstock.random import Keys
+from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.store import Store
+
+
+@dataclass(frozen=True)
+class Cache(Stop):
+    """Keeps what comes from above, by index; ``number`` counts the caches of a pipeline.
+
+    ``store`` is ``None`` in a pipeline and set when a loader opens it.
+    """
+
+    budget: int
+    where: str = "memory"
+    number: int = 0
+    store: Store | None = None
+
+    @property
+    def name(self) -> str:
+        return "cache"
+
+    def fingerprint(self) -> str | None:
+        return None
+
+    def step(self, site: Site) -> Step:
+        store, number, tally = self.store, self.number, site.tally
+        if store is None:
+            raise PipelineError("cache() has no store: a pipeline runs only through a loader.")
+
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            before = store.corrupt
+            frames = store.get_many(keys.indices)
+            tally.corrupt += store.corrupt - before
+            missing = [i for i, frame in enumerate(frames) if frame is None]
+            tally.hits[number] += len(frames) - len(missing)
+            tally.misses[number] += len(missing)
+            # A bytearray, because maps may work in place on what they are given.
+            samples = [None if frame is None else unpack(bytearray(frame)) for frame in frames]
+            if not missing:
+                return samples
+            wanted = keys.pick(missing)
+            fresh = upstream(wanted)
+            for i, sample in zip(missing, fresh, strict=True):
+                samples[i] = sample
+            if not store.sealed:
+                packed = [pack(sample).tobytes() for sample in fresh]
+                kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
+                for index, frame, put in zip(wanted.indices, packed, kept, strict=True):
+                    if put:
+                        site.offers.append((number, index, store.cost(len(frame))))
+            return samples
+
+        return step

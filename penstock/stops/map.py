@@ -1,0 +1,259 @@
+"""The map stop: one operation or any callable, applied to a field of every sample or to all of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.fingerprint import fingerprint
+from penstock.operation import Operation
+from penstock.random import Keyed, Keys, seed_globals
+from penstock.stops.stop import Fields, Site, StageFailure, Step, Stop, Upstream
+from penstock.tree import is_namedtuple
+
+On = str | int | None
+
+
+@dataclass(frozen=True)
+class Map(Stop):
+    """Applies ``function`` to the field ``on``.
+
+    ``ordinal`` counts the maps above it. It, not the place among all stops, keys the randomness,
+    so that putting in or taking out a cache changes no sample.
+    """
+
+    function: Callable[..., Any]
+    on: On = None
+    random: bool = True
+    version: str | None = None
+    label: str = ""
+    ordinal: int = 0
+    wants_rng: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.label or name_of(self.function)
+
+    @property
+    def threadsafe(self) -> bool:  # type: ignore[override]
+        return isinstance(self.function, Operation)
+
+    @property
+    def global_random(self) -> bool:  # type: ignore[override]
+        return self.random and not self.wants_rng and not isinstance(self.function, Operation)
+
+    def output(self, fields: Fields) -> Fields:
+        if not isinstance(self.function, Operation):
+            if self.on is None or not isinstance(fields, dict):
+                return None
+            return {**fields, self.on: None}
+        if isinstance(fields, dict):
+            on = self._field(fields)
+            return {**fields, on: self.function.output(fields[on])}
+        if self.on is not None:
+            return None if fields is None else _no_field(self.name, self.on, [])
+        if fields is None:
+            self.function.output(None)
+            return None
+        return self.function.output(fields)
+
+    def _field(self, fields: Mapping[str | int, Any]) -> str | int:
+        wanted = self.on
+        if wanted is None and isinstance(self.function, Operation):
+            wanted = 0 if 0 in fields else self.function.field
+        if wanted is None or wanted not in fields:
+            return _no_field(self.name, wanted, list(fields))
+        return wanted
+
+    def fingerprint(self) -> str | None:
+        if self.version is not None:
+            return fingerprint(("map", self.name, self.version, self.on))
+        return fingerprint(("map", self.function, self.on, self.random))
+
+    def step(self, site: Site) -> Step:
+        call = self._call(site.seed)
+        stage = self.name
+        if self.on is None and not isinstance(self.function, Operation):
+            place = _whole
+        else:
+            operation = self.function if isinstance(self.function, Operation) else None
+            place = _Place(self.name, self.on, operation.field if operation else "").replace
+
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            samples = upstream(keys)
+            out = []
+            for key, sample in zip(keys, samples, strict=True):
+                try:
+                    out.append(place(sample, call, key))
+                except Exception as error:
+                    raise StageFailure(stage, key.index) from error
+            return out
+
+        return step
+
+    def _call(self, seed: int) -> Callable[[Any, Any], Any]:
+        """The function as (value, key) -> value, with its randomness keyed."""
+        function = self.function
+        keyed = Keyed(seed, f"map/{self.ordinal}")
+        at = keyed.at
+        if isinstance(function, Operation):
+            apply, draw = function.apply, function.draw
+            if not function.random:
+                return lambda value, key: apply(value, None)
+            return lambda value, key: apply(value, draw(at(key), value.shape))
+        if is_albumentations(function):
+            return _albumentations(function, keyed)
+        if not self.random:
+            return lambda value, key: function(value)
+        if self.wants_rng:
+            return lambda value, key: function(value, rng=at(key))
+
+        def seeded(value: Any, key: Any) -> Any:
+            seed_globals(at(key))
+            return function(value)
+
+        return seeded
+
+
+def _whole(sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
+    return call(sample, key)
+
+
+class _Place:
+    """Finds the field in a sample and puts the new value in its place."""
+
+    def __init__(self, name: str, on: On, field: str) -> None:
+        self.name = name
+        self.on = on
+        self.field = field
+
+    def replace(self, sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
+        on = self.on
+        if type(sample) is tuple:
+            if on is None or on == 0:
+                return (call(sample[0], key), *sample[1:])
+            if isinstance(on, int) and -len(sample) <= on < len(sample):
+                on %= len(sample)
+                return (*sample[:on], call(sample[on], key), *sample[on + 1 :])
+            return _no_field(self.name, on, list(range(len(sample))))
+        if isinstance(sample, Mapping):
+            on = self.field if on is None else on
+            if on not in sample:
+                return _no_field(self.name, on, list(sample))
+            new = dict(sample)
+            new[on] = call(sample[on], key)
+            return new
+        if is_namedtuple(sample):
+            names = sample._fields
+            if on is None:
+                on = self.field if self.field in names else names[0]
+            on = names[on] if isinstance(on, int) else on
+            if on not in names:
+                return _no_field(self.name, on, list(names))
+            return sample._replace(**{on: call(getattr(sample, on), key)})
+        if isinstance(sample, list) and (on is None or isinstance(on, int)):
+            new_list = list(sample)
+            new_list[on or 0] = call(sample[on or 0], key)
+            return new_list
+        if on is not None:
+            return _no_field(self.name, on, [])
+        return call(sample, key)
+
+
+def _no_field(name: str, wanted: str | int | None, found: list[Any]) -> Any:
+    has = f"has the fields {found}" if found else "is a single value"
+    raise PipelineError(
+        f"{name} looks for field {wanted!r}, and the sample {has}. "
+        "Say which field it takes with on=."
+    )
+
+
+def make_map(
+    function: Callable[..., Any],
+    *,
+    on: On,
+    random: bool | None,
+    version: str | None,
+    name: str | None,
+    ordinal: int,
+) -> Map:
+    """A map stop, checked; a callable that does not say it is not random is taken as random."""
+    if isinstance(function, type) and issubclass(function, Operation):
+        raise PipelineError(f"map() got the class {function.__name__}; call it: map(...()).")
+    if not callable(function):
+        raise PipelineError(f"map() got {function!r}, which cannot be called.")
+    if isinstance(function, Operation):
+        if random is not None and random != function.random:
+            kind = "random" if function.random else "not random"
+            raise PipelineError(f"{function.name} is {kind}; leave random= out.")
+        return Map(function, on, function.random, version, name or "", ordinal)
+    wants_rng = _takes_rng(function)
+    known = deterministic(function)
+    is_random = random if random is not None else wants_rng or not known
+    return Map(function, on, is_random, version, name or "", ordinal, wants_rng and is_random)
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return "rng" in parameters
+
+
+_DETERMINISTIC = {
+    "CenterCrop",
+    "ConvertImageDtype",
+    "FiveCrop",
+    "Grayscale",
+    "Identity",
+    "Normalize",
+    "PILToTensor",
+    "Pad",
+    "Resize",
+    "ToDtype",
+    "ToImage",
+    "ToPILImage",
+    "ToPureTensor",
+    "ToTensor",
+}
+
+
+def deterministic(function: Callable[..., Any]) -> bool:
+    """Known not to be random: the fixed transforms of torchvision, and compositions of them."""
+    module = type(function).__module__ or ""
+    if not module.startswith("torchvision.transforms"):
+        return False
+    if type(function).__name__ == "Compose":
+        return all(deterministic(t) for t in function.transforms)  # type: ignore[attr-defined]
+    return type(function).__name__ in _DETERMINISTIC
+
+
+def is_albumentations(function: Callable[..., Any]) -> bool:
+    return type(function).__module__.split(".")[0] in ("albumentations", "albucore")
+
+
+def _albumentations(function: Any, keyed: Keyed) -> Callable[[Any, Any], Any]:
+    """Albumentations takes and gives images by name, and keeps generators of its own."""
+    reseed = getattr(function, "set_random_seed", None)
+
+    def call(value: Any, key: Any) -> Any:
+        generator = keyed.at(key)
+        if reseed is not None:
+            reseed(int(generator.integers(2**31)))
+        else:
+            seed_globals(generator)
+        return function(image=value)["image"]
+
+    return call
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a person would call a callable."""
+    if isinstance(function, Operation):
+        return function.name
+    name = getattr(function, "__name__", None)
+    return str(name) if name else type(function).__name__

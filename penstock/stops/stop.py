@@ -1,0 +1,79 @@
+"""What a stop is: given keys and a way to ask upstream, it answers with samples.
+
+Stops neither time nor log themselves; the joints of the road do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from penstock.meter import Tally
+from penstock.operation import Spec
+from penstock.random import Keys
+
+Upstream = Callable[[Keys], list[Any]]
+Step = Callable[[Keys, Upstream], list[Any]]
+Fields = dict[str | int, Spec] | Spec
+"""What is known of a sample by its fields; one Spec for a sample that is a single value."""
+
+
+@dataclass(slots=True)
+class Site:
+    """What a stop may use where it runs: one for every worker.
+
+    ``offers`` collects what caches put into their stores during a task: (cache, index, cost).
+    """
+
+    seed: int
+    tally: Tally
+    offers: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class StageFailure(Exception):
+    """A stop failed on a sample; the cause is chained. Never leaves the runner."""
+
+    def __init__(self, stage: str, index: int) -> None:
+        super().__init__(stage, index)
+        self.stage = stage
+        self.index = index
+
+
+class Stop:
+    """A stop on the road. Implementations are frozen dataclasses that travel by pickle.
+
+    ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
+    ``global_random``: it may draw from the global generators, which only a process can own.
+    """
+
+    threadsafe: ClassVar[bool] = True
+    global_random: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    def output(self, fields: Fields) -> Fields:
+        """What is known of the samples below it; raises PipelineError where that cannot work."""
+        return fields
+
+    def step(self, site: Site) -> Step:
+        """Make it ready to run in one worker."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str | None:
+        """What makes its output differ from another stop's; ``None`` if it changes nothing."""
+        raise NotImplementedError
+
+
+def names_of(stops: Sequence[Stop]) -> list[str]:
+    """The stops' names, numbered where one comes twice."""
+    names: list[str] = []
+    for stop in stops:
+        name, again = stop.name, 2
+        while name in names:
+            name = f"{stop.name}#{again}"
+            again += 1
+        names.append(name)
+    return names

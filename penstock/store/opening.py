@@ -1,0 +1,204 @@
+"""How a store is opened: made sound while nobody else has it open, or started anew."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import StoreError
+from penstock.store import guard as guards
+from penstock.store.guard import FORMAT, Guard, State, boot_id
+from penstock.store.place import own_directory
+
+SAMPLES = b"samples"
+"""The database of the samples; the main one holds the store's own records."""
+
+_DATA = "data.mdb"
+_LOCK = "lock.mdb"
+
+# Each process needs a place in the reader table for every thread that reads at the moment.
+_MAX_READERS = 2048
+_READER = 64
+
+# A file may end a little before the last page LMDB has given out, where pages were given out and
+# freed again in one transaction. What lacks more than this was cut off.
+_LOOSE_TAIL = 16 << 20
+
+
+def load() -> ModuleType:
+    import lmdb
+
+    module: ModuleType = lmdb
+    return module
+
+
+def open_lmdb(lmdb: ModuleType, place: Path, map_size: int) -> Any:
+    return lmdb.open(
+        str(place),
+        map_size=map_size,
+        create=False,
+        mode=0o600,
+        # A sample is read whole and in shuffled order: what lies behind it is not wanted next.
+        readahead=False,
+        # A full disk is then an error from a write. With a writable map it is a SIGBUS.
+        writemap=False,
+        # The guard's state makes up for it: unsynced pages are never trusted after a reboot.
+        sync=False,
+        meminit=False,
+        max_readers=_MAX_READERS,
+        max_dbs=1,
+        # A spare transaction would have to be given up at every fork.
+        max_spare_txns=0,
+    )
+
+
+def enter(place: Path, identity: str, map_size: int, *, persistent: bool) -> Guard:
+    """Hold a store that is sound and open for use, making it so where nobody else has it open."""
+    while True:
+        own_directory(place)
+        try:
+            guard = Guard(place)
+        except FileNotFoundError:
+            continue  # destroyed by another process since the line above
+        try:
+            if guard.alone() and guard.current:
+                _prepare(guard, identity, map_size, persistent=persistent)
+            guard.share()
+            if guard.current and _is_open(guard, identity):
+                return guard
+        except BaseException:
+            guard.close()
+            raise
+        # Somebody closed or destroyed the store between the two locks.
+        guard.close()
+
+
+def _is_open(guard: Guard, identity: str) -> bool:
+    try:
+        state = guard.read()
+    except ValueError:
+        state = State(identity, boot_id(), format=-1)
+    if state is None or state.clean or state.boot != boot_id():
+        return False
+    if state.format != FORMAT:
+        raise StoreError(
+            f"{guard.place} is in use by another version of Penstock. Wait until that has ended, "
+            "or choose another place."
+        )
+    check_identity(guard.place, state.identity, identity)
+    return True
+
+
+def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) -> None:
+    """Make the store sound, or start it anew. Called while no other process has it open."""
+    place = guard.place
+    lmdb = load()
+    has_data = (place / _DATA).exists()
+    wrong = ""
+    try:
+        state = guard.read()
+    except ValueError:
+        wrong = "its state cannot be read"
+    else:
+        if state is None and has_data:
+            # Never remove what was not made here: it may be somebody's dataset.
+            raise StoreError(
+                f"{place} holds an LMDB database that is not a store of Penstock's. Choose "
+                "another place."
+            )
+        if state is not None:
+            wrong = _mistrust(place, state, identity)
+    if not wrong and has_data:
+        wrong = _unreadable(lmdb, place, map_size)
+    if wrong:
+        for name in (_DATA, _LOCK):
+            (place / name).unlink(missing_ok=True)
+    guard.write(State(identity, boot_id()), durable=persistent)
+    _make(lmdb, place, map_size)
+    if wrong:
+        warnings.warn(
+            f"the store {place} is started anew, empty: {wrong}. What it held will be prepared "
+            "again.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def check_identity(place: Path, found: str, identity: str) -> None:
+    if found != identity:
+        raise StoreError(
+            f"{place} holds the data of {found!r}, and is asked for that of "
+            f"{identity!r}: it was damaged, or put there by hand. Remove it, or choose another "
+            "place."
+        )
+
+
+def _mistrust(place: Path, state: State, identity: str) -> str:
+    """Why the content cannot be used, as the state tells it."""
+    if state.format != FORMAT:
+        return f"it is of format {state.format}, and this version of Penstock has {FORMAT}"
+    check_identity(place, state.identity, identity)
+    if state.damaged:
+        return "its index was found damaged"
+    if not state.clean and state.boot != boot_id():
+        return "the machine went down while it was in use, and part of it may not be on disk"
+    return ""
+
+
+def _unreadable(lmdb: ModuleType, place: Path, map_size: int) -> str:
+    """Why LMDB cannot read the file; nothing where it can."""
+    try:
+        env = open_lmdb(lmdb, place, map_size)
+        try:
+            pages, page = env.info()["last_pgno"] + 1, env.stat()["psize"]
+        finally:
+            env.close()
+        missing = pages * page - os.path.getsize(place / _DATA)
+        if missing <= 0:
+            return ""
+        if missing > _LOOSE_TAIL:
+            return f"its file was cut short by {missing} bytes"
+        # Reading past the end of a file kills the process; an empty page is only an error.
+        os.truncate(place / _DATA, pages * page)
+        return _unreadable_tree(lmdb, place, map_size)
+    except (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError):
+        raise
+    except lmdb.Error as error:
+        return f"LMDB cannot open it ({error})"
+
+
+def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int) -> str:
+    env = open_lmdb(lmdb, place, map_size)
+    try:
+        samples = env.open_db(SAMPLES, integerkey=True, create=False)
+        with env.begin(db=samples) as transaction:
+            found = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
+            if found == transaction.stat(samples)["entries"]:
+                return ""
+        return "its file was cut short"
+    finally:
+        env.close()
+
+
+def _make(lmdb: ModuleType, place: Path, map_size: int) -> None:
+    """Create what is missing, so that every later opening finds all of it."""
+    # LMDB writes to its lock file through a map: with no room left on the file system, a page
+    # of it that was never written would kill the process that writes there first.
+    fd = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _READER * (_MAX_READERS + 8))
+    finally:
+        os.close(fd)
+    env = open_lmdb(lmdb, place, map_size)
+    try:
+        env.open_db(SAMPLES, integerkey=True, create=True)
+    finally:
+        env.close()
+
+
+def remove(place: Path) -> None:
+    if guards.is_store(place):
+        guards.remove(place, (_DATA, _LOCK))

@@ -1,0 +1,337 @@
+"""``torch.utils.data.DataLoader``, argument for argument, on Penstock's engine.
+
+It is no subclass of torch's: trainers rebuild subclasses as plain DataLoaders and lose what they
+add, and let any other iterable through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.collate import default_convert
+
+from penstock.errors import PipelineError
+from penstock.loader import Custom, Loader, Options, Plan
+from penstock.meter import Stats
+from penstock.order import Sampled
+from penstock.pipeline import Pipeline, from_dataset
+from penstock.pools.processes import Start
+from penstock.pools.runner import Work, WorkerInfo
+from penstock.road import Tap
+from penstock.torch.apart import take_apart
+from penstock.torch.batches import Tensors, can_pin
+
+Collate = Callable[[list[Any]], Any]
+
+
+class DataLoader:
+    """Replaces ``torch.utils.data.DataLoader``: the same arguments, the same batches.
+
+    Beside torch's arguments it takes
+
+    - ``cache``: bytes to keep in memory (``"8GB"``); ``cache_where`` puts them elsewhere,
+    - ``seed``: fixes order and augmentation; by default the generator's, or torch's own,
+    - ``random``: ``False`` says that the dataset draws nothing, which saves seeding it,
+    - ``kind``: ``"threads"`` or ``"processes"`` instead of a choice,
+    - ``on_error``: ``"raise"``, ``"skip"`` or ``"substitute"`` for bad samples,
+    - ``native``: ``False`` keeps torchvision's own transforms where ``penstock.image`` has the
+      same ones (an ``ImageFolder`` is taken apart so that they, and ``cache``, can be used),
+    - ``memory``: a bound on the shared memory of batches.
+
+    Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
+    ``state_dict`` resumes exactly.
+
+    >>> import torch
+    >>> from penstock.torch import DataLoader
+    >>> data = torch.utils.data.TensorDataset(torch.arange(4.0), torch.arange(4))
+    >>> for x, y in DataLoader(data, batch_size=2):
+    ...     print(x, y)
+    tensor([0., 1.]) tensor([0, 1])
+    tensor([2., 3.]) tensor([2, 3])
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        cache: int | str | None = None,
+        cache_where: str = "memory",
+        seed: int | None = None,
+        random: bool | None = None,
+        kind: Literal["auto", "threads", "processes"] = "auto",
+        on_error: Literal["raise", "skip", "substitute"] = "raise",
+        native: bool = True,
+        memory: int | str | None = None,
+    ) -> None:
+        streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        _check(
+            streaming=streaming,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+        self.dataset = dataset
+        self.batch_size = None if batch_sampler is not None else batch_size
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn or (default_convert if batch_size is None else default_collate)
+        self.pin_memory = pin_memory
+        self.drop_last = drop_last
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.generator = generator
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = persistent_workers
+        self.in_order = in_order
+
+        rank, world = _ranks()
+        own_sampler = sampler is not None or batch_sampler is not None
+        if seed is None:
+            if generator is not None:
+                seed = generator.initial_seed()
+            else:
+                # Ranks must agree on the order; each has a seed of its own, so none of those.
+                seed = 0 if world > 1 and not own_sampler else torch.initial_seed()
+            seed %= 2**63
+        pipeline = self._pipeline(cache, cache_where, random, native, worker_init_fn)
+        workers = num_workers if isinstance(num_workers, int) else 1
+        single = batch_size is None and batch_sampler is None
+        collate = self._collate(collate_fn, single)
+        size = 1 if single else (batch_size or 1)
+        pipeline = pipeline.batch(size, drop_last=drop_last, collate=collate)
+        self._loader = Loader(
+            pipeline,
+            Options(
+                workers=num_workers,
+                kind=kind,
+                seed=seed,
+                shuffle=bool(shuffle),
+                rank=0 if own_sampler else rank,
+                world=1 if own_sampler else world,
+                prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
+                on_error=on_error,
+                timeout=timeout or None,
+                memory=memory,
+                in_order=in_order,
+            ),
+            Custom(
+                plan=_plan(sampler, batch_sampler, seed) if own_sampler else None,
+                init=_Init(worker_init_fn),
+                start=_start(multiprocessing_context),
+                convert=Tensors(list, can_pin(pin_memory)) if collate is None or single else (
+                    _Pin() if can_pin(pin_memory) else None
+                ),
+                fallback=default_collate,
+                order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
+                recheck=not persistent_workers,
+            ),
+        )
+
+    def _pipeline(
+        self,
+        cache: int | str | None,
+        where: str,
+        random: bool | None,
+        native: bool,
+        worker_init_fn: Any,
+    ) -> Pipeline:
+        apart = None if worker_init_fn is not None else take_apart(self.dataset, native, cache, where)
+        if apart is not None:
+            return apart
+        pipeline = from_dataset(self.dataset, random=random)
+        return pipeline if cache is None else pipeline.cache(cache, where=where)
+
+    @staticmethod
+    def _collate(collate_fn: Collate | None, single: bool) -> Collate | None:
+        if single:
+            return _Single(collate_fn or default_convert)
+        return None if collate_fn is default_collate else collate_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __repr__(self) -> str:
+        return repr(self._loader).replace("<Loader", "<DataLoader")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands; see ``Loader.state_dict``."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; see ``Loader.load_state_dict``."""
+        self._loader.load_state_dict(state)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the sampler is told, if it wants to be."""
+        tell = getattr(self.sampler, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+        self._loader.set_epoch(epoch)
+
+    def stats(self) -> Stats:
+        """A frozen snapshot of what happened so far."""
+        return self._loader.stats()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader.close()
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Single:
+    """For ``batch_size=None``: a sample is delivered as it is."""
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self._convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._convert(samples[0])
+
+
+class _Pin(Tensors):
+    """Pins what a user's collate made, and changes nothing else about it."""
+
+    def __init__(self) -> None:
+        super().__init__(tuple, pin=True)
+
+    def __call__(self, value: Any) -> Any:
+        return value if hasattr(value, "__array__") and not torch.is_tensor(value) else (
+            super().__call__(value)
+        )
+
+
+class _Init:
+    """Runs in a worker before its first task: what torch's own worker would have set up."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, info: WorkerInfo, work: Work) -> None:
+        torch.set_num_threads(1)
+        source = work.road.source
+        holder = source.stream if isinstance(source, Tap) else source
+        dataset = getattr(holder, "dataset", None)
+        # get_worker_info() reads this; torch has no public way to set it.
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=info.id, num_workers=info.count, seed=info.seed + info.id, dataset=dataset
+        )
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(info.id)
+
+
+def _plan(
+    sampler: Iterable[Any] | None, batch_sampler: Iterable[Any] | None, seed: int
+) -> Callable[[int, int, bool], Plan]:
+    def make(n: int, size: int, drop_last: bool) -> Plan:
+        if batch_sampler is not None:
+            return Sampled(batch_sampler, n, seed)
+        return Sampled(sampler or (), n, seed, size, drop_last)
+
+    return make
+
+
+def _ranks() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _start(context: Any) -> Start:
+    """Our own worker program stands in for spawn and forkserver; fork is fork."""
+    if context is None:
+        return "program"
+    name = context if isinstance(context, str) else context.get_start_method()
+    if name not in ("fork", "spawn", "forkserver"):
+        raise PipelineError(
+            f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'."
+        )
+    return "fork" if name == "fork" else "program"
+
+
+def _check(
+    *,
+    streaming: bool,
+    batch_size: int | None,
+    shuffle: bool | None,
+    sampler: object,
+    batch_sampler: object,
+    num_workers: int | str,
+    drop_last: bool,
+    timeout: float,
+    prefetch_factor: int | None,
+    persistent_workers: bool,
+    pin_memory_device: str,
+) -> None:
+    """What torch refuses, and what cannot be honoured here, by name."""
+
+    def refuse(why: str) -> None:
+        raise PipelineError(f"DataLoader: {why}")
+
+    if num_workers == 0:
+        if prefetch_factor is not None:
+            refuse("prefetch_factor is for workers, and num_workers is 0.")
+        if persistent_workers:
+            refuse("persistent_workers=True, and num_workers is 0.")
+        if timeout:
+            refuse("timeout is for workers, and num_workers is 0.")
+    if timeout < 0:
+        refuse(f"timeout is {timeout}; give seconds, or 0 for no limit.")
+    if prefetch_factor is not None and prefetch_factor < 0:
+        refuse(f"prefetch_factor is {prefetch_factor}; give a number of batches a worker.")
+    if streaming:
+        for name, value in (("shuffle", shuffle), ("sampler", sampler)):
+            if value:
+                refuse(f"{name} on an IterableDataset, which decides its own order.")
+        if batch_sampler is not None:
+            refuse("batch_sampler on an IterableDataset, which decides its own order.")
+    if sampler is not None and shuffle:
+        refuse("sampler and shuffle=True exclude each other.")
+    if batch_sampler is not None and (
+        batch_size not in (1, None) or shuffle or sampler is not None or drop_last
+    ):
+        refuse("batch_sampler excludes batch_size, shuffle, sampler and drop_last.")
+    if batch_size is None and batch_sampler is None and drop_last:
+        refuse("batch_size=None makes no batches, so drop_last=True has nothing to drop.")
+    if pin_memory_device:
+        refuse(
+            f"pin_memory_device={pin_memory_device!r} is deprecated in torch and not supported: "
+            "pin_memory=True pins for the current accelerator."
+        )

@@ -1,0 +1,96 @@
+"""Samples as trees: the shape of nested tuples, lists and dicts, apart from what they hold.
+
+A skeleton is the sample with each leaf replaced by its number, so that it can be filled again
+with anything: arrays of a whole batch, tensors, specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def is_namedtuple(value: object) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of a sample, and its skeleton.
+
+    >>> flatten(("a", {"x": 1, "y": [2, 3]}))
+    (['a', 1, 2, 3], (0, {'x': 1, 'y': [2, 3]}))
+    """
+    leaves: list[Any] = []
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return _remake(node, {key: walk(child) for key, child in node.items()})
+        if isinstance(node, (tuple, list)):
+            return _remake(node, [walk(child) for child in node])
+        leaves.append(node)
+        return len(leaves) - 1
+
+    return leaves, walk(value)
+
+
+def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = tuple) -> Any:
+    """A tree of this skeleton holding these leaves; plain tuples are made by ``as_tuple``.
+
+    >>> fill((0, {"x": 1}), ["a", "b"], as_tuple=list)
+    ['a', {'x': 'b'}]
+    """
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, int):
+            return leaves[node]
+        if isinstance(node, Mapping):
+            return _remake(node, {key: walk(child) for key, child in node.items()})
+        if type(node) is tuple:
+            return as_tuple([walk(child) for child in node])
+        return _remake(node, [walk(child) for child in node])
+
+    return walk(skeleton)
+
+
+def leaves_like(value: Any, skeleton: Any) -> list[Any]:
+    """The leaves of a sample that is meant to have this skeleton; ValueError where it has not."""
+    if isinstance(skeleton, int):
+        if isinstance(value, (tuple, list, Mapping)):
+            raise ValueError(f"a {type(value).__name__} where a single value was")
+        return [value]
+    leaves: list[Any] = []
+    if isinstance(skeleton, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != skeleton.keys():
+            found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{found} where a dict of {sorted(map(str, skeleton))} was")
+        for key, child in skeleton.items():
+            if isinstance(child, int):
+                leaves.append(value[key])
+            else:
+                leaves.extend(leaves_like(value[key], child))
+        return leaves
+    if not isinstance(value, (tuple, list)) or len(value) != len(skeleton):
+        size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+        raise ValueError(
+            f"a {type(value).__name__}{size} where a {type(skeleton).__name__} "
+            f"of {len(skeleton)} was"
+        )
+    for item, child in zip(value, skeleton, strict=True):
+        if isinstance(child, int):
+            leaves.append(item)
+        else:
+            leaves.extend(leaves_like(item, child))
+    return leaves
+
+
+def _remake(like: Any, children: Any) -> Any:
+    """A container of the same kind; a plain dict or list where that kind cannot be made so."""
+    kind = type(like)
+    if kind in (dict, list):
+        return children
+    if is_namedtuple(like):
+        return kind(*children)
+    try:
+        return kind(children)
+    except TypeError:
+        return children

@@ -1,0 +1,103 @@
+"""Images that tests work on, and torchvision to compare with."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+Image = NDArray[np.uint8]
+
+
+def _import_torchvision() -> Any:
+    """torchvision, also where its compiled operators do not fit the torch that is installed.
+
+    Its transforms need none of them, and its import only asks that two exist.
+    """
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{name}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
+        return importlib.import_module("torchvision")
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = _import_torchvision()
+            importlib.import_module("torchvision.transforms.v2.functional")
+        except (ImportError, RuntimeError) as error:
+            pytest.skip(f"torchvision cannot be imported: {error}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def by_torchvision(torchvision: Any) -> Callable[..., NDArray[Any]]:
+    """Calls a function of torchvision, v2 functional by name, on an HWC array; gives one back."""
+    torch = importlib.import_module("torch")
+
+    def call(function: str | Callable[..., Any], image: NDArray[Any], **options: Any) -> Any:
+        if isinstance(function, str):
+            function = getattr(torchvision.transforms.v2.functional, function)
+        tensor = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        return function(tensor, **options).permute(1, 2, 0).numpy()
+
+    return call
+
+
+def make_photo(height: int = 240, width: int = 320, channels: int = 3, seed: int = 0) -> Image:
+    """Smooth areas, texture at every scale and noise: as busy as a photograph, and made up."""
+    rng = np.random.default_rng(seed)
+    photo = np.full((height, width, channels), 120.0, np.float32)
+    for step, strength in ((64, 60.0), (32, 40.0), (16, 25.0), (8, 15.0), (4, 9.0), (2, 6.0)):
+        coarse = rng.normal(0, strength, (height // step + 2, width // step + 2, channels))
+        fine = cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+        photo += fine.reshape(photo.shape)
+    photo += rng.normal(0, 2.0, photo.shape)
+    return np.clip(photo, 0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def photo() -> Image:
+    return make_photo()
+
+
+def make_images() -> dict[str, Image]:
+    rng = np.random.default_rng(7)
+    return {
+        "photo": make_photo(60, 80),
+        "grey photo": make_photo(60, 81, channels=1, seed=1),
+        "noise": rng.integers(0, 256, (41, 33, 3), dtype=np.uint8),
+        "dark": rng.integers(10, 40, (32, 32, 3), dtype=np.uint8),
+        "flat": np.full((16, 24, 3), 77, np.uint8),
+        "black": np.zeros((9, 9, 3), np.uint8),
+        "colourless": np.repeat(rng.integers(0, 256, (20, 30, 1), dtype=np.uint8), 3, axis=2),
+        "column": rng.integers(0, 256, (37, 1, 3), dtype=np.uint8),
+        "row": rng.integers(0, 256, (1, 37, 1), dtype=np.uint8),
+        "pixel": np.array([[[200, 10, 90]]], np.uint8),
+    }
+
+
+IMAGES = make_images()
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> Image:
+    return IMAGES[request.param].copy()

@@ -1,0 +1,191 @@
+"""Automatic augmentation against torchvision's: every change, range and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.image import auto_augment, rand_augment, trivial_augment
+from penstock.image.augment_table import NAMES, NARROW, WIDE, Step, take
+from penstock.image.policies import POLICIES
+from penstock.random import Key, Keyed
+
+EXACT = (
+    "Identity TranslateX TranslateY Brightness Posterize Solarize AutoContrast Equalize Invert"
+).split()
+MOVED = ["ShearX", "ShearY", "Rotate"]
+BLENDED = ["Color", "Contrast", "Sharpness"]
+
+
+@pytest.fixture
+def change(torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[..., Any]:
+    """One change of torchvision's automatic augmentation."""
+    module = torchvision.transforms
+    modes = {
+        False: module.InterpolationMode.NEAREST,
+        True: module.InterpolationMode.BILINEAR,
+    }
+
+    def call(image: Any, step: Step, fill: list[float] | None = None, smooth: bool = False) -> Any:
+        return by_torchvision(
+            module.autoaugment._apply_op,
+            image,
+            op_name=step.name,
+            magnitude=step.magnitude,
+            interpolation=modes[smooth],
+            fill=fill,
+        )
+
+    return call
+
+
+def every_step(names: list[str], shape: tuple[int, ...]) -> list[Step]:
+    return [
+        space.step(name, strength, negative, shape[0], shape[1])
+        for space in (NARROW, WIDE)
+        for name in names
+        for strength in (0.0, 0.3, 2 / 3, 1.0)
+        for negative in (False, True)
+    ]
+
+
+def test_the_groups_here_are_all_the_changes_there_are() -> None:
+    assert sorted(EXACT + MOVED + BLENDED) == sorted([*NAMES, "Invert"])
+
+
+def test_changes_by_table_and_shifts_are_torchvisions(
+    image: Any, change: Callable[..., Any]
+) -> None:
+    for step in every_step(EXACT, image.shape):
+        found = take(image, step, (0.0,), False)
+        np.testing.assert_array_equal(found, change(image, step), err_msg=str(step))
+
+
+def test_blends_are_within_one_level_of_torchvisions(
+    image: Any, change: Callable[..., Any]
+) -> None:
+    for step in every_step(BLENDED, image.shape):
+        found = take(image, step, (0.0,), False)
+        assert np.abs(found.astype(int) - change(image, step)).max() <= 1, step
+
+
+def test_shears_and_turns_take_the_pixels_torchvision_takes(
+    image: Any, change: Callable[..., Any]
+) -> None:
+    for step in every_step(MOVED, image.shape):
+        found, expected = take(image, step, (0.0,), False), change(image, step)
+        assert (found != expected).any(axis=2).mean() <= 0.01, step
+
+
+def test_smooth_shears_and_turns_are_within_two_levels_of_torchvisions(
+    photo: Any, change: Callable[..., Any]
+) -> None:
+    for step in every_step(MOVED, photo.shape):
+        found, expected = take(photo, step, (0.0,), True), change(photo, step, smooth=True)
+        difference = np.abs(found.astype(int) - expected)
+        assert (difference > 2).mean() <= 0.001, step
+
+
+@pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate", "TranslateX", "TranslateY"])
+def test_what_comes_from_outside_is_filled(
+    photo: Any, change: Callable[..., Any], name: str
+) -> None:
+    step = NARROW.step(name, 0.8, False, *photo.shape[:2])
+    found = take(photo, step, (200.0, 100.0, 50.0), False)
+    expected = change(photo, step, fill=[200.0, 100.0, 50.0])
+    assert (found != expected).any(axis=2).mean() <= 0.01
+    assert (found.reshape(-1, 3) == (200, 100, 50)).all(axis=1).mean() > 0.05
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 3), (50, 90, 3), (331, 331, 1)])
+@pytest.mark.parametrize(
+    ("theirs", "space", "bins"),
+    [("RandAugment", NARROW, 31), ("AutoAugment", NARROW, 10), ("TrivialAugmentWide", WIDE, 31)],
+)
+def test_strengths_are_torchvisions(
+    torchvision: Any, shape: tuple[int, ...], theirs: str, space: Any, bins: int
+) -> None:
+    made = getattr(torchvision.transforms, theirs)()
+    size = () if theirs == "TrivialAugmentWide" else ((shape[0], shape[1]),)
+    for name, (magnitudes, signed) in made._augmentation_space(bins, *size).items():
+        for index in range(bins):
+            expected = float(magnitudes[index]) if magnitudes.ndim else 0.0
+            strength = index / (bins - 1)
+            up = space.step(name, strength, False, shape[0], shape[1])
+            down = space.step(name, strength, True, shape[0], shape[1])
+            assert up.magnitude == pytest.approx(expected, abs=1e-4)
+            assert down.magnitude == pytest.approx(-expected if signed else expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10"])
+def test_policies_are_torchvisions(torchvision: Any, policy: str) -> None:
+    known = torchvision.transforms.AutoAugmentPolicy(policy)
+    made = torchvision.transforms.AutoAugment(known)
+    expected = [tuple((n, p, m or 0) for n, p, m in pair) for pair in made.policies]
+    assert list(POLICIES[policy]) == expected
+
+
+def test_rand_augment_chooses_every_change_equally_often() -> None:
+    augment = rand_augment(num_ops=2, magnitude=9)
+    choices = Keyed(0, "augment")
+    drawn = [augment.draw(choices.at(Key(i)), (64, 64, 3)) for i in range(7000)]
+    for place in range(2):
+        names = [steps[place].name for steps in drawn]
+        assert all(400 < names.count(name) < 600 for name in NAMES)
+    turns = [step.magnitude for steps in drawn for step in steps if step.name == "Rotate"]
+    assert set(turns) == {-9.0, 9.0}
+    assert 0.4 < np.mean(np.array(turns) > 0) < 0.6
+    assert len({steps[0].name == steps[1].name for steps in drawn}) == 2
+
+
+def test_rand_augment_applies_its_changes_in_turn(photo: Any, change: Callable[..., Any]) -> None:
+    steps = (Step("Rotate", 9.0), Step("Solarize", 178.5), Step("TranslateX", -30.0))
+    expected = photo
+    for step in steps:
+        expected = change(expected, step)
+    found = rand_augment(3).apply(photo, steps)
+    assert (found != expected).any(axis=2).mean() <= 0.01
+
+
+def test_rand_augment_of_no_changes_leaves_the_image(photo: Any) -> None:
+    augment = rand_augment(num_ops=0)
+    params = augment.draw(np.random.default_rng(0), photo.shape)
+    assert params == ()
+    np.testing.assert_array_equal(augment.apply(photo, params), photo)
+
+
+def test_trivial_augment_chooses_every_change_and_strength() -> None:
+    augment = trivial_augment()
+    choices = Keyed(0, "augment")
+    drawn = [augment.draw(choices.at(Key(i)), (64, 64, 3)) for i in range(7000)]
+    names = [step.name for (step,) in drawn]
+    assert all(400 < names.count(name) < 600 for name in NAMES)
+    turns = {round(step.magnitude, 3) for (step,) in drawn if step.name == "Rotate"}
+    assert turns == {round(sign * 4.5 * i, 3) + 0.0 for i in range(31) for sign in (-1, 1)}
+
+
+def test_auto_augment_takes_each_change_with_its_probability() -> None:
+    augment = auto_augment("cifar10")
+    choices = Keyed(0, "augment")
+    drawn = [augment.draw(choices.at(Key(i)), (331, 331, 3)) for i in range(20000)]
+    # Pair 22 is all there is of TranslateY at 0.9; pairs 4, 22 twice and 25 have 0.7, and 13 0.4.
+    expected = (0.9 + 0.7 + 0.7 + 0.7 + 0.4) / 25
+    found = sum(step.name == "TranslateY" for steps in drawn for step in steps) / len(drawn)
+    assert found == pytest.approx(expected, abs=0.015)
+    magnitudes = {
+        round(abs(step.magnitude)) for steps in drawn for step in steps if step.name == "TranslateY"
+    }
+    assert magnitudes == {50, 150}
+
+
+@pytest.mark.parametrize("make", [rand_augment, auto_augment, trivial_augment])
+def test_fill_and_interpolation_reach_the_pixels(photo: Any, make: Any) -> None:
+    steps = (Step("Rotate", 20.0),)
+    plain = make().apply(photo, steps)
+    np.testing.assert_array_equal(plain[0, 0], [0, 0, 0])
+    np.testing.assert_array_equal(make(fill=(1, 2, 3)).apply(photo, steps)[0, 0], [1, 2, 3])
+    smooth = make(interpolation="bilinear").apply(photo, steps)
+    assert (smooth[100:140, 140:180] != plain[100:140, 140:180]).any()
