@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
 from penstock.order import Admission
 from penstock.pipeline import Pipeline
-from penstock.road import Road
 from penstock.source.source import Source
 from penstock.stops.cache import Cache
 from penstock.stops.stop import Stop
@@ -74,8 +72,7 @@ class Caches:
         if not self._open:
             return [(0, 0, store.budget, False) for store in self._stores.values()]
         return [
-            (len(store), store.used, store.budget, store.sealed)
-            for store in self._stores.values()
+            (len(store), store.used, store.budget, store.sealed) for store in self._stores.values()
         ]
 
     def close(self) -> None:
@@ -89,8 +86,8 @@ class Caches:
 
 def _store(stop: Cache, source: Source, above: tuple[Stop, ...]) -> Store:
     if stop.where == "memory":
-        place: Callable[[], Path] = lambda: RunDir.current().path / uuid.uuid4().hex  # noqa: E731
-        return Store(place(), stop.budget, persistent=False)
+        place = RunDir.current().path / uuid.uuid4().hex
+        return Store(place, stop.budget, overshoot=_overshoot(stop.budget))
     try:
         made_of = (source.identity(), [stop.fingerprint() for stop in above])
     except FingerprintError as error:
@@ -99,4 +96,15 @@ def _store(stop: Cache, source: Source, above: tuple[Stop, ...]) -> Store:
         ) from error
     identity = fingerprint(made_of)
     root = disk_dir() / "stores" if stop.where == "disk" else Path(stop.where)
-    return Store(root / identity, stop.budget, identity=identity, persistent=True)
+    return Store(
+        root / identity,
+        stop.budget,
+        identity=identity,
+        persistent=True,
+        overshoot=_overshoot(stop.budget),
+    )
+
+
+def _overshoot(budget: int) -> int:
+    """Room for what workers put in before it is decided that it stays: a few batches."""
+    return (1 << 30) + budget // 8

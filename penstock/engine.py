@@ -194,8 +194,7 @@ class Engine:
                 return
             job, piece = found
             job.running -= 1
-            if outcome.report.tally:
-                self.meter.add(outcome.report.tally, outcome.report.busy)
+            self.meter.worked(outcome.report.busy)
             if job.dropped or piece.id not in self._schedule:
                 self._left_over(job, outcome)
                 return
@@ -336,6 +335,9 @@ class Engine:
         if offers:
             self._admit(offers)
         for _, report in pieces:
+            # Counted when handed out, so that what was prepared ahead does not blur an epoch.
+            if report.tally:
+                self.meter.add(report.tally)
             for bad in report.bad:
                 self.meter.bad(BadSample(*bad))
         if job.kind == "pull" and rows == 0 and self._rotation is not None:
@@ -446,9 +448,7 @@ class Engine:
         self.pool.watch(self._timeout)
 
 
-def _close_gaps(
-    columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]
-) -> None:
+def _close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
     """Move rows up over those that skipped samples left empty."""
     at = 0
     for first, report in pieces:

@@ -3,7 +3,7 @@
 ::
 
     PenstockError
-    ├── PipelineError (ValueError)      the pipeline or an argument is wrong; raised when it is built
+    ├── PipelineError (ValueError)      the pipeline or an argument is wrong, found when built
     │   └── FingerprintError            something cannot be identified stably
     ├── SourceError                     the data is not there, or cannot be read
     ├── SampleError                     one sample failed: names it, the stage and the cause

@@ -63,9 +63,7 @@ class Options:
         if self.timeout is not None and not self.timeout > 0:
             raise PipelineError(f"timeout is {self.timeout!r}; give seconds, or None for no limit.")
         if self.order is not None and not isinstance(self.order, Order):
-            raise PipelineError(
-                f"order is {self.order!r}, which has no indices(n, seed, epoch)."
-            )
+            raise PipelineError(f"order is {self.order!r}, which has no indices(n, seed, epoch).")
         if self.memory is not None:
             config.size(self.memory, "memory")
 
@@ -130,9 +128,7 @@ class Loader:
     True
     """
 
-    def __init__(
-        self, pipeline: Pipeline, options: Options, custom: Custom | None = None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, options: Options, custom: Custom | None = None) -> None:
         if pipeline.batching is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
         custom = custom or Custom()
@@ -256,9 +252,7 @@ class Loader:
             if self._custom.recheck and self._cursor.batch == 0:
                 engine.refresh()
             if self._plan is None:
-                rotation = Rotation(
-                    self._taken, self._batch.size, self._cursor.epoch, self._turn
-                )
+                rotation = Rotation(self._taken, self._batch.size, self._cursor.epoch, self._turn)
                 engine.start(iter(rotation), rotation)
             else:
                 engine.start(_from(self._plan, self._cursor, self._ahead))

@@ -144,7 +144,11 @@ class Meter:
         if self._started is None:
             self._started = self.clock()
 
-    def add(self, tally: Sequence[Any], busy: float) -> None:
+    def worked(self, seconds: float) -> None:
+        with self._lock:
+            self._counts.busy += seconds
+
+    def add(self, tally: Sequence[Any]) -> None:
         samples, seconds, bytes_read, hits, misses, corrupt = tally
         with self._lock:
             counts = self._counts
@@ -156,7 +160,6 @@ class Meter:
                 counts.misses[i] += m
             counts.bytes_read += bytes_read
             counts.corrupt += corrupt
-            counts.busy += busy
 
     def delivered(self, samples: int, nbytes: int) -> None:
         with self._lock:

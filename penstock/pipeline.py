@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.config import show_size, size
 from penstock.errors import PipelineError
-from penstock.operation import ArraySpec
+from penstock.operation import ArraySpec, Operation
 from penstock.order import Order
 from penstock.road import Road, Tap
 from penstock.slots import Layout, Leaf
@@ -53,7 +53,7 @@ class Pipeline:
 
     def map(
         self,
-        function: Callable[..., Any],
+        function: Operation | Callable[..., Any],
         *,
         on: On = None,
         random: bool | None = None,
@@ -78,9 +78,7 @@ class Pipeline:
         """
         self._open("map()")
         ordinal = sum(isinstance(stop, Map) for stop in self.stops)
-        stop = make_map(
-            function, on=on, random=random, version=version, name=name, ordinal=ordinal
-        )
+        stop = make_map(function, on=on, random=random, version=version, name=name, ordinal=ordinal)
         return self._with(stop)
 
     def cache(self, budget: int | str, *, where: Path = "memory") -> Pipeline:

@@ -2,7 +2,7 @@
 
 Batches are cut into pieces, tiny-batches of a few samples, that workers take oldest first, so that
 all of them work on the batch that is needed next. A worker that dies loses nothing: its pieces are
-dealt again, those it was working on one sample at a time, so that a deadly sample gives itself away.
+dealt again, the one it was working on sample by sample, so that a deadly sample gives itself away.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ from penstock.errors import SlotError
 from penstock.packing import aligned
 from penstock.tree import flatten
 
-
 FEWEST = 3
-"""Slots that a ring may always have: one the loop looks at, one it still holds, one in the making."""
+"""Slots that a ring may always have: one the loop looks at, one it still holds, one being made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,7 @@ open(sys.argv[1], "wb").write(cloudpickle.dumps(values))
 
 
 def run(args: list[str], hash_seed: str = "0") -> str:
-    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run([sys.executable, *args], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

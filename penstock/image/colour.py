@@ -48,7 +48,8 @@ def saturation(image: Image, factor: float) -> Image:
     matrix = np.empty((3, 4), dtype=np.float32)
     matrix[:, :3] = np.multiply(_GREY, 1.0 - factor)
     matrix[(0, 1, 2), (0, 1, 2)] += factor
-    matrix[:, 3] = _DOWN
+    # torchvision cuts the grey to a whole level first, a half lower in the mean.
+    matrix[:, 3] = _DOWN - 0.5 * (1.0 - factor)
     return with_channels(load_cv2().transform(image, matrix))
 
 
@@ -58,7 +59,7 @@ def hue(image: Image, turn: float) -> Image:
         return image
     cv2 = load_cv2()
     # uint8 HSV would be twice as fast, and up to 8 levels off.
-    pixels = image.astype(np.float32)
+    pixels = image.astype(np.float32, order="C")
     pixels *= np.float32(1 / 255)
     cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV, dst=pixels)
     # OpenCV wraps angles above a full circle, and not those below zero.

@@ -32,9 +32,7 @@ class Rotation:
                 continue
             number = self._next[worker]
             self._next[worker] += 1
-            yield BatchKeys(
-                self._epoch, number, np.full(self._rows, worker, dtype=np.int64), None
-            )
+            yield BatchKeys(self._epoch, number, np.full(self._rows, worker, dtype=np.int64), None)
 
     @staticmethod
     def worker(plan: BatchKeys) -> int:

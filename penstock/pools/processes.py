@@ -32,9 +32,7 @@ Start = Literal["program", "fork"]
 AHEAD = 2
 """Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""
 
-_BOOT = (
-    "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
-)
+_BOOT = "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
 
 
 class WorkerTraceback(Exception):

@@ -15,7 +15,7 @@ from penstock.errors import SampleError, ShapeError
 from penstock.random import Key, Keyed, Keys, seed_globals
 from penstock.road import Road, Tap, scope_of
 from penstock.slots import Layout, as_array
-from penstock.stops.batch import Collate, Misfit, stack
+from penstock.stops.batch import Collate, Misfit
 from penstock.stops.stop import StageFailure
 from penstock.tree import leaves_like
 
@@ -211,15 +211,11 @@ class Runner:
         if self.work.on_error == "raise":
             raise error from failure.__cause__
         cause = failure.__cause__
-        report.bad.append(
-            (key.index, error.name, error.stage, f"{type(cause).__name__}: {cause}")
-        )
+        report.bad.append((key.index, error.name, error.stage, f"{type(cause).__name__}: {cause}"))
         if self.work.on_error == "skip":
             report.missing.append(place)
             return []
-        others = self._substitute.fresh(key).integers(
-            len(self.work.road.source), size=SUBSTITUTES
-        )
+        others = self._substitute.fresh(key).integers(len(self.work.road.source), size=SUBSTITUTES)
         for other in others.tolist():
             try:
                 return self._road.get(Keys(key.epoch, [other], [key.replica]))
@@ -333,4 +329,3 @@ def _write_column(
             raise LayoutChanged(f"{found} where {leaf.dtype} {leaf.shape} was")
         column[row] = plain
         row += 1
-

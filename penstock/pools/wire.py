@@ -46,7 +46,7 @@ class Wire:
     def receive(self) -> tuple[list[Any], list[int]] | None:
         """The next message and its descriptors, ``None`` when the other end is gone."""
         try:
-            packet, fds, flags, _ = socket.recv_fds(self.socket, _PACKET + 1, _FDS)
+            packet, fds, _, _ = socket.recv_fds(self.socket, _PACKET + 1, _FDS)
         except ConnectionResetError:
             return None
         if not packet:

@@ -1,1 +1,1 @@
-"""Stops: what happens to a sample on its way, one file each. All share one contract, in ``stop``."""
+"""What happens to a sample on its way, one file each. All share one contract, in ``stop``."""

@@ -63,7 +63,9 @@ class Pad:
         ndim = arrays[0].ndim
         for place, array in enumerate(arrays):
             if array.ndim != ndim:
-                raise Misfit(place, f"it has {array.ndim} dimensions, the first of its batch {ndim}")
+                raise Misfit(
+                    place, f"it has {array.ndim} dimensions, the first of its batch {ndim}"
+                )
         shape = tuple(max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True))
         dtype = np.result_type(*arrays)
         out = np.full((len(arrays), *shape), self.value, dtype=dtype)
@@ -72,9 +74,7 @@ class Pad:
         return out
 
 
-def _by_field(
-    samples: list[Any], join: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]
-) -> Any:
+def _by_field(samples: list[Any], join: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]) -> Any:
     first, skeleton = flatten(samples[0])
     columns: list[list[Any]] = [[leaf] for leaf in first]
     for place, sample in enumerate(samples[1:], start=1):

@@ -1,4 +1,4 @@
-"""The map stop: one operation or any callable, applied to a field of every sample or to all of it."""
+"""The map stop: an operation, or any callable, on a field of every sample or on all of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.stops.stop import Fields, Site, StageFailure, Step, Stop, Upstream
 from penstock.tree import is_namedtuple
 
 On = str | int | None
+Function = Operation | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Map(Stop):
     so that putting in or taking out a cache changes no sample.
     """
 
-    function: Callable[..., Any]
+    function: Function
     on: On = None
     random: bool = True
     version: str | None = None
@@ -172,7 +173,7 @@ def _no_field(name: str, wanted: str | int | None, found: list[Any]) -> Any:
 
 
 def make_map(
-    function: Callable[..., Any],
+    function: Function,
     *,
     on: On,
     random: bool | None,
@@ -183,13 +184,13 @@ def make_map(
     """A map stop, checked; a callable that does not say it is not random is taken as random."""
     if isinstance(function, type) and issubclass(function, Operation):
         raise PipelineError(f"map() got the class {function.__name__}; call it: map(...()).")
-    if not callable(function):
-        raise PipelineError(f"map() got {function!r}, which cannot be called.")
     if isinstance(function, Operation):
         if random is not None and random != function.random:
             kind = "random" if function.random else "not random"
             raise PipelineError(f"{function.name} is {kind}; leave random= out.")
         return Map(function, on, function.random, version, name or "", ordinal)
+    if not callable(function):
+        raise PipelineError(f"map() got {function!r}, which cannot be called.")
     wants_rng = _takes_rng(function)
     known = deterministic(function)
     is_random = random if random is not None else wants_rng or not known
@@ -251,7 +252,7 @@ def _albumentations(function: Any, keyed: Keyed) -> Callable[[Any, Any], Any]:
     return call
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Function) -> str:
     """What a person would call a callable."""
     if isinstance(function, Operation):
         return function.name

@@ -18,7 +18,7 @@ from penstock.store.opening import SAMPLES, check_identity, enter, load, open_lm
 _PATIENCE = 10.0
 
 
-class Closed(Exception):  # noqa: N818  (a state that callers answer with a miss, not a failure)
+class Closed(Exception):
     """The environment was closed by another thread, or is kept busy by one."""
 
 

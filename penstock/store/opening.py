@@ -157,28 +157,30 @@ def _unreadable(lmdb: ModuleType, place: Path, map_size: int) -> str:
         finally:
             env.close()
         missing = pages * page - os.path.getsize(place / _DATA)
-        if missing <= 0:
-            return ""
         if missing > _LOOSE_TAIL:
             return f"its file was cut short by {missing} bytes"
-        # Reading past the end of a file kills the process; an empty page is only an error.
-        os.truncate(place / _DATA, pages * page)
-        return _unreadable_tree(lmdb, place, map_size)
+        if missing > 0:
+            # Reading past the end of a file kills the process; an empty page is only an error.
+            os.truncate(place / _DATA, pages * page)
+        return _unreadable_tree(lmdb, place, map_size, walk=missing > 0)
     except (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError):
         raise
     except lmdb.Error as error:
         return f"LMDB cannot open it ({error})"
 
 
-def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int) -> str:
+def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
     env = open_lmdb(lmdb, place, map_size)
     try:
         samples = env.open_db(SAMPLES, integerkey=True, create=False)
+        if not walk:
+            return ""
         with env.begin(db=samples) as transaction:
             found = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
-            if found == transaction.stat(samples)["entries"]:
-                return ""
-        return "its file was cut short"
+            whole = found == transaction.stat(samples)["entries"]
+        return "" if whole else "its file was cut short"
+    except lmdb.NotFoundError:
+        return ""  # whoever made the store was killed before there were samples
     finally:
         env.close()
 

@@ -1,7 +1,8 @@
 """Takes a torchvision ``ImageFolder`` apart into source, decode and maps.
 
-Then a cache can stand on the raw bytes, where it is smallest, and operations that ``penstock.image``
-has too run there, in threads. Classes are known by name: nothing here imports torchvision.
+Then a cache can stand on the raw bytes, where it is smallest, and operations that
+``penstock.image`` has too run there, in threads. Classes are known by name: nothing here imports
+torchvision.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from penstock.operation import Operation
 from penstock.pipeline import Pipeline, from_files
 
 
-def take_apart(
-    dataset: Any, native: bool, cache: int | str | None, where: str
-) -> Pipeline | None:
+def take_apart(dataset: Any, native: bool, cache: int | str | None, where: str) -> Pipeline | None:
     """The pipeline that does what this ImageFolder does, or ``None`` if it is not a plain one."""
     if not _plain_image_folder(dataset):
         return None
@@ -46,8 +45,7 @@ def _plain_image_folder(dataset: Any) -> bool:
         and kind.__name__ == "ImageFolder"
         and getattr(dataset.loader, "__name__", "") == "default_loader"
         and dataset.target_transform is None
-        and getattr(dataset, "transforms", None) is not None
-        == (dataset.transform is not None)
+        and getattr(dataset, "transforms", None) is not None == (dataset.transform is not None)
     )
 
 
@@ -74,7 +72,8 @@ def translate(steps: list[Any]) -> list[Operation] | None:
     ToDtype), then perhaps Normalize.
     """
     steps = list(steps)
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
     if steps and _is(steps[-1], "Normalize"):
         last = steps.pop()
         mean, std = tuple(map(float, last.mean)), tuple(map(float, last.std))
@@ -108,9 +107,7 @@ def _is(step: Any, name: str) -> bool:
 
 
 def _scales_to_float32(step: Any) -> bool:
-    return (
-        _is(step, "ToDtype") and str(step.dtype) == "torch.float32" and bool(step.scale)
-    )
+    return _is(step, "ToDtype") and str(step.dtype) == "torch.float32" and bool(step.scale)
 
 
 def _bilinear(step: Any) -> bool:
@@ -124,13 +121,13 @@ def _nearest(step: Any) -> bool:
     return mode in ("nearest", 0) and fill in (None, 0, {}, [0, 0, 0])
 
 
-def _square(size: Any) -> tuple[int, int] | None:
+def _square(size: Any) -> tuple[int, int]:
     if isinstance(size, int):
         return size, size
     sizes = tuple(int(n) for n in size)
     if len(sizes) == 1:
         return sizes[0], sizes[0]
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
+    return sizes[0], sizes[1]
 
 
 def _random_resized_crop(step: Any) -> Operation | None:

@@ -148,9 +148,9 @@ class DataLoader:
                 plan=_plan(sampler, batch_sampler, seed) if own_sampler else None,
                 init=_Init(worker_init_fn),
                 start=_start(multiprocessing_context),
-                convert=Tensors(list, can_pin(pin_memory)) if collate is None or single else (
-                    _Pin() if can_pin(pin_memory) else None
-                ),
+                convert=Tensors(list, can_pin(pin_memory))
+                if collate is None or single
+                else (_Pin() if can_pin(pin_memory) else None),
                 fallback=default_collate,
                 order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
                 recheck=not persistent_workers,
@@ -165,7 +165,9 @@ class DataLoader:
         native: bool,
         worker_init_fn: Any,
     ) -> Pipeline:
-        apart = None if worker_init_fn is not None else take_apart(self.dataset, native, cache, where)
+        apart = (
+            None if worker_init_fn is not None else take_apart(self.dataset, native, cache, where)
+        )
         if apart is not None:
             return apart
         pipeline = from_dataset(self.dataset, random=random)
@@ -233,8 +235,10 @@ class _Pin(Tensors):
         super().__init__(tuple, pin=True)
 
     def __call__(self, value: Any) -> Any:
-        return value if hasattr(value, "__array__") and not torch.is_tensor(value) else (
-            super().__call__(value)
+        return (
+            value
+            if hasattr(value, "__array__") and not torch.is_tensor(value)
+            else (super().__call__(value))
         )
 
 

@@ -54,10 +54,10 @@ def by_torchvision(torchvision: Any) -> Callable[..., NDArray[Any]]:
     torch = importlib.import_module("torch")
 
     def call(function: str | Callable[..., Any], image: NDArray[Any], **options: Any) -> Any:
-        if isinstance(function, str):
-            function = getattr(torchvision.transforms.v2.functional, function)
+        named = torchvision.transforms.v2.functional
+        called = getattr(named, function) if isinstance(function, str) else function
         tensor = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-        return function(tensor, **options).permute(1, 2, 0).numpy()
+        return called(tensor, **options).permute(1, 2, 0).numpy()
 
     return call
 
@@ -71,7 +71,8 @@ def make_photo(height: int = 240, width: int = 320, channels: int = 3, seed: int
         fine = cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
         photo += fine.reshape(photo.shape)
     photo += rng.normal(0, 2.0, photo.shape)
-    return np.clip(photo, 0, 255).astype(np.uint8)
+    levels: Image = np.clip(photo, 0, 255).astype(np.uint8)
+    return levels
 
 
 @pytest.fixture
@@ -100,4 +101,6 @@ IMAGES = make_images()
 
 @pytest.fixture(params=IMAGES)
 def image(request: pytest.FixtureRequest) -> Image:
-    return IMAGES[request.param].copy()
+    name: str = request.param
+    found: Image = IMAGES[name].copy()
+    return found

@@ -17,7 +17,6 @@ from penstock.image import (
     auto_augment,
     center_crop,
     color_jitter,
-    decode,
     erase,
     normalize,
     rand_augment,
@@ -53,6 +52,9 @@ OPERATIONS: list[Operation] = [
     normalize(0.4, 0.2),
     normalize(0.4, 0.2, layout="hwc"),
 ]
+
+bad: Any = ps_image
+"""The same operations, for arguments that a type checker would refuse."""
 
 operations = st.sampled_from(OPERATIONS)
 sides = st.one_of(st.just(1), st.just(2), st.integers(1, 48))
@@ -188,48 +190,48 @@ def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Oper
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (lambda: decode("bgr"), "mode is 'bgr'"),
-        (lambda: resize(0), "size is 0"),
-        (lambda: resize(2.5), "size is 2.5"),
-        (lambda: resize(True), "size is True"),
-        (lambda: resize((1, 2, 3)), r"size is \(1, 2, 3\)"),
-        (lambda: resize("224"), "size is '224'"),
-        (lambda: center_crop((4, -1)), "width is -1"),
-        (lambda: random_resized_crop(None), "size is None"),
-        (lambda: random_resized_crop(8, scale=(0.5, 0.2)), "smaller number first"),
-        (lambda: random_resized_crop(8, scale=(0.0, 1.0)), "numbers above 0"),
-        (lambda: random_resized_crop(8, scale=(0.5, 1.5)), "scale is 1.5"),
-        (lambda: random_resized_crop(8, scale=0.5), r"give a pair \(from, to\)"),
-        (lambda: random_resized_crop(8, ratio=(0, 1)), "numbers above 0"),
-        (lambda: random_crop(8, padding=-1), "padding is -1"),
-        (lambda: random_crop(8, padding=(1, 2, 3)), r"padding is \(1, 2, 3\)"),
-        (lambda: random_crop(8, padding_mode="wrap"), "padding_mode is 'wrap'"),
-        (lambda: random_crop(8, fill=300), "fill is 300"),
-        (lambda: random_flip(p=1.5), "p is 1.5"),
-        (lambda: random_flip(p=float("nan")), "p is nan"),
-        (lambda: random_flip(p="half"), "p is 'half'"),
-        (lambda: color_jitter(brightness=-1), "brightness is -1"),
-        (lambda: color_jitter(contrast=(2, 1)), "smaller number first"),
-        (lambda: color_jitter(hue=0.6), "hue is 0.6"),
-        (lambda: rand_augment(magnitude=31), "magnitude is 31"),
-        (lambda: rand_augment(num_ops=-1), "num_ops is -1"),
-        (lambda: rand_augment(interpolation="cubic"), "interpolation is 'cubic'"),
-        (lambda: auto_augment("svhn2"), "policy is 'svhn2'"),
-        (lambda: trivial_augment(bins=1), "bins is 1"),
-        (lambda: trivial_augment(fill=(1, 2)), r"fill is \(1, 2\)"),
-        (lambda: erase(p=-0.1), "p is -0.1"),
-        (lambda: erase(scale=(0.1, 2)), "scale is 2"),
-        (lambda: erase(value="noise"), "value is 'noise'"),
-        (lambda: normalize(std=0), "std is 0"),
-        (lambda: normalize(mean=(1, 2)), r"mean is \(1, 2\)"),
-        (lambda: normalize(mean=float("inf")), "mean is inf"),
-        (lambda: normalize(layout="nchw"), "layout is 'nchw'"),
+        (lambda: bad.decode("bgr"), "mode is 'bgr'"),
+        (lambda: bad.resize(0), "size is 0"),
+        (lambda: bad.resize(2.5), "size is 2.5"),
+        (lambda: bad.resize(True), "size is True"),
+        (lambda: bad.resize((1, 2, 3)), r"size is \(1, 2, 3\)"),
+        (lambda: bad.resize("224"), "size is '224'"),
+        (lambda: bad.center_crop((4, -1)), "width is -1"),
+        (lambda: bad.random_resized_crop(None), "size is None"),
+        (lambda: bad.random_resized_crop(8, scale=(0.5, 0.2)), "smaller number first"),
+        (lambda: bad.random_resized_crop(8, scale=(0.0, 1.0)), "numbers above 0"),
+        (lambda: bad.random_resized_crop(8, scale=(0.5, 1.5)), "scale is 1.5"),
+        (lambda: bad.random_resized_crop(8, scale=0.5), r"give a pair \(from, to\)"),
+        (lambda: bad.random_resized_crop(8, ratio=(0, 1)), "numbers above 0"),
+        (lambda: bad.random_crop(8, padding=-1), "padding is -1"),
+        (lambda: bad.random_crop(8, padding=(1, 2, 3)), r"padding is \(1, 2, 3\)"),
+        (lambda: bad.random_crop(8, padding_mode="wrap"), "padding_mode is 'wrap'"),
+        (lambda: bad.random_crop(8, fill=300), "fill is 300"),
+        (lambda: bad.random_flip(p=1.5), "p is 1.5"),
+        (lambda: bad.random_flip(p=float("nan")), "p is nan"),
+        (lambda: bad.random_flip(p="half"), "p is 'half'"),
+        (lambda: bad.color_jitter(brightness=-1), "brightness is -1"),
+        (lambda: bad.color_jitter(contrast=(2, 1)), "smaller number first"),
+        (lambda: bad.color_jitter(hue=0.6), "hue is 0.6"),
+        (lambda: bad.rand_augment(magnitude=31), "magnitude is 31"),
+        (lambda: bad.rand_augment(num_ops=-1), "num_ops is -1"),
+        (lambda: bad.rand_augment(interpolation="cubic"), "interpolation is 'cubic'"),
+        (lambda: bad.auto_augment("svhn2"), "policy is 'svhn2'"),
+        (lambda: bad.trivial_augment(bins=1), "bins is 1"),
+        (lambda: bad.trivial_augment(fill=(1, 2)), r"fill is \(1, 2\)"),
+        (lambda: bad.erase(p=-0.1), "p is -0.1"),
+        (lambda: bad.erase(scale=(0.1, 2)), "scale is 2"),
+        (lambda: bad.erase(value="noise"), "value is 'noise'"),
+        (lambda: bad.normalize(std=0), "std is 0"),
+        (lambda: bad.normalize(mean=(1, 2)), r"mean is \(1, 2\)"),
+        (lambda: bad.normalize(mean=float("inf")), "mean is inf"),
+        (lambda: bad.normalize(layout="nchw"), "layout is 'nchw'"),
     ],
 )
 def test_an_argument_that_cannot_work_is_refused_with_what_it_was(make: Any, found: str) -> None:
     with pytest.raises(PipelineError, match=found) as caught:
         make()
-    assert "give " in str(caught.value)
+    assert "give " in str(caught.value).lower()
 
 
 def test_operations_are_called_what_users_write() -> None:

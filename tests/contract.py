@@ -1,0 +1,72 @@
+"""What every pool, with any number of workers, must do alike. New pools and stops join by a line."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import penstock as ps
+from penstock.pipeline import Pipeline
+
+
+class Workers(NamedTuple):
+    """A pool to run the contract on."""
+
+    workers: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.workers}"
+
+
+POOLS = [
+    Workers(0, "auto"),
+    Workers(1, "threads"),
+    Workers(3, "threads"),
+    Workers(1, "processes"),
+    Workers(3, "processes"),
+]
+
+
+def noise(value: Any, rng: np.random.Generator) -> Any:
+    """A random map that takes its generator as an argument: runs in any pool."""
+    return value + rng.random()
+
+
+def pipelines() -> dict[str, Pipeline]:
+    """Roads with every stop, for the claim that a pool changes no bit."""
+    numbers = np.arange(53, dtype=np.float64)
+    pairs = [(np.full((2, 3), i, dtype=np.float32), i) for i in range(53)]
+    return {
+        "scalars": ps.from_dataset(numbers).batch(8),
+        "random map": ps.from_dataset(numbers).map(noise).batch(8),
+        "two random maps": ps.from_dataset(numbers).map(noise).map(noise).batch(7),
+        "pairs": ps.from_dataset(pairs).map(noise, on=0).batch(8),
+        "cached": ps.from_dataset(pairs).cache(4096).map(noise, on=0).batch(8),
+        "drop last": ps.from_dataset(numbers).map(noise).batch(8, drop_last=True),
+        "text": ps.from_dataset([{"x": float(i), "name": f"n{i}"} for i in range(53)]).batch(8),
+        "ragged": ps.from_dataset([np.arange(i % 5 + 1) for i in range(53)]).batch(8, pad=-1),
+        "collate": ps.from_dataset(numbers).map(noise).batch(8, collate=sum_and_all),
+    }
+
+
+def sum_and_all(samples: list[Any]) -> Any:
+    return {"sum": sum(samples), "all": np.array(samples), "ragged": [samples, "text"]}
+
+
+def plain(batch: Any) -> Any:
+    """A batch as nested lists, to compare bit by bit."""
+    if isinstance(batch, np.ndarray):
+        return (str(batch.dtype), batch.shape, batch.tobytes())
+    if isinstance(batch, dict):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [plain(value) for value in batch]
+    return batch
+
+
+def epochs(pipeline: Pipeline, count: int, **options: Any) -> list[list[Any]]:
+    """All batches of a few epochs."""
+    with pipeline.loader(**options) as loader:
+        return [[plain(batch) for batch in loader] for _ in range(count)]

@@ -1,0 +1,101 @@
+"""Lists of files, with and without labels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import PipelineError, SourceError
+from penstock.operation import ArraySpec, BytesSpec
+from penstock.source import FilesSource
+from penstock.source.files import read_file
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    out = [tmp_path / name for name in ("b.bin", "a.bin", "c.bin")]
+    for path in out:
+        path.write_bytes(path.name.encode())
+    return out
+
+
+def test_files_keep_the_order_they_are_given_in(paths: list[Path]) -> None:
+    source = FilesSource(paths)
+    assert source.read([0, 2, 0]) == [b"b.bin", b"c.bin", b"b.bin"]
+    assert source.name(1) == str(paths[1])
+    assert source.fields() == BytesSpec()
+
+
+def test_labels_come_with_the_files(paths: list[Path]) -> None:
+    source = FilesSource(map(str, paths), labels=[7, 8, 9])
+    found = source.read([2, 0])
+    assert found == [(b"c.bin", 9), (b"b.bin", 7)]
+    assert type(found[0][1]) is int
+    assert source.fields() == {0: BytesSpec(), 1: ArraySpec.of((), "int64")}
+
+
+def test_labels_may_be_of_any_kind(paths: list[Path]) -> None:
+    from_array = FilesSource(paths, labels=np.array([1, 2, 3], np.int32))
+    assert from_array.read([1]) == [(b"a.bin", 2)]
+    assert FilesSource(paths, labels=[0.5, 1.5, 2.5]).fields() == {
+        0: BytesSpec(),
+        1: ArraySpec.of((), "float64"),
+    }
+    text = FilesSource(paths, labels=["x", "y", None])
+    assert text.read([0, 2]) == [(b"b.bin", "x"), (b"c.bin", None)]
+    assert text.fields() == {0: BytesSpec(), 1: None}
+    assert FilesSource(paths, labels=[1 << 70, 1, 2]).read([0]) == [(b"b.bin", 1 << 70)]
+
+
+def test_a_relative_path_stays_where_it_pointed(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = FilesSource(["a.bin"])
+    monkeypatch.chdir("/")
+    assert source.read([0]) == [b"a.bin"]
+
+
+def test_identity_follows_paths_labels_and_content(paths: list[Path]) -> None:
+    first = FilesSource(paths).identity()
+    assert FilesSource(paths).identity() == first
+    other = {
+        FilesSource(paths[::-1]).identity(),
+        FilesSource(paths, [1, 2, 3]).identity(),
+        FilesSource(paths, [1, 2, 4]).identity(),
+        FilesSource(paths, ["1", "2", "4"]).identity(),
+    }
+    paths[0].write_bytes(b"more than there was")
+    other.add(FilesSource(paths).identity())
+    assert len(other | {first}) == 6
+
+
+def test_wrong_arguments_are_refused(paths: list[Path]) -> None:
+    with pytest.raises(SourceError, match="empty"):
+        FilesSource([])
+    with pytest.raises(PipelineError, match="3 files and 2 labels"):
+        FilesSource(paths, labels=[1, 2])
+    with pytest.raises(PipelineError, match="one path; give a list"):
+        FilesSource(str(paths[0]))
+
+
+def test_a_missing_file_is_named_when_it_is_read(paths: list[Path], tmp_path: Path) -> None:
+    source = FilesSource([*paths, tmp_path / "gone.bin"])
+    assert source.read([0]) == [b"b.bin"]
+    with pytest.raises(SourceError, match=r"gone\.bin is not there"):
+        source.read([3])
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_named(paths: list[Path]) -> None:
+    paths[0].chmod(0)
+    with pytest.raises(SourceError, match=r"b\.bin cannot be read: Permission denied.*right to"):
+        FilesSource(paths).read([0])
+
+
+def test_a_file_that_does_not_know_its_size_is_read_whole() -> None:
+    assert read_file("/proc/self/status").startswith(b"Name:")
+    assert read_file("/dev/null") == b""
