@@ -23,7 +23,7 @@ from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
 from penstock.packing import unpack
 from penstock.pools.pool import InSlot, Outcome, Pool, Task
-from penstock.pools.runner import Report, Work
+from penstock.pools.runner import Report, Work, substitutes
 from penstock.random import Keys
 from penstock.schedule import Kind, Piece, Schedule
 from penstock.slots import Layout, Ring, Slot, leased_columns
@@ -61,6 +61,7 @@ class _Job:
     complete: bool = False
     dropped: bool = False
     running: int = 0
+    deadly: dict[int, tuple[int, Iterator[int]]] = field(default_factory=dict)
 
 
 class Engine:
@@ -235,7 +236,8 @@ class Engine:
 
     def broken(self, error: BaseException) -> None:
         with self._lock:
-            self._failure = error
+            # The first says what happened; later ones are what followed from it.
+            self._failure = self._failure or error
             self._progress.notify_all()
 
     # Opening.
@@ -397,10 +399,25 @@ class Engine:
         if self.work.on_error == "raise" or piece.kind != "rows":
             self._fail(job, error)
             return
-        report = Report(bad=[(index, name, "worker", reason)], missing=[0])
-        job.reports[piece.first] = report
+        if self.work.on_error == "substitute":
+            self._substitute(job, piece, error, reason)
+            return
+        job.reports[piece.first] = Report(bad=[(index, name, "worker", reason)])
         if not self._schedule.outstanding(piece.batch):
             job.complete = True
+
+    def _substitute(self, job: _Job, piece: Piece, error: DeadlySampleError, reason: str) -> None:
+        row = piece.first
+        if row not in job.deadly:
+            key = next(iter(job.keys.cut(row, 1)))
+            job.deadly[row] = (key.index, iter(substitutes(self.work.road, key)))
+            self.meter.bad(BadSample(key.index, error.name, "worker", reason))
+        other = next(job.deadly[row][1], None)
+        if other is None:
+            self._fail(job, error)
+            return
+        job.keys.indices[row] = other
+        self._schedule.again(piece)
 
     def _left_over(self, job: _Job, outcome: Outcome) -> None:
         """A piece came in that nobody waits for any more."""

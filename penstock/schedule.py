@@ -108,6 +108,12 @@ class Schedule:
         self._waiting.extendleft(reversed(again))
         return None
 
+    def again(self, piece: Piece) -> None:
+        """Deal a piece anew, as if nothing had happened: its samples are others now."""
+        self._waiting.appendleft(
+            self._piece(piece.kind, piece.batch, piece.first, piece.count, piece.pin)
+        )
+
     def whole(self, batch: int, rows: int) -> None:
         """Do a batch over in one piece, because its rows do not stand alone."""
         self._forget(batch)

@@ -21,16 +21,20 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
     (['a', 1, 2, 3], (0, {'x': 1, 'y': [2, 3]}))
     """
     leaves: list[Any] = []
+    return leaves, _number(value, leaves)
 
-    def walk(node: Any) -> Any:
-        if isinstance(node, Mapping):
-            return _remake(node, {key: walk(child) for key, child in node.items()})
-        if isinstance(node, (tuple, list)):
-            return _remake(node, [walk(child) for child in node])
-        leaves.append(node)
-        return len(leaves) - 1
 
-    return leaves, walk(value)
+# Recursion by name, not by a function that closes over itself: such a function is a cycle, and
+# would keep the leaves, and the shared memory they look at, until the collector comes by.
+
+
+def _number(node: Any, leaves: list[Any]) -> Any:
+    if isinstance(node, Mapping):
+        return _remake(node, {key: _number(child, leaves) for key, child in node.items()})
+    if isinstance(node, (tuple, list)):
+        return _remake(node, [_number(child, leaves) for child in node])
+    leaves.append(node)
+    return len(leaves) - 1
 
 
 def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = tuple) -> Any:
@@ -39,17 +43,13 @@ def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = 
     >>> fill((0, {"x": 1}), ["a", "b"], as_tuple=list)
     ['a', {'x': 'b'}]
     """
-
-    def walk(node: Any) -> Any:
-        if isinstance(node, int):
-            return leaves[node]
-        if isinstance(node, Mapping):
-            return _remake(node, {key: walk(child) for key, child in node.items()})
-        if type(node) is tuple:
-            return as_tuple([walk(child) for child in node])
-        return _remake(node, [walk(child) for child in node])
-
-    return walk(skeleton)
+    if isinstance(skeleton, int):
+        return leaves[skeleton]
+    if isinstance(skeleton, Mapping):
+        children = {key: fill(child, leaves, as_tuple) for key, child in skeleton.items()}
+        return _remake(skeleton, children)
+    filled = [fill(child, leaves, as_tuple) for child in skeleton]
+    return as_tuple(filled) if type(skeleton) is tuple else _remake(skeleton, filled)
 
 
 def leaves_like(value: Any, skeleton: Any) -> list[Any]:

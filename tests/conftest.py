@@ -36,8 +36,11 @@ def _leftovers() -> list[str]:
     mine = f"run-{os.getpid()}-"
     if SHM.exists():
         found += [
-            str(store) for run in SHM.iterdir() if run.name.startswith(mine)
-            for store in run.iterdir() if store.is_dir()
+            str(store)
+            for run in SHM.iterdir()
+            if run.name.startswith(mine)
+            for store in run.iterdir()
+            if store.is_dir()
         ]
     return found
 

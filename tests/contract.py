@@ -1,4 +1,4 @@
-"""What every pool, with any number of workers, must do alike. New pools and stops join by a line."""
+"""What every pool, with any number of workers, must do alike; a new one joins by a line."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Resize(Operation):
     """The whole image in another size, antialiased.
 
     One number is the length of the shorter side, and the ratio of the sides stays, as in
-    torchvision; (height, width) is that size exactly. Differs from torchvision's antialiased
-    bilinear by 2 grey levels at most in the mean over a photograph (see ``resample``).
+    torchvision; (height, width) is that size exactly. On photographs the mean difference to
+    torchvision's antialiased bilinear is below 2 grey levels (see ``resample``).
 
     >>> import numpy as np
     >>> Resize(4).apply(np.zeros((8, 12, 3), np.uint8), None).shape
@@ -135,9 +135,9 @@ class RandomResizedCrop(Operation):
     """A random part of the image, of random area and ratio, in one size; antialiased.
 
     ``scale`` is the part of the area and ``ratio`` width over height, both as torchvision defines
-    them: ten attempts to place a box, then the largest central box within ``ratio``. Differs from
-    torchvision's antialiased bilinear on the same box by 2 grey levels at most in the mean over a
-    photograph (see ``resample``).
+    them: ten attempts to place a box, then the largest central box within ``ratio``. On
+    photographs the mean difference to torchvision's antialiased bilinear, for the same box, is
+    below 2 grey levels (see ``resample``).
 
     >>> import numpy as np
     >>> crop = RandomResizedCrop(4)

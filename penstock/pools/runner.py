@@ -86,7 +86,6 @@ class Runner:
         self._probed: tuple[Key, Any] | None = None
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
-        self._substitute = Keyed(work.road.seed, "substitute")
 
     def rows(
         self, keys: Keys, columns: Sequence[NDArray[Any] | None], layout: Layout, first: int
@@ -215,8 +214,7 @@ class Runner:
         if self.work.on_error == "skip":
             report.missing.append(place)
             return []
-        others = self._substitute.fresh(key).integers(len(self.work.road.source), size=SUBSTITUTES)
-        for other in others.tolist():
+        for other in substitutes(self.work.road, key):
             try:
                 return self._road.get(Keys(key.epoch, [other], [key.replica]))
             except StageFailure:
@@ -274,6 +272,13 @@ class Runner:
                 stage="collate",
                 details=traceback.format_exc(),
             ) from error
+
+
+def substitutes(road: Road, key: Key) -> list[int]:
+    """The samples that may take the place of a bad one, in the order in which they are tried."""
+    generator = Keyed(road.seed, "substitute").fresh(key)
+    found: list[int] = generator.integers(len(road.source), size=SUBSTITUTES).tolist()
+    return found
 
 
 def _write(

@@ -1,0 +1,1 @@
+"""Measurements of Penstock beside its peers: ``python -m benchmarks NAME``."""

@@ -1,0 +1,130 @@
+"""Runs a function in a fresh process, and watches the memory of that process and its children."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+WATCH_EVERY = 0.25
+"""Seconds between two looks at memory. A look costs the watched process about a millisecond."""
+
+ENDING = 20.0
+"""Seconds a process may take to end after it was asked to."""
+
+
+class AloneError(Exception):
+    """The process failed, or did not end in time; the message has the end of what it printed."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the function returned, and the most memory its process tree took (PSS, bytes)."""
+
+    value: Any
+    peak: int
+
+
+def alone(function: Callable[..., Any], *args: Any, timeout: float) -> Watched:
+    """``function(*args)`` in a process of its own. Both must pickle."""
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as place:
+        job, answer, printed = (Path(place) / name for name in ("job", "answer", "printed"))
+        job.write_bytes(pickle.dumps((function, args)))
+        with printed.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.alone", str(job), str(answer)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            peak = _watch(process, timeout)
+        finally:
+            _end(process)
+        if process.returncode != 0 or not answer.exists():
+            raise AloneError(_tail(printed.read_text(errors="replace"), process.returncode))
+        return Watched(pickle.loads(answer.read_bytes()), peak)
+
+
+def memory_of_tree(pid: int) -> int:
+    """The memory of a process and all below it: PSS, so that what they share counts once."""
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    total = 0
+    for process in family:
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+        except (psutil.AccessDenied, AttributeError):
+            total += process.memory_info().rss
+    return total
+
+
+def cpu_of_tree() -> float:
+    """CPU seconds of this process, its living children, and those it has waited for."""
+    root = psutil.Process()
+    total = 0.0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return float(total)
+
+
+def _watch(process: subprocess.Popen[bytes], timeout: float) -> int:
+    peak = 0
+    give_up = time.monotonic() + timeout
+    while True:
+        try:
+            process.wait(timeout=WATCH_EVERY)
+            return peak
+        except subprocess.TimeoutExpired:
+            peak = max(peak, memory_of_tree(process.pid))
+        if time.monotonic() > give_up:
+            raise AloneError(f"not done after {timeout:.0f} s; it was ended")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and whatever it started: they are a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=ENDING)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _tail(printed: str, code: int | None) -> str:
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"ended with code {code} and said nothing"
+
+
+def _main(job: str, answer: str) -> None:
+    function, args = pickle.loads(Path(job).read_bytes())
+    value = function(*args)
+    Path(answer).write_bytes(pickle.dumps(value))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

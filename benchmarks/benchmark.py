@@ -1,0 +1,24 @@
+"""What a benchmark is: a name, a line that says what it measures, its arguments, and a function."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.report import Found
+
+
+def _nothing_more(parser: ArgumentParser) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """``arguments`` adds what only this one takes; ``needs_data`` makes --data required."""
+
+    name: str
+    line: str
+    run: Callable[[Namespace], Found]
+    arguments: Callable[[ArgumentParser], None] = _nothing_more
+    needs_data: bool = False

@@ -1,0 +1,53 @@
+"""Penstock's drop-in for PyTorch's DataLoader; batches are tensors."""
+
+from __future__ import annotations
+
+from benchmarks.measure import Make
+from benchmarks.peers.torchvision_pil import image_folder
+from benchmarks.workloads import ArrayDataset, Arrays, Photos
+
+
+def arrays(work: Arrays) -> Make:
+    """As a script that only changed its import gets it: the dataset may be random."""
+    from penstock.torch import DataLoader
+
+    data = ArrayDataset(work)
+    return lambda: DataLoader(
+        data,
+        batch_size=work.batch,
+        shuffle=True,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+    )
+
+
+def arrays_not_random(work: Arrays) -> Make:
+    """Told that the dataset draws nothing, so that no generator is seeded for each sample."""
+    from penstock.torch import DataLoader
+
+    data = ArrayDataset(work)
+    return lambda: DataLoader(
+        data,
+        batch_size=work.batch,
+        shuffle=True,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+        random=False,
+    )
+
+
+def photos(work: Photos) -> Make:
+    """An ImageFolder with torchvision's transforms, which Penstock takes over."""
+    import cv2  # noqa: F401
+    import simplejpeg  # noqa: F401
+
+    from penstock.torch import DataLoader
+
+    folder = image_folder(work)
+    return lambda: DataLoader(
+        folder,
+        batch_size=work.batch,
+        shuffle=True,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+    )

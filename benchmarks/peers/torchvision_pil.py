@@ -1,0 +1,69 @@
+"""PyTorch's DataLoader over torchvision's ImageFolder and transforms: what most scripts do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.measure import Make
+from benchmarks.workloads import MEAN, STD, Photos
+
+
+def import_torchvision() -> Any:
+    """torchvision, also where its compiled operators do not fit this build of torch.
+
+    A torchvision built for CUDA beside a torch built for the CPU cannot load its operators, and
+    fails on import when it describes them. Loading images needs none of them, so stand-ins of the
+    same names are declared.
+    """
+    import torch
+
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "does not exist" not in str(error):
+            raise
+        import sys
+
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
+        import torchvision
+    return torchvision
+
+
+_KEPT: list[Any] = []
+"""Declarations last as long as the object that made them."""
+
+
+def image_folder(work: Photos) -> Any:
+    torchvision = import_torchvision()
+    transforms = torchvision.transforms
+    steps = [transforms.RandomResizedCrop(work.side), transforms.RandomHorizontalFlip()]
+    if work.form == "float32":
+        steps += [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    else:
+        steps += [_pixels]
+    return torchvision.datasets.ImageFolder(work.data, transforms.Compose(steps))
+
+
+def _pixels(image: Any) -> Any:
+    """Height, width, channels, as the others give them; PILToTensor would put channels first."""
+    import numpy as np
+
+    return np.array(image)
+
+
+def photos(work: Photos) -> Make:
+    from torch.utils.data import DataLoader
+
+    folder = image_folder(work)
+    return lambda: DataLoader(
+        folder,
+        batch_size=work.batch,
+        shuffle=True,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+    )

@@ -1,0 +1,65 @@
+"""What contestants are asked to do, and the datasets they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Samples that are in memory already: ``length`` views of ``kept`` arrays, shuffled."""
+
+    shape: tuple[int, ...]
+    length: int
+    batch: int
+    workers: int
+    kept: int = 64
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Folders of JPEGs: a random crop resized to ``side``, flipped by chance, shuffled.
+
+    ``form`` is ``"uint8"`` (height, width, channels) or ``"float32"`` (channels first, normalised).
+    """
+
+    data: Path
+    form: Literal["uint8", "float32"]
+    batch: int
+    workers: int
+    side: int = 224
+
+
+class ArrayDataset:
+    """The plainest dataset there is; what a loader adds to it is the loader's own cost."""
+
+    def __init__(self, work: Arrays) -> None:
+        generator = np.random.default_rng(0)
+        self._data = generator.random((work.kept, *work.shape), dtype=np.float32)
+        self._kept = work.kept
+        self._length = work.length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._data[index % self._kept]
+
+
+def image_files(folder: Path) -> tuple[list[str], list[int]]:
+    """JPEGs in class folders, with the number of their class."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    paths, labels = [], []
+    for label, place in enumerate(classes):
+        for path in sorted(place.iterdir()):
+            if path.suffix.lower() in (".jpg", ".jpeg"):
+                paths.append(str(path))
+                labels.append(label)
+    return paths, labels
