@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import load, overhead
-from benchmarks.benchmark import Benchmark
+from benchmarks import cache, load, memory, overhead, start
+from benchmarks.benchmark import Benchmark, count
 from benchmarks.report import show, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (overhead, load)
+    module.BENCHMARK.name: module.BENCHMARK for module in (overhead, load, cache, memory, start)
 }
 
 
@@ -42,11 +42,11 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
         help="folder of classes, each a folder of JPEGs",
     )
     own.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
-    own.add_argument("--rounds", type=_count, default=5, help="rounds of a race (5)")
+    own.add_argument("--rounds", type=count, default=5, help="rounds of a race (5)")
     own.add_argument("--seconds", type=_seconds, default=4.0, help="of each run (4)")
-    own.add_argument("--samples", type=_count, help="end each run after so many instead")
-    own.add_argument("--workers", type=_count, default=2, help="of every loader (2)")
-    own.add_argument("--batch", type=_count, default=64, help="samples in a batch (64)")
+    own.add_argument("--samples", type=count, help="end each run after so many instead")
+    own.add_argument("--workers", type=count, default=2, help="of every loader (2)")
+    own.add_argument("--batch", type=count, default=64, help="samples in a batch (64)")
     chosen.arguments(own)
     return chosen, own.parse_args(argv[1:])
 
@@ -65,12 +65,6 @@ def _folder(text: str) -> Path:
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return path
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -22,9 +22,16 @@ WATCH_EVERY = 0.25
 ENDING = 20.0
 """Seconds a process may take to end after it was asked to."""
 
+KEPT = 4000
+"""Characters of what a failed process said that are worth showing."""
+
 
 class AloneError(Exception):
-    """The process failed, or did not end in time; the message has the end of what it printed."""
+    """The process failed, or did not end in time; ``printed`` is the end of what it said."""
+
+    def __init__(self, message: str, printed: str = "") -> None:
+        super().__init__(message)
+        self.printed = printed
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,9 @@ def alone(function: Callable[..., Any], *args: Any, timeout: float) -> Watched:
         finally:
             _end(process)
         if process.returncode != 0 or not answer.exists():
-            raise AloneError(_tail(printed.read_text(errors="replace"), process.returncode))
+            said = printed.read_text(errors="replace").strip()
+            last = said.splitlines()[-1] if said else f"ended with code {process.returncode}"
+            raise AloneError(last.strip(), said[-KEPT:])
         return Watched(pickle.loads(answer.read_bytes()), peak)
 
 
@@ -113,11 +122,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
-
-
-def _tail(printed: str, code: int | None) -> str:
-    lines = [line for line in printed.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"ended with code {code} and said nothing"
 
 
 def _main(job: str, answer: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,3 +22,10 @@ class Benchmark:
     run: Callable[[Namespace], Found]
     arguments: Callable[[ArgumentParser], None] = _nothing_more
     needs_data: bool = False
+
+
+def count(text: str) -> int:
+    """An argument that counts something."""
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)

@@ -6,18 +6,20 @@ from argparse import Namespace
 from typing import Literal
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.measure import Contestant, Length, race
+from benchmarks.courses import Throughput
+from benchmarks.measure import Contestant, race
 from benchmarks.peers import (
     penstock_dropin,
     penstock_pipeline,
     torch_simplejpeg,
     torchvision_pil,
 )
-from benchmarks.race_table import Target, found, joined
+from benchmarks.race_table import CPU, FIRST, MEMORY, RATE, Versus, found, joined
 from benchmarks.report import Found
 from benchmarks.workloads import Photos
 
 CHECKED = 512
+"""Photographs that are looked at; about as many as make means of random crops agree."""
 
 PILLOW = Contestant(
     "torch DataLoader, PIL + torchvision", torchvision_pil.photos, ("torch", "torchvision", "PIL")
@@ -43,26 +45,35 @@ FORMS: dict[Literal["uint8", "float32"], tuple[Contestant[Photos], ...]] = {
     "float32": (PILLOW, BY_HAND, PIPELINE, DROP_IN),
 }
 
+VERSUS = (
+    Versus("rate / best peer", "rate", True, 1.3),
+    Versus("CPU / best peer", "cpu", False),
+)
+
 
 def run(options: Namespace) -> Found:
     parts = []
     for form, contestants in FORMS.items():
+        name = f"load, {form}"
         work = Photos(options.data, form, options.batch, options.workers)
-        layout = {"uint8": "uint8 HWC", "float32": "float32 CHW normalised"}[form]
         lanes = race(
-            f"load, {form}",
+            name,
             contestants,
             work,
+            Throughput(options.seconds, CHECKED, options.samples),
             rounds=options.rounds,
-            length=Length(options.seconds, options.samples),
-            checked=CHECKED,
+            timeout=240 + 10 * options.seconds,
         )
-        title = f"load, {layout}, batches of {work.batch}, {work.workers} workers"
-        parts.append(found(title, lanes, Target(1.3)))
+        layout = {"uint8": "HWC", "float32": "CHW normalised"}[form]
+        title = f"{name} {layout}: crop to {work.side}, flip, batches of {work.batch}, "
+        title += f"{work.workers} workers"
+        parts.append(found(name, title, lanes, (RATE, CPU, MEMORY, FIRST), VERSUS))
     return joined(parts)
 
 
 BENCHMARK = Benchmark(
-    "load", "JPEG folders to augmented batches, beside PIL and a hand-written fast path", run,
+    "load",
+    "JPEG folders to augmented batches, beside PIL and a hand-written fast path",
+    run,
     needs_data=True,
 )

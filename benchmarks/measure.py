@@ -5,29 +5,28 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from benchmarks.alone import AloneError, alone, cpu_of_tree
-from benchmarks.sameness import Look, first_leaf, look
+from benchmarks.alone import AloneError, alone
+from benchmarks.sameness import Look
 
 W = TypeVar("W")
 
 Make = Callable[[], Iterable[Any]]
 """Makes the loader; everything that is not the loader's own was done before."""
 
-WARM_UP = 0.5
-"""Seconds before the clock starts: queues fill, caches of the CPU and allocator settle."""
+Prepare = Callable[[W], Make]
+"""Imports what is needed, makes the dataset of a workload, and returns what makes the loader."""
 
 
 @dataclass(frozen=True)
 class Contestant(Generic[W]):
-    """``prepare`` imports, makes the dataset of a workload, and returns what makes the loader."""
+    """Who runs. ``needs`` are the modules it imports, ``ours`` tells Penstock from its peers."""
 
     title: str
-    prepare: Callable[[W], Make]
+    prepare: Prepare[W]
     needs: tuple[str, ...]
     ours: bool = False
 
@@ -37,25 +36,15 @@ class Contestant(Generic[W]):
 
 
 @dataclass(frozen=True)
-class Length:
-    """How long each contestant runs: seconds, or a number of samples if that is given."""
-
-    seconds: float
-    samples: int | None = None
-
-    def over(self, elapsed: float, samples: int) -> bool:
-        return elapsed >= self.seconds if self.samples is None else samples >= self.samples
-
-
-@dataclass(frozen=True)
 class Run:
-    """One contestant, once. ``cpu`` is seconds per 1000 samples, ``memory`` bytes at the peak."""
+    """One contestant, once: what was measured, by name, and what its batches looked like."""
 
-    rate: float
-    cpu: float
-    first: float
+    values: dict[str, float]
     look: Look
-    memory: int = 0
+
+
+Course = Callable[[Prepare[Any], Any], Run]
+"""What every contestant of a race has to run, in its own process; see ``courses``."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ class Spread:
 
 @dataclass
 class Lane:
-    """All runs of one contestant; ``why_not`` says why there are none, or not enough."""
+    """The runs of one contestant by round; ``why_not`` says why some, or all, are missing."""
 
     title: str
     ours: bool
@@ -83,7 +72,7 @@ class Lane:
     why_not: str = ""
 
     def spread(self, what: str) -> Spread:
-        return Spread.of([float(getattr(run, what)) for run in self.runs.values()])
+        return Spread.of([run.values[what] for run in self.runs.values()])
 
 
 def turns(count: int, rounds: int) -> Iterator[tuple[int, list[int]]]:
@@ -96,12 +85,12 @@ def race(
     name: str,
     contestants: Sequence[Contestant[W]],
     workload: W,
+    course: Course,
     *,
     rounds: int,
-    length: Length,
-    checked: int,
+    timeout: float,
 ) -> list[Lane]:
-    """Every contestant on the same workload, interleaved. ``checked`` samples are looked at."""
+    """Every contestant on the same workload and course, interleaved."""
     lanes = [Lane(contestant.title, contestant.ours) for contestant in contestants]
     for lane, contestant in zip(lanes, contestants, strict=True):
         if contestant.missing:
@@ -111,77 +100,32 @@ def race(
             lane = lanes[place]
             if lane.why_not:
                 continue
-            progress(f"{name}: round {number + 1}/{rounds}: {lane.title}")
+            progress(f"{name}: round {number + 1} of {rounds}: {lane.title}")
             try:
-                watched = alone(
-                    throughput,
-                    contestants[place].prepare,
-                    workload,
-                    length,
-                    checked,
-                    timeout=120 + 10 * length.seconds,
-                )
+                watched = alone(course, contestants[place].prepare, workload, timeout=timeout)
             except AloneError as error:
                 lane.why_not = f"failed: {error}"
-                progress(f"  {lane.why_not}")
+                progress(error.printed or f"  {error}")
                 continue
             run: Run = watched.value
-            lane.runs[number] = Run(run.rate, run.cpu, run.first, run.look, watched.peak)
-            progress(f"  {run.rate:,.0f} samples/s, first batch after {run.first * 1e3:.1f} ms")
+            run = replace(run, values={**run.values, "memory": float(watched.peak)})
+            lane.runs[number] = run
+            progress("  " + ", ".join(f"{key} {value:.4g}" for key, value in run.values.items()))
     return lanes
 
 
-def throughput(prepare: Callable[[W], Make], workload: W, length: Length, checked: int) -> Run:
-    """Takes batches, touches one element of each, and drops them. Runs in its own process."""
-    make = prepare(workload)
-    started = time.perf_counter()
-    loader = make()
-    batches = _endless(loader)
-    leaf = first_leaf(next(batches))
-    _touch(leaf)
-    first = time.perf_counter() - started
-
-    seen = look(batches, checked)
-    warm = time.perf_counter()
-    while time.perf_counter() - warm < WARM_UP:
-        _touch(first_leaf(next(batches)))
-
-    # Nothing of the last batch is kept, or loaders that use memory again could not.
-    del leaf
-    samples, elapsed = 0, 0.0
-    cpu = cpu_of_tree()
-    started = time.perf_counter()
-    while not length.over(elapsed, samples):
-        leaf = first_leaf(next(batches))
-        _touch(leaf)
-        samples += len(leaf)
-        elapsed = time.perf_counter() - started
-    cpu = cpu_of_tree() - cpu
-    batches.close()
-    close = getattr(loader, "close", None)
-    if close is not None:
-        close()
-    return Run(samples / elapsed, 1000 * cpu / samples, first, seen)
-
-
-def ratios(lane: Lane, peers: Sequence[Lane], what: str, best: Callable[..., float]) -> list[float]:
+def ratios(
+    lane: Lane, peers: Sequence[Lane], what: str, best: Callable[[list[float]], float]
+) -> list[float]:
     """This lane over the best peer of the same round, for each round that has both."""
     found = []
     for number, run in lane.runs.items():
-        others = [float(getattr(peer.runs[number], what)) for peer in peers if number in peer.runs]
+        others = [peer.runs[number].values[what] for peer in peers if number in peer.runs]
         if others:
-            found.append(float(getattr(run, what)) / best(others))
+            found.append(run.values[what] / best(others))
     return found
 
 
 def progress(line: str) -> None:
+    """Say on stderr how far it is."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _endless(loader: Iterable[Any]) -> Any:
-    while True:
-        yield from loader
-
-
-def _touch(leaf: Any) -> None:
-    leaf[(0,) * leaf.ndim]

@@ -1,13 +1,14 @@
-"""What a loader costs by itself: samples that are in memory already, so that nothing else is left."""
+"""What a loader costs by itself: samples are in memory already, so that nothing else is left."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.measure import Contestant, Length, race
+from benchmarks.courses import Throughput
+from benchmarks.measure import Contestant, race
 from benchmarks.peers import grain_threads, penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import Target, found, joined
+from benchmarks.race_table import CPU, FIRST, MEMORY, RATE, Versus, found, joined
 from benchmarks.report import Found
 from benchmarks.workloads import Arrays
 
@@ -25,25 +26,31 @@ CONTESTANTS = (
 
 def run(options: Namespace) -> Found:
     parts = []
-    for name, shape, samples, checked, target in (
-        ("large", (3, 224, 224), 50_000, 256, Target(2.0, sooner=True)),
-        ("small", (), 1_000_000, 8192, Target(1.5, sooner=True)),
+    # (name, shape of a sample, samples, how many are looked at, target for the rate)
+    for name, shape, length, checked, target in (
+        ("overhead, large", (3, 224, 224), 50_000, 256, 2.0),
+        ("overhead, small", (), 1_000_000, 8192, 1.5),
     ):
-        work = Arrays(shape, samples, options.batch, options.workers)
+        work = Arrays(shape, length, options.batch, options.workers)
         size = "x".join(map(str, shape)) or "one"
-        title = (
-            f"overhead, {name} samples ({size} float32), batches of {work.batch}, "
-            f"{work.workers} workers"
-        )
         lanes = race(
-            f"overhead, {name}",
+            name,
             CONTESTANTS,
             work,
+            Throughput(options.seconds, checked, options.samples),
             rounds=options.rounds,
-            length=Length(options.seconds, options.samples),
-            checked=checked,
+            timeout=120 + 10 * options.seconds,
         )
-        parts.append(found(title, lanes, target))
+        title = (
+            f"{name} samples: {length:,} of {size} float32, shuffled, batches of {work.batch}, "
+            f"{work.workers} workers"
+        )
+        versus = (
+            Versus("rate / best peer", "rate", True, target),
+            Versus("CPU / best peer", "cpu", False),
+            Versus("first / best peer", "first", False, 1.0),
+        )
+        parts.append(found(name, title, lanes, (RATE, CPU, MEMORY, FIRST), versus))
     return joined(parts)
 
 

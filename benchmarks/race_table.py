@@ -1,4 +1,4 @@
-"""A race as a table, with Penstock's ratio to the best peer and whether a target was reached."""
+"""A race as a table: medians and extremes, ratios to the best peer, targets reached or missed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,55 @@ from benchmarks.measure import Lane, Spread, ratios
 from benchmarks.report import Found, Table
 from benchmarks.sameness import difference
 
-COLUMNS = (
-    "contestant",
-    "samples/s",
-    "CPU s per 1000",
-    "peak memory MB",
-    "first batch ms",
-    "rate / best peer",
-)
+
+@dataclass(frozen=True)
+class Column:
+    """One thing that was measured, and how it is written."""
+
+    title: str
+    key: str
+    form: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
-class Target:
-    """``rate``: at least so many times the best peer. ``sooner``: first batch before every peer."""
+class Versus:
+    """A ratio to the best peer of each round; reached when not worse than ``target``."""
 
-    rate: float
-    sooner: bool = False
+    title: str
+    key: str
+    more_is_better: bool
+    target: float | None = None
+
+    def ratios(self, lane: Lane, peers: Sequence[Lane]) -> list[float]:
+        return ratios(lane, peers, self.key, max if self.more_is_better else min)
+
+    def reached(self, ratio: float) -> bool:
+        if self.target is None:
+            return True
+        return ratio >= self.target if self.more_is_better else ratio <= self.target
 
 
-def found(title: str, lanes: Sequence[Lane], target: Target) -> Found:
+RATE = Column("samples/s", "rate", "{:,.0f}")
+CPU = Column("CPU s per 1000", "cpu", "{:.3g}")
+MEMORY = Column("peak memory MB", "memory", "{:,.0f}", 1e-6)
+FIRST = Column("first batch ms", "first", "{:,.1f}", 1e3)
+
+
+def found(
+    name: str,
+    title: str,
+    lanes: Sequence[Lane],
+    columns: Sequence[Column],
+    versus: Sequence[Versus],
+) -> Found:
     """One race, as it is printed and kept."""
     peers = [lane for lane in lanes if not lane.ours]
-    table = Table(title, COLUMNS, tuple(_row(lane, peers) for lane in lanes))
-    notes = [line for lane in lanes if lane.ours for line in _notes(title, lane, peers, target)]
-    data = {title: {lane.title: _data(lane, peers) for lane in lanes}}
-    return Found((table,), tuple(notes), tuple(_wrong(title, lanes)), data)
+    heads = ("contestant", *(c.title for c in columns), *(v.title for v in versus))
+    rows = tuple(_row(lane, peers, columns, versus) for lane in lanes)
+    notes = [line for lane in lanes if lane.ours for line in _notes(name, lane, peers, versus)]
+    data = {name: {lane.title: _data(lane, peers, versus) for lane in lanes}}
+    return Found((Table(title, heads, rows),), tuple(notes), tuple(_wrong(name, lanes)), data)
 
 
 def joined(parts: Sequence[Found]) -> Found:
@@ -47,17 +71,16 @@ def joined(parts: Sequence[Found]) -> Found:
     )
 
 
-def _row(lane: Lane, peers: Sequence[Lane]) -> tuple[str, ...]:
+def _row(
+    lane: Lane, peers: Sequence[Lane], columns: Sequence[Column], versus: Sequence[Versus]
+) -> tuple[str, ...]:
     if not lane.runs:
-        return (lane.title, lane.why_not, "", "", "", "")
-    against = ratios(lane, peers, "rate", max) if lane.ours else []
+        return (lane.title, lane.why_not, *[""] * (len(columns) + len(versus) - 1))
+    against = [v.ratios(lane, peers) if lane.ours else [] for v in versus]
     return (
         lane.title,
-        _cell(lane.spread("rate"), "{:,.0f}"),
-        _cell(lane.spread("cpu"), "{:.3g}"),
-        _cell(lane.spread("memory"), "{:,.0f}", 1e-6),
-        _cell(lane.spread("first"), "{:,.1f}", 1e3),
-        _cell(Spread.of(against), "{:.2f}") if against else "",
+        *(_cell(lane.spread(c.key), c.form, c.scale) for c in columns),
+        *(_cell(Spread.of(values), "{:.2f}") if values else "" for values in against),
     )
 
 
@@ -65,41 +88,43 @@ def _cell(spread: Spread, form: str, scale: float = 1.0) -> str:
     middle, low, high = (
         form.format(value * scale) for value in (spread.median, spread.low, spread.high)
     )
-    return f"{middle} ({low}-{high})"
+    return middle if low == high else f"{middle}\n{low} - {high}"
 
 
-def _notes(title: str, lane: Lane, peers: Sequence[Lane], target: Target) -> list[str]:
-    rates = ratios(lane, peers, "rate", max)
-    if not rates:
-        return [f"{title}: {lane.title}: nothing to compare"]
-    rate = Spread.of(rates).median
-    said = f"{rate:.2f}x the best peer's rate, "
-    said += f"target {target.rate:g}x {'reached' if rate >= target.rate else 'MISSED'}"
-    if target.sooner:
-        first = Spread.of(ratios(lane, peers, "first", min)).median
-        said += f"; first batch after {first:.2f} of the soonest peer's time, "
-        said += f"target below 1 {'reached' if first < 1 else 'MISSED'}"
-    return [f"{title}: {lane.title}: {said}"]
+def _notes(name: str, lane: Lane, peers: Sequence[Lane], versus: Sequence[Versus]) -> list[str]:
+    notes = []
+    for v in versus:
+        values = v.ratios(lane, peers)
+        if v.target is None:
+            continue
+        if not values:
+            notes.append(f"{name}: {lane.title}: {v.title}: nothing to compare")
+            continue
+        ratio = Spread.of(values).median
+        wanted = f"at {'least' if v.more_is_better else 'most'} {v.target:g}"
+        verdict = "reached" if v.reached(ratio) else "MISSED"
+        notes.append(f"{name}: {lane.title}: {v.title} {ratio:.2f}, target {wanted}: {verdict}")
+    return notes
 
 
-def _wrong(title: str, lanes: Sequence[Lane]) -> list[str]:
+def _wrong(name: str, lanes: Sequence[Lane]) -> list[str]:
+    """What makes the race worthless: a contestant that failed, or did something else."""
     wrong = []
     first = next((run for lane in lanes for run in lane.runs.values()), None)
     for lane in lanes:
         if lane.why_not.startswith("failed"):
-            wrong.append(f"{title}: {lane.title} {lane.why_not}")
+            wrong.append(f"{name}: {lane.title} {lane.why_not}")
         for run in list(lane.runs.values())[:1]:
             apart = difference(first.look, run.look) if first is not None else None
             if apart is not None:
-                wrong.append(f"{title}: {lane.title} does other work: {apart}")
+                wrong.append(f"{name}: {lane.title} does other work: {apart}")
     return wrong
 
 
-def _data(lane: Lane, peers: Sequence[Lane]) -> dict[str, Any]:
+def _data(lane: Lane, peers: Sequence[Lane], versus: Sequence[Versus]) -> dict[str, Any]:
     return {
         "ours": lane.ours,
         "why_not": lane.why_not,
         "rounds": {number: asdict(run) for number, run in lane.runs.items()},
-        "rate_to_best_peer": ratios(lane, peers, "rate", max) if lane.ours else [],
-        "first_to_best_peer": ratios(lane, peers, "first", min) if lane.ours else [],
+        "ratios": {v.title: v.ratios(lane, peers) for v in versus} if lane.ours else {},
     }

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -206,6 +206,7 @@ class Engine:
                 opened = True
             elif piece.kind == "probe":
                 self._schedule.done(piece.id, outcome.report.busy)
+                self._discard(outcome.report.offers)
                 self._learn(job, outcome.layout)
                 opened = True
             else:
@@ -279,6 +280,8 @@ class Engine:
 
     def _slot_size(self, kind: Kind, rows: int) -> int:
         if kind == "rows" and self._layout is not None:
+            if rows > self._layout.rows:  # a batch sampler's batches have any size
+                self._layout = replace(self._layout, rows=rows)
             return self._layout.nbytes
         return self._whole_size if kind in ("whole", "pull") and self.pool.own_process else 0
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.pools.processes import ProcessPool
+
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
 
 
@@ -43,6 +45,12 @@ def _leftovers() -> list[str]:
             if store.is_dir()
         ]
     return found
+
+
+@pytest.fixture
+def no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all work done in worker processes, also while they start."""
+    monkeypatch.setattr(ProcessPool, "help", lambda self: False)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from contract import POOLS, Workers, epochs, noise, pipelines, plain
 
 import penstock as ps
 
+pytestmark = pytest.mark.usefixtures("no_stand_in")
+
 PIPELINES = pipelines()
 
 

@@ -27,6 +27,8 @@ from penstock.errors import (
 )
 from penstock.loader import Loader
 
+pytestmark = pytest.mark.usefixtures("no_stand_in")
+
 KINDS: list[dict[str, Any]] = [
     {"workers": 0},
     {"workers": 2, "kind": "threads"},

@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FingerprintError
@@ -89,6 +89,7 @@ class Slotted:
         self.level = level
 
 
+@settings(deadline=None)
 @given(plain)
 def test_equal_values_have_one_fingerprint(value: Any) -> None:
     twin = cloudpickle.loads(cloudpickle.dumps(value))
@@ -96,6 +97,7 @@ def test_equal_values_have_one_fingerprint(value: Any) -> None:
     assert len(fingerprint(value)) == 32
 
 
+@settings(deadline=None)
 @given(plain, plain)
 def test_different_values_have_different_fingerprints(a: Any, b: Any) -> None:
     assert (fingerprint(a) == fingerprint(b)) == same(a, b)
@@ -184,7 +186,9 @@ def test_arrays_count_type_shape_and_content() -> None:
 
 
 def test_tensors_count_type_shape_and_content() -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch.utils")  # a folder named torch may pass for the package
+    import torch
+
     base = torch.arange(6)
     others = [base.float(), base.bfloat16(), base.reshape(2, 3), base.flip(0), base.numpy()]
     assert len({fingerprint(tensor) for tensor in [base, *others]}) == 6

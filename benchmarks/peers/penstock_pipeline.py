@@ -1,20 +1,22 @@
-"""Penstock as a pipeline, in threads; batches are NumPy arrays."""
+"""Penstock as a pipeline; batches are NumPy arrays."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from benchmarks.measure import Make
 from benchmarks.workloads import MEAN, STD, ArrayDataset, Arrays, Photos
 
 
-def arrays(work: Arrays) -> Make:
+def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "threads") -> Make:
     import penstock as ps
     import penstock.loader
 
     data = ArrayDataset(work)
+    workers = 0 if kind == "none" else work.workers
+    how: Literal["auto", "threads", "processes"] = "auto" if kind == "none" else kind
     return lambda: (
-        ps.from_dataset(data, random=False)
-        .batch(work.batch)
-        .loader(workers=work.workers, kind="threads")
+        ps.from_dataset(data, random=False).batch(work.batch).loader(workers=workers, kind=how)
     )
 
 

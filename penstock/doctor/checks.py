@@ -20,8 +20,25 @@ FEW_PROCESSES = 1024
 """Threads count too: a few dozen workers with their libraries' pools pass 500."""
 
 NETWORK = frozenset(
-    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs")
-    + ("fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs")
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.juicefs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "wekafs",
+    }
 )
 """File systems on which LMDB's locks and maps cannot be relied on."""
 
@@ -138,7 +155,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
             Level.NOTE,
             "Memory",
             "memory",
-            f"{text}; limited by the container, of {show_size(machine)}",
+            f"{show_size(usable)} of {show_size(machine)} by the container's limit{free}",
             remedies=(Remedy("allow it more:", "docker run --memory=... ..."),),
         )
     else:
@@ -249,7 +266,7 @@ def _remedy_for_leftovers(facts: Facts) -> Remedy:
         return Remedy("collect them:", "penstock doctor --fix")
     # Each by its name: what live runs hold lies beside them.
     paths = " ".join(shlex.quote(path) for path, _ in facts.leftovers.found)
-    return Remedy("they belong to another user; remove them:", f"sudo rm -rf {paths}")
+    return Remedy("they could not be removed; as root:", f"sudo rm -rf {paths}")
 
 
 def _runs(found: tuple[tuple[str, int], ...]) -> str:

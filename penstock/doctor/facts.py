@@ -83,7 +83,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Run directories of killed processes, those ``collected`` if that was ``tried``, and what failed."""
+    """Run directories of killed runs; those ``collected``, if that was ``tried``; what failed."""
 
     place: str
     found: tuple[tuple[str, int], ...] = ()

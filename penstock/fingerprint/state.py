@@ -6,7 +6,6 @@ import copyreg
 import dataclasses
 import io
 import random
-import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from penstock.errors import FingerprintError
 from penstock.fingerprint.code import emit_name, installed
+from penstock.fingerprint.values import of_torch
 from penstock.fingerprint.walk import RefusalError, Walk, Writer, a, choosers, once
 
 _GENERATORS = (
@@ -82,8 +82,8 @@ def _refuse_what_moves(obj: object) -> None:
         raise RefusalError(f"an open file ({name}), which no other process can know")
     if isinstance(obj, Iterator) and installed(type(obj).__module__):
         raise RefusalError(f"{a(name)}, which is used up as it is read")
-    torch = sys.modules.get("torch")
-    if isinstance(obj, _GENERATORS) or (torch is not None and isinstance(obj, torch.Generator)):
+    generators = (*_GENERATORS, *filter(None, [of_torch("Generator")]))
+    if isinstance(obj, generators):
         raise RefusalError(f"a random generator ({name}), whose state changes whenever it is used")
 
 

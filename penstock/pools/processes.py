@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from penstock.errors import PipelineError, WorkerError
 from penstock.packing import Packed, pack, unpack
-from penstock.pools.pool import Desk, InSlot, Outcome, Task
-from penstock.pools.runner import Report, Work, WorkerInfo
+from penstock.pools.pool import Desk, InSlot, Outcome, Task, run
+from penstock.pools.runner import Report, Runner, Work, WorkerInfo
 from penstock.pools.threads import WARN_AFTER
 from penstock.pools.wire import Known, Wire
 from penstock.pools.worker import Init, serve
+from penstock.road import Tap
 from penstock.slots import shared_file
 
 Start = Literal["program", "fork"]
@@ -147,6 +148,7 @@ class ProcessPool:
         self._closing = False
         self._stillborn = 0
         self._pid = os.getpid()
+        self._standin: Runner | None = None
 
     # What the engine calls.
 
@@ -156,6 +158,7 @@ class ProcessPool:
         self._desk = weakref.ref(desk)
         self._closing = False
         self._pid = os.getpid()
+        self._standin = self._make_standin()
         self._selector = selectors.DefaultSelector()
         self._wake = os.pipe()
         self._selector.register(self._wake[0], selectors.EVENT_READ, None)
@@ -176,19 +179,31 @@ class ProcessPool:
             # Round by round, so that a few tasks are spread over all workers.
             for depth in range(1, AHEAD + 1):
                 for worker in list(self._workers.values()):
-                    if len(worker.tasks) < depth:
+                    if worker.ready and len(worker.tasks) < depth:
                         task = desk.take(worker.number)
                         if task is not None:
                             self._send(worker, task)
 
     def help(self) -> bool:
-        return False
+        """While no worker is ready yet, let the consumer do what it waits for itself.
+
+        Workers that must import torch take seconds to start; the first batch need not.
+        """
+        if self._standin is None or any(worker.ready for worker in self._workers.values()):
+            self._standin = None
+            return False
+        desk = self._desk() if self._desk is not None else None
+        task = desk.take(-1) if desk is not None else None
+        if desk is None or task is None:
+            return False
+        desk.done(task.id, run(self._standin, task))
+        return True
 
     def watch(self, limit: float | None) -> None:
         now = self._clock()
         with self._lock:
             for worker in self._workers.values():
-                if not worker.tasks or not worker.ready:
+                if not worker.tasks:
                     continue
                 task, since = next(iter(worker.tasks.values()))
                 if limit is not None and now - since > limit:
@@ -224,8 +239,8 @@ class ProcessPool:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
         for worker in workers:
-            # One that waits goes at once; one that works is not worth waiting for.
-            worker.process.end(0.0 if worker.tasks else 2.0)
+            # One that waits goes at once; one that works, or starts, is not worth waiting for.
+            worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
             worker.wire.close()
         if self._selector is not None:
             self._selector.close()
@@ -239,6 +254,13 @@ class ProcessPool:
             self._code = None
 
     # Starting.
+
+    def _make_standin(self) -> Runner | None:
+        """Whoever sets up workers, or reads a stream in each, must have all done in those."""
+        needs_setup = self._init is not None and getattr(self._init, "exclusive", True)
+        if needs_setup or isinstance(self._work.road.source, Tap) or self._start == "fork":
+            return None
+        return Runner(self._work, WorkerInfo(-1, self.size, self._seed, process=False))
 
     def _packed(self) -> Packed:
         try:
@@ -334,10 +356,7 @@ class ProcessPool:
         if message[0] == "ready":
             worker.ready = True
             self._stillborn = 0
-            with self._lock:
-                # Its tasks start now, not when they were sent: starting is not hanging.
-                now = self._clock()
-                worker.tasks = {n: (task, now) for n, (task, _) in worker.tasks.items()}
+            self.notify()
             return
         if message[0] == "broken":
             self._stillborn = self.size + 1
@@ -387,7 +406,7 @@ class ProcessPool:
             return
         for place, task in enumerate(lost):
             # Tasks are worked on in the order in which they were sent.
-            desk.lost(task, guilty=place == 0 and worker.ready, reason=reason)
+            desk.lost(task, guilty=place == 0, reason=reason)
         del desk
         self.notify()
 

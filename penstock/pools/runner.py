@@ -83,7 +83,6 @@ class Runner:
         self._clock = clock
         self._road = work.road.open(clock)
         self._cost = 0.0
-        self._probed: tuple[Key, Any] | None = None
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
 
@@ -120,16 +119,16 @@ class Runner:
         started = self._clock()
         layout = None
         with scope_of(self.work.road, own_process=self.info.process):
-            for place, key in enumerate(keys):
+            for place in range(len(keys)):
                 # Whatever is bad here is met, and reported, again when its turn comes.
                 samples = self._samples(keys.cut(place, 1), Report(), place)
                 if samples:
                     layout = Layout.of(samples[0], self.work.rows)
-                    self._probed = (key, samples[0])
                     break
-        # The sample is counted when its batch is prepared.
-        self._road.begin()
-        return layout, self._end(report, 0, 0, started)
+        self._end(report, 0, 0, started)
+        # The sample is prepared, counted and offered to caches again with its batch.
+        report.tally = []
+        return layout, report
 
     def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, Report]:
         """The next batch of this worker's own stream; no rows at its end.
@@ -143,8 +142,9 @@ class Runner:
         if not isinstance(tap, Tap):
             raise TypeError("only a stream can be pulled from")
         if self._stream is None or self._streamed != (epoch, number):
-            # The stream draws from the global generators as it likes; where it starts is keyed.
-            seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
+            if self.info.process:
+                # A stream draws from the global generators as it likes; where it starts is keyed.
+                seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
             self._stream = tap.stream.open(skip=number * rows)
         samples: list[Any] = []
         with scope_of(self.work.road, own_process=self.info.process):
@@ -189,10 +189,6 @@ class Runner:
 
     def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:
         """The samples of these keys, less the bad ones where those are to be skipped."""
-        if self._probed is not None:
-            (key, sample), self._probed = self._probed, None
-            if len(keys) == 1 and next(iter(keys)) == key:
-                return [sample]
         try:
             return self._road.get(keys)
         except StageFailure as failure:

@@ -124,6 +124,7 @@ def column(values: Any) -> Column:
 
 def spec(kind: Any) -> Spec:
     """What is known of a column from its type, if it has no nulls."""
+    import pyarrow as pa
     import pyarrow.types as of
 
     if of.is_dictionary(kind):
@@ -139,7 +140,9 @@ def spec(kind: Any) -> Spec:
         return ArraySpec.of((), np.bool_)
     if _is_list(kind) and _is_number(kind.value_type):
         width = kind.list_size if of.is_fixed_size_list(kind) else None
-        return ArraySpec.of((width,), kind.value_type.to_pandas_dtype())
+        # Some versions of Arrow import pandas to name a dtype; an empty array has it for nothing.
+        empty = pa.array([], kind.value_type).to_numpy(zero_copy_only=False)
+        return ArraySpec.of((width,), empty.dtype)
     return None
 
 

@@ -88,8 +88,8 @@ def identity_of(dataset: Any, version: str | None) -> str:
 
 def is_iterable_dataset(dataset: object) -> bool:
     """Whether it is a torch IterableDataset, which has ``__getitem__`` only in name."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(dataset, data.IterableDataset)
+    kind = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+    return kind is not None and isinstance(dataset, kind)
 
 
 def _holds_data(dataset: Any) -> bool:

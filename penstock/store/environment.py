@@ -17,6 +17,8 @@ from penstock.store.opening import SAMPLES, check_identity, enter, load, open_lm
 # that Ctrl-C caught between two lines, and must not keep the process from ending.
 _PATIENCE = 10.0
 
+_TURN = b"turn"
+
 
 class Closed(Exception):
     """The environment was closed by another thread, or is kept busy by one."""
@@ -112,9 +114,15 @@ class Environment:
                 self._env.set_mapsize(map_size)
                 self.map_size = map_size
 
-    def forget_dead_readers(self) -> int:
-        """Free the pages that readers killed in the middle of a transaction still pin."""
-        return int(self._env.reader_check())
+    def reclaim(self) -> None:
+        """Free what can be freed once the map is full.
+
+        Readers killed in the middle of a transaction still pin pages. And LMDB gives out what
+        one transaction has freed only after another, which in a full map would never come.
+        """
+        self._env.reader_check()
+        with suppress(self.lmdb.MapFullError), self.writing() as transaction:
+            self.set_record(transaction, _TURN, b"")
 
     def close(self) -> None:
         clean = False

@@ -295,8 +295,7 @@ class Store:
             with here.writing() as transaction:
                 return change(transaction)
         except here.lmdb.MapFullError:
-            if not here.forget_dead_readers():
-                raise
+            here.reclaim()
         with here.writing() as transaction:
             return change(transaction)
 

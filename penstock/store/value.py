@@ -94,4 +94,4 @@ def cost(nbytes: int, page: int = _PAGE) -> int:
         entry = _NODE_HEADER + _KEY.size + _PAGE_NUMBER + _SLOT
         return pages * page + int(entry / _FILL * leaf / page) + 2
     most = (page - _PAGE_HEADER) // (node + (node & 1) + _SLOT)
-    return int(leaf / max(1.0, _FILL * most)) + 1
+    return int(leaf / (_FILL * most if most > 2 else 1)) + 1

@@ -45,7 +45,6 @@ def _plain_image_folder(dataset: Any) -> bool:
         and kind.__name__ == "ImageFolder"
         and getattr(dataset.loader, "__name__", "") == "default_loader"
         and dataset.target_transform is None
-        and getattr(dataset, "transforms", None) is not None == (dataset.transform is not None)
     )
 
 

@@ -7,6 +7,7 @@ add, and let any other iterable through untouched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -116,6 +117,7 @@ class DataLoader:
 
         rank, world = _ranks()
         own_sampler = sampler is not None or batch_sampler is not None
+        self._seed_is_given = seed is not None or generator is not None
         if seed is None:
             if generator is not None:
                 seed = generator.initial_seed()
@@ -124,38 +126,44 @@ class DataLoader:
                 seed = 0 if world > 1 and not own_sampler else torch.initial_seed()
             seed %= 2**63
         pipeline = self._pipeline(cache, cache_where, random, native, worker_init_fn)
-        workers = num_workers if isinstance(num_workers, int) else 1
         single = batch_size is None and batch_sampler is None
         collate = self._collate(collate_fn, single)
-        size = 1 if single else (batch_size or 1)
-        pipeline = pipeline.batch(size, drop_last=drop_last, collate=collate)
-        self._loader = Loader(
-            pipeline,
-            Options(
-                workers=num_workers,
-                kind=kind,
-                seed=seed,
-                shuffle=bool(shuffle),
-                rank=0 if own_sampler else rank,
-                world=1 if own_sampler else world,
-                prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
-                on_error=on_error,
-                timeout=timeout or None,
-                memory=memory,
-                in_order=in_order,
-            ),
-            Custom(
-                plan=_plan(sampler, batch_sampler, seed) if own_sampler else None,
-                init=_Init(worker_init_fn),
-                start=_start(multiprocessing_context),
-                convert=Tensors(list, can_pin(pin_memory))
-                if collate is None or single
-                else (_Pin() if can_pin(pin_memory) else None),
-                fallback=default_collate,
-                order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
-                recheck=not persistent_workers,
-            ),
+        pipeline = pipeline.batch(
+            1 if single else (batch_size or 1), drop_last=drop_last, collate=collate
         )
+        workers = num_workers if isinstance(num_workers, int) else 1
+        options = Options(
+            workers=num_workers,
+            kind=kind,
+            seed=seed,
+            shuffle=bool(shuffle),
+            rank=0 if own_sampler else rank,
+            world=1 if own_sampler else world,
+            prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
+            on_error=on_error,
+            timeout=timeout or None,
+            memory=memory,
+            in_order=in_order,
+        )
+        pin = can_pin(pin_memory)
+        convert: Tensors | None = Tensors(list, pin)
+        if collate is not None and not single:
+            convert = _Pin() if pin else None
+        custom = Custom(
+            init=_Init(worker_init_fn),
+            start=_start(multiprocessing_context),
+            convert=convert,
+            fallback=default_collate,
+            order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
+            recheck=not persistent_workers,
+        )
+
+        def make(seed: int) -> Loader:
+            plan = _plan(sampler, batch_sampler, seed) if own_sampler else None
+            return Loader(pipeline, replace(options, seed=seed), replace(custom, plan=plan))
+
+        self._make = make
+        self._loader = make(seed)
 
     def _pipeline(
         self,
@@ -193,7 +201,16 @@ class DataLoader:
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; see ``Loader.load_state_dict``."""
+        """Go on from there; see ``Loader.load_state_dict``.
+
+        Where no seed was given, the one of the checkpoint is taken up with it.
+        """
+        seed = state.get("seed")
+        if isinstance(seed, int) and not self._seed_is_given:
+            if seed != self._loader.options.seed:
+                self._loader.close()
+                self._loader = self._make(seed)
+            self._seed_is_given = True
         self._loader.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
@@ -247,6 +264,8 @@ class _Init:
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
+        # Without a function of the user's, the training process may stand in for a worker.
+        self.exclusive = worker_init_fn is not None
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         torch.set_num_threads(1)

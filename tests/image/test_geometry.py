@@ -85,6 +85,15 @@ def test_a_random_box_has_the_area_and_ratio_asked_for() -> None:
     assert np.corrcoef(room, areas)[0, 1] == pytest.approx(0.0, abs=0.1)
 
 
+def test_a_random_box_reaches_every_place_equally_often() -> None:
+    crop = random_resized_crop(8, scale=(0.25, 0.25), ratio=(1.0, 1.0))
+    choices = Keyed(0, "crop")
+    places = [crop.draw(choices.at(Key(i)), (4, 4, 3))[:2] for i in range(4500)]
+    counts = {place: places.count(place) for place in set(places)}
+    assert set(counts) == {(top, left) for top in range(3) for left in range(3)}
+    assert all(400 < count < 600 for count in counts.values())
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
@@ -158,6 +167,7 @@ def test_pad_if_needed_pads_both_sides_as_torchvision_does() -> None:
     params = crop.draw(np.random.default_rng(0), (20, 40, 3))
     assert params.padding == (1, 11, 1, 11)
     assert crop.apply(np.ones((20, 40, 3), np.uint8), params).shape == (32, 32, 3)
+    assert crop.draw(np.random.default_rng(0), (40, 20, 3)).padding == (11, 1, 11, 1)
 
 
 def test_a_fill_of_three_colours_a_padded_crop() -> None:

@@ -71,8 +71,9 @@ def test_lists_tuples_and_arrays_are_datasets_that_threads_may_share() -> None:
 
 
 def test_torch_datasets_are_read() -> None:
-    torch = pytest.importorskip("torch")
     data = pytest.importorskip("torch.utils.data")
+    import torch
+
     pairs = data.TensorDataset(torch.arange(6).float(), torch.arange(6))
     source = DatasetSource(pairs)
     assert [(float(x), int(y)) for x, y in source.read([4, 2])] == [(4.0, 4), (2.0, 2)]

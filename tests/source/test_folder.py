@@ -57,7 +57,7 @@ part = st.text("aB-./_ 1é", min_size=1, max_size=3).filter(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(part, min_size=1, max_size=3), min_size=1, max_size=8))
 def test_files_and_labels_come_in_the_order_of_image_folder(
     tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]

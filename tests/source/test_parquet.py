@@ -49,7 +49,7 @@ def counted(source: ParquetSource) -> list[int]:
     return decoded
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_rows_in_any_order_over_files_and_row_groups(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -99,13 +99,13 @@ def test_a_store_behaves_like_a_dict_that_never_overwrites(
 
 
 def test_the_hard_cap_refuses_warns_once_and_keeps_what_is_there(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", budget=100_000, overshoot=50_000)
-    with pytest.warns(RuntimeWarning, match=r"reached 150\.0 KB, past its budget of 100\.0 KB"):
+    store = Store(tmp_path / "store", budget=100_000, overshoot=60_000)
+    with pytest.warns(RuntimeWarning, match=r"reached 160\.0 KB, past its budget of 100\.0 KB"):
         stored = store.put_many([(key, bytes(10_000)) for key in range(20)])
     assert stored == [True] * 12 + [False] * 8
     assert store.put_many([(50, bytes(10_000)), (0, b"known")]) == [False, True]
     assert store.full == 9
-    assert store.used <= 150_000
+    assert store.used <= 160_000
     assert store.put_many([(51, b"small")]) == [True]
     store.close()
 
@@ -308,9 +308,9 @@ def test_a_full_map_is_a_refusal_and_one_warning(
     assert store.full == stored.count(False)
     kept = [key for key, here in enumerate(stored) if here]
     assert store.get_many(kept) == [bytes([key]) * 10_000 for key in kept]
-    # Room that is given back can be used again, though not before LMDB has let go of it.
+    # Room that is given back can be used again.
     assert store.delete_many(kept[:40]) == 40
-    assert any(store.put_many([(1000 + i, bytes(10_000))])[0] for i in range(5))
+    assert store.put_many([(1000, bytes(10_000))]) == [True]
     store.close()
 
 

@@ -1,0 +1,134 @@
+"""Penstock's cache beside an LRU of the same size: hits, and bytes read from the source.
+
+Counts, not times: without workers nothing is prepared ahead, so they are exact, and the same on
+every machine.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.benchmark import Benchmark
+from benchmarks.measure import progress
+from benchmarks.report import Found, Table
+from benchmarks.workloads import image_files
+
+SHARES = (25, 50, 75, 100)
+EPOCHS = 3
+SEED = 0
+
+HEADS = (
+    "budget",
+    "epoch",
+    "Penstock hits",
+    "read MB",
+    "LRU hits",
+    "LRU read MB",
+    "least possible MB",
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch cost."""
+
+    hits: int
+    read: int
+
+
+class Lru:
+    """A least-recently-used cache of sizes: what an operating system's page cache does."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._used = 0
+
+    def epoch(self, keys: Iterable[int], sizes: Sequence[int]) -> Epoch:
+        """Ask for these keys, one after the other."""
+        hits = read = 0
+        for key in keys:
+            if key in self._sizes:
+                self._sizes.move_to_end(key)
+                hits += 1
+                continue
+            read += sizes[key]
+            self._put(key, sizes[key])
+        return Epoch(hits, read)
+
+    def _put(self, key: int, size: int) -> None:
+        if size > self._budget:
+            return
+        while self._used + size > self._budget:
+            self._used -= self._sizes.popitem(last=False)[1]
+        self._sizes[key] = size
+        self._used += size
+
+
+def run(options: Namespace) -> Found:
+    sizes = [Path(path).stat().st_size for path in image_files(options.data)[0]]
+    total = sum(sizes)
+    rows: list[tuple[str, ...]] = []
+    data: dict[str, object] = {"samples": len(sizes), "bytes": total}
+    for share in SHARES:
+        progress(f"cache: {share} % of {total / 1e6:.1f} MB")
+        budget = total * share // 100
+        ours = _penstock(options.data, budget, options.batch, len(sizes))
+        lru = Lru(budget)
+        theirs = [lru.epoch(_order(len(sizes), epoch), sizes) for epoch in range(EPOCHS)]
+        for number, (mine, other) in enumerate(zip(ours, theirs, strict=True), start=1):
+            least = total if number == 1 else total - budget
+            rows.append(
+                (
+                    f"{share} %" if number == 1 else "",
+                    str(number),
+                    f"{mine.hits / len(sizes):.1%}",
+                    f"{mine.read / 1e6:.1f}",
+                    f"{other.hits / len(sizes):.1%}",
+                    f"{other.read / 1e6:.1f}",
+                    f"{least / 1e6:.1f}",
+                )
+            )
+        data[f"{share}%"] = {
+            "budget": budget,
+            "penstock": [asdict(epoch) for epoch in ours],
+            "lru": [asdict(epoch) for epoch in theirs],
+        }
+    title = f"cache: {len(sizes)} photographs, {total / 1e6:.1f} MB, shuffled every epoch"
+    return Found((Table(title, HEADS, tuple(rows)),), data=data)
+
+
+def _penstock(folder: Path, budget: int, batch: int, samples: int) -> list[Epoch]:
+    import penstock as ps
+
+    found = []
+    hits = read = 0
+    pipeline = ps.from_folder(folder, extensions=(".jpg", ".jpeg")).cache(budget).batch(batch)
+    with pipeline.loader(workers=0, seed=SEED) as loader:
+        for _ in range(EPOCHS):
+            taken = sum(len(labels) for _, labels in loader)
+            if taken != samples:
+                raise RuntimeError(f"an epoch gave {taken} samples of {samples}")
+            stats = loader.stats()
+            found.append(Epoch(stats.caches[0].hits - hits, stats.bytes_read - read))
+            hits, read = stats.caches[0].hits, stats.bytes_read
+    return found
+
+
+def _order(samples: int, epoch: int) -> list[int]:
+    """The keys in the order in which the loader asks for them."""
+    from penstock.order import Shuffled
+
+    return [int(key) for key in Shuffled().indices(samples, SEED, epoch)]
+
+
+BENCHMARK = Benchmark(
+    "cache",
+    "hits and bytes read, epoch by epoch, beside an LRU of the same size",
+    run,
+    needs_data=True,
+)

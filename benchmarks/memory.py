@@ -1,0 +1,80 @@
+"""Whether memory grows: many epochs over a million tiny samples, in threads and in processes."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+
+from benchmarks.alone import AloneError, alone, memory_of_tree
+from benchmarks.benchmark import Benchmark, count
+from benchmarks.measure import progress
+from benchmarks.report import Found, Table
+
+LOOKS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
+KINDS = ("threads", "processes")
+
+BATCH = 4096
+"""Large, because epochs are what is counted here, not batches."""
+
+
+def looks(epochs: int) -> list[int]:
+    """After which epochs memory is looked at; the last is always one of them."""
+    return sorted({number for number in LOOKS if number <= epochs} | {epochs})
+
+
+def measure(kind: str, samples: int, epochs: int, workers: int) -> dict[int, int]:
+    """Memory of the whole process tree after some epochs. Runs in its own process."""
+    import penstock as ps
+
+    # Objects of Python's own, one by one: a forked worker would copy them as it counts references.
+    data = [float(number) for number in range(samples)]
+    found = {}
+    wanted = looks(epochs)
+    pipeline = ps.from_dataset(data, random=False).batch(BATCH)
+    with pipeline.loader(workers=workers, kind=kind) as loader:  # type: ignore[arg-type]
+        for number in range(1, epochs + 1):
+            for batch in loader:
+                batch[0]
+            if number in wanted:
+                found[number] = memory_of_tree(os.getpid())
+    return found
+
+
+def run(options: Namespace) -> Found:
+    wanted = looks(options.epochs)
+    rows, notes, wrong = [], [], []
+    data: dict[str, object] = {}
+    for kind in KINDS:
+        progress(f"memory: {options.epochs} epochs of {options.items:,} samples in {kind}")
+        try:
+            found = alone(
+                measure, kind, options.items, options.epochs, options.workers, timeout=3600
+            ).value
+        except AloneError as error:
+            rows.append((kind, f"failed: {error}", *[""] * len(wanted)))
+            wrong.append(f"memory: {kind} failed: {error}")
+            continue
+        growth = found[wanted[-1]] - found[wanted[0]]
+        data[kind] = {"bytes": found, "growth": growth}
+        rows.append(
+            (kind, *(f"{found[n] / 1e6:,.1f}" for n in wanted), f"{growth / 1e6:+,.1f}"),
+        )
+        share = growth / found[wanted[0]]
+        notes.append(
+            f"memory: {kind}: {growth / 1e6:+,.1f} MB ({share:+.1%}) from epoch {wanted[0]} "
+            f"to {wanted[-1]}"
+        )
+    title = f"memory: PSS of all processes in MB, {options.items:,} samples, batches of {BATCH}, "
+    title += f"{options.workers} workers"
+    heads = ("workers", *(f"epoch {number}" for number in wanted), "growth")
+    return Found((Table(title, heads, tuple(rows)),), tuple(notes), tuple(wrong), data)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--epochs", type=count, default=50, help="how many (50)")
+    parser.add_argument("--items", type=count, default=1_000_000, help="samples (1000000)")
+
+
+BENCHMARK = Benchmark(
+    "memory", "memory after many epochs over a million tiny samples", run, _arguments
+)

@@ -1,0 +1,50 @@
+"""How long a training script waits for its first batch, and for that of its second epoch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import partial
+
+from benchmarks.benchmark import Benchmark
+from benchmarks.courses import Starts
+from benchmarks.measure import Contestant, race
+from benchmarks.peers import penstock_dropin, penstock_pipeline, torch_dataloader
+from benchmarks.race_table import FIRST, MEMORY, Column, Versus, found
+from benchmarks.report import Found
+from benchmarks.workloads import Arrays
+
+SHAPE = (3, 32, 32)
+LENGTH = 16_384
+CHECKED = 1024
+
+SECOND = Column("second epoch's first batch ms", "second", "{:,.2f}", 1e3)
+VERSUS = (
+    Versus("first / best peer", "first", False),
+    Versus("second / best peer", "second", False),
+)
+
+CONTESTANTS = (
+    Contestant("torch DataLoader, no workers", torch_dataloader.alone, ("torch",)),
+    Contestant("torch DataLoader", torch_dataloader.restarting, ("torch",)),
+    Contestant("torch DataLoader, persistent", torch_dataloader.arrays, ("torch",)),
+    Contestant(
+        "Penstock, no workers", partial(penstock_pipeline.arrays, kind="none"), (), ours=True
+    ),
+    Contestant("Penstock, threads", penstock_pipeline.arrays, (), ours=True),
+    Contestant(
+        "Penstock, processes", partial(penstock_pipeline.arrays, kind="processes"), (), ours=True
+    ),
+    Contestant("Penstock drop-in", penstock_dropin.arrays, ("torch",), ours=True),
+)
+
+
+def run(options: Namespace) -> Found:
+    work = Arrays(SHAPE, LENGTH, options.batch, options.workers)
+    lanes = race("start", CONTESTANTS, work, Starts(CHECKED), rounds=options.rounds, timeout=180)
+    size = "x".join(map(str, SHAPE))
+    title = f"start: {LENGTH:,} samples of {size} float32, shuffled, batches of {work.batch}, "
+    title += f"{work.workers} workers"
+    return found("start", title, lanes, (FIRST, SECOND, MEMORY), VERSUS)
+
+
+BENCHMARK = Benchmark("start", "time to the first batch, and to that of the second epoch", run)

@@ -1,0 +1,301 @@
+"""The benchmarks' own arithmetic and manners; what they measure is not tested, it is measured."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+psutil = pytest.importorskip("psutil")
+
+from benchmarks import cache, memory  # noqa: E402
+from benchmarks.__main__ import BENCHMARKS, main, parse  # noqa: E402
+from benchmarks.alone import AloneError, alone, memory_of_tree  # noqa: E402
+from benchmarks.courses import Starts, Throughput  # noqa: E402
+from benchmarks.measure import (  # noqa: E402
+    Contestant,
+    Lane,
+    Make,
+    Run,
+    Spread,
+    race,
+    ratios,
+    turns,
+)
+from benchmarks.peers.torch_simplejpeg import random_box  # noqa: E402
+from benchmarks.race_table import RATE, Versus, found, joined  # noqa: E402
+from benchmarks.report import Found, Table, show, write_json  # noqa: E402
+from benchmarks.sameness import Look, difference, first_leaf, look  # noqa: E402
+
+LOOK = Look((2,), "float32", 0.5, 0.25)
+
+
+def batches_of_two(work: int) -> Make:
+    """A contestant for tests: ``work`` batches in an epoch."""
+    return lambda: [np.full((2, 3), float(number), np.float32) for number in range(work)]
+
+
+def breaks(work: int) -> Make:
+    raise RuntimeError(f"no loader for {work}")
+
+
+def lane(title: str, rates: dict[int, float], *, ours: bool = False, seen: Look = LOOK) -> Lane:
+    return Lane(title, ours, {number: Run({"rate": rate}, seen) for number, rate in rates.items()})
+
+
+def shown(what: Found) -> str:
+    text = io.StringIO()
+    show(what, Console(file=text, width=160))
+    return text.getvalue()
+
+
+# Arguments.
+
+
+def test_help_lists_every_benchmark_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    for name, benchmark in BENCHMARKS.items():
+        assert f"{name} " in said
+        assert benchmark.line in said
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["overheads"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "'overheads'" in said
+    assert all(name in said for name in BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", ["load", "cache"])
+def test_benchmarks_of_photographs_have_no_default_folder(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([name])
+    assert "--data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["overhead", "--rounds", "0"], "whole number from 1"),
+        (["overhead", "--seconds", "soon"], "number of seconds"),
+        (["overhead", "--seconds", "-1"], "number of seconds"),
+        (["load", "--data", "/nowhere/at/all"], "is not a folder"),
+        (["memory", "--epochs", "-2"], "whole number from 1"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(given)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_options_reach_the_benchmark(tmp_path: Path) -> None:
+    chosen, options = parse(
+        ["load", "--data", str(tmp_path), "--rounds", "2", "--seconds", "1.5", "--samples", "9"]
+    )
+    assert chosen.name == "load"
+    assert (options.data, options.rounds, options.seconds, options.samples) == (tmp_path, 2, 1.5, 9)
+    _, options = parse(["memory", "--epochs", "7", "--items", "100"])
+    assert (options.epochs, options.items) == (7, 100)
+
+
+# Statistics.
+
+
+def test_every_round_begins_with_the_next_contestant() -> None:
+    assert [order for _, order in turns(3, 4)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+
+
+def test_a_spread_is_median_least_and_most() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([4.0, 1.0]) == Spread(2.5, 1.0, 4.0)
+    with pytest.raises(ValueError, match="nothing"):
+        Spread.of([])
+
+
+def test_ratios_are_taken_round_by_round_to_the_best_peer_of_that_round() -> None:
+    mine = lane("mine", {0: 10.0, 1: 30.0, 2: 8.0}, ours=True)
+    peers = [lane("a", {0: 5.0, 1: 10.0}), lane("b", {0: 2.0, 1: 20.0})]
+    # Round 2 has no peer, and so no ratio; the median of rates would give something else.
+    assert ratios(mine, peers, "rate", max) == [2.0, 1.5]
+    assert ratios(mine, peers, "rate", min) == [5.0, 3.0]
+
+
+def test_a_target_is_reached_from_its_value_on() -> None:
+    more, less = Versus("r", "rate", True, 2.0), Versus("f", "first", False, 1.0)
+    assert (more.reached(2.0), more.reached(1.99)) == (True, False)
+    assert (less.reached(1.0), less.reached(1.01)) == (True, False)
+    assert Versus("r", "rate", True).reached(0.0)
+
+
+# Tables.
+
+
+def test_a_race_shows_medians_extremes_ratio_and_verdict() -> None:
+    lanes = [lane("peer", {0: 100.0, 1: 200.0}), lane("mine", {0: 300.0, 1: 400.0}, ours=True)]
+    text = shown(found("r", "title", lanes, (RATE,), (Versus("ratio", "rate", True, 2.0),)))
+    assert "150" in text
+    assert "100 - 200" in text
+    assert "2.00 - 3.00" in text
+    assert "r: mine: ratio 2.50, target at least 2: reached" in text
+
+
+def test_a_missed_target_is_said() -> None:
+    lanes = [lane("peer", {0: 100.0}), lane("mine", {0: 120.0}, ours=True)]
+    made = found("r", "t", lanes, (RATE,), (Versus("ratio", "rate", True, 1.3),))
+    assert made.notes == ("r: mine: ratio 1.20, target at least 1.3: MISSED",)
+
+
+def test_a_peer_that_is_not_installed_stays_in_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    contestants = (
+        Contestant("absent", batches_of_two, ("no_such_package_anywhere",)),
+        Contestant("mine", batches_of_two, (), ours=True),
+    )
+    # No rounds: nothing is started.
+    lanes = race("r", contestants, 3, Starts(2), rounds=0, timeout=1)
+    assert lanes[0].why_not == "not installed: no_such_package_anywhere"
+    made = found("r", "t", lanes, (RATE,), ())
+    assert "not installed: no_such_package_anywhere" in shown(made)
+    assert made.wrong == ()
+
+
+def test_a_row_that_does_not_fit_its_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 cells in a table of 1"):
+        Table("t", ("a",), (("1", "2"),))
+
+
+def test_json_carries_the_machine_the_command_and_every_round(tmp_path: Path) -> None:
+    parts = [found(n, n, [lane("peer", {0: 100.0})], (RATE,), ()) for n in ("x", "y")]
+    path = tmp_path / "out.json"
+    write_json(path, "overhead", {"rounds": 1, "data": tmp_path}, joined(parts))
+    read = json.loads(path.read_text())
+    assert read["benchmark"] == "overhead"
+    assert "-m benchmarks" in read["command"]
+    assert read["machine"]["cores"] >= 1
+    assert read["machine"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert read["machine"]["packages"]["numpy"] == np.__version__
+    assert read["data"]["y"]["peer"]["rounds"]["0"]["values"]["rate"] == 100.0
+    assert [table["title"] for table in read["tables"]] == ["x", "y"]
+
+
+# The same work.
+
+
+def test_a_look_is_shape_type_mean_and_deviation_of_what_was_taken() -> None:
+    batches = iter([(np.array([[0, 2], [4, 6]], np.uint8), [0, 1]), (np.zeros((2, 2)), [0, 1])])
+    seen = look(batches, samples=2)
+    assert seen == Look((2,), "uint8", 3.0, pytest.approx(5**0.5))
+    assert len(list(batches)) == 1
+
+
+def test_the_first_leaf_is_found_below_lists_tuples_and_dicts() -> None:
+    array = np.zeros(3)
+    for batch in (array, [array, 1], (array, 1), {"image": array, "label": 1}, [{"a": (array,)}]):
+        assert first_leaf(batch) is array
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (LOOK, True),
+        (Look((2,), "float32", 0.52, 0.26), True),
+        (Look((2,), "float32", 0.53, 0.25), False),
+        (Look((2,), "float32", 0.5, 0.30), False),
+        (Look((2,), "uint8", 0.5, 0.25), False),
+        (Look((3,), "float32", 0.5, 0.25), False),
+    ],
+)
+def test_work_is_the_same_within_the_tolerance_only(other: Look, same: bool) -> None:
+    assert (difference(LOOK, other) is None) is same
+    lanes = [lane("one", {0: 1.0}), lane("two", {0: 1.0}, seen=other)]
+    wrong = found("r", "t", lanes, (RATE,), ()).wrong
+    assert (wrong == ()) is same
+    if not same:
+        assert "two does other work" in wrong[0]
+
+
+def test_boxes_of_the_hand_written_peer_lie_inside_the_image() -> None:
+    for rows, columns in ((375, 500), (500, 375), (40, 900), (900, 40)):
+        for _ in range(200):
+            top, left, height, width = random_box(rows, columns)
+            assert min(top, left) >= 0
+            assert min(height, width) > 0
+            assert top + height <= rows
+            assert left + width <= columns
+
+
+# Courses and processes.
+
+
+def test_throughput_goes_round_epochs_until_it_has_its_samples() -> None:
+    run = Throughput(seconds=0.0, checked=4, samples=50)(batches_of_two, 3)
+    assert set(run.values) == {"rate", "cpu", "first"}
+    assert run.values["rate"] > 0
+    assert (run.look.shape, run.look.dtype) == ((3,), "float32")
+
+
+def test_starts_times_two_epochs_of_one_loader() -> None:
+    class Counted:
+        epochs = 0
+
+        def __iter__(self) -> object:
+            self.epochs += 1
+            return iter([np.zeros((2, 1))] * 3)
+
+    loader = Counted()
+    run = Starts(checked=2)(lambda work: lambda: loader, None)
+    assert loader.epochs == 2
+    assert set(run.values) == {"first", "second"}
+
+
+def test_a_function_runs_in_a_process_of_its_own_and_is_watched() -> None:
+    watched = alone(sum, [1, 2, 3], timeout=60)
+    assert watched.value == 6
+    assert memory_of_tree(psutil.Process().pid) > 1_000_000
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(AloneError, match="ValueError: invalid literal") as caught:
+        alone(int, "x", timeout=60)
+    assert "Traceback" in caught.value.printed
+
+
+# The cache's rival, and where memory is looked at.
+
+
+def test_an_lru_of_half_the_data_throws_out_what_comes_next() -> None:
+    lru = cache.Lru(budget=20)
+    sizes = [10, 10, 10, 10]
+    assert lru.epoch([0, 1, 2, 3], sizes) == cache.Epoch(0, 40)
+    assert lru.epoch([0, 1, 2, 3], sizes) == cache.Epoch(0, 40)
+    assert lru.epoch([3, 2, 1, 0], sizes) == cache.Epoch(2, 20)
+
+
+def test_an_lru_holds_no_more_than_its_budget() -> None:
+    lru = cache.Lru(budget=25)
+    assert lru.epoch([0, 1, 2, 0], [10, 15, 30]) == cache.Epoch(1, 55)
+
+
+def test_memory_is_looked_at_after_the_last_epoch_too() -> None:
+    assert memory.looks(50) == [1, 2, 5, 10, 25, 50]
+    assert memory.looks(7) == [1, 2, 5, 7]
+    assert memory.looks(1) == [1]

@@ -1,0 +1,418 @@
+"""The drop-in: whatever torch's DataLoader delivers, ours delivers, argument for argument."""
+
+from __future__ import annotations
+
+import os
+import random as python_random
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock.errors import PipelineError, StateError
+from penstock.torch import DataLoader
+
+Point = namedtuple("Point", "x y")
+
+
+class Samples(Dataset):  # type: ignore[type-arg]
+    """Gives whatever ``make`` makes of an index."""
+
+    def __init__(self, make: Any, n: int = 23) -> None:
+        self.make = make
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+KINDS_OF_SAMPLES = {
+    "float": float,
+    "int": int,
+    "bool": lambda i: i % 2 == 0,
+    "numpy scalar": lambda i: np.float32(i),
+    "array": lambda i: np.full((2, 3), i, dtype=np.int16),
+    "tensor": lambda i: torch.full((2, 3), float(i)),
+    "zero-dim tensor": lambda i: torch.tensor(i),
+    "bfloat16": lambda i: torch.full((2,), float(i), dtype=torch.bfloat16),
+    "tuple": lambda i: (torch.ones(2) * i, i),
+    "list": lambda i: [torch.ones(2) * i, float(i)],
+    "dict": lambda i: {"image": torch.ones(2, 2) * i, "label": i, "name": f"n{i}"},
+    "nested": lambda i: {"a": (i, {"b": torch.tensor([i, i])}), "c": [float(i), "s"]},
+    "namedtuple": lambda i: Point(torch.ones(3) * i, i),
+    "text": lambda i: f"sample {i}",
+    "bytes": lambda i: b"x" * i,
+}
+
+
+def same(a: Any, b: Any) -> None:
+    if not (isinstance(a, list) and a and isinstance(a[0], str)):
+        assert type(a) is type(b), (type(a), type(b))
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)) and a and isinstance(a[0], (str, bytes)):
+        assert list(a) == list(b)  # torch gives text as a list, or as a tuple when nested
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    else:
+        assert a == b
+
+
+INLINE: dict[str, Any] = {"num_workers": 0}
+# Forked workers start at once, where a program has to import torch first: most tests use them.
+FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+PROGRAM: dict[str, Any] = {"num_workers": 2}
+
+
+@pytest.mark.parametrize("workers", [INLINE, FORKED], ids=["inline", "fork"])
+@pytest.mark.parametrize("kind", KINDS_OF_SAMPLES)
+def test_batches_are_what_torch_delivers(kind: str, workers: Any) -> None:
+    dataset = Samples(KINDS_OF_SAMPLES[kind])
+    expected = list(TorchDataLoader(dataset, batch_size=5))
+    with DataLoader(dataset, batch_size=5, **workers) as loader:
+        got = list(loader)
+        assert len(loader) == len(expected)
+    same(got, expected)
+
+
+def test_batches_are_what_torch_delivers_from_worker_programs(no_stand_in: None) -> None:
+    dataset = Samples(lambda i: {kind: make(i) for kind, make in KINDS_OF_SAMPLES.items()})
+    expected = list(TorchDataLoader(dataset, batch_size=5))
+    with DataLoader(dataset, batch_size=5, **PROGRAM) as loader:
+        same(list(loader), expected)
+
+
+def test_the_first_batch_does_not_wait_for_workers_to_import_torch() -> None:
+    with DataLoader(Samples(lambda i: (i, os.getpid())), batch_size=5, **PROGRAM) as loader:
+        first = next(iter(loader))
+    assert first[1].tolist() == [os.getpid()] * 5
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 4, 23, 50])
+def test_batch_size_and_drop_last_are_torchs(batch_size: int, drop_last: bool) -> None:
+    dataset = Samples(float)
+    options = {"batch_size": batch_size, "drop_last": drop_last}
+    expected = list(TorchDataLoader(dataset, **options))
+    with DataLoader(dataset, **FORKED, **options) as loader:
+        same(list(loader), expected)
+        assert len(loader) == len(expected)
+
+
+def test_samplers_are_followed() -> None:
+    dataset = Samples(float)
+    for sampler in ([3, 1, 1, 22], SequentialSampler(dataset), [np.int64(4), np.int64(2)]):
+        expected = list(TorchDataLoader(dataset, batch_size=2, sampler=sampler))
+        with DataLoader(dataset, batch_size=2, sampler=sampler, **FORKED) as loader:
+            same(list(loader), expected)
+    buckets = [[0, 5, 7], [1], [2, 3]]
+    with DataLoader(dataset, batch_sampler=buckets, **FORKED) as loader:
+        same(list(loader), list(TorchDataLoader(dataset, batch_sampler=buckets)))
+        assert loader.batch_size is None
+    nested = BatchSampler(SequentialSampler(dataset), 4, drop_last=True)
+    with DataLoader(dataset, batch_sampler=nested) as loader:
+        same(list(loader), list(TorchDataLoader(dataset, batch_sampler=nested)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: RandomSampler(d),
+        lambda d: RandomSampler(d, generator=torch.Generator().manual_seed(3)),
+        lambda d: SubsetRandomSampler(range(17)),
+        lambda d: WeightedRandomSampler([1.0] * 23, 40),
+    ],
+    ids=["global", "generator", "subset", "weighted"],
+)
+def test_random_samplers_resume_exactly_and_leave_the_users_generators_alone(make: Any) -> None:
+    dataset = Samples(float)
+
+    def loader(workers: Any) -> DataLoader:
+        return DataLoader(dataset, batch_size=4, sampler=make(dataset), seed=1, **workers)
+
+    torch.manual_seed(11)
+    with loader(INLINE) as first:
+        list(first)
+        epoch = iter(first)
+        head = [next(epoch).tolist() for _ in range(2)]
+        state = first.state_dict()
+        rest = [batch.tolist() for batch in epoch]
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(11)))
+    with loader(FORKED) as second:
+        second.load_state_dict(state)
+        assert [batch.tolist() for batch in second] == rest
+    assert len(head) == 2
+
+
+def test_a_distributed_sampler_deals_its_part() -> None:
+    dataset = Samples(float, 20)
+    seen: list[float] = []
+    for rank in range(2):
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, seed=4)
+        sampler.set_epoch(3)
+        with DataLoader(dataset, batch_size=3, sampler=sampler, **FORKED) as loader:
+            got = list(loader)
+        same(got, list(TorchDataLoader(dataset, batch_size=3, sampler=sampler)))
+        seen += torch.cat(got).tolist()
+    assert sorted(seen) == [float(i) for i in range(20)]
+
+
+def test_shuffling_deals_every_sample_once_and_follows_the_generator() -> None:
+    dataset = Samples(float)
+
+    def epochs(seed: int, workers: Any) -> list[list[float]]:
+        generator = torch.Generator().manual_seed(seed)
+        options = {"batch_size": 4, "shuffle": True, **workers}
+        with DataLoader(dataset, generator=generator, **options) as loader:
+            return [torch.cat(list(loader)).tolist() for _ in range(2)]
+
+    first = epochs(1, INLINE)
+    assert sorted(first[0]) == sorted(first[1]) == [float(i) for i in range(23)]
+    assert first[0] != first[1]
+    assert epochs(1, FORKED) == first
+    assert epochs(2, INLINE) != first
+
+
+def augmented(i: int) -> tuple[Any, Any, Any]:
+    return torch.rand(2), np.random.rand(2), python_random.random()
+
+
+def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers(
+    no_stand_in: None,
+) -> None:
+    dataset = Samples(augmented)
+    results = []
+    for workers in (INLINE, FORKED, PROGRAM, {**FORKED, "num_workers": 3}):
+        with DataLoader(dataset, batch_size=4, seed=5, **workers) as loader:
+            results.append([list(loader), list(loader)])
+    for other in results[1:]:
+        same(results[0], other)
+    assert not torch.equal(results[0][0][0][0], results[0][1][0][0])
+
+
+def test_a_collate_fn_gets_the_samples_and_its_result_comes_untouched(
+    no_stand_in: None,
+) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return Point(np.stack([s[0].numpy() for s in samples]), {"n": [s[1] for s in samples]})
+
+    dataset = Samples(lambda i: (torch.ones(2) * i, i))
+    expected = list(TorchDataLoader(dataset, batch_size=5, collate_fn=collate))
+    with DataLoader(dataset, batch_size=5, collate_fn=collate, **PROGRAM) as loader:
+        got = list(loader)
+    assert [type(b) for b in got] == [Point] * 5
+    assert all(type(b.x) is np.ndarray for b in got)
+    for a, b in zip(got, expected, strict=True):
+        assert np.array_equal(a.x, b.x)
+        assert a.y == b.y
+
+
+def test_no_batching_delivers_samples() -> None:
+    dataset = Samples(lambda i: {"x": np.ones(2) * i, "i": i})
+    expected = list(TorchDataLoader(dataset, batch_size=None))
+    for workers in (INLINE, FORKED):
+        with DataLoader(dataset, batch_size=None, **workers) as loader:
+            got = list(loader)
+        for a, b in zip(got, expected, strict=True):
+            same(a["x"], b["x"])
+            assert a["i"] == b["i"]
+
+
+class WorkerFacts(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        if info is None:
+            return -1, -1, 0, 0
+        return info.id, info.num_workers, int(type(info.dataset) is WorkerFacts), MARK["value"]
+
+
+MARK = {"value": 0}
+
+
+def mark(worker: int) -> None:
+    MARK["value"] = 100 + worker
+
+
+def test_datasets_can_ask_which_worker_they_run_in() -> None:
+    with DataLoader(WorkerFacts(), batch_size=1, num_workers=2, worker_init_fn=mark) as loader:
+        rows = [[int(x) for x in batch] for batch in loader]
+    assert {n for _, n, _, _ in rows} == {2}
+    assert {d for _, _, d, _ in rows} == {1}
+    assert all(marked == 100 + worker for worker, _, _, marked in rows)
+    with DataLoader(WorkerFacts(), batch_size=8) as loader:
+        assert next(iter(loader))[0].tolist() == [-1] * 8
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Splits itself over workers, as torch's documentation has it."""
+
+    def __init__(self, n: int, split: bool = True) -> None:
+        self.n = n
+        self.split = split
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        if info is None or not self.split:
+            return iter(range(self.n))
+        return iter(range(info.id, self.n, info.num_workers))
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_iterable_datasets_come_in_torchs_order(workers: int, split: bool) -> None:
+    for options in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
+        expected = list(TorchDataLoader(Stream(21, split), num_workers=workers, **options))
+        with DataLoader(
+            Stream(21, split),
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+            **options,
+        ) as loader:
+            for _ in range(2):
+                same(list(loader), expected)
+
+
+def test_iterable_datasets_resume() -> None:
+    for workers in (INLINE, FORKED):
+        with DataLoader(Stream(40), batch_size=3, **workers) as loader:
+            epoch = iter(loader)
+            for _ in range(5):
+                next(epoch)
+            state = loader.state_dict()
+            rest = [batch.tolist() for batch in epoch]
+        with DataLoader(Stream(40), batch_size=3, **workers) as again:
+            again.load_state_dict(state)
+            assert [batch.tolist() for batch in again] == rest
+    with (
+        DataLoader(Stream(40), batch_size=3, num_workers=3) as other,
+        pytest.raises(StateError, match="2 streams"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_a_dataset_changed_between_epochs_is_seen_by_the_workers(no_stand_in: None) -> None:
+    dataset = Samples(float)
+    dataset.offset = 0  # type: ignore[attr-defined]
+    dataset.make = lambda i: float(i)
+    with DataLoader(dataset, batch_size=23, num_workers=1) as loader:
+        assert next(iter(loader))[0] == 0
+        dataset.make = lambda i: float(i) + 50
+        assert next(iter(loader))[0] == 50
+
+
+def test_fork_is_honoured_for_those_who_ask_for_it() -> None:
+    import threading
+
+    lock = threading.Lock()  # cannot be pickled, and need not be
+
+    def make(i: int) -> float:
+        with lock:
+            return float(i)
+
+    with DataLoader(
+        Samples(make), batch_size=5, num_workers=2, multiprocessing_context="fork"
+    ) as loader:
+        assert torch.cat(list(loader)).tolist() == [float(i) for i in range(23)]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"sampler": [1], "shuffle": True}, "sampler and shuffle"),
+        ({"batch_sampler": [[1]], "drop_last": True}, "batch_sampler"),
+        ({"batch_size": None, "drop_last": True}, "drop_last"),
+        ({"prefetch_factor": 2}, "prefetch_factor"),
+        ({"persistent_workers": True}, "persistent_workers"),
+        ({"timeout": -1, "num_workers": 1}, "timeout"),
+        ({"pin_memory_device": "cuda:1"}, "pin_memory_device"),
+        ({"multiprocessing_context": "teleport"}, "multiprocessing_context"),
+        ({"num_workers": -1}, "workers"),
+        ({"cache": "8GB"}, "random=False"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(options: Any, names: str) -> None:
+    with pytest.raises((PipelineError, TypeError), match=names):
+        DataLoader(Samples(float), **options)
+
+
+def test_shuffling_a_stream_is_refused() -> None:
+    with pytest.raises(PipelineError, match="shuffle"):
+        DataLoader(Stream(3), shuffle=True)
+
+
+def test_the_cache_keeps_a_fixed_dataset() -> None:
+    dataset = Samples(lambda i: torch.ones(100) * i)
+    for workers in (INLINE, FORKED):
+        options = {"batch_size": 4, "cache": "1MB", "random": False, **workers}
+        with DataLoader(dataset, **options) as loader:
+            first, second = list(loader), list(loader)
+            cache = loader.stats().caches[0]
+        same(first, second)
+        assert (cache.hits, cache.misses, cache.admitted) == (23, 23, 23)
+
+
+def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied(no_stand_in: None) -> None:
+    big = torch.arange(4_000_000, dtype=torch.float32)  # 16 MB
+
+    class Big(Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.data = big
+            self.array = np.arange(2_000_000)
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            touched = float(self.data.sum()) + int(self.array.sum())
+            return index, _private_mb(), touched
+
+    with DataLoader(Big(), batch_size=1, num_workers=2) as loader:
+        rows = list(loader)
+    # Both arrays are 16 MB; all of them is read, and less than a quarter becomes the worker's own.
+    grown = max(float(mb) for _, mb, _ in rows) - min(float(mb) for _, mb, _ in rows)
+    assert grown < 8
+    assert float(rows[0][2]) == float(big.sum()) + 1_999_999 * 1_000_000
+
+
+def _private_mb() -> float:
+    import psutil
+
+    memory = psutil.Process().memory_full_info()
+    return memory.uss / 1e6
+
+
+def test_pinning_without_an_accelerator_warns_and_goes_on() -> None:
+    with pytest.warns(UserWarning, match="no CUDA device"):
+        loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2, pin_memory=True)
+    assert [b[0].tolist() for b in loader] == [[0, 1], [2, 3]]
+    loader.close()
