@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folder(text: str) -> Path:
-    path = Path(text)
+    path = Path(text).resolve()
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
     return path

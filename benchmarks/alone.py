@@ -16,6 +16,9 @@ from typing import Any
 
 import psutil
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Where ``benchmarks`` can be imported from, whatever the current directory is."""
+
 WATCH_EVERY = 0.25
 """Seconds between two looks at memory. A look costs the watched process about a millisecond."""
 
@@ -54,6 +57,7 @@ def alone(function: Callable[..., Any], *args: Any, timeout: float) -> Watched:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                cwd=ROOT,
             )
         try:
             peak = _watch(process, timeout)

@@ -54,7 +54,8 @@ prepare() {
             run "torchvision" pip_install --no-deps torchvision
             run "albumentations, datasets" pip_install albumentations datasets
         fi
-        printf '%s\n' "$wanted" >".venv/installed-$level"
+        # What serves development serves the demo too.
+        printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null
     fi
     export VIRTUAL_ENV=$PWD/.venv PATH=$PWD/.venv/bin:$PATH
     unset PYTHONHOME
