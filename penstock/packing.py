@@ -14,7 +14,6 @@ import pickle
 import struct
 import sys
 from collections import ChainMap
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -84,25 +83,33 @@ def pack(value: Any, *, by_value: bool = False) -> Packed:
             return True  # not contiguous: into the pickle with it
         return False
 
-    if by_value:
-        return Packed(_dump(cloudpickle.Pickler, value, keep), buffers)
-    try:
-        return Packed(_dump(pickle.Pickler, value, keep), buffers)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        # A class of the user's script exists here by value only; cloudpickle finds its way home.
-        buffers.clear()
-        return Packed(_dump(cloudpickle.Pickler, value, keep), buffers)
-
-
-def _dump(pickler: Any, value: Any, keep: Callable[[pickle.PickleBuffer], bool]) -> bytes:
     stream = io.BytesIO()
-    writer = pickler(stream, protocol=5, buffer_callback=keep)
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "Tensor"):
-        table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
-        writer.dispatch_table = ChainMap({torch.Tensor: _reduce_tensor}, table)
-    writer.dump(value)
-    return stream.getvalue()
+    if not by_value:
+        writer = pickle.Pickler(stream, protocol=5, buffer_callback=keep)
+        tensor = _tensor_type()
+        if tensor is not None:
+            writer.dispatch_table = ChainMap({tensor: _reduce_tensor}, copyreg.dispatch_table)
+        try:
+            writer.dump(value)
+            return Packed(stream.getvalue(), buffers)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # A class of the user's script exists here by value only, and goes home that way.
+            buffers.clear()
+            stream = io.BytesIO()
+    _WithCode(stream, protocol=5, buffer_callback=keep).dump(value)
+    return Packed(stream.getvalue(), buffers)
+
+
+class _WithCode(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is _tensor_type():
+            return _reduce_tensor(value)
+        return super().reducer_override(value)
+
+
+def _tensor_type() -> type | None:
+    """torch's tensor, where torch is loaded: nobody else has one to pack."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def unpack(frame: Any) -> Any:

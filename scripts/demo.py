@@ -21,11 +21,12 @@ import cv2
 import numpy as np
 import simplejpeg
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, track
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import penstock as ps
 import penstock.torch
@@ -34,6 +35,7 @@ from penstock.meter import Stats
 WIDTH, HEIGHT = 500, 375
 SIDE = 224
 SHAPES = ("circles", "lines", "rectangles", "triangles")
+Image = NDArray[np.uint8]
 Batches = Iterable[tuple[Tensor, Tensor]]
 console = Console()
 
@@ -41,8 +43,8 @@ console = Console()
 # What both train on.
 
 
-def photo(shape: str, seed: int) -> np.ndarray:
-    """A sky, texture at several scales, shapes and noise: as much work to decode as a photograph."""
+def photo(shape: str, seed: int) -> Image:
+    """Sky, shapes, texture at several scales and noise: as hard to decode as a photograph."""
     rng = np.random.default_rng(seed)
     top, bottom = rng.uniform(40, 215, (2, 1, 1, 3))
     image = (top + (bottom - top) * np.linspace(0, 1, HEIGHT).reshape(-1, 1, 1)).astype(np.float32)
@@ -63,7 +65,8 @@ def photo(shape: str, seed: int) -> np.ndarray:
         rough = rng.standard_normal((HEIGHT // step, WIDTH // step, 3), np.float32) * strength
         image += cv2.resize(rough, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
     image += rng.standard_normal(image.shape, np.float32) * 7
-    return np.clip(image, 0, 255).astype(np.uint8)
+    levels: Image = np.clip(image, 0, 255).astype(np.uint8)
+    return levels
 
 
 def write_photos(folder: Path, count: int) -> None:
@@ -71,7 +74,7 @@ def write_photos(folder: Path, count: int) -> None:
 
     def write(number: int) -> None:
         shape = SHAPES[number % len(SHAPES)]
-        data = simplejpeg.encode_jpeg(photo(shape, number), quality=93, colorsubsamp="420")
+        data = simplejpeg.encode_jpeg(photo(shape, number), quality=93, colorsubsampling="420")
         (folder / shape / f"{number:05}.jpg").write_bytes(data)
 
     for shape in SHAPES:
@@ -101,7 +104,7 @@ def photos(given: Path | None, count: int, keep: bool) -> Iterator[Path]:
 # The two contestants: both decode, take a random crop resized to 224 x 224, and flip by chance.
 
 
-class Photos(Dataset[tuple[np.ndarray, int]]):
+class Photos:
     """What an engineer who cares for speed writes by hand: libjpeg-turbo and OpenCV, no PIL."""
 
     def __init__(self, folder: Path) -> None:
@@ -113,7 +116,7 @@ class Photos(Dataset[tuple[np.ndarray, int]]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+    def __getitem__(self, index: int) -> tuple[Image, int]:
         path, label = self.files[index]
         image = simplejpeg.decode_jpeg(path.read_bytes(), "RGB")
         rows, columns = image.shape[:2]
@@ -131,7 +134,7 @@ def single_threaded(_worker: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism
 
 
-def with_torch(folder: Path, batch: int, workers: int) -> DataLoader[tuple[np.ndarray, int]]:
+def with_torch(folder: Path, batch: int, workers: int) -> DataLoader[tuple[Image, int]]:
     return DataLoader(
         Photos(folder),
         batch_size=batch,

@@ -124,8 +124,8 @@ def _check(dataset: Any) -> None:
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if is_iterable_dataset(dataset) or (missing and hasattr(dataset, "__iter__")):
         raise PipelineError(
-            f"The dataset, a {kind}, can be iterated but not read by index. Give it to a stream "
-            "source (from_stream), or give it __len__ and __getitem__."
+            f"The dataset, a {kind}, can be iterated but not read by index. Give it __len__ "
+            "and __getitem__, or let from_dataset() read it as a stream."
         )
     if missing:
         raise PipelineError(

@@ -397,7 +397,7 @@ def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied(no_stand_in: 
     with DataLoader(Big(), batch_size=8, num_workers=1) as loader:
         _, first, second, shared = next(iter(loader))
     assert first.tolist() == second.tolist() == [99_999 * 50_000] * 8
-    assert all(where.count("memfd:penstock") == 2 for where in shared)
+    assert [where.count("memfd:penstock") for where in shared] == [2] * 8, shared[0]
 
 
 def mapped_from(address: int) -> str:
