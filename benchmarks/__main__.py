@@ -44,6 +44,13 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
     own.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
     own.add_argument("--rounds", type=count, default=5, help="rounds of a race (5)")
     own.add_argument("--seconds", type=_seconds, default=4.0, help="of each run (4)")
+    own.add_argument(
+        "--warm-up",
+        type=_seconds,
+        default=3.0,
+        metavar="SECONDS",
+        help="before each run; give more where starting worker processes takes longer (3)",
+    )
     own.add_argument("--samples", type=count, help="end each run after so many instead")
     own.add_argument("--workers", type=count, default=2, help="of every loader (2)")
     own.add_argument("--batch", type=count, default=64, help="samples in a batch (64)")

@@ -11,14 +11,12 @@ from benchmarks.alone import cpu_of_tree
 from benchmarks.measure import Prepare, Run
 from benchmarks.sameness import first_leaf, look
 
-WARM_UP = 0.5
-"""Seconds before the clock starts: queues fill, and the allocator settles."""
-
 
 @dataclass(frozen=True)
 class Throughput:
     """Takes batches, touches one element of each, and drops them, for so many seconds (or, where
-    that is given, samples). ``checked`` samples are looked at before the clock starts.
+    that is given, samples). ``checked`` samples are looked at before the clock starts, and then
+    ``warm_up`` seconds go by: workers may still be starting after the first batch.
 
     ``rate`` is samples a second, ``cpu`` seconds of all processes for 1000 samples, ``first`` the
     seconds from making the loader to its first batch.
@@ -27,6 +25,7 @@ class Throughput:
     seconds: float
     checked: int
     samples: int | None = None
+    warm_up: float = 0.0
 
     def __call__(self, prepare: Prepare[Any], workload: Any) -> Run:
         make = prepare(workload)
@@ -38,7 +37,7 @@ class Throughput:
 
         seen = look(batches, self.checked)
         warm = time.perf_counter()
-        while time.perf_counter() - warm < WARM_UP:
+        while time.perf_counter() - warm < self.warm_up:
             _take(batches)
 
         samples, elapsed = 0, 0.0

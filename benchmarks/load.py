@@ -60,9 +60,9 @@ def run(options: Namespace) -> Found:
             name,
             contestants,
             work,
-            Throughput(options.seconds, CHECKED, options.samples),
+            Throughput(options.seconds, CHECKED, options.samples, options.warm_up),
             rounds=options.rounds,
-            timeout=240 + 10 * options.seconds,
+            timeout=240 + options.warm_up + 10 * options.seconds,
         )
         layout = {"uint8": "HWC", "float32": "CHW normalised"}[form]
         title = f"{name} {layout}: crop to {work.side}, flip, batches of {work.batch}, "

@@ -37,9 +37,9 @@ def run(options: Namespace) -> Found:
             name,
             CONTESTANTS,
             work,
-            Throughput(options.seconds, checked, options.samples),
+            Throughput(options.seconds, checked, options.samples, options.warm_up),
             rounds=options.rounds,
-            timeout=120 + 10 * options.seconds,
+            timeout=120 + options.warm_up + 10 * options.seconds,
         )
         title = (
             f"{name} samples: {length:,} of {size} float32, shuffled, batches of {work.batch}, "

@@ -9,7 +9,7 @@ from benchmarks.benchmark import Benchmark
 from benchmarks.courses import Starts
 from benchmarks.measure import Contestant, race
 from benchmarks.peers import penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import FIRST, MEMORY, Column, Versus, found
+from benchmarks.race_table import FIRST, MEMORY, Column, found
 from benchmarks.report import Found
 from benchmarks.workloads import Arrays
 
@@ -18,11 +18,6 @@ LENGTH = 16_384
 CHECKED = 1024
 
 SECOND = Column("second epoch's first batch ms", "second", "{:,.2f}", 1e3)
-VERSUS = (
-    Versus("first / best peer", "first", False),
-    Versus("second / best peer", "second", False),
-)
-
 CONTESTANTS = (
     Contestant("torch DataLoader, no workers", torch_dataloader.alone, ("torch",)),
     Contestant("torch DataLoader", torch_dataloader.restarting, ("torch",)),
@@ -44,7 +39,7 @@ def run(options: Namespace) -> Found:
     size = "x".join(map(str, SHAPE))
     title = f"start: {LENGTH:,} samples of {size} float32, shuffled, batches of {work.batch}, "
     title += f"{work.workers} workers"
-    return found("start", title, lanes, (FIRST, SECOND, MEMORY), VERSUS)
+    return found("start", title, lanes, (FIRST, SECOND, MEMORY), ())
 
 
 BENCHMARK = Benchmark("start", "time to the first batch, and to that of the second epoch", run)

@@ -11,57 +11,25 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
+from typing import Protocol
 
 from penstock.errors import DeadlySampleError
+from penstock.job import Job, Ready
 from penstock.meter import BadSample, Meter
 from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
-from penstock.packing import unpack
-from penstock.pools.pool import InSlot, Outcome, Pool, Task
+from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work, substitutes
 from penstock.random import Keys
 from penstock.schedule import Kind, Piece, Schedule
-from penstock.slots import Layout, Ring, Slot, leased_columns
-from penstock.tree import fill
+from penstock.slots import Layout, Ring, Slot
 
 FIRST_WHOLE = 1 << 20
 """The size of the first slot for a batch that is collated as a whole; workers make it longer."""
 
 PROBED = 64
 """How many samples may fail before the layout of batches cannot be learnt from one."""
-
-
-class Ready(NamedTuple):
-    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped."""
-
-    plan: BatchKeys
-    value: Any
-    rows: int
-    nbytes: int
-
-
-@dataclass(slots=True)
-class _Job:
-    """A batch that is open: being prepared, or waiting to be taken."""
-
-    plan: BatchKeys
-    keys: Keys
-    kind: Kind
-    slot: Slot | None = None
-    layout: Layout | None = None
-    columns: list[NDArray[Any] | None] = field(default_factory=list)
-    reports: dict[int, Report] = field(default_factory=dict)
-    value: Any = None
-    error: BaseException | None = None
-    complete: bool = False
-    dropped: bool = False
-    running: int = 0
-    deadly: dict[int, tuple[int, Iterator[int]]] = field(default_factory=dict)
 
 
 class Engine:
@@ -103,8 +71,8 @@ class Engine:
         self._plans: Iterator[BatchKeys] = iter(())
         self._rotation: Rotation | None = None
         self._pending: BatchKeys | None = None
-        self._jobs: OrderedDict[int, _Job] = OrderedDict()
-        self._tasks: dict[int, tuple[_Job, Piece]] = {}
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._tasks: dict[int, tuple[Job, Piece]] = {}
         self._next_job = 0
         self._failure: BaseException | None = None
         self._started = False
@@ -243,7 +211,7 @@ class Engine:
 
     # Opening.
 
-    def _open(self, taken: _Job | None = None) -> bool:
+    def _open(self, taken: Job | None = None) -> bool:
         """Open as many batches as may be open; true if there is something new to do.
 
         Having no slot for the next one is an error only when there is nothing else to hand out.
@@ -290,7 +258,7 @@ class Engine:
         keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
         if kind == "probe":
             keys = keys.cut(0, PROBED)
-        job = _Job(plan, keys, kind, slot)
+        job = Job(plan, keys, kind, slot)
         if kind == "rows" and self._layout is not None and slot is not None:
             job.layout = self._layout
             job.columns = self._layout.columns(slot.map)
@@ -299,7 +267,7 @@ class Engine:
         pin = self._rotation.worker(plan) if self._rotation is not None else None
         self._schedule.open(self._next_job, len(keys), kind, pin)
 
-    def _learn(self, job: _Job, layout: Layout | None) -> None:
+    def _learn(self, job: Job, layout: Layout | None) -> None:
         """What the first sample taught: the layout of batches, or that they do not stack."""
         self._remove(job)
         if layout is None:
@@ -307,7 +275,7 @@ class Engine:
         else:
             self._layout = layout
 
-    def _do_whole(self, job: _Job) -> None:
+    def _do_whole(self, job: Job) -> None:
         """Some sample is unlike the first of the first batch: stack this batch by itself."""
         number = self._number(job)
         job.kind = "whole"
@@ -317,7 +285,7 @@ class Engine:
 
     # Ending.
 
-    def _take_ready(self) -> _Job | None:
+    def _take_ready(self) -> Job | None:
         for number, job in self._jobs.items():
             if job.error is not None or job.complete:
                 if job.running:
@@ -326,67 +294,40 @@ class Engine:
                 del self._jobs[number]
                 self._schedule.drop(number)
                 if job.error is not None:
-                    self._give_back(job)
+                    job.give_back(self.ring)
                     raise job.error
                 return job
             if self._in_order:
                 return None
         return None
 
-    def _hand_out(self, job: _Job) -> Ready:
-        pieces = sorted(job.reports.items())
-        rows = sum(report.rows for _, report in pieces)
-        offers = [offer for _, report in pieces for offer in report.offers]
+    def _hand_out(self, job: Job) -> Ready:
+        offers = job.offers()
         if offers:
             self._admit(offers)
-        for _, report in pieces:
+        for _, report in job.pieces():
             # Counted when handed out, so that what was prepared ahead does not blur an epoch.
             if report.tally:
                 self.meter.add(report.tally)
             for bad in report.bad:
                 self.meter.bad(BadSample(*bad))
-        if job.kind == "pull" and rows == 0 and self._rotation is not None:
+        slot = job.slot
+        ready = job.ready(self.ring)
+        if slot is not None and job.kind != "rows":
+            self._whole_size = max(self._whole_size, slot.size)
+        if ready.rows:
+            self.meter.delivered(ready.rows, ready.nbytes)
+        elif self._rotation is not None:
             self._rotation.ended(job.plan)
-        if rows == 0:
-            self._give_back(job)
-            return Ready(job.plan, None, 0, 0)
-        if job.kind == "rows" and job.layout is not None and job.slot is not None:
-            _close_gaps(job.columns, pieces)
-            value, nbytes = self._stacked(job, job.layout, job.slot, pieces, rows)
-        elif isinstance(job.value, InSlot) and job.slot is not None:
-            job.slot.refresh()
-            nbytes = job.value.nbytes
-            value = unpack(memoryview(self.ring.lease(job.slot)).cast("B")[:nbytes])
-            self._whole_size = max(self._whole_size, job.slot.size)
-        else:
-            value, nbytes = job.value, 0
-            self._give_back(job)
-        job.columns = []
-        self.meter.delivered(rows, nbytes)
-        return Ready(job.plan, value, rows, nbytes)
+        return ready
 
-    def _stacked(
-        self,
-        job: _Job,
-        layout: Layout,
-        slot: Slot,
-        pieces: list[tuple[int, Report]],
-        rows: int,
-    ) -> tuple[Any, int]:
-        leaves: list[Any] = list(leased_columns(layout, self.ring.lease(slot), rows))
-        for number, leaf in enumerate(layout.leaves):
-            if leaf.dtype is None:
-                leaves[number] = [v for _, report in pieces for v in report.objects[number]]
-        nbytes = sum(leaf.nbytes for leaf in layout.leaves) * rows
-        return fill(layout.skeleton, leaves), nbytes
-
-    def _fail(self, job: _Job, error: BaseException) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         job.error = error
         self._schedule.drop(self._number(job))
         if job.kind == "probe":
             self._pending = None
 
-    def _deadly(self, job: _Job, piece: Piece, reason: str) -> None:
+    def _deadly(self, job: Job, piece: Piece, reason: str) -> None:
         index = job.keys.indices[piece.first] if job.keys.indices else -1
         name = self.work.road.source.name(index)
         what = f"{name} (index {index})"
@@ -409,7 +350,7 @@ class Engine:
         if not self._schedule.outstanding(piece.batch):
             job.complete = True
 
-    def _substitute(self, job: _Job, piece: Piece, error: DeadlySampleError, reason: str) -> None:
+    def _substitute(self, job: Job, piece: Piece, error: DeadlySampleError, reason: str) -> None:
         row = piece.first
         if row not in job.deadly:
             key = next(iter(job.keys.cut(row, 1)))
@@ -422,35 +363,26 @@ class Engine:
         job.keys.indices[row] = other
         self._schedule.again(piece)
 
-    def _left_over(self, job: _Job, outcome: Outcome) -> None:
+    def _left_over(self, job: Job, outcome: Outcome) -> None:
         """A piece came in that nobody waits for any more."""
-        if outcome.report.offers:
-            self._discard(outcome.report.offers)
+        self._discard(outcome.report.offers)
         if job.dropped and not job.running:
-            self._give_back(job)
+            job.give_back(self.ring)
         self._progress.notify_all()
 
     def _drop_all(self) -> None:
         for number, job in list(self._jobs.items()):
             self._schedule.drop(number)
             job.dropped = True
-            offers = [o for _, report in sorted(job.reports.items()) for o in report.offers]
-            if offers:
-                self._discard(offers)
+            self._discard(job.offers())
             if not job.running:
-                self._give_back(job)
+                job.give_back(self.ring)
         self._jobs.clear()
 
-    def _give_back(self, job: _Job) -> None:
-        job.columns = []
-        if job.slot is not None:
-            self.ring.release(job.slot)
-            job.slot = None
-
-    def _remove(self, job: _Job) -> None:
+    def _remove(self, job: Job) -> None:
         del self._jobs[self._number(job)]
 
-    def _number(self, job: _Job) -> int:
+    def _number(self, job: Job) -> int:
         return next(number for number, found in self._jobs.items() if found is job)
 
     def _raise_failure(self) -> None:
@@ -466,18 +398,6 @@ class Engine:
             if self._failure is None:
                 self._progress.wait(timeout=1.0)
         self.pool.watch(self._timeout)
-
-
-def _close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
-    """Move rows up over those that skipped samples left empty."""
-    at = 0
-    for first, report in pieces:
-        if first != at and report.rows:
-            for column in columns:
-                if column is not None:
-                    rows = np.copy(column[first : first + report.rows])
-                    column[at : at + report.rows] = rows
-        at += report.rows
 
 
 class Closes(Protocol):

@@ -6,20 +6,22 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from penstock import config
 from penstock.caches import Caches
 from penstock.engine import Engine, close_at_exit
 from penstock.errors import PipelineError, StateError
 from penstock.meter import Meter, Stats
-from penstock.order import BatchKeys, Cursor, Deal, Order, Sequential, Shuffled
+from penstock.options import Options, is_whole
+from penstock.order import BatchKeys, Cursor, Deal
 from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import Choice, choose, gil_enabled
 from penstock.pools.inline import InlinePool
+from penstock.pools.launch import Start
 from penstock.pools.pool import Pool
-from penstock.pools.processes import ProcessPool, Start
+from penstock.pools.processes import ProcessPool
 from penstock.pools.runner import Work
 from penstock.pools.threads import ThreadPool
 from penstock.pools.worker import Init
@@ -27,58 +29,6 @@ from penstock.slots import Ring
 from penstock.source.stream import StreamSource
 from penstock.state import check_state, describe
 from penstock.stops.batch import Collate, stack
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a loader can be told; every argument of ``Pipeline.loader``, checked."""
-
-    workers: int | Literal["auto"] = "auto"
-    kind: Literal["auto", "threads", "processes"] = "auto"
-    seed: int = 0
-    shuffle: bool = True
-    order: Order | None = None
-    rank: int = 0
-    world: int = 1
-    tail: Literal["pad", "drop"] = "pad"
-    # Four batches ahead: one in the making, and three to bridge the slowest of a few hundred.
-    # Batches that are collated as a whole occupy a worker each, so those take two a worker.
-    prefetch: int | None = None
-    on_error: Literal["raise", "skip", "substitute"] = "raise"
-    timeout: float | None = None
-    # Half of the machine's memory: a loop that keeps that many batches is a mistake.
-    memory: int | str | None = None
-    in_order: bool = True
-
-    def __post_init__(self) -> None:
-        if self.workers != "auto" and (not _whole(self.workers) or self.workers < 0):
-            raise PipelineError(f'workers is {self.workers!r}; give 0, a number, or "auto".')
-        _one_of("kind", self.kind, ("auto", "threads", "processes"))
-        _one_of("on_error", self.on_error, ("raise", "skip", "substitute"))
-        _one_of("tail", self.tail, ("pad", "drop"))
-        if not _whole(self.seed):
-            raise PipelineError(f"seed is {self.seed!r}; give a whole number.")
-        if self.prefetch is not None and (not _whole(self.prefetch) or self.prefetch < 1):
-            raise PipelineError(f"prefetch is {self.prefetch!r}; give a number of batches from 1.")
-        if self.timeout is not None and not self.timeout > 0:
-            raise PipelineError(f"timeout is {self.timeout!r}; give seconds, or None for no limit.")
-        if self.order is not None and not isinstance(self.order, Order):
-            raise PipelineError(f"order is {self.order!r}, which has no indices(n, seed, epoch).")
-        if self.memory is not None:
-            config.size(self.memory, "memory")
-
-    @property
-    def memory_budget(self) -> int:
-        return config.memory() // 2 if self.memory is None else config.size(self.memory, "memory")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise PipelineError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}.")
 
 
 class Plan(Protocol):
@@ -188,7 +138,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
-        if not _whole(epoch) or epoch < 0:
+        if not is_whole(epoch) or epoch < 0:
             raise PipelineError(f"epoch is {epoch!r}; give a whole number from 0 on.")
         if self._begun or epoch != self._cursor.epoch or self._cursor.batch:
             self._to_epoch(epoch)
@@ -355,7 +305,7 @@ class Loader:
         if self._custom.plan is not None:
             return self._custom.plan(n, batch.size, batch.drop_last)
         return Deal(
-            order=order_of(options),
+            order=options.dealt_by,
             n=n,
             seed=options.seed,
             batch_size=batch.size,
@@ -418,12 +368,6 @@ class _Epoch:
         except StopIteration:
             self._loader = None
             raise
-
-
-def order_of(options: Options) -> Order:
-    if options.order is not None:
-        return options.order
-    return Shuffled() if options.shuffle else Sequential()
 
 
 def _from(plan: Plan, cursor: Cursor, ahead: bool) -> Iterator[BatchKeys]:

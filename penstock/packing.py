@@ -88,7 +88,8 @@ def pack(value: Any, *, by_value: bool = False) -> Packed:
         writer = pickle.Pickler(stream, protocol=5, buffer_callback=keep)
         tensor = _tensor_type()
         if tensor is not None:
-            writer.dispatch_table = ChainMap({tensor: _reduce_tensor}, copyreg.dispatch_table)
+            table: Any = copyreg.dispatch_table
+            writer.dispatch_table = ChainMap({tensor: _reduce_tensor}, table)
         try:
             writer.dump(value)
             return Packed(stream.getvalue(), buffers)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.config import show_size, size
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, Operation
+from penstock.options import Options
 from penstock.order import Order
 from penstock.road import Road, Tap
 from penstock.slots import Layout, Leaf
@@ -152,7 +153,7 @@ class Pipeline:
         ``timeout`` is how many seconds a worker may take over a few samples before it is taken
         for hung; ``memory`` bounds the shared memory that batches may take.
         """
-        from penstock.loader import Loader, Options
+        from penstock.loader import Loader
 
         return Loader(
             self,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import FingerprintError, StateError
 from penstock.fingerprint import fingerprint
+from penstock.options import Options
 from penstock.pipeline import Pipeline
 from penstock.source.stream import StreamSource
 from penstock.stops.stop import names_of
-
-if TYPE_CHECKING:
-    from penstock.loader import Options
 
 VERSION = 1
 

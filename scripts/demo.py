@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
+import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,13 +32,13 @@ from torch.utils.data import DataLoader
 
 import penstock as ps
 import penstock.torch
+from penstock.config import cores, show_size
 from penstock.meter import Stats
 
-WIDTH, HEIGHT = 500, 375
-SIDE = 224
-SHAPES = ("circles", "lines", "rectangles", "triangles")
 Image = NDArray[np.uint8]
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = ps.Loader | DataLoader[tuple[Tensor, Tensor]]
+WIDTH, HEIGHT, SIDE = 500, 375, 224
+COLOURS = {"circles": (220, 70, 50), "lines": (240, 220, 60), "squares": (60, 90, 220)}
 console = Console()
 
 
@@ -47,39 +49,37 @@ def photo(shape: str, seed: int) -> Image:
     """Sky, shapes, texture at several scales and noise: as hard to decode as a photograph."""
     rng = np.random.default_rng(seed)
     top, bottom = rng.uniform(40, 215, (2, 1, 1, 3))
-    image = (top + (bottom - top) * np.linspace(0, 1, HEIGHT).reshape(-1, 1, 1)).astype(np.float32)
-    image = np.broadcast_to(image, (HEIGHT, WIDTH, 3)).copy()
-    for _ in range(6):
-        colour = rng.uniform(0, 255, 3).tolist()
-        x, y, size = (int(n) for n in rng.uniform((0, 0, 30), (WIDTH, HEIGHT, 90)))
-        corners = np.array([(x, y - size), (x - size, y + size), (x + size, y + size)], np.int32)
+    sky = top + (bottom - top) * np.linspace(0, 1, HEIGHT).reshape(-1, 1, 1)
+    image = np.repeat(sky.astype(np.float32), WIDTH, axis=1)
+    for _ in range(8):
+        colour = (COLOURS[shape] + rng.normal(0, 30, 3)).tolist()
+        x, y, size = (int(n) for n in rng.uniform((0, 0, 30), (WIDTH, HEIGHT, 80)))
         if shape == "circles":
             cv2.circle(image, (x, y), size, colour, -1)
         elif shape == "lines":
-            cv2.line(image, (x - 2 * size, y), (x + 2 * size, y), colour, 9)
-        elif shape == "rectangles":
-            cv2.rectangle(image, corners[1].tolist(), (x + size, y - size), colour, -1)
+            cv2.line(image, (x - 2 * size, y - size), (x + 2 * size, y + size), colour, 20)
         else:
-            cv2.fillPoly(image, [corners], colour)
+            cv2.rectangle(image, (x - size, y - size), (x + size, y + size), colour, -1)
     for step, strength in ((40, 18), (8, 12), (3, 9)):
         rough = rng.standard_normal((HEIGHT // step, WIDTH // step, 3), np.float32) * strength
         image += cv2.resize(rough, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
-    image += rng.standard_normal(image.shape, np.float32) * 7
+    image += rng.standard_normal((HEIGHT, WIDTH, 1), np.float32) * 9
     levels: Image = np.clip(image, 0, 255).astype(np.uint8)
     return levels
 
 
 def write_photos(folder: Path, count: int) -> None:
     """One folder for each class, as ImageNet has it."""
+    shapes = list(COLOURS)
 
     def write(number: int) -> None:
-        shape = SHAPES[number % len(SHAPES)]
+        shape = shapes[number % len(shapes)]
         data = simplejpeg.encode_jpeg(photo(shape, number), quality=93, colorsubsampling="420")
         (folder / shape / f"{number:05}.jpg").write_bytes(data)
 
-    for shape in SHAPES:
+    for shape in shapes:
         (folder / shape).mkdir()
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         made = threads.map(write, range(count))
         for _ in track(made, f"making {count:,} JPEG files", total=count, console=console):
             pass
@@ -90,15 +90,16 @@ def photos(given: Path | None, count: int, keep: bool) -> Iterator[Path]:
     """The folder to train on: the user's, or one of our own that is removed at the end."""
     if given is not None:
         yield given
-    elif keep:
-        folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    try:
         write_photos(folder, count)
         yield folder
-        console.print(f"kept in {folder}")
-    else:
-        with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
-            write_photos(Path(name), count)
-            yield Path(name)
+    finally:
+        if keep:
+            console.print(f"The files are kept in {folder}.")
+        else:
+            shutil.rmtree(folder)
 
 
 # The two contestants: both decode, take a random crop resized to 224 x 224, and flip by chance.
@@ -108,9 +109,11 @@ class Photos:
     """What an engineer who cares for speed writes by hand: libjpeg-turbo and OpenCV, no PIL."""
 
     def __init__(self, folder: Path) -> None:
-        classes = sorted(path for path in folder.iterdir() if path.is_dir())
+        self.classes = sorted(path for path in folder.iterdir() if path.is_dir())
         self.files = [
-            (path, label) for label, place in enumerate(classes) for path in sorted(place.glob("*"))
+            (path, label)
+            for label, place in enumerate(self.classes)
+            for path in sorted(place.glob("*.jp*g"))
         ]
 
     def __len__(self) -> int:
@@ -130,24 +133,24 @@ class Photos:
         return (cv2.flip(crop, 1) if random.random() < 0.5 else crop), label
 
 
-def single_threaded(_worker: int) -> None:
+def start_worker(_number: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism
 
 
-def with_torch(folder: Path, batch: int, workers: int) -> DataLoader[tuple[Image, int]]:
+def with_torch(data: Photos, batch: int, workers: int) -> Batches:
     return DataLoader(
-        Photos(folder),
+        data,
         batch_size=batch,
         shuffle=True,
         num_workers=workers,
-        persistent_workers=True,
-        worker_init_fn=single_threaded,
+        persistent_workers=workers > 0,
+        worker_init_fn=start_worker,
     )
 
 
 def with_penstock(folder: Path, batch: int, workers: int) -> ps.Loader:
     pipeline = (
-        ps.from_folder(folder)
+        ps.from_folder(folder, extensions=[".jpg", ".jpeg"])
         .cache("1GB")
         .map(ps.image.decode())
         .map(ps.image.random_resized_crop(SIDE))
@@ -157,7 +160,7 @@ def with_penstock(folder: Path, batch: int, workers: int) -> ps.Loader:
     return penstock.torch.loader(pipeline, workers=workers, seed=0)
 
 
-# The training script, which is the same for both.
+# The training script: the same for both.
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,26 +173,19 @@ class Epoch:
     loss: float
 
 
-def train(name: str, loader: Batches, batches: int, epochs: int, step: float) -> list[Epoch]:
+def train(name: str, loader: Batches, classes: int, epochs: int, step: float) -> list[Epoch]:
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()),
-        *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.LazyLinear(1000)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes)),
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    clock = time.perf_counter
-    passes = []
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-        console=console,
-    )
-    with bars:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    clock, passes = time.perf_counter, []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.fields[now]}"), console=console) as bars:
         for number in range(epochs):
-            bar = bars.add_task(f"{name:>8}  epoch {number + 1}", total=batches, now="")
-            images, waited, losses = 0, 0.0, []
+            bar = bars.add_task(f"{name:>8}, epoch {number + 1}", total=len(loader), now="")
+            images, waited, total = 0, 0.0, 0.0
             began = asked = clock()
             for pixels, labels in loader:
                 waited += clock() - asked
@@ -200,71 +196,77 @@ def train(name: str, loader: Batches, batches: int, epochs: int, step: float) ->
                 optimizer.step()
                 time.sleep(step)
                 images += len(labels)
-                losses.append(loss.item())
-                now = f"{images / (clock() - began):5,.0f} images/s, loss {loss.item():.2f}"
+                total += loss.item() * len(labels)
+                now = f"{images / (clock() - began):5,.0f} images/s, loss {total / images:.2f}"
                 bars.update(bar, advance=1, now=now)
                 asked = clock()
             waited += clock() - asked
-            passes.append(Epoch(images, clock() - began, waited, sum(losses) / len(losses)))
+            passes.append(Epoch(images, clock() - began, waited, total / images))
     return passes
 
 
 # What came out.
 
 
-def report(runs: dict[str, list[Epoch]], stats: Stats) -> None:
-    table = Table("", "images/s", "first epoch", "later epochs", "waiting for data", "last loss")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    total = {name: sum(one.seconds for one in run) for name, run in runs.items()}
-    stall = {name: sum(one.waited for one in run) / total[name] for name, run in runs.items()}
-    for name, run in runs.items():
-        later = [one.seconds for one in run[1:]] or [run[0].seconds]
-        table.add_row(
-            name,
-            f"{sum(one.images for one in run) / total[name]:,.0f}",
-            f"{run[0].seconds:.2f} s",
-            f"{sum(later) / len(later):.2f} s",
-            f"{stall[name]:.0%}",
-            f"{run[-1].loss:.2f}",
-        )
-    console.print(table)
-    work = Table("Penstock's workers", "ms per image", "share", title_justify="left")
+def report(theirs: list[Epoch], ours: list[Epoch], stats: Stats) -> None:
+    table = Table("", "images/s", "first epoch", "later epochs", "waiting", "last loss")
+    took, stall = [], []
+    for name, run in (("PyTorch", theirs), ("Penstock", ours)):
+        seconds = [one.seconds for one in run]
+        later = seconds[1:] or seconds
+        took.append(sum(seconds))
+        stall.append(f"{sum(one.waited for one in run) / took[-1]:.0%}")
+        speed = f"{sum(one.images for one in run) / took[-1]:,.0f}"
+        times = (f"{seconds[0]:.2f} s", f"{sum(later) / len(later):.2f} s")
+        table.add_row(name, speed, *times, stall[-1], f"{run[-1].loss:.2f}")
+    work = Table("Penstock's workers", "ms an image", "share")
     busy = sum(stage.seconds for stage in stats.stages)
     for stage in stats.stages:
-        each = 1000 * stage.seconds / max(1, stats.samples)
-        work.add_row(stage.name, f"{each:.3f}", f"{stage.seconds / busy:.0%}")
-    console.print(work)
-    torch_total, own_total = total["PyTorch"], total["Penstock"]
-    verdict = "faster" if own_total < torch_total else "slower"
-    factor = max(own_total, torch_total) / min(own_total, torch_total)
+        each = f"{1000 * stage.seconds / stats.samples:.2f}"
+        work.add_row(stage.name, each, f"{stage.seconds / busy:.0%}")
+    for column in (*table.columns[1:], *work.columns[1:]):
+        column.justify = "right"
+    console.print(table, work)
+    (cache,) = stats.caches
+    reads = cache.hits + cache.misses
     console.print(
-        f"With Penstock the same training took {own_total:.1f} s instead of {torch_total:.1f} s, "
-        f"{factor:.2f} times {verdict}; it waited for data {stall['Penstock']:.0%} of the time "
-        f"instead of {stall['PyTorch']:.0%}."
+        f"The cache holds {show_size(cache.used)} and gave {cache.hits / reads:.0%} of reads."
+    )
+    console.print(
+        f"With PyTorch's DataLoader training took {took[0]:.1f} s and waited {stall[0]} of it for "
+        f"data; with Penstock it took {took[1]:.1f} s and waited {stall[1]}: "
+        f"{took[0] / took[1]:.2f} times as fast.",
+        style="bold",
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train with PyTorch's DataLoader, then Penstock.")
-    parser.add_argument("--data", type=Path, help="a folder with one folder of JPEGs per class")
-    parser.add_argument("--keep", action="store_true", help="keep the files that were made")
-    parser.add_argument("--images", type=int, default=1536)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="your own folder, with a folder for each class")
+    parser.add_argument("--keep", action="store_true", help="keep the files, in ./penstock-demo")
+    parser.add_argument("--images", type=int, default=1536, help="how many files to make")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="of each loader")
     parser.add_argument("--step", type=float, default=40, help="simulated accelerator, ms a batch")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # leaves the cores to the loaders
     with photos(args.data, args.images, args.keep) as folder:
-        runs = {}
-        theirs = with_torch(folder, args.batch, args.workers)
-        runs["PyTorch"] = train("PyTorch", theirs, len(theirs), args.epochs, args.step / 1000)
-        del theirs
-        with with_penstock(folder, args.batch, args.workers) as ours:
-            runs["Penstock"] = train("Penstock", ours, len(ours), args.epochs, args.step / 1000)
-            stats = ours.stats()
-        report(runs, stats)
+        data = Photos(folder)
+        size = sum(path.stat().st_size for path, _ in data.files) / len(data)
+        console.print(
+            f"Training twice on {len(data):,} JPEG files ({show_size(size)} each), in batches of "
+            f"{args.batch}, with {args.workers} workers on {cores()} cores. The accelerator is "
+            f"simulated: a sleep of {args.step:g} ms a batch; the model is real and tiny."
+        )
+        how = (len(data.classes), args.epochs, args.step / 1000)
+        theirs = train("PyTorch", with_torch(data, args.batch, args.workers), *how)
+        with with_penstock(folder, args.batch, args.workers) as loader:
+            ours = train("Penstock", loader, *how)
+            stats = loader.stats()
+    report(theirs, ours, stats)
+    if os.getloadavg()[0] > 2 * cores():
+        console.print("Other programs keep this machine busy: the numbers say little.")
 
 
 if __name__ == "__main__":

@@ -253,3 +253,11 @@ def test_the_doctor_exits_with_1_where_a_core_package_is_missing(tmp_path: Path)
     assert done.returncode == 1
     assert "1 problem" in done.stdout
     assert 'pip install "lmdb' in done.stdout
+
+
+def test_the_doctor_says_so_where_it_cannot_show_anything(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=("rich", "rich.console")))
+    path = os.pathsep.join([str(tmp_path), str(Path(penstock.__file__).parents[1])])
+    done = command("doctor", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("penstock: penstock doctor needs rich")

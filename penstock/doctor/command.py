@@ -7,6 +7,8 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
+from penstock.errors import MissingExtraError
+
 EXAMPLE = """\
 examples:
   penstock doctor                        look, and change nothing
@@ -30,7 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "penstock doctor needs rich, which Penstock is installed with: pip install rich"
+        ) from error
 
     from penstock.doctor import report
     from penstock.doctor.checks import check

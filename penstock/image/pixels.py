@@ -34,8 +34,9 @@ def need_image(name: str, spec: Spec, *, any_dtype: bool = False) -> ArraySpec |
     dtypes = GEOMETRY_DTYPES if any_dtype else COLOUR_DTYPES
     channels = GEOMETRY_CHANNELS if any_dtype else COLOUR_CHANNELS
     found = array.shape[2]
-    if found is not None and found not in channels:
-        if array.shape[0] in COLOUR_CHANNELS:
+    planes_first = array.shape[0] in COLOUR_CHANNELS
+    if found not in (None, *channels) or (found is None and planes_first):
+        if planes_first:
             raise PipelineError(
                 f"{name} got an array of shape {array.shape}, which looks like (channels, height, "
                 "width), and works on (height, width, channels). Put it above normalize(), or "

@@ -4,106 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar
 
 from penstock.errors import PipelineError, WorkerError
-from penstock.packing import Packed, pack, unpack
-from penstock.pools.pool import Desk, InSlot, Outcome, Task, run
-from penstock.pools.runner import Report, Runner, Work, WorkerInfo
+from penstock.packing import Packed, pack
+from penstock.pools.answer import from_message
+from penstock.pools.launch import Fork, Program, Start, Started, how_it_ended
+from penstock.pools.pool import Desk, Task, run
+from penstock.pools.runner import Runner, Work, WorkerInfo
 from penstock.pools.threads import WARN_AFTER
 from penstock.pools.wire import Known, Wire
-from penstock.pools.worker import Init, serve
+from penstock.pools.worker import Init
 from penstock.road import Tap
 from penstock.slots import shared_file
-
-Start = Literal["program", "fork"]
 
 AHEAD = 2
 """Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""
 
-_BOOT = "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
-
-
-class WorkerTraceback(Exception):
-    """Where in the worker it happened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-class _Process(Protocol):
-    @property
-    def pid(self) -> int | None: ...
-
-    def end(self, patience: float) -> int | None:
-        """Wait for it, kill it if it does not go; its exit code."""
-
-
-class _Program:
-    """A worker that was started as a program."""
-
-    def __init__(self, theirs: int, parent: int) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        one_thread = {
-            name: os.environ.get(name, "1")
-            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        }
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
-            pass_fds=[theirs],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **one_thread},
-        )
-
-    @property
-    def pid(self) -> int | None:
-        return self._popen.pid
-
-    def end(self, patience: float) -> int | None:
-        try:
-            return self._popen.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            return self._popen.wait()
-
-
-class _Fork:
-    """A worker that was forked, for those who ask for it."""
-
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=target, args=args, daemon=True)
-        self._process.start()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def end(self, patience: float) -> int | None:
-        self._process.join(patience)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        return self._process.exitcode
-
 
 class _Worker:
-    def __init__(self, number: int, wire: Wire, process: _Process) -> None:
+    def __init__(self, number: int, wire: Wire, process: Started) -> None:
         self.number = number
         self.wire = wire
         self.process = process
@@ -288,13 +217,12 @@ class ProcessPool:
         ours, theirs = Wire.pair()
         wire = Wire(ours)
         info = WorkerInfo(number, self.size, self._seed, process=True)
-        process: _Process
+        process: Started
         if self._start == "fork":
-            close = [worker.wire.socket for worker in self._workers.values()]
-            args = (theirs, [*close, ours], self._work, info, self._init, os.getpid())
-            process = _Fork(_forked, args)
+            others = [worker.wire.socket for worker in self._workers.values()]
+            process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
         else:
-            process = _Program(theirs.fileno(), os.getpid())
+            process = Program(theirs.fileno(), os.getpid())
         theirs.close()
         worker = _Worker(number, wire, process)
         if self._code is not None:
@@ -374,7 +302,7 @@ class ProcessPool:
                 break
         desk = self._desk() if self._desk is not None else None
         if desk is not None:
-            desk.done(task.id, _outcome(message))
+            desk.done(task.id, from_message(message))
             del desk
             self.notify()
 
@@ -386,7 +314,7 @@ class ProcessPool:
             self._selector.unregister(worker.wire.socket)
             code = worker.process.end(1.0)
             worker.wire.close()
-            reason = worker.reason or _how_it_ended(code)
+            reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
             worker.tasks.clear()
             self._stillborn = 0 if worker.ready else self._stillborn + 1
@@ -416,55 +344,7 @@ class ProcessPool:
             desk.broken(error)
 
 
-def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
-    for other in inherited:
-        other.close()
-    serve(sock, *args)
-    os._exit(0)
-
-
-def _outcome(message: list[Any]) -> Outcome:
-    _, _, rows, busy, tally, offers, bad, objects, nbytes, layout, changed, error = message
-    if error is not None:
-        return Outcome(Report(), error=_unpack_error(error))
-    report = Report(
-        rows,
-        busy,
-        tally,
-        [(c, i, n) for c, i, n in offers],
-        [(i, a, b, c) for i, a, b, c in bad],
-        objects=unpack(objects) if objects is not None else {},
-    )
-    return Outcome(
-        report,
-        value=InSlot(nbytes) if nbytes is not None else None,
-        layout=unpack(layout) if layout is not None else None,
-        changed=changed,
-    )
-
-
-def _unpack_error(frame: bytes) -> BaseException:
-    error, cause, text = unpack(frame)
-    if error is None:
-        return WorkerError(f"a worker failed with an error that cannot be sent:\n{text}")
-    if cause is not None:
-        error.__cause__ = cause
-        cause.__cause__ = WorkerTraceback(text)
-    else:
-        error.__cause__ = WorkerTraceback(text)
-    return error  # type: ignore[no-any-return]
-
-
 def _kill(worker: _Worker) -> None:
     if worker.process.pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.process.pid, signal.SIGKILL)
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
-    return f"ended with exit code {code}"

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.packing import pack, unpack
+from penstock.pools.answer import to_message
 from penstock.pools.pool import Outcome, Task, run
-from penstock.pools.runner import Report, Runner, Work, WorkerInfo
+from penstock.pools.runner import Runner, Work, WorkerInfo
 from penstock.pools.wire import Known, Wire
 from penstock.random import Keys
 from penstock.slots import Layout, Slot
@@ -67,8 +68,9 @@ class _Worker:
                 return
             task = self._task(message, fds)
             outcome = run(self.runner, task)
+            nbytes = self._into_slot(task, outcome)
             try:
-                self.wire.send(self._answer(task, outcome))
+                self.wire.send(to_message(task.id, outcome, nbytes))
             except (BrokenPipeError, ConnectionResetError):
                 return
 
@@ -96,52 +98,20 @@ class _Worker:
         keys = Keys(epoch, indices, replicas)
         return Task(number, kind, keys, first, slot, self.layout, columns, batch)
 
-    def _answer(self, task: Task, outcome: Outcome) -> list[Any]:
-        report = outcome.report
-        error = layout = objects = nbytes = None
-        if outcome.error is not None:
-            error = pack_error(outcome.error)
-        elif outcome.layout is not None:
-            layout = bytes(pack(outcome.layout).tobytes())
-        elif outcome.value is not None and isinstance(task.slot, WorkerSlot):
-            try:
-                packed = pack(outcome.value)
-                nbytes = packed.nbytes
-                if nbytes > task.slot.size:
-                    self.columns.pop(task.slot.id, None)
-                    task.slot.grow(nbytes)
-                packed.write_into(memoryview(task.slot.map))
-            except Exception as failure:
-                error = pack_error(failure)
-        if report.objects:
-            objects = bytes(pack(report.objects).tobytes())
-        return [
-            "done",
-            task.id,
-            report.rows,
-            report.busy,
-            report.tally,
-            report.offers,
-            report.bad,
-            objects,
-            nbytes,
-            layout,
-            outcome.changed,
-            error,
-        ]
-
-
-def pack_error(error: BaseException) -> bytes:
-    """An exception, its cause and its traceback, in whatever form can travel."""
-    text = "".join(traceback.format_exception(error))
-    for pair in ((error, error.__cause__), (error, None)):
+    def _into_slot(self, task: Task, outcome: Outcome) -> int | None:
+        """Pack a collated batch into its slot; how much of it that takes."""
+        if outcome.value is None or not isinstance(task.slot, WorkerSlot):
+            return None
         try:
-            frame = bytes(pack((*pair, text)).tobytes())
-            unpack(frame)
-        except Exception:  # exceptions of the user's may refuse to pickle, or to come back
-            continue
-        return frame
-    return bytes(pack((None, None, text)).tobytes())
+            packed = pack(outcome.value)
+            if packed.nbytes > task.slot.size:
+                self.columns.pop(task.slot.id, None)
+                task.slot.grow(packed.nbytes)
+            packed.write_into(memoryview(task.slot.map))
+        except Exception as error:  # what a collate returns may refuse to pickle
+            outcome.error = error
+            return None
+        return packed.nbytes
 
 
 def serve(
@@ -189,6 +159,3 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-__all__ = ["Report", "main", "pack_error", "serve"]

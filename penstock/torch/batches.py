@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.loader import Custom, Loader, Options
+from penstock.loader import Custom, Loader
+from penstock.options import Options
 from penstock.pipeline import Pipeline
 from penstock.tree import is_namedtuple
 

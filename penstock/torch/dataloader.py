@@ -17,11 +17,12 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.errors import PipelineError
-from penstock.loader import Custom, Loader, Options, Plan
+from penstock.loader import Custom, Loader, Plan
 from penstock.meter import Stats
+from penstock.options import Options
 from penstock.order import Sampled
 from penstock.pipeline import Pipeline, from_dataset
-from penstock.pools.processes import Start
+from penstock.pools.launch import Start
 from penstock.pools.runner import Work, WorkerInfo
 from penstock.road import Tap
 from penstock.torch.apart import take_apart

@@ -1,0 +1,98 @@
+"""A batch in the making: what has come of its pieces, and how they become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.order.deal import BatchKeys
+from penstock.packing import unpack
+from penstock.pools.pool import InSlot
+from penstock.pools.runner import Report
+from penstock.random import Keys
+from penstock.schedule import Kind
+from penstock.slots import Layout, Ring, Slot, leased_columns
+from penstock.tree import fill
+
+
+class Ready(NamedTuple):
+    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped."""
+
+    plan: BatchKeys
+    value: Any
+    rows: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch that is open: being prepared, or waiting to be taken."""
+
+    plan: BatchKeys
+    keys: Keys
+    kind: Kind
+    slot: Slot | None = None
+    layout: Layout | None = None
+    columns: list[NDArray[Any] | None] = field(default_factory=list)
+    reports: dict[int, Report] = field(default_factory=dict)
+    value: Any = None
+    error: BaseException | None = None
+    complete: bool = False
+    dropped: bool = False
+    running: int = 0
+    deadly: dict[int, tuple[int, Iterator[int]]] = field(default_factory=dict)
+
+    def pieces(self) -> list[tuple[int, Report]]:
+        """The pieces in the order of their rows."""
+        return sorted(self.reports.items())
+
+    def offers(self) -> list[tuple[int, int, int]]:
+        return [offer for _, report in self.pieces() for offer in report.offers]
+
+    def ready(self, ring: Ring) -> Ready:
+        """The finished batch. Its arrays hold a lease on the slot, or the slot goes back."""
+        pieces = self.pieces()
+        rows = sum(report.rows for _, report in pieces)
+        if rows == 0:
+            self.give_back(ring)
+            return Ready(self.plan, None, 0, 0)
+        if self.kind == "rows" and self.layout is not None and self.slot is not None:
+            _close_gaps(self.columns, pieces)
+            leaves: list[Any] = list(leased_columns(self.layout, ring.lease(self.slot), rows))
+            for number, leaf in enumerate(self.layout.leaves):
+                if leaf.dtype is None:
+                    leaves[number] = [v for _, report in pieces for v in report.objects[number]]
+            value = fill(self.layout.skeleton, leaves)
+            nbytes = sum(leaf.nbytes for leaf in self.layout.leaves) * rows
+        elif isinstance(self.value, InSlot) and self.slot is not None:
+            self.slot.refresh()
+            nbytes = self.value.nbytes
+            value = unpack(memoryview(ring.lease(self.slot)).cast("B")[:nbytes])
+        else:
+            value, nbytes = self.value, 0
+            self.give_back(ring)
+        self.columns = []
+        return Ready(self.plan, value, rows, nbytes)
+
+    def give_back(self, ring: Ring) -> None:
+        """The slot, unused, to the ring."""
+        self.columns = []
+        if self.slot is not None:
+            ring.release(self.slot)
+            self.slot = None
+
+
+def _close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
+    """Move rows up over those that skipped samples left empty."""
+    at = 0
+    for first, report in pieces:
+        if first != at and report.rows:
+            for column in columns:
+                if column is not None:
+                    rows = np.copy(column[first : first + report.rows])
+                    column[at : at + report.rows] = rows
+        at += report.rows

@@ -1,0 +1,69 @@
+"""What a loader can be told, checked when it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock import config
+from penstock.errors import PipelineError
+from penstock.order import Order, Sequential, Shuffled
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a loader can be told; every argument of ``Pipeline.loader``, checked."""
+
+    workers: int | Literal["auto"] = "auto"
+    kind: Literal["auto", "threads", "processes"] = "auto"
+    seed: int = 0
+    shuffle: bool = True
+    order: Order | None = None
+    rank: int = 0
+    world: int = 1
+    tail: Literal["pad", "drop"] = "pad"
+    # Four batches ahead: one in the making, and three to bridge the slowest of a few hundred.
+    # Batches that are collated as a whole occupy a worker each, so those take two a worker.
+    prefetch: int | None = None
+    on_error: Literal["raise", "skip", "substitute"] = "raise"
+    timeout: float | None = None
+    # Half of the machine's memory: a loop that keeps that many batches is a mistake.
+    memory: int | str | None = None
+    in_order: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto" and (not is_whole(self.workers) or self.workers < 0):
+            raise PipelineError(f'workers is {self.workers!r}; give 0, a number, or "auto".')
+        _one_of("kind", self.kind, ("auto", "threads", "processes"))
+        _one_of("on_error", self.on_error, ("raise", "skip", "substitute"))
+        _one_of("tail", self.tail, ("pad", "drop"))
+        if not is_whole(self.seed):
+            raise PipelineError(f"seed is {self.seed!r}; give a whole number.")
+        if self.prefetch is not None and (not is_whole(self.prefetch) or self.prefetch < 1):
+            raise PipelineError(f"prefetch is {self.prefetch!r}; give a number of batches from 1.")
+        if self.timeout is not None and not self.timeout > 0:
+            raise PipelineError(f"timeout is {self.timeout!r}; give seconds, or None for no limit.")
+        if self.order is not None and not isinstance(self.order, Order):
+            raise PipelineError(f"order is {self.order!r}, which has no indices(n, seed, epoch).")
+        if self.memory is not None:
+            config.size(self.memory, "memory")
+
+    @property
+    def dealt_by(self) -> Order:
+        """The order in which samples come."""
+        if self.order is not None:
+            return self.order
+        return Shuffled() if self.shuffle else Sequential()
+
+    @property
+    def memory_budget(self) -> int:
+        return config.memory() // 2 if self.memory is None else config.size(self.memory, "memory")
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise PipelineError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}.")

@@ -1,0 +1,89 @@
+"""Starting worker processes: as a program of our own, or by fork for those who ask for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from penstock.pools.worker import serve
+
+Start = Literal["program", "fork"]
+
+_BOOT = "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
+
+
+class Started(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+
+    def end(self, patience: float) -> int | None:
+        """Wait for it, kill it if it does not go; its exit code."""
+
+
+class Program:
+    """A worker that was started as a program."""
+
+    def __init__(self, theirs: int, parent: int) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        one_thread = {
+            name: os.environ.get(name, "1")
+            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        }
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
+            pass_fds=[theirs],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **one_thread},
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._popen.pid
+
+    def end(self, patience: float) -> int | None:
+        try:
+            return self._popen.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return self._popen.wait()
+
+
+class Fork:
+    """A worker that was forked, for those who ask for it."""
+
+    def __init__(self, sock: Any, inherited: list[Any], *args: Any) -> None:
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_forked, args=(sock, inherited, *args), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def end(self, patience: float) -> int | None:
+        self._process.join(patience)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        return self._process.exitcode
+
+
+def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
+    for other in inherited:
+        other.close()
+    serve(sock, *args)
+    os._exit(0)
+
+
+def how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"ended with exit code {code}"
