@@ -78,43 +78,41 @@ typedef struct {
 
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-static int taps_of(int inputs, double scale) {
+/* How many of libjpeg's pixels, each `shrink` wide, one output pixel can touch. */
+static int taps_of(int inputs, double scale, int shrink) {
   double support = scale > 1 ? scale : 1;
-  double most = ceil(2 * support);
+  double most = shrink > 1 ? ceil(2 * support / shrink) + 1 : ceil(2 * support);
   return most < inputs ? (int)most : inputs;
 }
 
 /* PIL's and torchvision's antialiased bilinear: a triangle as wide as the shrink asks, or bilinear
-   interpolation where the image grows. `start` is where the box begins within `inputs` pixels. */
-static void weigh(Axis *axis, int inputs, double start, double scale, int flip, double *scratch) {
-  double support = scale > 1 ? scale : 1;
-  int taps = axis->taps;
+   interpolation where the image grows. The box begins at `start` and has `length` pixels. Where
+   libjpeg has shrunk already, each of its pixels weighs what all those it stands for would. */
+static void weigh(Axis *axis, int start, int length, int shrink, int flip, double *scratch) {
+  double scale = (double)length / axis->count, support = scale > 1 ? scale : 1;
+  int taps = axis->taps, origin = start / shrink;
+  int inputs = (start + length + shrink - 1) / shrink - origin;
   for (int i = 0; i < axis->count; i++) {
-    double centre = start + (i + 0.5) * scale;
+    double centre = (i + 0.5) * scale, sum = 0;
     /* The pixels whose middles lie within the triangle; on its rim they weigh nothing. */
     int low = (int)floor(centre - support - 0.5) + 1, high = (int)ceil(centre + support - 0.5);
     if (low < 0) low = 0;
-    if (high > inputs) high = inputs;
-    if (low > inputs - 1) low = inputs - 1;
-    if (high <= low) high = low + 1;
-    if (high - low > taps) high = low + taps;
-    double sum = 0;
-    for (int k = 0; k < high - low; k++) {
-      double away = fabs(low + k + 0.5 - centre) / support;
-      scratch[k] = away < 1 ? 1 - away : 0;
-      sum += scratch[k];
+    if (high > length) high = length;
+    int first = (start + low) / shrink - origin;
+    if (first > inputs - taps) first = inputs - taps;
+    memset(scratch, 0, sizeof(double) * taps);
+    for (int x = low; x < high; x++) {
+      double weight = support - fabs(x + 0.5 - centre);
+      scratch[(start + x) / shrink - origin - first] += weight;
+      sum += weight;
     }
-    if (sum <= 0) scratch[0] = sum = 1;
     int at = flip ? axis->count - 1 - i : i;
-    int first = low + taps <= inputs ? low : inputs - taps;
     uint16_t *weights = axis->weights + (size_t)at * taps;
-    memset(weights, 0, sizeof(uint16_t) * taps);
-    int left = ONE, heaviest = low - first;
-    for (int k = 0; k < high - low; k++) {
-      uint16_t *weight = weights + (low - first) + k;
-      *weight = (uint16_t)(scratch[k] / sum * ONE + 0.5);
-      left -= *weight;
-      if (*weight > weights[heaviest]) heaviest = (low - first) + k;
+    int left = ONE, heaviest = 0;
+    for (int k = 0; k < taps; k++) {
+      weights[k] = (uint16_t)(scratch[k] / sum * ONE + 0.5);
+      left -= weights[k];
+      if (weights[k] > weights[heaviest]) heaviest = k;
     }
     weights[heaviest] = (uint16_t)(weights[heaviest] + left);
     axis->first[at] = first;
@@ -350,13 +348,14 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
                                                               : jpeg->output_width - from;
   jpeg_crop_scanline(jpeg, &from, &width);
 
-  double down_scale = (double)box.height / to.height / shrink;
-  double across_scale = (double)box.width / to.width / shrink;
-  Axis down = {.count = to.height, .taps = taps_of(rows, down_scale)};
-  Axis across = {.count = to.width, .taps = taps_of(columns, across_scale)};
+  double down_scale = (double)box.height / to.height, across_scale = (double)box.width / to.width;
+  Axis down = {.count = to.height, .taps = taps_of(rows, down_scale, shrink)};
+  Axis across = {.count = to.width, .taps = taps_of(columns, across_scale, shrink)};
   int most_taps = down.taps > across.taps ? down.taps : across.taps;
 
-  size_t ring_stride = round_up((size_t)jpeg->output_width * 3, 64);
+  /* libjpeg writes rows that are aligned past the cache, where the filter would wait for them. */
+  size_t askew = 4;
+  size_t ring_stride = round_up((size_t)jpeg->output_width * 3 + askew, 64);
   size_t row_bytes = (size_t)columns * 3, out_bytes = (size_t)to.width * 3;
   size_t block_stride = round_up(row_bytes, 64);
   size_t out_stride = round_up(out_bytes, 64);
@@ -390,21 +389,21 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   across.weights = (uint16_t *)part[WEIGHTS_A];
   double *doubles = (double *)part[DOUBLES];
   const uint8_t **pointers = (const uint8_t **)part[POINTERS];
-  weigh(&down, rows, (double)box.top / shrink - top, down_scale, 0, doubles);
-  weigh(&across, columns, (double)box.left / shrink - left, across_scale, flip, doubles);
+  weigh(&down, box.top, box.height, shrink, 0, doubles);
+  weigh(&across, box.left, box.width, shrink, flip, doubles);
 
   if (top) jpeg_skip_scanlines(jpeg, top);
   int have = 0; /* rows of the box read so far */
   int filled = 0;
   for (int y = 0; y < to.height; y++) {
     while (have < down.first[y] + down.taps) {
-      JSAMPROW row = part[RING] + (have % down.taps) * ring_stride;
+      JSAMPROW row = part[RING] + askew + (have % down.taps) * ring_stride;
       if (jpeg_read_scanlines(jpeg, &row, 1) != 1)
         return refuse(d, DAMAGED, "Premature end of JPEG file");
       have++;
     }
     for (int k = 0; k < down.taps; k++)
-      pointers[k] = part[RING] + ((down.first[y] + k) % down.taps) * ring_stride +
+      pointers[k] = part[RING] + askew + ((down.first[y] + k) % down.taps) * ring_stride +
                     (size_t)(left - (int)from) * 3;
     blend_rows(part[ROWS] + filled * block_stride, pointers,
                down.weights + (size_t)y * down.taps, down.taps, (int)row_bytes);

@@ -28,6 +28,7 @@ class Caches:
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
         self._admissions: dict[int, Admission] = {}
         self._stores: dict[int, Store] = {}
+        self._found: dict[int, int] = {}
         self._open = False
         road = pipeline.road(seed)
         stops: list[Stop] = []
@@ -43,7 +44,9 @@ class Caches:
         """Make the stores ready before any worker asks for them."""
         for number, store in self._stores.items():
             store.open()
-            room = 0 if store.sealed else max(0, store.budget - store.used)
+            # What an earlier run left in a store on disk counts against its budget.
+            self._found[number] = store.used if len(store) else 0
+            room = 0 if store.sealed else max(0, store.budget - self._found[number])
             self._admissions[number] = Admission(room)
         self._open = True
 
@@ -72,7 +75,13 @@ class Caches:
         if not self._open:
             return [(0, 0, store.budget, False) for store in self._stores.values()]
         return [
-            (len(store), store.used, store.budget, store.sealed) for store in self._stores.values()
+            (
+                len(store),
+                self._found[number] + self._admissions[number].used,
+                store.budget,
+                store.sealed,
+            )
+            for number, store in self._stores.items()
         ]
 
     def close(self) -> None:

@@ -116,4 +116,8 @@ def disk_dir() -> Path:
     named = os.environ.get("PENSTOCK_CACHE_DIR")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as containers have them
+        return Path(tempfile.gettempdir()) / f"penstock-cache-{os.getuid()}"
+    return home / "penstock"

@@ -32,12 +32,13 @@ class Tally:
         self.corrupt = 0
 
     def as_list(self) -> list[Any]:
+        """A copy, to add up later: the tally itself goes on counting."""
         return [
-            self.samples,
-            self.seconds,
+            self.samples[:],
+            self.seconds[:],
             self.bytes_read,
-            self.hits,
-            self.misses,
+            self.hits[:],
+            self.misses[:],
             self.corrupt,
         ]
 
