@@ -28,7 +28,8 @@ from penstock.source import (
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
-from penstock.stops.map import Map, On, make_map
+from penstock.stops.field import On
+from penstock.stops.map import Map, make_map
 from penstock.stops.stop import Fields, Stop
 
 if TYPE_CHECKING:

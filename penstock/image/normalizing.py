@@ -75,7 +75,7 @@ class Normalize(Operation):
         image = check_image("normalize", value)
         height, width, channels = image.shape
         self._check_channels(channels)
-        table = _table(self._mean, self._std, channels)
+        table = self.table(channels)
         cv2 = load_cv2()
         if self.layout == "hwc":
             return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
@@ -84,6 +84,10 @@ class Normalize(Operation):
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])
         return out
+
+    def table(self, channels: int) -> NDArray[np.float32]:
+        """What each of the 256 levels becomes, by channel."""
+        return _table(self._mean, self._std, channels)
 
     def _check_channels(self, channels: int) -> None:
         known = max(len(self._mean), len(self._std))

@@ -10,11 +10,10 @@ from typing import Any
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.operation import Operation
-from penstock.random import Keyed, Keys, seed_globals
-from penstock.stops.stop import Fields, Site, StageFailure, Step, Stop, Upstream
-from penstock.tree import is_namedtuple
+from penstock.random import Keyed, seed_globals
+from penstock.stops.field import Field, On, no_field
+from penstock.stops.stop import Fields, Site, Step, Stop, each
 
-On = str | int | None
 Function = Operation | Callable[..., Any]
 
 
@@ -55,7 +54,7 @@ class Map(Stop):
             on = self._field(fields)
             return {**fields, on: self.function.output(fields[on])}
         if self.on is not None:
-            return None if fields is None else _no_field(self.name, self.on, [])
+            return None if fields is None else no_field(self.name, self.on, [])
         if fields is None:
             self.function.output(None)
             return None
@@ -66,7 +65,7 @@ class Map(Stop):
         if wanted is None and isinstance(self.function, Operation):
             wanted = 0 if 0 in fields else self.function.field
         if wanted is None or wanted not in fields:
-            return _no_field(self.name, wanted, list(fields))
+            return no_field(self.name, wanted, list(fields))
         return wanted
 
     def fingerprint(self) -> str | None:
@@ -76,24 +75,11 @@ class Map(Stop):
 
     def step(self, site: Site) -> Step:
         call = self._call(site.seed)
-        stage = self.name
         if self.on is None and not isinstance(self.function, Operation):
-            place = _whole
-        else:
-            operation = self.function if isinstance(self.function, Operation) else None
-            place = _Place(self.name, self.on, operation.field if operation else "").replace
-
-        def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            samples = upstream(keys)
-            out = []
-            for key, sample in zip(keys, samples, strict=True):
-                try:
-                    out.append(place(sample, call, key))
-                except Exception as error:
-                    raise StageFailure(stage, key.index) from error
-            return out
-
-        return step
+            return each(self.name, call)
+        named = self.function.field if isinstance(self.function, Operation) else ""
+        place = Field(self.name, self.on, named).replace
+        return each(self.name, lambda sample, key: place(sample, call, key))
 
     def _call(self, seed: int) -> Callable[[Any, Any], Any]:
         """The function as (value, key) -> value, with its randomness keyed."""
@@ -117,59 +103,6 @@ class Map(Stop):
             return function(value)
 
         return seeded
-
-
-def _whole(sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
-    return call(sample, key)
-
-
-class _Place:
-    """Finds the field in a sample and puts the new value in its place."""
-
-    def __init__(self, name: str, on: On, field: str) -> None:
-        self.name = name
-        self.on = on
-        self.field = field
-
-    def replace(self, sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
-        on = self.on
-        if type(sample) is tuple:
-            if on is None or on == 0:
-                return (call(sample[0], key), *sample[1:])
-            if isinstance(on, int) and -len(sample) <= on < len(sample):
-                on %= len(sample)
-                return (*sample[:on], call(sample[on], key), *sample[on + 1 :])
-            return _no_field(self.name, on, list(range(len(sample))))
-        if isinstance(sample, Mapping):
-            on = self.field if on is None else on
-            if on not in sample:
-                return _no_field(self.name, on, list(sample))
-            new = dict(sample)
-            new[on] = call(sample[on], key)
-            return new
-        if is_namedtuple(sample):
-            names = sample._fields
-            if on is None:
-                on = self.field if self.field in names else names[0]
-            on = names[on] if isinstance(on, int) else on
-            if on not in names:
-                return _no_field(self.name, on, list(names))
-            return sample._replace(**{on: call(getattr(sample, on), key)})
-        if isinstance(sample, list) and (on is None or isinstance(on, int)):
-            new_list = list(sample)
-            new_list[on or 0] = call(sample[on or 0], key)
-            return new_list
-        if on is not None:
-            return _no_field(self.name, on, [])
-        return call(sample, key)
-
-
-def _no_field(name: str, wanted: str | int | None, found: list[Any]) -> Any:
-    has = f"has the fields {found}" if found else "is a single value"
-    raise PipelineError(
-        f"{name} looks for field {wanted!r}, and the sample {has}. "
-        "Say which field it takes with on=."
-    )
 
 
 def make_map(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from penstock.meter import Tally
 from penstock.operation import Spec
-from penstock.random import Keys
+from penstock.random import Key, Keys
 
 Upstream = Callable[[Keys], list[Any]]
 Step = Callable[[Keys, Upstream], list[Any]]
@@ -65,6 +65,21 @@ class Stop:
     def fingerprint(self) -> str | None:
         """What makes its output differ from another stop's; ``None`` if it changes nothing."""
         raise NotImplementedError
+
+
+def each(stage: str, do: Callable[[Any, Key], Any]) -> Step:
+    """A step that does the same to every sample, and says on which it failed."""
+
+    def step(keys: Keys, upstream: Upstream) -> list[Any]:
+        out = []
+        for key, sample in zip(keys, upstream(keys), strict=True):
+            try:
+                out.append(do(sample, key))
+            except Exception as error:
+                raise StageFailure(stage, key.index) from error
+        return out
+
+    return step
 
 
 def names_of(stops: Sequence[Stop]) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.store.guard import Guard
 from penstock.store.opening import SAMPLES, check_identity, enter, load, open_lmdb
+
+T = TypeVar("T")
 
 # A reader is in the map for microseconds. A count that does not fall to zero was left by a thread
 # that Ctrl-C caught between two lines, and must not keep the process from ending.
@@ -54,42 +56,43 @@ class Environment:
             self._env.close()
             raise
 
-    def begin(self, *, write: bool = False) -> Any:
-        """Start a transaction over the samples; ``end`` must follow, whatever happens.
+    def read(self, look: Callable[[Any], T]) -> T:
+        """What ``look`` finds in the samples as they are at one moment.
 
-        Between the two the map stays where it is, so views into it stay valid.
+        Until it returns the map stays where it is, so views into it stay valid.
         """
+        return self._following(lambda: self._run(look, write=False))
+
+    def write(self, change: Callable[[Any], T]) -> T:
+        """Change the samples: as a whole, or, where ``change`` raises, not at all."""
+        with self._writer:
+            return self._following(lambda: self._run(change, write=True))
+
+    def _following(self, run: Callable[[], T]) -> T:
         try:
-            return self._begin(write)
+            return run()
         except self.lmdb.MapResizedError:
             pass
         # Another process with a larger budget has grown the store past this process's map.
         with self._exclusive():
             self._env.set_mapsize(0)
-        return self._begin(write)
+        return run()
 
-    def _begin(self, write: bool) -> Any:
+    def _run(self, work: Callable[[Any], T], *, write: bool) -> T:
         self._enter()
+        transaction = None
         try:
-            return self._env.begin(db=self._samples, write=write, buffers=True)
-        except BaseException:
-            self._leave()
-            raise
-
-    def end(self, transaction: Any) -> None:
-        transaction.abort()
-        self._leave()
-
-    @contextmanager
-    def writing(self) -> Iterator[Any]:
-        """A write transaction: committed as a whole, or not at all."""
-        with self._writer:
-            transaction = self.begin(write=True)
-            try:
-                yield transaction
+            transaction = self._env.begin(db=self._samples, write=write, buffers=True)
+            found = work(transaction)
+            if write:
                 transaction.commit()
-            finally:
-                self.end(transaction)
+            return found
+        finally:
+            if transaction is not None:
+                transaction.abort()
+            # It must be gone before another thread may close the environment.
+            del transaction
+            self._leave()
 
     def record(self, transaction: Any, name: bytes) -> bytes | None:
         """A record of the store's own, beside the samples."""
@@ -121,8 +124,8 @@ class Environment:
         one transaction has freed only after another, which in a full map would never come.
         """
         self._env.reader_check()
-        with suppress(self.lmdb.MapFullError), self.writing() as transaction:
-            self.set_record(transaction, _TURN, b"")
+        with suppress(self.lmdb.MapFullError):
+            self.write(lambda transaction: self.set_record(transaction, _TURN, b""))
 
     def close(self) -> None:
         clean = False

@@ -279,11 +279,7 @@ class Store:
         if here is None:
             return missing
         try:
-            transaction = here.begin()
-            try:
-                return look(here, transaction)
-            finally:
-                here.end(transaction)
+            return here.read(lambda transaction: look(here, transaction))
         except Closed:
             return missing
         except here.lmdb.Error as error:
@@ -292,12 +288,10 @@ class Store:
 
     def _write(self, here: Environment, change: Callable[[Any], T]) -> T:
         try:
-            with here.writing() as transaction:
-                return change(transaction)
+            return here.write(change)
         except here.lmdb.MapFullError:
             here.reclaim()
-        with here.writing() as transaction:
-            return change(transaction)
+        return here.write(change)
 
     def _change(self, here: Environment, change: Callable[[Any], T], missing: T) -> T:
         try:

@@ -379,10 +379,8 @@ def test_a_transaction_left_open_keeps_no_process_from_ending(
     store.put_many([(1, b"one")])
     here = store._environment
     assert here is not None
-    transaction = here.begin()
-    store.close()
+    here.read(lambda transaction: store.close())
     assert not _state(place)["clean"]
-    here.end(transaction)
     here._env.close()
 
 

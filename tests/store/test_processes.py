@@ -107,10 +107,11 @@ def test_a_writer_killed_in_the_middle_leaves_a_sound_store(tmp_path: Path) -> N
 
 
 READ_FOREVER = """
-here = store._attached()
-transaction = here.begin()
-print("reading", flush=True)
-sys.stdin.read()
+def look(transaction):
+    print("reading", flush=True)
+    sys.stdin.read()
+
+store._attached().read(look)
 """
 
 

@@ -8,7 +8,6 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -320,13 +319,11 @@ def test_a_full_map_is_a_refusal_and_one_warning(
 def test_an_error_in_writing_never_reaches_training(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    @contextmanager
-    def failing(self: environments.Environment) -> Iterator[Any]:
+    def failing(self: environments.Environment, change: Any) -> Any:
         raise error
-        yield
 
     store.put_many([(1, b"one")])
-    monkeypatch.setattr(environments.Environment, "writing", failing)
+    monkeypatch.setattr(environments.Environment, "write", failing)
     with pytest.warns(RuntimeWarning, match="keeping no more samples"):
         assert store.put_many([(2, b"two"), (3, b"three")]) == [False, False]
     assert store.put_many([(4, b"four")]) == [False]
@@ -335,12 +332,12 @@ def test_an_error_in_writing_never_reaches_training(
 
 
 def test_an_error_in_reading_is_a_miss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: environments.Environment, *, write: bool = False) -> Any:
+    def failing(self: environments.Environment, look: Any) -> Any:
         raise lmdb.ReadersFullError("mdb_txn_begin")
 
     store.put_many([(1, b"one")])
     with monkeypatch.context() as patch:
-        patch.setattr(environments.Environment, "begin", failing)
+        patch.setattr(environments.Environment, "read", failing)
         with pytest.warns(RuntimeWarning, match="prepared again"):
             assert store.get_many([1, 2]) == [None, None]
         assert store.get(1) is None

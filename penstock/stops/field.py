@@ -1,0 +1,61 @@
+"""Where in a sample a stop works: finds the field and puts the new value in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.tree import is_namedtuple
+
+On = str | int | None
+"""A field: its name in a dict or named tuple, its place in a tuple or list."""
+
+
+class Field:
+    """One field; where ``on`` is ``None``, the first of a tuple or the one named ``field``."""
+
+    def __init__(self, name: str, on: On, field: str) -> None:
+        self.name = name
+        self.on = on
+        self.field = field
+
+    def replace(self, sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
+        on = self.on
+        if type(sample) is tuple:
+            if on is None or on == 0:
+                return (call(sample[0], key), *sample[1:])
+            if isinstance(on, int) and -len(sample) <= on < len(sample):
+                on %= len(sample)
+                return (*sample[:on], call(sample[on], key), *sample[on + 1 :])
+            return no_field(self.name, on, list(range(len(sample))))
+        if isinstance(sample, Mapping):
+            on = self.field if on is None else on
+            if on not in sample:
+                return no_field(self.name, on, list(sample))
+            new = dict(sample)
+            new[on] = call(sample[on], key)
+            return new
+        if is_namedtuple(sample):
+            names = sample._fields
+            if on is None:
+                on = self.field if self.field in names else names[0]
+            on = names[on] if isinstance(on, int) else on
+            if on not in names:
+                return no_field(self.name, on, list(names))
+            return sample._replace(**{on: call(getattr(sample, on), key)})
+        if isinstance(sample, list) and (on is None or isinstance(on, int)):
+            new_list = list(sample)
+            new_list[on or 0] = call(sample[on or 0], key)
+            return new_list
+        if on is not None:
+            return no_field(self.name, on, [])
+        return call(sample, key)
+
+
+def no_field(name: str, wanted: str | int | None, found: list[Any]) -> Any:
+    has = f"has the fields {found}" if found else "is a single value"
+    raise PipelineError(
+        f"{name} looks for field {wanted!r}, and the sample {has}. "
+        "Say which field it takes with on=."
+    )
