@@ -41,7 +41,7 @@ enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
 
 /* An image beyond these is refused: 2**28 pixels would be 0.8 GB decoded. A progressive image keeps
    all its coefficients (6 bytes a pixel) until the last scan, and each scan is a pass over them. */
-#define MOST_PIXELS (1L << 28)
+#define MOST_PIXELS ((uint64_t)1 << 28)
 #define MOST_COEFFICIENT_BYTES (1L << 29)
 #define MOST_SCANS 500
 /* What a call may allocate for itself, apart from libjpeg. Photographs need some 100 KB. */
@@ -66,6 +66,9 @@ typedef struct {
    is cut off and not rounded, which loses half a bit on average: HALF gives that back. */
 #define ONE (1 << 15)
 #define HALF(taps) (uint16_t)(64 + (taps) / 2)
+/* libjpeg may shrink as long as so much is left to the filter: with 1, photographs differ from PIL's
+   by 1.2 grey levels on average, with 2 by 0.7. */
+#define LEAVE 2
 #define LANES 16
 #define BLOCK (3 * LANES)
 
@@ -310,7 +313,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
 
   if (!has_end(data + (length - jpeg->src->bytes_in_buffer), jpeg->src->bytes_in_buffer))
     return refuse(d, DAMAGED, "Premature end of JPEG file");
-  if ((long)jpeg->image_width * (long)jpeg->image_height > MOST_PIXELS)
+  if ((uint64_t)jpeg->image_width * jpeg->image_height > MOST_PIXELS)
     return refuse(d, UNSUPPORTED, "it has more than 2**28 pixels");
   if (jpeg->arith_code) return refuse(d, UNSUPPORTED, "it is coded arithmetically");
   if (jpeg->data_precision != 8) return refuse(d, UNSUPPORTED, "its samples are not of 8 bits");
@@ -323,7 +326,8 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
     return refuse(d, OUTSIDE, "the box does not lie within the image");
 
   int shrink = 8;
-  while (shrink > 1 && ((box.height / shrink) < to.height || (box.width / shrink) < to.width))
+  while (shrink > 1 && (box.height < (int64_t)LEAVE * shrink * to.height ||
+                        box.width < (int64_t)LEAVE * shrink * to.width))
     shrink /= 2;
   jpeg->scale_num = 8 / shrink;
   jpeg->scale_denom = 8;
@@ -340,9 +344,8 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   if (right > (int)jpeg->output_width) right = (int)jpeg->output_width;
   int rows = bottom - top, columns = right - left;
 
-  /* Smooth upsampling of colour looks one sample to either side, and is left out by libjpeg where
-     a row has no more than two samples. */
-  int margin = 8;
+  /* Smooth upsampling of colour looks one sample to either side. */
+  int margin = 2;
   JDIMENSION from = left > margin ? left - margin : 0;
   JDIMENSION width = right + margin < (int)jpeg->output_width ? right + margin - from
                                                               : jpeg->output_width - from;

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,3 +66,35 @@ def nothing_left_behind() -> Iterator[None]:
     while (left := _leftovers()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == []
+
+
+def _import_torchvision() -> Any:
+    """torchvision, also where its compiled operators do not fit the torch that is installed.
+
+    Its transforms need none of them, and its import only asks that two exist.
+    """
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{name}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
+        return importlib.import_module("torchvision")
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = _import_torchvision()
+            importlib.import_module("torchvision.transforms.v2.functional")
+        except (ImportError, RuntimeError) as error:
+            pytest.skip(f"torchvision cannot be imported: {error}")
+    return found

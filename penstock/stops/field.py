@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import PipelineError
 from penstock.tree import is_namedtuple
@@ -28,11 +28,11 @@ class Field:
             if isinstance(on, int) and -len(sample) <= on < len(sample):
                 on %= len(sample)
                 return (*sample[:on], call(sample[on], key), *sample[on + 1 :])
-            return no_field(self.name, on, list(range(len(sample))))
+            no_field(self.name, on, list(range(len(sample))))
         if isinstance(sample, Mapping):
             on = self.field if on is None else on
             if on not in sample:
-                return no_field(self.name, on, list(sample))
+                no_field(self.name, on, list(sample))
             new = dict(sample)
             new[on] = call(sample[on], key)
             return new
@@ -42,18 +42,18 @@ class Field:
                 on = self.field if self.field in names else names[0]
             on = names[on] if isinstance(on, int) else on
             if on not in names:
-                return no_field(self.name, on, list(names))
+                no_field(self.name, on, list(names))
             return sample._replace(**{on: call(getattr(sample, on), key)})
         if isinstance(sample, list) and (on is None or isinstance(on, int)):
             new_list = list(sample)
             new_list[on or 0] = call(sample[on or 0], key)
             return new_list
         if on is not None:
-            return no_field(self.name, on, [])
+            no_field(self.name, on, [])
         return call(sample, key)
 
 
-def no_field(name: str, wanted: str | int | None, found: list[Any]) -> Any:
+def no_field(name: str, wanted: str | int | None, found: list[Any]) -> NoReturn:
     has = f"has the fields {found}" if found else "is a single value"
     raise PipelineError(
         f"{name} looks for field {wanted!r}, and the sample {has}. "

@@ -54,7 +54,9 @@ class Map(Stop):
             on = self._field(fields)
             return {**fields, on: self.function.output(fields[on])}
         if self.on is not None:
-            return None if fields is None else no_field(self.name, self.on, [])
+            if fields is not None:
+                no_field(self.name, self.on, [])
+            return None
         if fields is None:
             self.function.output(None)
             return None
@@ -65,7 +67,7 @@ class Map(Stop):
         if wanted is None and isinstance(self.function, Operation):
             wanted = 0 if 0 in fields else self.function.field
         if wanted is None or wanted not in fields:
-            return no_field(self.name, wanted, list(fields))
+            no_field(self.name, wanted, list(fields))
         return wanted
 
     def fingerprint(self) -> str | None:

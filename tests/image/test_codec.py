@@ -118,6 +118,9 @@ def test_a_file_cut_short_is_refused(picture: Any, kind: str, part: float) -> No
         decode().apply(cut, None)
     assert repr(cut[:8]) in str(caught.value)
     assert 'on_error="skip"' in str(caught.value)
+    if kind == "JPEG" and part >= 0.5:
+        # From the strict decoder: others fill what is missing with grey.
+        assert "remature end" in str(caught.value)
 
 
 def test_a_damaged_png_is_refused(picture: Any) -> None:
@@ -128,7 +131,9 @@ def test_a_damaged_png_is_refused(picture: Any) -> None:
 
 def test_stray_bytes_in_a_jpeg_are_passed_over(picture: Any) -> None:
     data = encode(picture, "JPEG")
-    stray = data[:-2] + b"\x00\x01\x02" + data[-2:]
+    stray = data[:-2] + bytes(range(1, 60)) + data[-2:]
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        native.load_simplejpeg().decode_jpeg(stray)
     np.testing.assert_array_equal(decode().apply(stray, None), decode().apply(data, None))
     np.testing.assert_array_equal(decode().apply(data + b"more", None), decode().apply(data, None))
 
