@@ -1,0 +1,132 @@
+"""Compiles the optional image kernel while a wheel or an editable install is built.
+
+The kernel only makes decoding faster. Without a C compiler, Python's headers or libjpeg-turbo's,
+or with ``PENSTOCK_NO_KERNEL=1``, the package is built without it and works all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import sys_tags
+
+_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"]
+_LIBRARIES = ["-ljpeg", "-lm"]
+
+# The stable ABI has the buffer protocol from 3.11 on, and free-threaded Python has no stable ABI:
+# a build on those others serves that one version of Python only.
+_STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class CannotCompile(Exception):
+    """Why there is no kernel."""
+
+
+class KernelHook(BuildHookInterface[Any]):
+    """Adds the kernel to what is built, or says in a line why it is left out."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        package = Path(self.root) / "penstock"
+        editable = version == "editable"
+        if editable:
+            # What an earlier install left behind must not outlive its source.
+            for stale in package.glob("_kernel.*.so"):
+                stale.unlink()
+        self._place = Path(tempfile.mkdtemp(prefix="penstock-kernel-"))
+        try:
+            built = _compile(package / "_kernel.c", self._place)
+        except CannotCompile as why:
+            self.app.display_warning(
+                f"penstock: building without the optional image kernel: {why}. Images are decoded "
+                "by simplejpeg and OpenCV instead."
+            )
+            return
+        if editable:
+            shutil.move(built, package / built.name)
+        else:
+            build_data["force_include"][str(built)] = f"penstock/{built.name}"
+        build_data["pure_python"] = False
+        if _STABLE:
+            build_data["tag"] = f"cp311-abi3-{_platform()}"
+        else:
+            build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _compile(source: Path, place: Path) -> Path:
+    """The compiled module, in ``place``."""
+    if os.environ.get("PENSTOCK_NO_KERNEL", "0") not in ("", "0"):
+        raise CannotCompile("PENSTOCK_NO_KERNEL is set")
+    if sys.implementation.name != "cpython":
+        raise CannotCompile(f"it is not made for {sys.implementation.name}")
+    suffix = ".abi3.so" if _STABLE else sysconfig.get_config_var("EXT_SUFFIX")
+    built = place / f"_kernel{suffix}"
+    command = [
+        *_compiler(),
+        *_FLAGS,
+        *(["-DPy_LIMITED_API=0x030B0000"] if _STABLE else []),
+        f"-I{sysconfig.get_path('include')}",
+        *_from_environment("CPPFLAGS"),
+        *_from_environment("CFLAGS"),
+        str(source),
+        "-o",
+        str(built),
+        *_from_environment("LDFLAGS"),
+        *_LIBRARIES,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotCompile(f"no C compiler ({error})") from error
+    if done.returncode:
+        raise CannotCompile(_first_error(done.stderr))
+    _check(built)
+    return built
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    command = shlex.split(named)
+    # The compiler that built Python need not be on this machine.
+    return command if shutil.which(command[0]) else ["cc"]
+
+
+def _from_environment(name: str) -> list[str]:
+    return shlex.split(os.environ.get(name, ""))
+
+
+def _first_error(output: str) -> str:
+    errors = [line for line in output.splitlines() if "error" in line or "cannot find" in line]
+    return (errors or output.splitlines() or ["the compiler says nothing"])[0].strip()
+
+
+def _check(built: Path) -> None:
+    """Load it: a library may lack what its headers promise."""
+    spec = importlib.util.spec_from_file_location("penstock._kernel", built)
+    try:
+        assert spec is not None and spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except ImportError as error:
+        raise CannotCompile(f"it does not load ({error})") from error
+
+
+def _platform() -> str:
+    return next(
+        tag.platform
+        for tag in sys_tags()
+        if "manylinux" not in tag.platform and "musllinux" not in tag.platform
+    )

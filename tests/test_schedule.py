@@ -1,0 +1,130 @@
+"""The schedule: every sample of a batch is dealt until it is done, whatever happens to workers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.schedule import PIECE_SECONDS, Schedule
+
+
+@given(rows=st.integers(1, 200), workers=st.integers(1, 16), cost=st.floats(1e-7, 1.0))
+def test_pieces_cover_a_batch_exactly_once(rows: int, workers: int, cost: float) -> None:
+    schedule = Schedule(workers)
+    for batch in range(3):
+        schedule.open(batch, rows)
+        covered: list[int] = []
+        last = False
+        while (piece := schedule.take(0)) is not None:
+            covered += range(piece.first, piece.first + piece.count)
+            last = schedule.done(piece.id, cost * piece.count)
+        assert sorted(covered) == list(range(rows))
+        assert last
+        schedule.drop(batch)
+
+
+def test_older_batches_come_first() -> None:
+    schedule = Schedule(2)
+    for batch in (1, 2):
+        schedule.open(batch, 8)
+    taken = []
+    while (piece := schedule.take(0)) is not None:
+        taken.append(piece.batch)
+    assert taken == sorted(taken)
+
+
+def test_pieces_follow_the_cost_of_a_sample() -> None:
+    schedule = Schedule(4)
+    schedule.open(0, 64)
+    assert schedule.tiny(64) == 8
+    piece = schedule.take(0)
+    assert piece is not None
+    schedule.done(piece.id, piece.count * PIECE_SECONDS / 3)
+    assert schedule.tiny(64) == 3
+    cheap = Schedule(4)
+    cheap.open(0, 64)
+    piece = cheap.take(0)
+    assert piece is not None
+    cheap.done(piece.id, piece.count * 1e-6)
+    assert cheap.tiny(64) == 64
+    dear = Schedule(4)
+    dear.open(0, 64)
+    piece = dear.take(0)
+    assert piece is not None
+    dear.done(piece.id, piece.count * 1.0)
+    assert dear.tiny(64) == 1
+
+
+def test_a_pinned_piece_goes_to_its_worker_only() -> None:
+    schedule = Schedule(2)
+    schedule.open(0, 4, "pull", pin=1)
+    assert schedule.take(0) is None
+    piece = schedule.take(1)
+    assert piece is not None
+    assert (piece.count, piece.pin) == (4, 1)
+
+
+def test_the_piece_a_worker_died_of_comes_back_one_sample_at_a_time() -> None:
+    schedule = Schedule(1)
+    schedule.open(0, 4)
+    first = schedule.take(0)
+    assert first is not None
+    assert first.count == 2
+    assert schedule.lost(first.id, guilty=True) is None
+    again = [schedule.take(0) for _ in range(2)]
+    assert [(p.first, p.count) for p in again if p] == [(0, 1), (1, 1)]
+    assert again[1] is not None
+    deadly = schedule.lost(again[1].id, guilty=True)
+    assert deadly is not None
+    assert deadly.first == 1
+
+
+def test_a_piece_that_was_only_waiting_is_not_blamed() -> None:
+    schedule = Schedule(1)
+    schedule.open(0, 4)
+    for _ in range(5):
+        piece = schedule.take(0)
+        assert piece is not None
+        assert piece.count == 2
+        assert schedule.lost(piece.id, guilty=False) is None
+
+
+@given(
+    rows=st.integers(1, 30),
+    workers=st.integers(1, 4),
+    events=st.lists(st.sampled_from(["done", "guilty", "waiting"]), max_size=60),
+    pick=st.integers(0, 7),
+)
+def test_nothing_is_lost_and_nothing_done_twice_under_random_deaths(
+    rows: int, workers: int, events: list[str], pick: int
+) -> None:
+    schedule = Schedule(workers)
+    schedule.open(0, rows)
+    held = []
+    done: list[int] = []
+    finished = False
+    while not finished:
+        while (piece := schedule.take(0)) is not None:
+            held.append(piece)
+        piece = held.pop(pick % len(held))
+        event = events.pop() if events else "done"
+        if event == "done":
+            done += range(piece.first, piece.first + piece.count)
+            finished = schedule.done(piece.id, 1e-3)
+        else:
+            deadly = schedule.lost(piece.id, guilty=event == "guilty")
+            if deadly is not None:
+                schedule.again(deadly)
+    assert sorted(done) == list(range(rows))
+    assert held == []
+
+
+def test_a_dropped_batch_is_forgotten_and_its_pieces_unwanted() -> None:
+    schedule = Schedule(1)
+    schedule.open(0, 8)
+    piece = schedule.take(0)
+    assert piece is not None
+    assert piece.id in schedule
+    schedule.drop(0)
+    assert piece.id not in schedule
+    assert schedule.take(0) is None
