@@ -90,6 +90,11 @@ def memory() -> int:
     return found
 
 
+def no_kernel() -> bool:
+    """The user wants to do without the compiled kernel."""
+    return os.environ.get("PENSTOCK_NO_KERNEL", "") not in ("", "0")
+
+
 def shm_dir() -> Path | None:
     """The memory file system, or ``None`` where there is none or it is too small for data."""
     place = Path(os.environ.get("PENSTOCK_SHM_DIR", "/dev/shm"))

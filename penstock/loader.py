@@ -339,7 +339,7 @@ class Loader:
         return Engine(
             self._work,
             pool,
-            Ring(options.memory_budget),
+            Ring(options.memory_budget, shared=pool.own_process),
             self._meter,
             prefetch=options.prefetch or max(4, 2 * self.choice.workers if whole else 0),
             layout=layout,

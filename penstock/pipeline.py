@@ -29,7 +29,7 @@ from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
 from penstock.stops.field import On
-from penstock.stops.map import Map, make_map
+from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.stop import Fields, Stop
 
 if TYPE_CHECKING:
@@ -185,7 +185,38 @@ class Pipeline:
     def road(self, seed: int) -> Road:
         """Compile it."""
         source = self.source
-        return Road(Tap(source) if isinstance(source, StreamSource) else source, self.stops, seed)
+        tapped = Tap(source) if isinstance(source, StreamSource) else source
+        return Road(tapped, _fused(self.stops), seed)
+
+    def explain(self) -> str:
+        """The road as it will run: what is done in one step, and why some is not.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> print(ps.from_dataset(np.arange(3)).map(np.sqrt, random=False).batch(2).explain())
+        source      DatasetSource
+        sqrt
+        batch       2 samples, stacked in place
+        """
+        from penstock.image import kernel
+
+        lines = [f"{'source':<11} {type(self.source).__name__}"]
+        written = [stop for stop in self.stops if isinstance(stop, Map)]
+        for stop in _fused(self.stops):
+            note = ""
+            if isinstance(stop, Cache):
+                note = f"{show_size(stop.budget)}, {stop.where}"
+            elif not isinstance(stop, Map):
+                note = "in one step: the compiled kernel decodes only what the crop needs"
+            lines.append(f"{stop.name:<11} {note}".rstrip())
+        if any(stop.name == "decode" for stop in written) and not kernel.available():
+            lines.append(f"(decode and crop run apart: {kernel.why_not()})")
+        if self.batching is not None:
+            how = "stacked in place"
+            if self.batching.collate is not None:
+                how = f"by {name_of(self.batching.collate)}"
+            lines.append(f"{'batch':<11} {self.batching.size} samples, {how}")
+        return "\n".join(lines)
 
     def layout(self, rows: int) -> Layout | None:
         """Where everything lies in a batch, if that is known before the first sample."""
@@ -229,6 +260,14 @@ class Pipeline:
         made = replace(self, stops=(*self.stops, stop))
         _ = made.fields  # an operation that cannot follow another says so now
         return made
+
+
+def _fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
+    if not any(isinstance(stop, Map) and stop.name == "decode" for stop in stops):
+        return stops  # nothing to fuse, and no need to load what could
+    from penstock.stops.fused import fuse
+
+    return fuse(stops)
 
 
 def from_folder(

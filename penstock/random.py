@@ -125,12 +125,13 @@ class Keyed:
 
 def seed_globals(generator: np.random.Generator) -> None:
     """Seed the global generators of ``random``, NumPy and (if it is loaded) torch."""
-    words = generator.integers(0, 2**32, size=3, dtype=np.uint32).tolist()
-    _python_random.seed(words[0])
-    np.random.seed(words[1])
+    # Straight from the bits: integers() would cost more than all the seeding.
+    first, second = generator.bit_generator.random_raw(2).tolist()
+    _python_random.seed(first)
+    np.random.seed(second & 0xFFFFFFFF)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.manual_seed(words[2])
+        torch.default_generator.manual_seed(second >> 32)
 
 
 @contextmanager

@@ -15,6 +15,10 @@ PIECE_SECONDS = 4e-3
 """A piece takes about this long. Handing one out costs about 0.1 ms, so this keeps the price at
 2-3%; longer pieces leave workers idle at the end of a batch."""
 
+RECENT = 16
+"""A sample costs what the cheapest of so many pieces took: on a busy machine the others were
+interrupted, and cutting pieces smaller would only add to that."""
+
 Kind = Literal["rows", "whole", "probe", "pull"]
 
 
@@ -39,7 +43,7 @@ class Schedule:
 
     def __init__(self, workers: int) -> None:
         self.workers = max(1, workers)
-        self._cost: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._next = 0
         self._waiting: deque[Piece] = deque()
         self._running: dict[int, Piece] = {}
@@ -55,9 +59,10 @@ class Schedule:
 
     def tiny(self, rows: int) -> int:
         """How many samples make a piece: enough to be worth handing out, few enough to share."""
-        if self._cost is None:
+        if not self._recent:
             return max(1, -(-rows // (2 * self.workers)))
-        wanted = round(PIECE_SECONDS / self._cost) if self._cost > 0 else rows
+        cost = min(self._recent)
+        wanted = round(PIECE_SECONDS / cost) if cost > 0 else rows
         if wanted >= rows / 2:
             return rows
         return max(1, wanted)
@@ -78,8 +83,7 @@ class Schedule:
         """A piece is done; true when it was the last of its batch."""
         found = self._running.pop(piece)
         if found.kind == "rows" and found.count:
-            cost = seconds / found.count
-            self._cost = cost if self._cost is None else 0.8 * self._cost + 0.2 * cost
+            self._recent.append(seconds / found.count)
         self._left[found.batch] -= 1
         return self._left[found.batch] == 0
 

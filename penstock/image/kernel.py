@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import config
 from penstock.errors import PipelineError, SourceError
 
 
@@ -35,7 +36,7 @@ def _load() -> tuple[Any, str]:
 
 
 def _switched_off() -> bool:
-    return False
+    return config.no_kernel()
 
 
 def available() -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import StoreError
+
+_TRIES = 100
 
 
 def own_directory(path: Path) -> None:
@@ -16,8 +19,12 @@ def own_directory(path: Path) -> None:
     somebody else has put there first would let them feed data into a training run.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
+        for _ in range(_TRIES - 1):
+            # Another process that was the last to need it may remove it at any moment.
+            with suppress(FileNotFoundError, FileExistsError):
+                return _make(path)
+        _make(path)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError):
         raise StoreError(
             f"{path} cannot be a store: a file stands in its way. Remove it, or choose another "
             "place."
@@ -26,6 +33,10 @@ def own_directory(path: Path) -> None:
         raise StoreError(
             f"{path} cannot be created: {error}. Choose a place that you may write to."
         ) from None
+
+
+def _make(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_own(path)
 
 

@@ -1,0 +1,122 @@
+"""Fusion: one step for decode, crop, flip and normalize, drawn alike and with the same pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from contract import POOLS, Workers, plain
+
+import penstock as ps
+from penstock.image import kernel
+from penstock.stops.fused import Fused, fuse
+
+image = ps.image
+
+TOLERANCE = 2.0
+"""Mean grey levels between the kernel's antialiasing and the pure road's, on busy pictures."""
+
+built = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(1)
+    for i in range(24):
+        folder = root / f"class{i % 3}"
+        folder.mkdir(exist_ok=True)
+        picture = np.zeros((150, 200, 3), np.float32)
+        for step, strength in ((50, 60), (20, 30), (8, 15), (3, 6)):
+            coarse = rng.normal(0, strength, (150 // step + 2, 200 // step + 2, 3))
+            picture += cv2.resize(coarse.astype(np.float32), (200, 150))
+        picture = np.clip(picture + 128, 0, 255).astype(np.uint8)
+        ending = "png" if i == 5 else "jpg"  # what the kernel does not know goes the pure road
+        cv2.imwrite(str(folder / f"{i:02}.{ending}"), picture)
+    return root
+
+
+def road(photos: Path, *below: Any) -> Any:
+    pipeline = ps.from_folder(photos).map(image.decode()).map(image.random_resized_crop(64))
+    for operation in below:
+        pipeline = pipeline.map(operation)
+    return pipeline.batch(24)
+
+
+BELOW = {
+    "crop": [],
+    "crop, flip": [image.random_flip()],
+    "crop, flip, normalize": [image.random_flip(), image.normalize()],
+    "crop, normalize": [image.normalize()],
+    "crop, colour": [image.color_jitter(0.2)],
+    "crop, upside down": [image.random_flip(vertical=True)],
+}
+
+
+@built
+@pytest.mark.parametrize("below", BELOW)
+def test_fused_and_unfused_roads_agree(
+    below: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = road(photos, *BELOW[below])
+    with pipeline.loader(workers=0, seed=3) as loader:
+        assert any("decode+random_resized_crop" in s.name for s in loader.stats().stages)
+        fused = next(iter(loader))
+    monkeypatch.setattr(kernel, "_switched_off", lambda: True)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        assert "decode" in [s.name for s in loader.stats().stages]
+        alone = next(iter(loader))
+    assert fused[1].tolist() == alone[1].tolist()
+    assert fused[0].dtype == alone[0].dtype
+    assert fused[0].shape == alone[0].shape
+    scale = 255 * 0.226 if fused[0].dtype == np.float32 else 1.0
+    apart = np.abs(fused[0].astype(np.float32) - alone[0].astype(np.float32)) * scale
+    # Sample by sample: another box or a missed flip in one of them would be far off.
+    assert apart.reshape(24, -1).mean(axis=1).max() < TOLERANCE
+
+
+@built
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_a_fused_road_is_bit_equal_in_every_pool(pool: Workers, photos: Path) -> None:
+    pipeline = road(photos, image.random_flip(), image.normalize())
+    with pipeline.loader(workers=0, seed=3) as loader:
+        expected = [plain(b) for b in loader]
+    with pipeline.loader(**pool._asdict(), seed=3) as loader:
+        assert [plain(b) for b in loader] == expected
+
+
+@built
+def test_what_does_not_belong_together_is_not_fused(photos: Path) -> None:
+    def names(pipeline: Any) -> list[str]:
+        return [stop.name for stop in fuse(pipeline.stops)]
+
+    folder = ps.from_folder(photos)
+    assert names(folder.map(image.decode()).map(image.resize(64))) == ["decode", "resize"]
+    grey = folder.map(image.decode(mode="gray")).map(image.random_resized_crop(64))
+    assert names(grey) == ["decode", "random_resized_crop"]
+    cached = folder.map(image.decode()).cache("1MB").map(image.random_resized_crop(64))
+    assert names(cached) == ["decode", "cache", "random_resized_crop"]
+    hwc = folder.map(image.decode()).map(image.random_resized_crop(64))
+    assert names(hwc.map(image.normalize(layout="hwc")))[1:] == ["normalize"]
+    assert isinstance(fuse(hwc.stops)[0], Fused)
+
+
+def test_explain_says_what_runs(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = road(photos, image.random_flip())
+    if kernel.available():
+        assert "decode+random_resized_crop+random_flip in one step" in pipeline.explain()
+    monkeypatch.setattr(kernel, "_switched_off", lambda: True)
+    assert "decode and crop run apart: PENSTOCK_NO_KERNEL is set" in pipeline.explain()
+
+
+@built
+def test_a_damaged_file_is_named(photos: Path, tmp_path: Path) -> None:
+    good = next(photos.rglob("*.jpg")).read_bytes()
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(good[: len(good) // 2])
+    pipeline = ps.from_files([bad]).map(image.decode()).map(image.random_resized_crop(8)).batch(1)
+    with pipeline.loader(workers=0) as loader, pytest.raises(ps.PenstockError, match=r"bad\.jpg"):
+        list(loader)
