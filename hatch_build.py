@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def _first_error(output: str) -> str:
 
 def _check(built: Path) -> None:
     """Load it: a library may lack what its headers promise."""
-    spec = importlib.util.spec_from_file_location("penstock._kernel", built)
+    loader = ExtensionFileLoader("penstock._kernel", str(built))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
     try:
-        assert spec is not None and spec.loader is not None
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        loader.exec_module(loader.create_module(spec))
     except ImportError as error:
         raise CannotCompile(f"it does not load ({error})") from error
 

@@ -325,7 +325,8 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
       box.width > (int)jpeg->image_width - box.left)
     return refuse(d, OUTSIDE, "the box does not lie within the image");
 
-  int shrink = 8;
+  /* Colour that is coarser than by two would lose too much. */
+  int shrink = jpeg->max_h_samp_factor > 2 || jpeg->max_v_samp_factor > 2 ? 1 : 8;
   while (shrink > 1 && (box.height < (int64_t)LEAVE * shrink * to.height ||
                         box.width < (int64_t)LEAVE * shrink * to.width))
     shrink /= 2;

@@ -18,6 +18,10 @@ _KEPT = 2
 """Epochs whose sequence is remembered: the current one, and the next one if it is begun early."""
 
 
+_AHEAD = 1 << 14
+"""Samples whose place in the sequence is worked out at a time: 0.1 us each, so 1.6 ms."""
+
+
 class BatchKeys(NamedTuple):
     """The keys of one batch. ``replicas`` is ``None`` when all are first occurrences."""
 
@@ -84,6 +88,10 @@ class Deal:
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """The rest of the cursor's epoch for this rank."""
+        if hasattr(self.order, "at"):
+            total = self._total(cursor.epoch)
+            dealt = self._even(self._left(cursor, total))
+            return self._as_needed(cursor, self.order, total, dealt)
         sequence = self._sequence(cursor.epoch)
         left = self._left(cursor, len(sequence))
         dealt = self._even(left)
@@ -107,6 +115,29 @@ class Deal:
         """The cursor once one more batch is delivered, which is the same whatever is in it."""
         position = cursor.position + self.batch_size * self.world
         return Cursor(cursor.epoch, min(position, self._total(cursor.epoch)), cursor.batch + 1)
+
+    def _as_needed(self, cursor: Cursor, order: Any, total: int, dealt: int) -> Iterator[BatchKeys]:
+        """Batches of an order that can be asked for any part, worked out a few at a time."""
+        first, end = cursor.position + self.rank, cursor.position + dealt
+        step, steps, ahead = 0, self._steps(dealt), 1
+        while step < steps:
+            count = min(ahead, steps - step)
+            stride = self.batch_size * self.world
+            places = np.arange(
+                first + step * stride,
+                min(end, first + (step + count) * stride),
+                self.world,
+                dtype=np.int64,
+            )
+            # Places past the end are padding: the sequence from its start, for another time.
+            again = places // max(1, total)
+            indices = _frozen(order.at(self.n, self.seed, cursor.epoch, places % max(1, total)))
+            numbers = _frozen(again) if again.any() else None
+            yield from self._cut(
+                Cursor(cursor.epoch, 0, cursor.batch + step), indices, numbers, count
+            )
+            step += count
+            ahead = min(ahead * 2, max(1, _AHEAD // self.batch_size))
 
     def _cut(
         self,

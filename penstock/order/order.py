@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
+from penstock.order.shuffle import shuffled
 from penstock.random import Key, Keyed
 
 
@@ -20,7 +21,9 @@ class Order(Protocol):
 
     An index may repeat and may be left out. The answer must depend on nothing but the arguments:
     every rank works it out for itself, and again after a resume. An order that also has
-    ``length(n)``, the number of indices of any epoch, saves working it out to be counted.
+    ``length(n)``, the number of indices of any epoch, saves working it out to be counted; one
+    that deals every sample exactly once and has ``at(n, seed, epoch, places)``, the indices at
+    some places, saves working out the whole epoch before the first batch.
 
     >>> class Backwards:
     ...     def indices(self, n, seed, epoch):
@@ -45,6 +48,9 @@ class Sequential:
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
         return np.arange(n, dtype=np.int64)
 
+    def at(self, n: int, seed: int, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return places
+
     def length(self, n: int) -> int:
         return n
 
@@ -58,8 +64,10 @@ class Shuffled:
     """
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        generator = Keyed(seed, "order/shuffle").fresh(Key(index=0, epoch=epoch))
-        return generator.permutation(n).astype(np.int64, copy=False)
+        return self.at(n, seed, epoch, np.arange(n, dtype=np.int64))
+
+    def at(self, n: int, seed: int, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return shuffled(n, seed, epoch, places)
 
     def length(self, n: int) -> int:
         return n

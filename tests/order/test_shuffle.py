@@ -1,0 +1,66 @@
+"""Shuffling place by place: a bijection for any size, unlike from epoch to epoch, and even."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.order import Cursor, Deal, Shuffled
+from penstock.order.shuffle import LISTED, shuffled
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(LISTED - 3, LISTED * 3), seed=st.integers(0, 2**32), epoch=st.integers(0, 99))
+def test_every_sample_has_one_place(n: int, seed: int, epoch: int) -> None:
+    found = shuffled(n, seed, epoch, np.arange(n))
+    assert np.array_equal(np.sort(found), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [LISTED + 1, 1 << 17, (1 << 17) + 1, 1_000_003])
+def test_a_part_is_that_part_of_the_whole(n: int) -> None:
+    whole = Shuffled().indices(n, 3, 1)
+    places = np.array([0, 5, n - 1, n // 2, 5])
+    assert np.array_equal(Shuffled().at(n, 3, 1, places), whole[places])
+    assert np.array_equal(np.sort(whole), np.arange(n))
+
+
+def test_epochs_and_seeds_have_nothing_in_common() -> None:
+    n = 200_000
+    base = shuffled(n, 0, 0, np.arange(n))
+    for seed, epoch in ((0, 1), (1, 0), (2**40, 7)):
+        other = shuffled(n, seed, epoch, np.arange(n))
+        assert abs(np.corrcoef(base, other)[0, 1]) < 0.02
+        assert (base == other).sum() < 15  # one is expected by chance
+
+
+def test_samples_are_spread_evenly_over_the_places() -> None:
+    n = 131_072 + 777
+    counts = np.zeros((16, 16))
+    for epoch in range(4):
+        found = shuffled(n, 9, epoch, np.arange(n))
+        np.add.at(counts, (np.arange(n) * 16 // n, found * 16 // n), 1)
+    expected = 4 * n / 256
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    # 225 degrees of freedom: 4.5 standard deviations to either side.
+    assert 225 - 4.5 * 21.2 < chi_square < 225 + 4.5 * 21.2
+    steps = np.diff(shuffled(n, 9, 0, np.arange(n)))
+    assert abs(np.abs(steps).mean() / (n / 3) - 1) < 0.01
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_of_many_samples_are_the_sequence_in_order(world: int) -> None:
+    n = LISTED + 50
+    sequence = Shuffled().indices(n, 4, 2)
+    seen = np.zeros(n, dtype=int)
+    for rank in range(world):
+        deal = Deal(Shuffled(), n, 4, 1000, rank=rank, world=world)
+        batches = list(deal.batches(Cursor(epoch=2)))
+        mine = np.concatenate([batch.indices for batch in batches])
+        padded = np.concatenate((sequence, sequence[:world]))[rank::world][: len(mine)]
+        assert np.array_equal(mine, padded)
+        assert [batch.number for batch in batches] == list(range(deal.length(Cursor(epoch=2))))
+        np.add.at(seen, mine, 1)
+    assert seen.min() == 1
+    assert seen.sum() == -(-n // world) * world
