@@ -6,7 +6,6 @@ or with ``PENSTOCK_NO_KERNEL=1``, the package is built without it and works all 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def _first_error(output: str) -> str:
 def _check(built: Path) -> None:
     """Load it: a library may lack what its headers promise."""
     loader = ExtensionFileLoader("penstock._kernel", str(built))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
+    spec = ModuleSpec(loader.name, loader, origin=str(built))
     try:
         loader.exec_module(loader.create_module(spec))
     except ImportError as error:

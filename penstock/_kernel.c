@@ -253,6 +253,12 @@ static void give_up(j_common_ptr jpeg, int kind) {
 /* What is damaged is damaged for every decoder. All else (a marker, a table, a kind of JPEG that
    this libjpeg refuses) is left to the caller's other road, whose word is final. */
 static void on_error(j_common_ptr jpeg) {
+  if (jpeg->err->msg_code == JERR_NO_BACKING_STORE) {
+    /* What libjpeg says when it may not have the memory it wants. */
+    jpeg->err->msg_code = JERR_OUT_OF_MEMORY;
+    jpeg->err->msg_parm.i[0] = 0;
+    give_up(jpeg, UNSUPPORTED);
+  }
   give_up(jpeg, jpeg->err->msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : UNSUPPORTED);
 }
 
@@ -325,10 +331,11 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
       box.width > (int)jpeg->image_width - box.left)
     return refuse(d, OUTSIDE, "the box does not lie within the image");
 
-  /* Colour that is coarser than by two would lose too much. */
+  /* libjpeg makes up for coarser colour only where it is so by the same factor down and across. */
+  int leave = jpeg->max_h_samp_factor == jpeg->max_v_samp_factor ? LEAVE : 2 * LEAVE;
   int shrink = jpeg->max_h_samp_factor > 2 || jpeg->max_v_samp_factor > 2 ? 1 : 8;
-  while (shrink > 1 && (box.height < (int64_t)LEAVE * shrink * to.height ||
-                        box.width < (int64_t)LEAVE * shrink * to.width))
+  while (shrink > 1 && (box.height < (int64_t)leave * shrink * to.height ||
+                        box.width < (int64_t)leave * shrink * to.width))
     shrink /= 2;
   jpeg->scale_num = 8 / shrink;
   jpeg->scale_denom = 8;
@@ -513,7 +520,8 @@ static int target_of(Py_buffer *out, int normal, Target *to) {
   Py_ssize_t channels = out->shape[normal ? 0 : 2];
   Py_ssize_t height = out->shape[normal ? 1 : 0], width = out->shape[normal ? 2 : 1];
   if (channels != 3 || height < 1 || width < 1 || height > 65535 || width > 65535) {
-    PyErr_SetString(PyExc_ValueError, "out must have 3 channels, and sides of 1 to 65535");
+    PyErr_Format(PyExc_ValueError, "out must have 3 channels (axis %d), and sides of 1 to 65535",
+                 normal ? 0 : 2);
     return -1;
   }
   to->height = (int)height;

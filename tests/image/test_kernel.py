@@ -305,7 +305,6 @@ def patched(data: bytes, **changes: int) -> bytes:
         pytest.param(patched(encode(picture(32, 32)), height=65500, width=65500), id="absurd"),
         pytest.param(cv2.imencode(".png", picture(32, 32))[1].tobytes(), id="png"),
         pytest.param(b"", id="nothing"),
-        pytest.param(b"\xff\xd8", id="only a start"),
         pytest.param(b"not a picture at all", id="text"),
     ],
 )
@@ -396,7 +395,7 @@ def test_an_out_that_cannot_hold_the_pixels_is_refused() -> None:
         with pytest.raises(PipelineError, match="contiguous"):
             kernel.region(data, (0, 0, 32, 48), out)
     for out in (np.empty((8, 8, 3), np.float32), np.empty((3, 8, 8), np.float64)):
-        with pytest.raises(PipelineError, match="float32 of shape"):
+        with pytest.raises(PipelineError, match="out must"):
             kernel.region(data, (0, 0, 32, 48), out, table=table)
     wrong: Any
     for wrong in (table[:2], table.astype(np.float64), table[:, ::2]):
