@@ -35,6 +35,17 @@
 #else
 #define WIDE
 #endif
+
+/* What is one block in use has forbidden ground between its parts when it is fuzzed. */
+#ifdef PENSTOCK_FUZZ
+#include <sanitizer/asan_interface.h>
+#define GAP 1024
+#define FORBID(from, size) ASAN_POISON_MEMORY_REGION(from, size)
+#else
+#define GAP 0
+#define FORBID(from, size)
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
@@ -42,7 +53,7 @@ enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
 /* An image beyond these is refused: 2**28 pixels would be 0.8 GB decoded. A progressive image keeps
    all its coefficients (6 bytes a pixel) until the last scan, and each scan is a pass over them. */
 #define MOST_PIXELS ((uint64_t)1 << 28)
-#define MOST_COEFFICIENT_BYTES (1L << 29)
+#define MOST_COEFFICIENT_BYTES (1L << 28)
 #define MOST_SCANS 500
 /* What a call may allocate for itself, apart from libjpeg. Photographs need some 100 KB. */
 #define MOST_SCRATCH ((size_t)1 << 26)
@@ -386,12 +397,16 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   enum { RING, ROWS, TURNED, OUT, OUT_TURNED, FIRST_D, FIRST_A, WEIGHTS_D, WEIGHTS_A, DOUBLES,
          POINTERS, PARTS };
   size_t total = 64;
-  for (int i = 0; i < PARTS; i++) total += sizes[i];
+  for (int i = 0; i < PARTS; i++) total += sizes[i] + GAP;
   if (total > MOST_SCRATCH) return refuse(d, UNSUPPORTED, "so large a shrink needs too much memory");
   d->scratch = malloc(total);
   if (!d->scratch) return refuse(d, NO_MEMORY, "out of memory");
   uint8_t *part[PARTS], *next = (uint8_t *)round_up((size_t)d->scratch, 64);
-  for (int i = 0; i < PARTS; i++) part[i] = next, next += sizes[i];
+  for (int i = 0; i < PARTS; i++) {
+    part[i] = next;
+    next += sizes[i] + GAP;
+    FORBID(part[i] + sizes[i], GAP);
+  }
   memset(part[ROWS], 0, sizes[ROWS]);
 
   down.first = (int *)part[FIRST_D];

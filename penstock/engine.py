@@ -7,6 +7,7 @@ the lock, the slots and the waiting.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -118,9 +119,7 @@ class Engine:
     def refresh(self) -> None:
         """Let workers see what was changed in the dataset since they were started."""
         if self._started and self.pool.outdated():
-            self.stop()
-            self.pool.close()
-            self._started = False
+            self.close()
 
     def stop(self) -> None:
         """Drop everything that is open."""
@@ -130,9 +129,16 @@ class Engine:
             self._pending = None
 
     def close(self) -> None:
+        """End the workers; ``start`` begins anew."""
         self.stop()
         self.pool.close()
-        self._started = False
+        with self._lock:
+            # Nobody is left to hand these back.
+            for job, _ in self._tasks.values():
+                job.running = 0
+                job.give_back(self.ring)
+            self._tasks.clear()
+            self._started = False
 
     # What pools call.
 
@@ -309,8 +315,9 @@ class Engine:
             # Counted when handed out, so that what was prepared ahead does not blur an epoch.
             if report.tally:
                 self.meter.add(report.tally)
-            for bad in report.bad:
-                self.meter.bad(BadSample(*bad))
+            job.bad.extend(BadSample(*bad) for bad in report.bad)
+        for bad in job.bad:
+            self.meter.bad(bad)
         slot = job.slot
         ready = job.ready(self.ring)
         if slot is not None and job.kind != "rows":
@@ -354,9 +361,9 @@ class Engine:
         row = piece.first
         if row not in job.deadly:
             key = next(iter(job.keys.cut(row, 1)))
-            job.deadly[row] = (key.index, iter(substitutes(self.work.road, key)))
-            self.meter.bad(BadSample(key.index, error.name, "worker", reason))
-        other = next(job.deadly[row][1], None)
+            job.deadly[row] = iter(substitutes(self.work.road, key))
+            job.bad.append(BadSample(key.index, error.name, "worker", reason))
+        other = next(job.deadly[row], None)
         if other is None:
             self._fail(job, error)
             return
@@ -407,8 +414,11 @@ class Closes(Protocol):
 def close_at_exit(owner: object, *parts: Closes) -> Callable[[], object]:
     """Close these, in turn, when their owner is collected or the program ends, and only once."""
 
+    home = os.getpid()
+
     def close() -> None:
-        for part in parts:
-            part.close()
+        if os.getpid() == home:  # a fork has copies, and may go without touching the originals
+            for part in parts:
+                part.close()
 
     return weakref.finalize(owner, close)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.meter import BadSample
 from penstock.order.deal import BatchKeys
 from penstock.packing import unpack
 from penstock.pools.pool import InSlot
@@ -44,7 +45,8 @@ class Job:
     complete: bool = False
     dropped: bool = False
     running: int = 0
-    deadly: dict[int, tuple[int, Iterator[int]]] = field(default_factory=dict)
+    deadly: dict[int, Iterator[int]] = field(default_factory=dict)
+    bad: list[BadSample] = field(default_factory=list)
 
     def pieces(self) -> list[tuple[int, Report]]:
         """The pieces in the order of their rows."""

@@ -105,7 +105,8 @@ class Loader:
         self._taken = [0] * max(1, self.choice.workers)
         self._turn = 0
         self._at: Cursor | None = None
-        self._epoch: _Epoch | None = None
+        # Epochs know their loader; the loader knows them by number, or neither could be let go.
+        self._epochs = 0
 
     # Iterating.
 
@@ -115,8 +116,8 @@ class Loader:
             # The last loop was left before its end; a new one is a new epoch.
             self._to_epoch(self._cursor.epoch + 1)
         self._begun = True
-        self._epoch = _Epoch(self, self._batches_left())
-        return self._epoch
+        self._epochs += 1
+        return _Epoch(self, self._epochs, self._batches_left())
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -144,7 +145,7 @@ class Loader:
             self._to_epoch(epoch)
 
     def _to_epoch(self, epoch: int) -> None:
-        self._epoch = None
+        self._epochs += 1
         self._begun = False
         self._cursor = Cursor(epoch)
         self._taken = [0] * len(self._taken)
@@ -154,7 +155,7 @@ class Loader:
         return self._plan.length(self._cursor) if self._plan is not None else None
 
     def _next(self, epoch: _Epoch) -> Any:
-        if epoch is not self._epoch:
+        if epoch.number != self._epochs:
             raise RuntimeError("this epoch is over: another loop over the loader has begun")
         self._check_usable()
         engine = self._running()
@@ -250,7 +251,7 @@ class Loader:
         restore = getattr(self._plan, "restore", None)
         if restore is not None:
             restore(state.get("sampler"))
-        self._epoch = None
+        self._epochs += 1
         self._begun = False
         self._cursor = cursor
         self._at = None
@@ -279,7 +280,6 @@ class Loader:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._epoch = None
         if self._engine is not None:
             self._finalizer()
             self._engine = None
@@ -353,8 +353,9 @@ class Loader:
 class _Epoch:
     """One pass over the data."""
 
-    def __init__(self, loader: Loader, left: int | None) -> None:
+    def __init__(self, loader: Loader, number: int, left: int | None) -> None:
         self._loader: Loader | None = loader
+        self.number = number
         self.left = left
 
     def __iter__(self) -> Iterator[Any]:

@@ -70,7 +70,7 @@ def write_photos(folder: Path, count: int) -> None:
 
     def write(number: int) -> None:
         shape = shapes[number % len(shapes)]
-        data = simplejpeg.encode_jpeg(photo(shape, number), quality=93, colorsubsampling="420")
+        data = simplejpeg.encode_jpeg(photo(shape, number), quality=91, colorsubsampling="420")
         (folder / shape / f"{number:05}.jpg").write_bytes(data)
 
     for shape in shapes:

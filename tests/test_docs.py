@@ -59,7 +59,7 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = []
     fences = list(FENCE.finditer(text))
-    for fence, below in zip(fences, [*fences[1:], None], strict=True):
+    for fence, below in zip(fences, [*fences[1:], None], strict=False):
         if fence["info"].strip() != "python":
             continue
         shown = None

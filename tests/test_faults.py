@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -354,9 +356,28 @@ def test_an_exception_in_the_loop_and_a_forgotten_close_end_everything(kind: str
 
 
 def test_a_forgotten_loader_is_collected_with_its_workers() -> None:
-    pipeline = ps.from_dataset(np.arange(100.0)).batch(4)
-    for options in KINDS[1:]:
-        loader = pipeline.loader(**options)
-        next(iter(loader))
-        del loader
-    # the fixture finds no process, no thread and no store
+    gc.disable()
+    try:
+        for options in KINDS[1:]:
+            loader = ps.from_dataset(np.arange(100.0)).cache("1MB").batch(4).loader(**options)
+            engine = weakref.ref(loader._running())
+            next(iter(loader))
+            del loader
+            assert engine() is None  # at once, with no help from the collector
+    finally:
+        gc.enable()
+
+
+def test_a_fork_that_ends_leaves_the_loader_alone() -> None:
+    with ps.from_dataset(np.arange(100.0)).cache("1MB").batch(4).loader(**KINDS[1]) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        child = os.fork()
+        if child == 0:
+            loader.close()
+            loader._finalizer()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(epoch)) == 24
+        list(loader)
+        assert loader.stats().caches[0].hits == 100

@@ -34,12 +34,18 @@ class Program:
             name: os.environ.get(name, "1")
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         }
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
-            pass_fds=[theirs],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **one_thread},
-        )
+        # Ctrl-C reaches the whole foreground group. Blocked here, it waits in the worker until
+        # that has said that it is not interested, however early it comes.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
+                pass_fds=[theirs],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **one_thread},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def pid(self) -> int | None:

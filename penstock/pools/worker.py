@@ -118,8 +118,9 @@ def serve(
     sock: socket.socket, work: Work, info: WorkerInfo, init: Init | None, parent: int
 ) -> None:
     """Prepare tasks until the socket closes."""
-    # Ctrl-C reaches the whole foreground group; ending the workers is the parent's business.
+    # Ending the workers on Ctrl-C is the parent's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock)
     wire.send(["ready"])

@@ -1,0 +1,291 @@
+/* Feeds the kernel broken JPEGs: driver FOLDER COUNT SEED [FIRST].
+ *
+ * Input number n depends on the seeds in FOLDER, on SEED and on n alone, so a finding is repeated by
+ * giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their size,
+ * where AddressSanitizer sees the first byte beyond.
+ */
+#define PENSTOCK_FUZZ
+#include "../../penstock/_kernel.c"
+
+#include <dirent.h>
+#include <signal.h>
+#include <unistd.h>
+
+#define MOST_SEEDS 1024
+#define SECONDS_FOR_ONE 60
+
+typedef struct {
+  uint8_t *bytes;
+  size_t length;
+} Bytes;
+
+static Bytes seeds[MOST_SEEDS];
+static int seed_count;
+static Bytes current;
+static long current_number;
+static uint64_t state;
+
+static uint64_t draw(void) {
+  state += 0x9E3779B97F4A7C15u;
+  uint64_t z = state;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+static size_t below(size_t limit) { return limit ? draw() % limit : 0; }
+
+static void keep_finding(void) {
+  if (!current.length) return;
+  char name[64];
+  snprintf(name, sizeof name, "finding-%ld.jpg", current_number);
+  FILE *file = fopen(name, "wb");
+  if (file) {
+    fwrite(current.bytes, 1, current.length, file);
+    fclose(file);
+  }
+  fprintf(stderr, "input %ld is kept as %s\n", current_number, name);
+}
+
+void __sanitizer_set_death_callback(void (*)(void));
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "abort_on_error=0:allocator_may_return_null=1"; }
+
+static void on_alarm(int signal_number) {
+  (void)signal_number;
+  fprintf(stderr, "one input took more than %d seconds\n", SECONDS_FOR_ONE);
+  keep_finding();
+  _exit(3);
+}
+
+static void demand(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "broken: %s\n", what);
+  keep_finding();
+  _exit(2);
+}
+
+static void read_seeds(const char *folder) {
+  DIR *directory = opendir(folder);
+  struct dirent *entry;
+  char *names[MOST_SEEDS];
+  while (directory && (entry = readdir(directory)) && seed_count < MOST_SEEDS)
+    if (entry->d_name[0] != '.') names[seed_count++] = strdup(entry->d_name);
+  if (directory) closedir(directory);
+  /* The order of a folder is not the same everywhere. */
+  for (int i = 1; i < seed_count; i++)
+    for (int j = i; j && strcmp(names[j - 1], names[j]) > 0; j--) {
+      char *swapped = names[j];
+      names[j] = names[j - 1];
+      names[j - 1] = swapped;
+    }
+  for (int i = 0; i < seed_count; i++) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+    free(names[i]);
+    FILE *file = fopen(path, "rb");
+    if (!file) exit(1);
+    seeds[i].bytes = malloc(1 << 20);
+    seeds[i].length = fread(seeds[i].bytes, 1, 1 << 20, file);
+    fclose(file);
+  }
+}
+
+/* ------------------------------------------------------------------------------- mutations */
+
+static size_t header_length(const Bytes *b) {
+  for (size_t i = 0; i + 1 < b->length; i++)
+    if (b->bytes[i] == 0xFF && b->bytes[i + 1] == 0xDA) return i + 14 < b->length ? i + 14 : b->length;
+  return b->length;
+}
+
+/* Most damage is done where structure is. */
+static size_t place(const Bytes *b) {
+  return draw() & 1 ? below(header_length(b)) : below(b->length);
+}
+
+static size_t find_marker(const Bytes *b, int low, int high) {
+  size_t found[64], count = 0;
+  for (size_t i = 0; i + 1 < b->length && count < 64; i++)
+    if (b->bytes[i] == 0xFF && b->bytes[i + 1] >= low && b->bytes[i + 1] <= high) found[count++] = i;
+  return count ? found[below(count)] : b->length;
+}
+
+static void remove_part(Bytes *b, size_t at, size_t count) {
+  if (at >= b->length) return;
+  if (count > b->length - at) count = b->length - at;
+  memmove(b->bytes + at, b->bytes + at + count, b->length - at - count);
+  b->length -= count;
+}
+
+static void insert_part(Bytes *b, size_t at, const uint8_t *from, size_t count) {
+  uint8_t *grown = malloc(b->length + count + 1);
+  memcpy(grown, b->bytes, at);
+  memcpy(grown + at, from, count);
+  memcpy(grown + at + count, b->bytes + at, b->length - at);
+  free(b->bytes);
+  b->bytes = grown;
+  b->length += count;
+}
+
+static void mutate(Bytes *b) {
+  static const uint8_t telling[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 0x22, 0x41, 63, 64, 127, 128, 254, 255};
+  static const uint8_t end[] = {0xFF, 0xD9};
+  if (b->length < 4) return;
+  size_t at = place(b), marker;
+  const Bytes *other = &seeds[below(seed_count)];
+  switch (below(14)) {
+    case 0:
+      b->bytes[at] ^= (uint8_t)(1 << below(8));
+      break;
+    case 1:
+      b->bytes[at] = (uint8_t)draw();
+      break;
+    case 2:
+      b->bytes[at] = telling[below(sizeof telling)];
+      break;
+    case 3: /* cut short, with or without an end */
+      b->length = at + 2 < b->length ? at + 2 : b->length;
+      if (draw() & 1) insert_part(b, b->length, end, 2);
+      break;
+    case 4:
+      remove_part(b, at, 1 + below(64));
+      break;
+    case 5: /* repeat a part */
+      marker = below(b->length - at) + 1;
+      if (marker > 512) marker = 512;
+      {
+        uint8_t part[512];
+        memcpy(part, b->bytes + at, marker);
+        insert_part(b, at, part, marker);
+      }
+      break;
+    case 6: { /* a part of another file */
+      size_t from = below(other->length), count = 1 + below(other->length - from);
+      insert_part(b, at, other->bytes + from, count);
+      break;
+    }
+    case 7: { /* the head of one file, the tail of another */
+      size_t from = below(other->length);
+      b->length = at;
+      insert_part(b, at, other->bytes + from, other->length - from);
+      break;
+    }
+    case 8: /* another marker in its place */
+      marker = find_marker(b, 0xC0, 0xFE);
+      if (marker < b->length) b->bytes[marker + 1] = (uint8_t)(0xC0 + below(0x3F));
+      break;
+    case 9: /* another length, or content of a segment */
+      marker = find_marker(b, 0xC0, 0xFE);
+      if (marker + 24 < b->length) b->bytes[marker + 2 + below(22)] = telling[below(sizeof telling)];
+      break;
+    case 10: /* the frame: size, sampling factors, tables */
+      marker = find_marker(b, 0xC0, 0xC2);
+      if (marker + 20 < b->length)
+        b->bytes[marker + 4 + below(15)] = draw() & 1 ? (uint8_t)draw() : telling[below(17)];
+      break;
+    case 11: /* the scan: components, tables, progression */
+      marker = find_marker(b, 0xDA, 0xDA);
+      if (marker + 14 < b->length)
+        b->bytes[marker + 2 + below(12)] = draw() & 1 ? (uint8_t)draw() : telling[below(17)];
+      break;
+    case 12: { /* restarts that nobody announced, or that never come */
+      uint8_t restart[] = {0xFF, 0xDD, 0, 4, 0, (uint8_t)below(8)};
+      uint8_t stray[] = {0xFF, (uint8_t)(0xD0 + below(8))};
+      marker = find_marker(b, 0xDA, 0xDA);
+      if (draw() & 1)
+        insert_part(b, marker < b->length ? marker : at, restart, sizeof restart);
+      else
+        insert_part(b, at, stray, sizeof stray);
+      break;
+    }
+    case 13: /* noise */
+      for (size_t i = at; i < b->length && i < at + 32; i++) b->bytes[i] = (uint8_t)draw();
+  }
+}
+
+/* ------------------------------------------------------------------------------- one input */
+
+static int counts[5];
+
+static int some_side(int full) { return full < 1 ? 1 : 1 + (int)below(full); }
+
+static void decode_one(Bytes data, Box box, int height, int width, int flip, int normal, void *out) {
+  static float table[768];
+  static const char quiet[JMSG_LENGTH_MAX];
+  char why[JMSG_LENGTH_MAX];
+  memcpy(why, quiet, sizeof why);
+  Target to = {.height = height, .width = width};
+  if (normal)
+    to.floats = out, to.table = table;
+  else
+    to.bytes = out;
+  int kind = region(data.bytes, data.length, box, to, flip, why);
+  demand(kind >= 0 && kind < 5, "an outcome that does not exist");
+  demand(!kind || why[0], "a refusal without a reason");
+  counts[kind]++;
+}
+
+static void run(long number, uint64_t seed) {
+  state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
+  const Bytes *from = &seeds[below(seed_count)];
+  Bytes b = {malloc(from->length + 1), from->length};
+  memcpy(b.bytes, from->bytes, from->length);
+  /* One in sixteen stays whole: sound files with odd boxes are inputs too. */
+  if (below(16))
+    for (size_t n = 1 + below(4); n; n--) mutate(&b);
+
+  Bytes exact = {malloc(b.length), b.length};
+  memcpy(exact.bytes, b.bytes, b.length);
+  free(b.bytes);
+  current = exact;
+  current_number = number;
+
+  int full_height = 40, full_width = 40, components = 0;
+  frame_size(exact.bytes, exact.length, &full_height, &full_width, &components);
+  Box box = {0, 0, some_side(full_height), some_side(full_width)};
+  box.top = (int)below(full_height - box.height + 1);
+  box.left = (int)below(full_width - box.width + 1);
+  if (!below(4)) box = (Box){0, 0, full_height, full_width};
+  if (!below(32)) box = (Box){(int)draw(), (int)draw(), (int)draw(), (int)draw()};
+  if (!below(32)) box.top = full_height - (int)below(3), box.height = (int)below(4);
+  int height = some_side(below(8) ? 40 : 400), width = some_side(below(8) ? 40 : 400);
+  int flip = (int)(draw() & 1), normal = !below(4);
+  size_t size = (size_t)height * width * 3 * (normal ? sizeof(float) : 1);
+
+  uint8_t *out = malloc(size);
+  memset(out, 1, size);
+  int fine = counts[FINE];
+  decode_one(exact, box, height, width, flip, normal, out);
+  if (!below(8)) {
+    /* Memory that nobody wrote shows as a second answer. */
+    uint8_t *again = malloc(size);
+    memset(again, counts[FINE] > fine ? 200 : 1, size);
+    decode_one(exact, box, height, width, flip, normal, again);
+    if (counts[FINE] > fine) demand(!memcmp(out, again, size), "two answers for one input");
+    free(again);
+  }
+  free(out);
+  current.length = 0;
+  free(exact.bytes);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 4) return 1;
+  read_seeds(argv[1]);
+  if (!seed_count) return 1;
+  long count = atol(argv[2]), first = argc > 4 ? atol(argv[4]) : 0;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_set_death_callback(keep_finding);
+#endif
+  signal(SIGALRM, on_alarm);
+  for (long n = first; n < first + count; n++) {
+    alarm(SECONDS_FOR_ONE);
+    run(n, strtoull(argv[3], NULL, 10));
+  }
+  for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
+  printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, %d no memory\n",
+         count, seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE],
+         counts[NO_MEMORY]);
+  return 0;
+}
