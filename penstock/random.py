@@ -74,7 +74,10 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
-        self.state: dict[str, Any] = dict(self.bits.state)
+        self.state: Any = dict(self.bits.state)
+        self.place: dict[str, Any] = self.state["state"]
+        self.counter: list[int] = [0, 0, 0, 0]
+        self.place["counter"] = self.counter
 
 
 _local = _Local()
@@ -91,13 +94,14 @@ class Keyed:
     True
     """
 
-    __slots__ = ("_key", "seed", "stage")
+    __slots__ = ("_key", "_words", "seed", "stage")
 
     def __init__(self, seed: int, stage: str) -> None:
         self.seed = seed
         self.stage = stage
         digest = hashlib.blake2b(f"{seed}/{stage}".encode(), digest_size=16).digest()
         self._key = np.frombuffer(digest, dtype=np.uint64)
+        self._words: list[int] = self._key.tolist()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Keyed, (self.seed, self.stage)
@@ -105,16 +109,11 @@ class Keyed:
     def at(self, key: Key) -> np.random.Generator:
         """The generator for one key, valid in this thread until the next call of any ``at``."""
         local = _local
-        state = local.state
         # The running word of the counter comes first, so that streams of different keys
         # are 2**64 blocks apart and never meet.
-        state["state"] = {
-            "counter": np.array([0, key.index, key.epoch, key.replica], dtype=np.uint64),
-            "key": self._key,
-        }
-        state["buffer_pos"] = 4
-        state["has_uint32"] = 0
-        local.bits.state = state
+        local.counter[1:] = key
+        local.place["key"] = self._words
+        local.bits.state = local.state
         return local.generator
 
     def fresh(self, key: Key) -> np.random.Generator:
