@@ -21,7 +21,7 @@ import numpy as np
 class Key(NamedTuple):
     """Which sample, and which of its possible versions: all that randomness may depend on."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which keys do not need
     epoch: int = 0
     replica: int = 0
 

@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="your own folder, with a folder for each class")
     parser.add_argument("--keep", action="store_true", help="keep the files that were made")
-    parser.add_argument("--images", type=int, default=1536, help="how many files to make")
+    parser.add_argument("--images", type=int, default=1280, help="how many files to make")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2, help="of each loader")

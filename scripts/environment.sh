@@ -39,7 +39,8 @@ prepare() {
         printf '%s\n' "$place" >.venv/place
     fi
 
-    wanted=$(sha256sum pyproject.toml constraints.txt hatch_build.py penstock/_kernel.c "${BASH_SOURCE[0]}")
+    wanted=$(sha256sum pyproject.toml constraints.txt scripts/environment.sh \
+        hatch_build.py penstock/_kernel.c)
     if [[ $(cat ".venv/installed-$level" 2>/dev/null) != "$wanted" ]]; then
         # First and by itself, so that nothing else decides which torch it is.
         run "PyTorch" pip_install torch

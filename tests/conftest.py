@@ -60,6 +60,8 @@ def no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     yield
+    if not _leftovers():
+        return
     gc.collect()
     # A killed process takes a moment to be gone; what is really left does not go.
     deadline = time.monotonic() + 10

@@ -2,8 +2,9 @@
 
 All three choose changes by name from one table and apply them in turn, with the ranges and the
 order of torchvision. Given the same changes and magnitudes, the result differs from torchvision's
-by one grey level at most after each (by nothing for shears, shifts and changes by table; a turned
-image may have one pixel in a hundred from its neighbour). Changes that follow can widen that.
+by one grey level at most after each, and by nothing for shifts and changes by table. Shears and
+turns take the same pixels but for one in a hundred at most; where a source lies halfway between two
+pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can widen that.
 """
 
 from __future__ import annotations

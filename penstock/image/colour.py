@@ -2,7 +2,8 @@
 
 Where a grey level alone decides the result, it is looked up in a table of 256, and equals
 torchvision's exactly: brightness, posterize, solarize, invert, autocontrast, equalize. The others
-differ by one grey level at most. All take (height, width, 1 or 3) and leave their input alone.
+differ by one grey level at most for factors up to 2 (two levels at 2.5). All take (height, width,
+1 or 3) and leave their input alone.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def hue(image: Image, turn: float) -> Image:
     if image.shape[2] == 1:
         return image
     cv2 = load_cv2()
-    # uint8 HSV would be twice as fast, and up to 8 levels off.
+    # uint8 HSV would be up to 8 levels off, and no faster.
     pixels = image.astype(np.float32, order="C")
     pixels *= np.float32(1 / 255)
     cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV, dst=pixels)

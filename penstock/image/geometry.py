@@ -174,7 +174,7 @@ class RandomResizedCrop(Operation):
         smallest, largest = self.scale
         narrow, wide = self.ratio
         for _ in range(_ATTEMPTS):
-            # One call for all four numbers: four calls of one cost three times as much.
+            # One call for all four numbers: four calls of one cost twice as much.
             part, turn, down, across = rng.random(4).tolist()
             target = area * (smallest + (largest - smallest) * part)
             ratio = narrow * (wide / narrow) ** turn

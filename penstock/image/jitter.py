@@ -34,7 +34,7 @@ class ColorJitter(Operation):
 
     One number ``x`` is a factor from ``max(0, 1 - x)`` to ``1 + x``; a pair is (from, to). Hue is a
     part of the colour circle, ``-x`` to ``x``, with ``x`` up to 0.5. As in torchvision, and within
-    one grey level of it for each change.
+    one grey level of it for each change by a factor up to 2.
 
     >>> import numpy as np
     >>> jitter = ColorJitter(brightness=0.4)

@@ -63,7 +63,7 @@ def need_image(name: str, spec: Spec, *, any_dtype: bool = False) -> ArraySpec |
 
 
 def check_image(name: str, value: Any, *, any_dtype: bool = False) -> Image:
-    """The same rules, for a value that is there; 0.3 us where nothing is wrong."""
+    """The same rules, for a value that is there; 0.5 us where nothing is wrong."""
     if (
         isinstance(value, np.ndarray)
         and value.ndim == 3

@@ -25,7 +25,7 @@ _NO_BLUR = 0.08
 
 _MATCHED = 0.2
 """From here (1.5) to ``_THREE_TAPS`` the kernel is 1-2-1, which OpenCV runs twice as fast as others
-of its length; it is exact for a factor of 2, and costs half a grey level more at 1.5."""
+of its length; it is exact for a factor of 2, and costs 0.8 of a grey level more at 1.5."""
 
 _THREE_TAPS = 0.6
 _FIVE_TAPS = 1.9
