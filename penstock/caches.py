@@ -63,12 +63,18 @@ class Caches:
             store.delete_many(indices)
 
     def discard(self, offers: list[Offer]) -> None:
-        """Take out what a batch put in that nobody will see."""
+        """Take out what a batch put in that nobody will see, unless another put it in too."""
         dropped: defaultdict[int, list[int]] = defaultdict(list)
         for number, index, _ in offers:
-            dropped[number].append(index)
+            if index not in self._admissions[number]:
+                dropped[number].append(index)
         for number, indices in dropped.items():
             self._stores[number].delete_many(indices)
+
+    def settled(self) -> bool:
+        """Nothing more will be admitted: each cache is full, or holds all there is."""
+        samples = len(self.road.source)
+        return all(store.sealed or len(store) >= samples for store in self._stores.values())
 
     def held(self) -> list[tuple[int, int, int, bool]]:
         """What each cache holds: samples, bytes, budget, and whether it is full."""

@@ -324,7 +324,7 @@ class Engine:
             self._whole_size = max(self._whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
-        elif self._rotation is not None:
+        if ready.ended and self._rotation is not None:
             self._rotation.ended(job.plan)
         return ready
 

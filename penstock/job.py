@@ -21,12 +21,16 @@ from penstock.tree import fill
 
 
 class Ready(NamedTuple):
-    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped."""
+    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped.
+
+    ``ended`` says that it is none: the stream it was to come from has no more.
+    """
 
     plan: BatchKeys
     value: Any
     rows: int
     nbytes: int
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -61,7 +65,8 @@ class Job:
         rows = sum(report.rows for _, report in pieces)
         if rows == 0:
             self.give_back(ring)
-            return Ready(self.plan, None, 0, 0)
+            ended = self.kind == "pull" and not any(r.taken for _, r in pieces)
+            return Ready(self.plan, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
             _close_gaps(self.columns, pieces)
             leaves: list[Any] = list(leased_columns(self.layout, ring.lease(self.slot), rows))

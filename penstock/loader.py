@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,6 +93,8 @@ class Loader:
             road, self._batch.collate, options.workers, options.kind, config.cores(), gil_enabled()
         )
         self._stream = isinstance(pipeline.source, StreamSource)
+        if self._stream:
+            _check_stream_options(options)
         self._plan: Plan | None = None if self._stream else self._make_plan()
         self._work = Work(
             road, self._batch.collate, custom.fallback, options.on_error, self._batch.size
@@ -105,6 +108,7 @@ class Loader:
         self._taken = [0] * max(1, self.choice.workers)
         self._turn = 0
         self._at: Cursor | None = None
+        self._batches: _Batches | None = None
         # Epochs know their loader; the loader knows them by number, or neither could be let go.
         self._epochs = 0
 
@@ -167,7 +171,7 @@ class Loader:
                 raise
             if ready is None:
                 break
-            if self._stream and ready.rows == 0:
+            if self._stream and ready.ended:
                 continue
             self._advance(ready.plan)
             if epoch.left is not None:
@@ -178,8 +182,10 @@ class Loader:
                 continue
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
-        self._to_epoch(self._cursor.epoch + 1)
-        self._at = self._cursor if self._ahead else None
+        over = self._cursor.epoch
+        self._to_epoch(over + 1)
+        began = self._batches is not None and self._batches.epoch > over
+        self._at = self._cursor if began else None
         raise StopIteration
 
     def _advance(self, plan: BatchKeys) -> None:
@@ -206,14 +212,18 @@ class Loader:
                 rotation = Rotation(self._taken, self._batch.size, self._cursor.epoch, self._turn)
                 engine.start(iter(rotation), rotation)
             else:
-                engine.start(_from(self._plan, self._cursor, self._ahead))
+                self._batches = _Batches(self._plan, self._cursor, self._may_run_ahead)
+                engine.start(iter(self._batches))
             self._at = self._cursor
         return engine
 
-    @property
-    def _ahead(self) -> bool:
-        """Whether the next epoch may be begun before this one is over."""
-        if self._plan is None or not self._plan.ahead:
+    def _may_run_ahead(self) -> bool:
+        """Whether the next epoch may be begun before this one is over.
+
+        Not while caches still admit: a sample that is missed there could be one that this epoch
+        is just putting in, and the next epoch's hits would depend on who was faster.
+        """
+        if self._plan is None or not self._plan.ahead or not self._caches.settled():
             return False
         return not (self._custom.recheck and self.choice.kind == "processes")
 
@@ -350,6 +360,20 @@ class Loader:
         )
 
 
+def _check_stream_options(options: Options) -> None:
+    if options.on_error == "substitute":
+        raise PipelineError(
+            'on_error="substitute" on a stream, which has no other samples to choose from. '
+            'Give on_error="skip".'
+        )
+    if options.world > 1 or options.order is not None:
+        what = "order" if options.order is not None else f"world={options.world}"
+        raise PipelineError(
+            f"{what} on a stream, which comes in its own order and cannot be dealt to ranks. "
+            "Split it where it is made, or give it __len__ and __getitem__."
+        )
+
+
 class _Epoch:
     """One pass over the data."""
 
@@ -371,11 +395,23 @@ class _Epoch:
             raise
 
 
-def _from(plan: Plan, cursor: Cursor, ahead: bool) -> Iterator[BatchKeys]:
-    """The batches from a cursor on, and ``ahead`` into the next epochs."""
-    yield from plan.batches(cursor)
-    while ahead:
-        cursor = Cursor(cursor.epoch + 1)
-        if plan.length(cursor) == 0:
-            return
-        yield from plan.batches(cursor)
+class _Batches:
+    """The batches from a cursor on, and into the next epochs where ``ahead`` allows it.
+
+    ``epoch`` is the one that was begun last.
+    """
+
+    def __init__(self, plan: Plan, cursor: Cursor, ahead: Callable[[], bool]) -> None:
+        self._plan = plan
+        self._cursor = cursor
+        self._ahead = weakref.WeakMethod(ahead)
+        self.epoch = cursor.epoch
+
+    def __iter__(self) -> Iterator[BatchKeys]:
+        yield from self._plan.batches(self._cursor)
+        while (ahead := self._ahead()) is not None and ahead():
+            cursor = Cursor(self.epoch + 1)
+            if self._plan.length(cursor) == 0:
+                return
+            self.epoch = cursor.epoch
+            yield from self._plan.batches(cursor)

@@ -25,6 +25,7 @@ from penstock.source import (
     ParquetSource,
     StreamSource,
 )
+from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
@@ -274,15 +275,14 @@ def from_folder(
     path: Path,
     *,
     classes: bool | Literal["auto"] = "auto",
-    extensions: Sequence[str] | None = None,
+    extensions: Sequence[str] | None = IMAGE_EXTENSIONS,
 ) -> Pipeline:
     """Files below a folder: ``(bytes, label)`` where its sub-folders are classes, else ``bytes``.
 
-    ``extensions`` is which files count: those of images unless you say otherwise.
+    ``extensions`` is which files count: those of images unless you say otherwise, and all of them
+    with ``None``.
     """
-    if extensions is None:
-        return Pipeline(FolderSource(path, classes=classes))
-    return Pipeline(FolderSource(path, classes=classes, extensions=tuple(extensions)))
+    return Pipeline(FolderSource(path, classes=classes, extensions=extensions))
 
 
 def from_files(paths: Sequence[Path], labels: Sequence[Any] | None = None) -> Pipeline:
@@ -303,11 +303,13 @@ def from_dataset(
 ) -> Pipeline:
     """Any object with ``__len__`` and ``__getitem__``, or one that can only be iterated.
 
+    A function that makes an iterator is read as a stream too.
+
     A dataset that augments in ``__getitem__`` is random; unless you say ``random=False`` it is
     taken to be, and the global generators are seeded for every sample.
     """
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return Pipeline(DatasetSource(dataset, version=version, random=random))
-    if hasattr(dataset, "__iter__"):
+    if hasattr(dataset, "__iter__") or (callable(dataset) and not isinstance(dataset, type)):
         return Pipeline(StreamSource(dataset, version=version))
     return Pipeline(DatasetSource(dataset, version=version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,24 @@ def test_losing_the_store_in_mid_run_changes_no_batch(tmp_path: Path) -> None:
         loader.set_epoch(0)
         assert [plain(batch) for batch in loader] == first
         assert loader.stats().caches[0].hits == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_preparing_ahead_neither_blurs_hits_nor_drops_what_was_admitted(
+    seed: int, tmp_path: Path
+) -> None:
+    def slow(value: float) -> float:
+        time.sleep(0.003)
+        return value
+
+    base = ps.from_dataset(np.arange(16.0)).map(slow, random=False)
+    with base.cache("1MB").batch(8).loader(workers=3, kind="threads", seed=seed) as loader:
+        for _ in range(2):
+            list(loader)
+        assert loader.stats().caches[0].hits == 16
+    kept = base.cache("1MB", where=tmp_path).batch(8)
+    with kept.loader(workers=3, kind="threads", seed=seed) as loader:
+        list(loader)
+    with kept.loader(workers=0, seed=seed) as loader:
+        list(loader)
+        assert loader.stats().caches[0].hits == 16

@@ -19,13 +19,15 @@ class Admission:
     (2, 10, True)
     """
 
-    __slots__ = ("_budget", "_closed", "_keys", "_used")
+    __slots__ = ("_admitted", "_bits", "_budget", "_closed", "_used")
 
     def __init__(self, budget: int) -> None:
         if budget < 0:
             raise PipelineError(f"The budget of a cache is {budget} bytes; it cannot be negative.")
         self._budget = budget
-        self._keys: set[int] = set()
+        # A bit for each key: a set would take 60 bytes, and there may be millions.
+        self._bits = bytearray()
+        self._admitted = 0
         self._used = 0
         self._closed = False
 
@@ -33,16 +35,23 @@ class Admission:
         """Whether this sample is kept. One that is kept already costs nothing more."""
         if cost < 0:
             raise PipelineError(f"Sample {key} is offered at {cost} bytes; give 0 or more.")
-        if key in self._keys:
+        if key in self:
             return True
         if self._closed:
             return False
         if self._used + cost > self._budget:
             self._closed = True
             return False
-        self._keys.add(key)
+        missing = key // 8 + 1 - len(self._bits)
+        if missing > 0:
+            self._bits.extend(bytes(max(missing, len(self._bits))))
+        self._bits[key // 8] |= 1 << key % 8
+        self._admitted += 1
         self._used += cost
         return True
+
+    def __contains__(self, key: int) -> bool:
+        return key // 8 < len(self._bits) and bool(self._bits[key // 8] >> key % 8 & 1)
 
     @property
     def budget(self) -> int:
@@ -56,7 +65,7 @@ class Admission:
     @property
     def admitted(self) -> int:
         """How many samples are admitted."""
-        return len(self._keys)
+        return self._admitted
 
     @property
     def closed(self) -> bool:

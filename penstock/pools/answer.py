@@ -29,6 +29,7 @@ def to_message(task: int, outcome: Outcome, nbytes: int | None) -> list[Any]:
         "done",
         task,
         report.rows,
+        report.taken,
         report.busy,
         report.tally,
         report.offers,
@@ -42,11 +43,12 @@ def to_message(task: int, outcome: Outcome, nbytes: int | None) -> list[Any]:
 
 
 def from_message(message: list[Any]) -> Outcome:
-    _, _, rows, busy, tally, offers, bad, objects, nbytes, layout, changed, error = message
+    _, _, rows, taken, busy, tally, offers, bad, objects, nbytes, layout, changed, error = message
     if error is not None:
         return Outcome(Report(), error=_unpack_error(error))
     report = Report(
         rows,
+        taken,
         busy,
         tally,
         [(c, i, n) for c, i, n in offers],

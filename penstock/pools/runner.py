@@ -52,9 +52,13 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a task, beside the rows it wrote."""
+    """What came of a task, beside the rows it wrote.
+
+    ``taken`` is how many samples a stream gave, bad ones included; none means that it has ended.
+    """
 
     rows: int = 0
+    taken: int = 0
     busy: float = 0.0
     tally: list[Any] = field(default_factory=list)
     offers: list[tuple[int, int, int]] = field(default_factory=list)
@@ -147,26 +151,27 @@ class Runner:
                 seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
             self._stream = tap.stream.open(skip=number * rows)
         samples: list[Any] = []
+        taken = 0
         with scope_of(self.work.road, own_process=self.info.process):
             for sample in self._stream:
-                place = (number * rows + len(samples)) * self.info.count + self.info.id
-                samples.append(self._through(sample, Keys(epoch, [place])))
-                if len(samples) == rows:
+                place = (number * rows + taken) * self.info.count + self.info.id
+                samples.extend(self._through(sample, Keys(epoch, [place]), report, taken))
+                taken += 1
+                if taken == rows:
                     break
             self._streamed = (epoch, number + 1)
-            keys = Keys(epoch, list(range(len(samples))))
+            keys = Keys(epoch, list(range(taken)))
             batch = self._collate(samples, keys, report) if samples else None
-        return batch, self._end(report, len(samples), len(samples), started)
+        self._end(report, len(samples), taken, started)
+        report.taken = taken
+        return batch, report
 
-    def _through(self, sample: Any, keys: Keys) -> Any:
-        """A streamed sample through the stops."""
+    def _through(self, sample: Any, keys: Keys, report: Report, place: int) -> list[Any]:
+        """A streamed sample through the stops: in a list, empty if it was bad and is skipped."""
         tap = self.work.road.source
         if isinstance(tap, Tap):
             tap.value = sample
-        try:
-            return self._road.get(keys)[0]
-        except StageFailure as failure:
-            raise self._error(keys.indices[0], failure) from failure.__cause__
+        return self._samples(keys, report, place)
 
     def _begin(self) -> Report:
         if self._init is not None:

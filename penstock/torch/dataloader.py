@@ -116,7 +116,13 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         self.in_order = in_order
 
-        rank, world = _ranks()
+        if worker_init_fn is not None and num_workers != 0:
+            if kind == "threads":
+                raise PipelineError(
+                    'DataLoader: worker_init_fn is for worker processes; leave out kind="threads".'
+                )
+            kind = "processes"
+        rank, world = (0, 1) if streaming else _ranks()
         own_sampler = sampler is not None or batch_sampler is not None
         self._seed_is_given = seed is not None or generator is not None
         if seed is None:

@@ -357,6 +357,7 @@ def test_fork_is_honoured_for_those_who_ask_for_it() -> None:
         ({"multiprocessing_context": "teleport"}, "multiprocessing_context"),
         ({"num_workers": -1}, "workers"),
         ({"cache": "8GB"}, "random=False"),
+        ({"worker_init_fn": print, "num_workers": 1, "kind": "threads"}, "worker_init_fn"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
