@@ -7,13 +7,10 @@ the lock, the slots and the waiting.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 from penstock.errors import DeadlySampleError
 from penstock.job import Job, Ready
@@ -405,20 +402,3 @@ class Engine:
             if self._failure is None:
                 self._progress.wait(timeout=1.0)
         self.pool.watch(self._timeout)
-
-
-class Closes(Protocol):
-    def close(self) -> None: ...
-
-
-def close_at_exit(owner: object, *parts: Closes) -> Callable[[], object]:
-    """Close these, in turn, when their owner is collected or the program ends, and only once."""
-
-    home = os.getpid()
-
-    def close() -> None:
-        if os.getpid() == home:  # a fork has copies, and may go without touching the originals
-            for part in parts:
-                part.close()
-
-    return weakref.finalize(owner, close)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from penstock import config
 from penstock.caches import Caches
-from penstock.engine import Engine, close_at_exit
+from penstock.closing import close_at_exit
+from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
 from penstock.meter import Meter, Stats
 from penstock.options import Options, is_whole

@@ -149,8 +149,8 @@ class OpenRoad:
                 except Exception as error:
                     # Read one at a time to find out which it was; the caller does that too.
                     raise StageFailure(SOURCE, keys.indices[0]) from error
-            for sample in samples:
-                tally.bytes_read += _nbytes(sample)
+            if samples and type(samples[0]) not in (float, int):
+                tally.bytes_read += sum([_nbytes(sample) for sample in samples])
             return samples
 
         return step

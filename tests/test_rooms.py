@@ -14,6 +14,7 @@ ROOT = Path(penstock.__file__).parent
 # From the ground up: a room may import from itself and from rooms above it in this list.
 ROOMS = [
     "errors",
+    "closing",
     "config",
     "meter",
     "random",
@@ -148,6 +149,6 @@ def test_no_file_outgrows_its_noun() -> None:
     long = {
         str(path.relative_to(ROOT)): count
         for path in files()
-        if (count := len(path.read_text().splitlines())) > 420
+        if (count := len(path.read_text().splitlines())) > 415
     }
     assert long == {}

@@ -1,16 +1,29 @@
 """Penstock for PyTorch: a drop-in DataLoader, and pipelines as tensors.
 
-This package and ``penstock.image``'s device code are the only importers of torch.
+This package is the only importer of torch. It imports it when first asked for something, so that
+worker processes can have what they need of it (``worker``) without.
 """
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingExtraError
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError.of("penstock.torch", "PyTorch", "torch") from error
-
-from penstock.torch.batches import loader
-from penstock.torch.dataloader import DataLoader
+if TYPE_CHECKING:
+    from penstock.torch.batches import loader
+    from penstock.torch.dataloader import DataLoader
 
 __all__ = ["DataLoader", "loader"]
+
+_HOMES = {"DataLoader": "penstock.torch.dataloader", "loader": "penstock.torch.batches"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.torch' has no attribute {name!r}")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError.of("penstock.torch", "PyTorch", "torch")
+    return getattr(importlib.import_module(_HOMES[name]), name)

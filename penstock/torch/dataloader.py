@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.errors import PipelineError
@@ -23,10 +22,10 @@ from penstock.options import Options
 from penstock.order import Sampled
 from penstock.pipeline import Pipeline, from_dataset
 from penstock.pools.launch import Start
-from penstock.pools.runner import Work, WorkerInfo
-from penstock.road import Tap
 from penstock.torch.apart import take_apart
 from penstock.torch.batches import Tensors, can_pin
+from penstock.torch.worker import Init
+from penstock.torch.worker import default_collate as fallback_collate
 
 Collate = Callable[[list[Any]], Any]
 
@@ -157,10 +156,10 @@ class DataLoader:
         if collate is not None and not single:
             convert = _Pin() if pin else None
         custom = Custom(
-            init=_Init(worker_init_fn),
+            init=Init(worker_init_fn),
             start=_start(multiprocessing_context),
             convert=convert,
-            fallback=default_collate,
+            fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
         )
@@ -264,27 +263,6 @@ class _Pin(Tensors):
             if hasattr(value, "__array__") and not torch.is_tensor(value)
             else (super().__call__(value))
         )
-
-
-class _Init:
-    """Runs in a worker before its first task: what torch's own worker would have set up."""
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self._worker_init_fn = worker_init_fn
-        # Without a function of the user's, the training process may stand in for a worker.
-        self.exclusive = worker_init_fn is not None
-
-    def __call__(self, info: WorkerInfo, work: Work) -> None:
-        torch.set_num_threads(1)
-        source = work.road.source
-        holder = source.stream if isinstance(source, Tap) else source
-        dataset = getattr(holder, "dataset", None)
-        # get_worker_info() reads this; torch has no public way to set it.
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=info.id, num_workers=info.count, seed=info.seed + info.id, dataset=dataset
-        )
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(info.id)
 
 
 def _plan(

@@ -1,11 +1,11 @@
 /* Feeds the kernel broken JPEGs: driver FOLDER COUNT SEED [FIRST].
  *
- * Input number n depends on the seeds in FOLDER, on SEED and on n alone, so a finding is repeated by
- * giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their size,
+ * Input number n depends on the files in FOLDER, on SEED and on n alone, so a finding is repeated
+ * by giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their size,
  * where AddressSanitizer sees the first byte beyond.
  */
 #define PENSTOCK_FUZZ
-#include "../../penstock/_kernel.c"
+#include "../../penstock/_kernel_region.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -95,7 +95,7 @@ static void read_seeds(const char *folder) {
 
 static size_t header_length(const Bytes *b) {
   for (size_t i = 0; i + 1 < b->length; i++)
-    if (b->bytes[i] == 0xFF && b->bytes[i + 1] == 0xDA) return i + 14 < b->length ? i + 14 : b->length;
+    if (b->bytes[i] == 0xFF && b->bytes[i + 1] == 0xDA && i + 14 < b->length) return i + 14;
   return b->length;
 }
 
@@ -107,7 +107,8 @@ static size_t place(const Bytes *b) {
 static size_t find_marker(const Bytes *b, int low, int high) {
   size_t found[64], count = 0;
   for (size_t i = 0; i + 1 < b->length && count < 64; i++)
-    if (b->bytes[i] == 0xFF && b->bytes[i + 1] >= low && b->bytes[i + 1] <= high) found[count++] = i;
+    if (b->bytes[i] == 0xFF && b->bytes[i + 1] >= low && b->bytes[i + 1] <= high)
+      found[count++] = i;
   return count ? found[below(count)] : b->length;
 }
 
@@ -129,7 +130,8 @@ static void insert_part(Bytes *b, size_t at, const uint8_t *from, size_t count) 
 }
 
 static void mutate(Bytes *b) {
-  static const uint8_t telling[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 0x22, 0x41, 63, 64, 127, 128, 254, 255};
+  static const uint8_t telling[] = {0,    1,    2,  3,  4,   7,   8,   16, 17,
+                                    0x22, 0x41, 63, 64, 127, 128, 254, 255};
   static const uint8_t end[] = {0xFF, 0xD9};
   if (b->length < 4) return;
   size_t at = place(b), marker;
@@ -142,7 +144,7 @@ static void mutate(Bytes *b) {
       b->bytes[at] = (uint8_t)draw();
       break;
     case 2:
-      b->bytes[at] = telling[below(sizeof telling)];
+      b->bytes[at] = telling[below(17)];
       break;
     case 3: /* cut short, with or without an end */
       b->length = at + 2 < b->length ? at + 2 : b->length;
@@ -177,7 +179,7 @@ static void mutate(Bytes *b) {
       break;
     case 9: /* another length, or content of a segment */
       marker = find_marker(b, 0xC0, 0xFE);
-      if (marker + 24 < b->length) b->bytes[marker + 2 + below(22)] = telling[below(sizeof telling)];
+      if (marker + 24 < b->length) b->bytes[marker + 2 + below(22)] = telling[below(17)];
       break;
     case 10: /* the frame: size, sampling factors, tables */
       marker = find_marker(b, 0xC0, 0xC2);
@@ -210,17 +212,18 @@ static int counts[5];
 
 static int some_side(int full) { return full < 1 ? 1 : 1 + (int)below(full); }
 
-static void decode_one(Bytes data, Box box, int height, int width, int flip, int normal, void *out) {
+static void decode_one(Bytes data, Box box, int height, int width, int flip, int normal,
+                       void *out) {
   static float table[768];
   static const char quiet[JMSG_LENGTH_MAX];
   char why[JMSG_LENGTH_MAX];
   memcpy(why, quiet, sizeof why);
-  Target to = {.height = height, .width = width};
+  Target to = {.height = height, .width = width, .flip = flip};
   if (normal)
     to.floats = out, to.table = table;
   else
     to.bytes = out;
-  int kind = region(data.bytes, data.length, box, to, flip, why);
+  int kind = region(data.bytes, data.length, box, to, why);
   demand(kind >= 0 && kind < 5, "an outcome that does not exist");
   demand(!kind || why[0], "a refusal without a reason");
   counts[kind]++;
@@ -284,8 +287,8 @@ int main(int argc, char **argv) {
     run(n, strtoull(argv[3], NULL, 10));
   }
   for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
-  printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, %d no memory\n",
-         count, seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE],
-         counts[NO_MEMORY]);
+  printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
+         seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
+  printf("%d out of memory\n", counts[NO_MEMORY]);
   return 0;
 }

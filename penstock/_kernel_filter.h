@@ -1,0 +1,186 @@
+/* Antialiased resizing of rows and columns of RGB pixels, as PIL and torchvision define it.
+ *
+ * Both directions are one loop, `blend`, which adds up whole rows of bytes by weight. For columns
+ * sixteen rows are turned on their side first, so that a column is a row of bytes too.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* One build serves every x86-64: the loader picks the AVX2 loops where the processor has them.
+   Sanitizers cannot run before the loader does. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(PENSTOCK_FUZZ)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Weights are fixed point with 15 bits and pixels enter with 8, so that the high half of their
+   product is one instruction on 16 bits everywhere; sums have 7 bits below the point. Each product
+   is cut off and not rounded, which loses half a bit on average: HALF gives that back. */
+#define ONE (1 << 15)
+#define HALF(taps) (uint16_t)(64 + (taps) / 2)
+#define LANES 16
+#define BLOCK (3 * LANES)
+
+typedef struct {
+  int count; /* of output pixels */
+  int taps;  /* the same for all: the loops are compiled for each small number of taps */
+  int *first;
+  uint16_t *weights;
+} Axis;
+
+static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+/* How many of libjpeg's pixels, each `shrink` wide, one output pixel can touch. */
+static int taps_of(int inputs, double scale, int shrink) {
+  double support = scale > 1 ? scale : 1;
+  double most = shrink > 1 ? ceil(2 * support / shrink) + 1 : ceil(2 * support);
+  return most < inputs ? (int)most : inputs;
+}
+
+/* PIL's and torchvision's antialiased bilinear: a triangle as wide as the shrink asks, or bilinear
+   interpolation where the image grows. The box begins at `start` and has `length` pixels. Where
+   libjpeg has shrunk already, each of its pixels weighs what all those it stands for would. */
+static void weigh(Axis *axis, int start, int length, int shrink, int flip, double *scratch) {
+  double scale = (double)length / axis->count, support = scale > 1 ? scale : 1;
+  int taps = axis->taps, origin = start / shrink;
+  int inputs = (start + length + shrink - 1) / shrink - origin;
+  for (int i = 0; i < axis->count; i++) {
+    double centre = (i + 0.5) * scale, sum = 0;
+    /* The pixels whose middles lie within the triangle; on its rim they weigh nothing. */
+    int low = (int)floor(centre - support - 0.5) + 1, high = (int)ceil(centre + support - 0.5);
+    if (low < 0) low = 0;
+    if (high > length) high = length;
+    int first = (start + low) / shrink - origin;
+    if (first > inputs - taps) first = inputs - taps;
+    memset(scratch, 0, sizeof(double) * taps);
+    for (int x = low; x < high; x++) {
+      double weight = support - fabs(x + 0.5 - centre);
+      scratch[(start + x) / shrink - origin - first] += weight;
+      sum += weight;
+    }
+    int at = flip ? axis->count - 1 - i : i;
+    uint16_t *weights = axis->weights + (size_t)at * taps;
+    /* Rounded as a running sum, so that they add up to one however many they are. */
+    double running = 0;
+    int given = 0;
+    for (int k = 0; k < taps; k++) {
+      running += scratch[k];
+      int upto = (int)(running / sum * ONE + 0.5);
+      weights[k] = (uint16_t)(upto - given);
+      given = upto;
+    }
+    axis->first[at] = first;
+  }
+}
+
+INLINE uint16_t product(uint8_t pixel, uint16_t weight) {
+  return (uint16_t)((uint32_t)(uint16_t)(pixel << 8) * weight >> 16);
+}
+
+/* out[j] = the sum of weights[k] * rows[k][j]. With up to 8 taps everything stays in registers. */
+#define BLEND(TAPS)                                                                               \
+  INLINE void blend_##TAPS(uint8_t *restrict out, const uint8_t *const *rows,                     \
+                           const uint16_t *weights, int count) {                                  \
+    const uint8_t *r[TAPS];                                                                       \
+    uint16_t w[TAPS];                                                                             \
+    for (int k = 0; k < TAPS; k++) r[k] = rows[k], w[k] = weights[k];                             \
+    for (int j = 0; j < count; j++) {                                                             \
+      uint16_t sum = HALF(TAPS);                                                                  \
+      for (int k = 0; k < TAPS; k++) sum = (uint16_t)(sum + product(r[k][j], w[k]));              \
+      out[j] = (uint8_t)(sum >> 7);                                                               \
+    }                                                                                             \
+  }
+BLEND(1) BLEND(2) BLEND(3) BLEND(4) BLEND(5) BLEND(6) BLEND(7) BLEND(8)
+
+INLINE void blend_many(uint8_t *restrict out, const uint8_t *const *rows, const uint16_t *weights,
+                       int taps, int count) {
+  uint32_t sums[256];
+  for (int from = 0; from < count; from += 256) {
+    int part = count - from < 256 ? count - from : 256;
+    for (int j = 0; j < part; j++) sums[j] = ONE / 2;
+    for (int k = 0; k < taps; k++) {
+      const uint8_t *row = rows[k] + from;
+      uint32_t weight = weights[k];
+      if (!weight) continue;
+      for (int j = 0; j < part; j++) sums[j] += row[j] * weight;
+    }
+    for (int j = 0; j < part; j++) out[from + j] = (uint8_t)(sums[j] >> 15);
+  }
+}
+
+INLINE void blend(uint8_t *out, const uint8_t *const *rows, const uint16_t *weights, int taps,
+                  int count) {
+  switch (taps) {
+    case 1: blend_1(out, rows, weights, count); break;
+    case 2: blend_2(out, rows, weights, count); break;
+    case 3: blend_3(out, rows, weights, count); break;
+    case 4: blend_4(out, rows, weights, count); break;
+    case 5: blend_5(out, rows, weights, count); break;
+    case 6: blend_6(out, rows, weights, count); break;
+    case 7: blend_7(out, rows, weights, count); break;
+    case 8: blend_8(out, rows, weights, count); break;
+    default: blend_many(out, rows, weights, taps, count);
+  }
+}
+
+WIDE static void blend_rows(uint8_t *out, const uint8_t *const *rows, const uint16_t *weights,
+                            int taps, int count) {
+  blend(out, rows, weights, taps, count);
+}
+
+WIDE static void blend_columns(uint8_t *out, const uint8_t *turned, const Axis *across,
+                               const uint8_t **columns) {
+  int taps = across->taps;
+  for (int i = 0; i < across->count; i++) {
+    const uint8_t *from = turned + (size_t)across->first[i] * BLOCK;
+    for (int k = 0; k < taps; k++) columns[k] = from + (size_t)k * BLOCK;
+    blend(out + (size_t)i * BLOCK, columns, across->weights + (size_t)i * taps, taps, BLOCK);
+  }
+}
+
+typedef uint8_t Vector __attribute__((vector_size(16)));
+
+INLINE Vector load(const uint8_t *from) {
+  Vector v;
+  memcpy(&v, from, 16);
+  return v;
+}
+
+INLINE void store(uint8_t *to, Vector v) { memcpy(to, &v, 16); }
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLE
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Vector){__VA_ARGS__})
+#endif
+
+/* 16 rows of 16 bytes, turned: four rounds of interleaving each row with the one 8 further on. */
+INLINE void turn_tile(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from_stride) {
+  Vector a[16], b[16];
+  for (int i = 0; i < 16; i++) a[i] = load(from + i * from_stride);
+  for (int round = 0; round < 4; round++) {
+    for (int i = 0; i < 8; i++) {
+      b[2 * i] = SHUFFLE(a[i], a[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      b[2 * i + 1] =
+          SHUFFLE(a[i], a[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    memcpy(a, b, sizeof a);
+  }
+  for (int i = 0; i < 16; i++) store(to + i * to_stride, a[i]);
+}
+
+/* As many tiles as hold `count` bytes, each so many bytes (`step`) after the one before. */
+static void turn(uint8_t *to, size_t to_step, size_t to_stride, const uint8_t *from,
+                 size_t from_step, size_t from_stride, size_t count) {
+  for (size_t done = 0; done < count; done += 16, to += to_step, from += from_step)
+    turn_tile(to, to_stride, from, from_stride);
+}
