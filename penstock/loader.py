@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock import config
 from penstock.caches import Caches
@@ -17,6 +16,7 @@ from penstock.errors import PipelineError, StateError
 from penstock.meter import Meter, Stats
 from penstock.options import Options, is_whole
 from penstock.order import BatchKeys, Cursor, Deal
+from penstock.order.plan import Batches, Plan
 from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import Choice, choose, gil_enabled
@@ -31,19 +31,6 @@ from penstock.slots import Ring
 from penstock.source.stream import StreamSource
 from penstock.state import check_state, describe
 from penstock.stops.batch import Collate, stack
-
-
-class Plan(Protocol):
-    """Which batches come, from a cursor on: ``Deal``, or ``Sampled`` for a user's sampler."""
-
-    @property
-    def ahead(self) -> bool: ...
-
-    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]: ...
-
-    def length(self, cursor: Cursor) -> int | None: ...
-
-    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ class Loader:
         self._taken = [0] * max(1, self.choice.workers)
         self._turn = 0
         self._at: Cursor | None = None
-        self._batches: _Batches | None = None
+        self._batches: Batches | None = None
         # Epochs know their loader; the loader knows them by number, or neither could be let go.
         self._epochs = 0
 
@@ -213,7 +200,7 @@ class Loader:
                 rotation = Rotation(self._taken, self._batch.size, self._cursor.epoch, self._turn)
                 engine.start(iter(rotation), rotation)
             else:
-                self._batches = _Batches(self._plan, self._cursor, self._may_run_ahead)
+                self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
                 engine.start(iter(self._batches))
             self._at = self._cursor
         return engine
@@ -394,25 +381,3 @@ class _Epoch:
         except StopIteration:
             self._loader = None
             raise
-
-
-class _Batches:
-    """The batches from a cursor on, and into the next epochs where ``ahead`` allows it.
-
-    ``epoch`` is the one that was begun last.
-    """
-
-    def __init__(self, plan: Plan, cursor: Cursor, ahead: Callable[[], bool]) -> None:
-        self._plan = plan
-        self._cursor = cursor
-        self._ahead = weakref.WeakMethod(ahead)
-        self.epoch = cursor.epoch
-
-    def __iter__(self) -> Iterator[BatchKeys]:
-        yield from self._plan.batches(self._cursor)
-        while (ahead := self._ahead()) is not None and ahead():
-            cursor = Cursor(self.epoch + 1)
-            if self._plan.length(cursor) == 0:
-                return
-            self.epoch = cursor.epoch
-            yield from self._plan.batches(cursor)

@@ -16,10 +16,11 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.errors import PipelineError
-from penstock.loader import Custom, Loader, Plan
+from penstock.loader import Custom, Loader
 from penstock.meter import Stats
 from penstock.options import Options
 from penstock.order import Sampled
+from penstock.order.plan import Plan
 from penstock.pipeline import Pipeline, from_dataset
 from penstock.pools.launch import Start
 from penstock.torch.apart import take_apart
