@@ -28,6 +28,7 @@ from penstock.errors import (
     WorkerError,
 )
 from penstock.loader import Loader
+from penstock.store import stale
 
 pytestmark = pytest.mark.usefixtures("no_stand_in")
 
@@ -71,14 +72,15 @@ def test_a_killed_worker_loses_no_sample() -> None:
 
 
 def test_a_stopped_worker_is_found_by_the_watchdog_and_its_samples_done_elsewhere() -> None:
-    pipeline = ps.from_dataset(np.arange(64.0)).map(slow, random=False).batch(8)
+    pipeline = ps.from_dataset(np.arange(400.0)).map(slow, random=False).batch(8)
     with pipeline.loader(workers=2, kind="processes", shuffle=False, timeout=1.0) as loader:
         epoch = iter(loader)
         seen = next(epoch).tolist()
-        workers_of(loader)[0].send_signal(signal.SIGSTOP)
+        for worker in workers_of(loader):
+            worker.send_signal(signal.SIGSTOP)
         seen += [x for batch in epoch for x in batch.tolist()]
-        assert loader.stats().pool.restarts == 1
-    assert seen == list(map(float, range(64)))
+        assert loader.stats().pool.restarts >= 1
+    assert seen == list(map(float, range(400)))
 
 
 def killer(value: float) -> float:
@@ -334,15 +336,15 @@ def test_sigterm_leaves_no_process(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_killed_trainer_leaves_no_process_and_the_next_one_tidies_up(kind: str) -> None:
-    from penstock.store import collect_stale, stale
-
+def test_a_killed_trainer_leaves_no_process_and_the_next_one_tidies_up(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path))
     code, _, left = run_script(kind, "", lambda p: p.kill())
     assert (code, left) == (-signal.SIGKILL, [])
     assert stale() != []
-    with ps.from_dataset(np.arange(4)).cache("1MB").batch(2).loader(workers=0) as loader:
-        list(loader)
-    collect_stale()
+    next_one = "from penstock.store import RunDir; RunDir.current().path"
+    subprocess.run([sys.executable, "-c", next_one], check=True)
     assert stale() == []
 
 
