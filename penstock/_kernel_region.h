@@ -30,7 +30,7 @@
 #define FORBID(from, size) ASAN_POISON_MEMORY_REGION(from, size)
 #else
 #define GAP 0
-#define FORBID(from, size)
+#define FORBID(from, size) (void)(from)
 #endif
 
 enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
@@ -223,8 +223,9 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
   uint8_t *next = (uint8_t *)round_up((size_t)d->scratch, ALIGN);
   for (int i = 0; i < count; i++) {
     memcpy(parts[i].at, &next, sizeof next);
+    uint8_t *end = next + parts[i].size;
     next += round_up(parts[i].size, ALIGN) + GAP;
-    FORBID(next - GAP, GAP);
+    FORBID(end, (size_t)(next - end));
   }
   /* The last block may not be full, and is turned as a whole. */
   memset(b->rows, 0, b->rows_stride * LANES);

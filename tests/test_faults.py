@@ -363,8 +363,11 @@ def test_a_forgotten_loader_is_collected_with_its_workers() -> None:
         for options in KINDS[1:]:
             loader = ps.from_dataset(np.arange(100.0)).cache("1MB").batch(4).loader(**options)
             engine = weakref.ref(loader._running())
-            next(iter(loader))
-            del loader
+            for _ in range(2):  # an epoch, and into the next
+                next(iter(loader))
+                for _ in loader:
+                    pass
+            del loader, _
             assert engine() is None  # at once, with no help from the collector
     finally:
         gc.enable()

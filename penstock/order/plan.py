@@ -37,9 +37,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[BatchKeys]:
         yield from self._plan.batches(self._cursor)
-        while (ahead := self._ahead()) is not None and ahead():
+        while self._may():
             cursor = Cursor(self.epoch + 1)
             if self._plan.length(cursor) == 0:
                 return
             self.epoch = cursor.epoch
             yield from self._plan.batches(cursor)
+
+    def _may(self) -> bool:
+        # By a method: a name in the generator above would keep the loader as long as it waits.
+        ahead = self._ahead()
+        return ahead is not None and ahead()

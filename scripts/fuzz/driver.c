@@ -1,8 +1,8 @@
 /* Feeds the kernel broken JPEGs: driver FOLDER COUNT SEED [FIRST].
  *
  * Input number n depends on the files in FOLDER, on SEED and on n alone, so a finding is repeated
- * by giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their size,
- * where AddressSanitizer sees the first byte beyond.
+ * by giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their
+ * size, where AddressSanitizer sees the first byte beyond.
  */
 #define PENSTOCK_FUZZ
 #include "../../penstock/_kernel_region.h"
