@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* One build serves every x86-64: the loader picks loops for AVX2, which make a call 1 % faster,
-   where the processor has it; the bits are the same. Sanitizers cannot run as early as the loader. */
+   where the processor has it; the bits are the same. Sanitizers cannot run as early as it does. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(PENSTOCK_FUZZ)
 #define WIDE __attribute__((target_clones("avx2", "default")))

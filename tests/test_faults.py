@@ -289,6 +289,7 @@ loader = (ps.from_dataset(np.arange(100000.0)).cache("64MB").map(work, random=Fa
 for i, batch in enumerate(loader):
     if i == 3:
         print("going", os.getpid(), flush=True)
+        sys.stdin.readline()
         {then}
 print("done", flush=True)
 """
@@ -299,15 +300,19 @@ def run_script(kind: str, then: str, act: Any) -> tuple[int, str, list[int]]:
     code = textwrap.dedent(SCRIPT).format(kind=kind, then=then)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     assert process.stdout is not None
+    assert process.stdin is not None
     line = process.stdout.readline()
     assert line.startswith("going")
     family = [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
+    process.stdin.write("go on\n")
+    process.stdin.flush()
     act(process)
     _, errors = process.communicate(timeout=60)
     deadline = time.monotonic() + 20
