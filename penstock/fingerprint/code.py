@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import importlib.metadata
 import os
 import sys
 import types
@@ -59,9 +58,11 @@ def _version(package: str) -> str:
     found = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(found, str):
         return found
+    from importlib import metadata  # 25 ms, for those who need it
+
     try:
-        return importlib.metadata.version(package)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return metadata.version(package)
+    except (metadata.PackageNotFoundError, ValueError):
         return ""
 
 
