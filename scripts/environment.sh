@@ -53,7 +53,7 @@ prepare() {
             # not fit this build of torch does not matter (tests put stand-ins for the two that
             # its import asks for), and that it would bring another torch does.
             run "torchvision" pip_install --no-deps torchvision
-            run "other libraries for tests" pip_install albumentations datasets pytest-xdist
+            run "other libraries for tests" pip_install albumentations datasets
         fi
         # What serves development serves the demo too.
         printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null
