@@ -220,7 +220,7 @@ class Engine:
         Having no slot for the next one is an error only when there is nothing else to hand out.
         """
         opened = False
-        while len(self._jobs) < self._prefetch:
+        while len(self._jobs) < self._prefetch and not self._probing():
             plan = self._pending or next(self._plans, None)
             if plan is None:
                 break
@@ -241,6 +241,10 @@ class Engine:
                 self._pending = plan
                 break
         return opened
+
+    def _probing(self) -> bool:
+        """The layout is just being learnt, and all that follows needs it."""
+        return any(job.kind == "probe" for job in self._jobs.values())
 
     def _kind(self) -> Kind:
         if self._rotation is not None:
@@ -283,6 +287,7 @@ class Engine:
         number = self._number(job)
         job.kind = "whole"
         job.layout = None
+        self._discard(job.offers())
         job.reports.clear()
         self._schedule.whole(number, len(job.keys))
 

@@ -189,3 +189,19 @@ def test_memory_stays_flat_over_epochs() -> None:
         gc.collect()
         assert len(ring) <= slots + 1
         assert len(gc.get_objects()) - objects < 500
+
+
+@pytest.mark.parametrize("kind", ["none", "threads"])
+def test_one_sample_is_looked_at_to_learn_the_layout_and_no_more(kind: str) -> None:
+    read: list[float] = []
+
+    def look(value: float) -> float:
+        read.append(float(value))
+        return value
+
+    pipeline = ps.from_dataset(np.arange(40.0)).map(look, random=False).batch(4)
+    options: Any = {"workers": 0} if kind == "none" else {"workers": 2, "kind": kind}
+    with pipeline.loader(**options, shuffle=False, prefetch=8) as loader:
+        next(iter(loader))
+    assert read.count(0.0) == 2
+    assert max(read.count(value) for value in read if value) == 1
