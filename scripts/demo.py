@@ -193,8 +193,8 @@ def report(theirs: list[Epoch], ours: list[Epoch], stats: Stats) -> None:
         stall.append(f"{sum(one.waited for one in run) / took[-1]:.0%}")
         speed = f"{sum(one.images for one in run) / took[-1]:,.0f}"
         first = run[0].seconds
-        times = f"{first:.2f} s", f"{(took[-1] - first) / max(1, len(run) - 1):.2f} s"
-        table.add_row(name, speed, *times, stall[-1])
+        later = f"{(took[-1] - first) / (len(run) - 1):.2f} s" if len(run) > 1 else "-"
+        table.add_row(name, speed, f"{first:.2f} s", later, stall[-1])
     work = Table("Penstock's workers", "ms an image", "share")
     busy = sum(stage.seconds for stage in stats.stages)
     for stage in stats.stages:
@@ -232,7 +232,8 @@ def main() -> None:
         console.print(
             f"Training twice on {len(data):,} JPEG files ({show_size(size)} each), in batches of "
             f"{args.batch}, with {args.workers} workers on {cores()} cores. The accelerator is "
-            f"simulated: a sleep of {args.step:g} ms a batch; the model is real and tiny."
+            f"simulated: a sleep of {args.step:g} ms a batch; the model is real and tiny. Order "
+            "and crops are each loader's own draw, so losses differ."
         )
         how = (len(data.classes), args.epochs, args.step / 1000)
         theirs = train("PyTorch", with_torch(data, args.batch, args.workers), *how)
