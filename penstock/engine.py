@@ -161,15 +161,11 @@ class Engine:
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
         with self._lock:
-            found = self._tasks.pop(task, None)
+            self.meter.worked(outcome.report.busy)
+            found = self._came_back(task, outcome)
             if found is None:
                 return
             job, piece = found
-            job.running -= 1
-            self.meter.worked(outcome.report.busy)
-            if job.dropped or piece.id not in self._schedule:
-                self._left_over(job, outcome)
-                return
             if outcome.error is not None:
                 self._fail(job, outcome.error)
             elif outcome.changed:
@@ -192,14 +188,10 @@ class Engine:
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         with self._lock:
-            found = self._tasks.pop(task, None)
+            found = self._came_back(task, Outcome(Report()))
             if found is None:
                 return
             job, piece = found
-            job.running -= 1
-            if job.dropped or piece.id not in self._schedule:
-                self._left_over(job, Outcome(Report()))
-                return
             self.meter.retried()
             deadly = self._schedule.lost(piece.id, guilty=guilty)
             if deadly is not None:
@@ -372,12 +364,20 @@ class Engine:
         job.keys.indices[row] = other
         self._schedule.again(piece)
 
-    def _left_over(self, job: Job, outcome: Outcome) -> None:
-        """A piece came in that nobody waits for any more."""
+    def _came_back(self, task: int, outcome: Outcome) -> tuple[Job, Piece] | None:
+        """What a task was for, or ``None`` if nobody waits for it any more."""
+        found = self._tasks.pop(task, None)
+        if found is None:
+            return None
+        job, piece = found
+        job.running -= 1
+        if not job.dropped and piece.id in self._schedule:
+            return found
         self._discard(outcome.report.offers)
         if job.dropped and not job.running:
             job.give_back(self.ring)
         self._progress.notify_all()
+        return None
 
     def _drop_all(self) -> None:
         for number, job in list(self._jobs.items()):
