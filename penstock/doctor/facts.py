@@ -18,6 +18,7 @@ import penstock
 from penstock import config
 from penstock.doctor.packages import Package, installed_opencv, look_at_packages
 from penstock.errors import PenstockError
+from penstock.image import kernel
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """What numeric libraries read to size their thread pools, and worker processes inherit."""
@@ -113,6 +114,8 @@ class Facts:
     leftovers: Leftovers
     packages: dict[str, Package] = field(default_factory=dict)
     opencv: tuple[str, ...] = ()
+    no_kernel: str = ""
+    """Why the compiled kernel is not used; empty if it is."""
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -145,6 +148,7 @@ def gather() -> Facts:
         leftovers=look_for_leftovers(memory_stores),
         packages=look_at_packages(),
         opencv=installed_opencv(),
+        no_kernel=kernel.why_not(),
         settings=settings,
     )
 

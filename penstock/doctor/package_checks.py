@@ -45,6 +45,21 @@ def optional_packages(facts: Facts) -> Iterator[Finding]:
             yield _unusable(package)
 
 
+def kernel(facts: Facts) -> Iterator[Finding]:
+    if not facts.no_kernel:
+        yield Finding(
+            Level.OK, "Packages", "kernel", "built: a crop decodes only its part of a JPEG"
+        )
+        return
+    yield Finding(
+        Level.NOTE,
+        "Packages",
+        "kernel",
+        "not in use: decode and crop run one after the other",
+        why=facts.no_kernel,
+    )
+
+
 def opencv(facts: Facts) -> Iterator[Finding]:
     package = facts.packages.get("cv2")
     if package is None:
@@ -233,4 +248,4 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-PACKAGE_CHECKS = (core_packages, optional_packages, opencv, gil_holders, torch)
+PACKAGE_CHECKS = (core_packages, optional_packages, opencv, kernel, gil_holders, torch)

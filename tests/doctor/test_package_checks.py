@@ -187,10 +187,18 @@ def test_a_machine_without_accelerators_is_noted(sound: Facts) -> None:
 
 def test_a_machine_whose_packages_could_not_be_looked_at_is_still_checked(sound: Facts) -> None:
     findings = check(replace(sound, packages={}, opencv=()))
-    assert {finding.topic for finding in findings} == {
+    assert [f.name for f in findings if f.topic == "Packages"] == ["kernel"]
+    assert {finding.topic for finding in findings} - {"Packages"} == {
         "Python",
         "Machine",
         "Memory",
         "Disk",
         "Limits",
     }
+
+
+def test_a_kernel_that_is_not_in_use_is_noted_with_the_reason(sound: Facts) -> None:
+    assert named(sound, "kernel").level is Level.OK
+    finding = named(replace(sound, no_kernel="no compiler was found."), "kernel")
+    assert finding.level is Level.NOTE
+    assert finding.why == "no compiler was found."
