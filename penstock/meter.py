@@ -31,6 +31,12 @@ class Tally:
         self.misses = [0] * caches
         self.corrupt = 0
 
+    def clear(self) -> None:
+        """Back to nothing, in place: stops hold on to the lists."""
+        for counts in (self.samples, self.seconds, self.hits, self.misses):
+            counts[:] = [0] * len(counts)
+        self.bytes_read = self.corrupt = 0
+
     def as_list(self) -> list[Any]:
         """A copy, to add up later: the tally itself goes on counting."""
         return [

@@ -78,40 +78,18 @@ class OpenRoad:
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
-        self._stages = road.stages
-        self._new_tally()
-        self._steps: list[Step] = []
-        self._get: Upstream = lambda keys: []
-
-    def _new_tally(self) -> None:
-        self.site = Site(self.road.seed, Tally(len(self._stages), len(self.road.caches)))
+        self.site = Site(road.seed, Tally(len(road.stages), len(road.caches)))
+        get: Upstream = _nothing
+        steps = [self._source_step(), *(stop.step(self.site) for stop in road.stops)]
+        for number, step in enumerate(steps):
+            get = self._joint(number, step, get)
+        self.get = get
+        """The samples of some keys. Raises StageFailure."""
 
     def begin(self) -> None:
         """Start counting afresh: for one task."""
-        if not self._steps:
-            self._join()
-        tally = self.site.tally
-        for i in range(len(self._stages)):
-            tally.samples[i] = 0
-            tally.seconds[i] = 0.0
-        for i in range(len(tally.hits)):
-            tally.hits[i] = tally.misses[i] = 0
-        tally.bytes_read = tally.corrupt = 0
+        self.site.tally.clear()
         self.site.offers.clear()
-
-    def get(self, keys: Keys) -> list[Any]:
-        """The samples of these keys. Raises StageFailure."""
-        return self._get(keys)
-
-    def _join(self) -> None:
-        self._steps = [
-            self._source_step(),
-            *(stop.step(self.site) for stop in self.road.stops),
-        ]
-        get: Upstream = _nothing
-        for number, step in enumerate(self._steps):
-            get = self._joint(number, step, get)
-        self._get = get
 
     def _joint(self, number: int, step: Step, upstream: Upstream) -> Upstream:
         tally, clock = self.site.tally, self._clock
@@ -165,12 +143,9 @@ def _nbytes(sample: Any) -> int:
     kind = type(sample)
     if kind is bytes:
         return len(sample)
-    if kind is tuple or kind is list:
-        return sum([len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in sample])
-    if isinstance(sample, Mapping):
-        return sum(
-            [len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in sample.values()]
-        )
+    if kind is tuple or kind is list or isinstance(sample, Mapping):
+        values = sample.values() if isinstance(sample, Mapping) else sample
+        return sum([len(v) if type(v) is bytes else getattr(v, "nbytes", 0) for v in values])
     nbytes = getattr(sample, "nbytes", 0)
     return nbytes if isinstance(nbytes, int) else 0
 

@@ -76,9 +76,6 @@ class Schedule:
                 return piece
         return None
 
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def done(self, piece: int, seconds: float) -> bool:
         """A piece is done; true when it was the last of its batch."""
         found = self._running.pop(piece)

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from benchmarks.measure import Make
 from benchmarks.peers.torchvision_pil import image_folder
-from benchmarks.workloads import ArrayDataset, Arrays, Photos
+from benchmarks.workloads import ArrayDataset, Arrays, Photos, loader_options
 
 
 def arrays(work: Arrays) -> Make:
     """As a script that only changed its import gets it: the dataset may be random."""
-    from penstock.torch import DataLoader
-
-    data = ArrayDataset(work)
-    return lambda: DataLoader(
-        data,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=work.workers > 0,
-    )
+    return _arrays(work, random=None)
 
 
 def arrays_not_random(work: Arrays) -> Make:
     """Told that the dataset draws nothing, so that no generator is seeded for each sample."""
+    return _arrays(work, random=False)
+
+
+def _arrays(work: Arrays, random: bool | None) -> Make:
     from penstock.torch import DataLoader
 
     data = ArrayDataset(work)
-    return lambda: DataLoader(
-        data,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=work.workers > 0,
-        random=False,
-    )
+    return lambda: DataLoader(data, random=random, **loader_options(work))
 
 
 def photos(work: Photos) -> Make:
@@ -44,10 +32,4 @@ def photos(work: Photos) -> Make:
     from penstock.torch import DataLoader
 
     folder = image_folder(work)
-    return lambda: DataLoader(
-        folder,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=work.workers > 0,
-    )
+    return lambda: DataLoader(folder, **loader_options(work))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from benchmarks.measure import Make
-from benchmarks.workloads import ArrayDataset, Arrays
+from benchmarks.workloads import ArrayDataset, Arrays, loader_options
 
 
 def arrays(work: Arrays) -> Make:
     """With workers that stay between epochs, as its documentation advises."""
-    return _loader(work, work.workers, persistent=True)
+    return _loader(work)
 
 
 def restarting(work: Arrays) -> Make:
     """As it is by default: workers are started for every epoch."""
-    return _loader(work, work.workers, persistent=False)
+    return _loader(work, persistent_workers=False)
 
 
 def alone(work: Arrays) -> Make:
     """Without workers."""
-    return _loader(work, 0, persistent=False)
+    return _loader(replace(work, workers=0))
 
 
-def _loader(work: Arrays, workers: int, *, persistent: bool) -> Make:
+def _loader(work: Arrays, **changes: Any) -> Make:
     from torch.utils.data import DataLoader
 
     data = ArrayDataset(work)
-    return lambda: DataLoader(
-        data,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=workers,
-        persistent_workers=persistent,
-    )
+    return lambda: DataLoader(data, **{**loader_options(work), **changes})

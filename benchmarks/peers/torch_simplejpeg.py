@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos, image_files
+from benchmarks.workloads import MEAN, STD, Photos, image_files, loader_options
 
 ATTEMPTS = 10
 SCALE = (0.08, 1.0)
@@ -78,10 +78,4 @@ def photos(work: Photos) -> Make:
     from torch.utils.data import DataLoader
 
     data = FastPhotos(work)
-    return lambda: DataLoader(
-        data,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=work.workers > 0,
-    )
+    return lambda: DataLoader(data, **loader_options(work))

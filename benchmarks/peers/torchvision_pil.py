@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos
+from benchmarks.workloads import MEAN, STD, Photos, loader_options
 
 
 def import_torchvision() -> Any:
@@ -60,10 +60,4 @@ def photos(work: Photos) -> Make:
     from torch.utils.data import DataLoader
 
     folder = image_folder(work)
-    return lambda: DataLoader(
-        folder,
-        batch_size=work.batch,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=work.workers > 0,
-    )
+    return lambda: DataLoader(folder, **loader_options(work))

@@ -70,7 +70,8 @@ class ProcessPool:
         self._workers: dict[int, _Worker] = {}
         self._selector: selectors.BaseSelector | None = None
         self._reader: threading.Thread | None = None
-        self._desk: weakref.ref[Desk] | None = None
+        # Known weakly, or its pool would keep a forgotten loader alive.
+        self._desk: Callable[[], Desk | None] = lambda: None
         self._code: int | None = None
         self._digest = b""
         self._wake: tuple[int, int] | None = None
@@ -99,7 +100,7 @@ class ProcessPool:
         self._reader.start()
 
     def notify(self) -> None:
-        desk = self._desk() if self._desk is not None else None
+        desk = self._desk()
         if desk is None:
             return
         with self._lock:
@@ -121,7 +122,7 @@ class ProcessPool:
         if self._standin is None or any(worker.ready for worker in self._workers.values()):
             self._standin = None
             return False
-        desk = self._desk() if self._desk is not None else None
+        desk = self._desk()
         task = desk.take(-1) if desk is not None else None
         if desk is None or task is None:
             return False
@@ -300,7 +301,7 @@ class ProcessPool:
             for number, (waiting, _) in worker.tasks.items():
                 worker.tasks[number] = (waiting, self._clock())
                 break
-        desk = self._desk() if self._desk is not None else None
+        desk = self._desk()
         if desk is not None:
             desk.done(task.id, from_message(message))
             del desk
@@ -324,7 +325,7 @@ class ProcessPool:
                 self._spawn(worker.number)
             else:
                 self._workers.pop(worker.number, None)
-        desk = self._desk() if self._desk is not None else None
+        desk = self._desk()
         if desk is None:
             return
         if give_up:
@@ -339,7 +340,7 @@ class ProcessPool:
         self.notify()
 
     def _report_broken(self, error: BaseException) -> None:
-        desk = self._desk() if self._desk is not None else None
+        desk = self._desk()
         if desk is not None:
             desk.broken(error)
 

@@ -33,7 +33,8 @@ class ThreadPool:
         self._work = work
         self._seed = seed
         self._clock = clock
-        self._desk: weakref.ref[Desk] | None = None
+        # Known weakly, or its pool would keep a forgotten loader alive.
+        self._desk: Callable[[], Desk | None] = lambda: None
         self._wake = threading.Condition()
         self._closing = False
         self._notices = 0
@@ -44,7 +45,6 @@ class ThreadPool:
     def start(self, desk: Desk) -> None:
         if self._threads:
             return
-        # Threads know the desk weakly, or a forgotten loader would be kept alive by them.
         self._desk = weakref.ref(desk)
         self._closing = False
         for number in range(self.size):
@@ -102,7 +102,7 @@ class ThreadPool:
     def _serve(self, number: int, runner: Runner) -> None:
         while not self._closing:
             seen = self._notices
-            desk = self._desk() if self._desk is not None else None
+            desk = self._desk()
             if desk is None:
                 return
             task = desk.take(number)
