@@ -17,20 +17,21 @@
 #include <jerror.h>
 
 #include "_kernel_filter.h"
+#include "_kernel_planes.h"
 
 /* Earlier ones have faults where rows are skipped and columns left out. */
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or later is needed"
 #endif
 
-/* What is one block in use has forbidden ground between its parts when it is fuzzed. */
+/* The fuzzer decodes in both ways, and compares. */
 #ifdef PENSTOCK_FUZZ
-#include <sanitizer/asan_interface.h>
-#define GAP 1024
-#define FORBID(from, size) ASAN_POISON_MEMORY_REGION(from, size)
+static int only_libjpeg;
+static long decoded_alone;
+#define ALONE() decoded_alone++
 #else
-#define GAP 0
-#define FORBID(from, size) (void)(from)
+#define only_libjpeg 0
+#define ALONE() (void)0
 #endif
 
 enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
@@ -76,6 +77,7 @@ typedef struct {
   struct jpeg_progress_mgr progress;
   Trouble trouble;
   uint8_t *scratch;
+  Scan *scan; /* what was decoded without libjpeg, if it was */
 } Decoder;
 
 static void give_up(j_common_ptr jpeg, int kind) {
@@ -122,6 +124,12 @@ static void on_progress(j_common_ptr jpeg) {
     snprintf(trouble->why, JMSG_LENGTH_MAX, "it has more than %d scans", MOST_SCANS);
     longjmp(trouble->back, 1);
   }
+}
+
+static void drop_scan(Decoder *d) {
+  if (d->scan) free(d->scan->memory);
+  free(d->scan);
+  d->scan = NULL;
 }
 
 static int refuse(Decoder *d, int kind, const char *why) {
@@ -174,7 +182,7 @@ static int choose_shrink(j_decompress_ptr jpeg, Box box, Target to) {
   return shrink;
 }
 
-/* What one call works in: a ring of rows as libjpeg gives them, a block of output rows that still
+/* What one call works in: a ring of decoded rows, a block of output rows that still
    have the width of the box, the same turned, and the block in its final width, turned and not. */
 typedef struct {
   Axis down, across;
@@ -182,6 +190,9 @@ typedef struct {
   size_t ring_stride, rows_stride, out_stride;
   size_t row_bytes, out_bytes; /* of these strides, how much means something */
   size_t skipped;              /* bytes in a row of the ring before the box begins */
+  size_t plane;                /* bytes from red to green to blue in a row; 0 if pixel by pixel */
+  int left, top, columns;
+  Row room;
   const uint8_t **taps;
 } Bench;
 
@@ -191,9 +202,11 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
   b->across.count = to.width;
   b->across.taps = taps_of(columns, (double)box.width / to.width, shrink);
   size_t most_taps = b->down.taps > b->across.taps ? b->down.taps : b->across.taps;
-  b->row_bytes = (size_t)columns * 3;
+  b->plane = d->scan ? round_up((size_t)columns, 16) : 0;
+  b->row_bytes = 3 * (d->scan ? b->plane : (size_t)columns);
   b->out_bytes = (size_t)to.width * 3;
-  b->ring_stride = round_up((size_t)d->jpeg.output_width * 3 + ASKEW, ALIGN);
+  b->ring_stride =
+      round_up(d->scan ? b->row_bytes : (size_t)d->jpeg.output_width * 3 + ASKEW, ALIGN);
   b->rows_stride = round_up(b->row_bytes, ALIGN);
   b->out_stride = round_up(b->out_bytes, ALIGN);
 
@@ -213,6 +226,9 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
       {&b->across.weights, sizeof(uint16_t) * to.width * b->across.taps},
       {&b->taps, sizeof(uint8_t *) * most_taps},
       {&doubles, sizeof(double) * most_taps},
+      {&b->room.sums, d->scan ? sizeof(int16_t) * (columns / 2 + 4) : 0},
+      {&b->room.blue, d->scan ? (size_t)columns + 4 : 0},
+      {&b->room.red, d->scan ? (size_t)columns + 4 : 0},
   };
   int count = sizeof parts / sizeof parts[0];
   size_t total = ALIGN;
@@ -229,6 +245,7 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
   }
   /* The last block may not be full, and is turned as a whole. */
   memset(b->rows, 0, b->rows_stride * LANES);
+  memset(b->ring, 0, b->ring_stride * b->down.taps);
   weigh(&b->down, box.top, box.height, shrink, 0, doubles);
   weigh(&b->across, box.left, box.width, shrink, to.flip, doubles);
   return FINE;
@@ -236,7 +253,13 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
 
 /* Give out `count` rows of a block, the first of which is row `y`. */
 static void give_out(Bench *b, Target to, int y, int count) {
-  turn(b->rows_turned, LANES * 16, LANES, b->rows, 16, b->rows_stride, b->row_bytes);
+  if (b->plane) {
+    for (int c = 0; c < 3; c++)
+      turn(b->rows_turned + c * LANES, BLOCK * 16, BLOCK, b->rows + c * b->plane, 16,
+           b->rows_stride, (size_t)b->columns);
+  } else {
+    turn(b->rows_turned, LANES * 16, LANES, b->rows, 16, b->rows_stride, b->row_bytes);
+  }
   blend_columns(b->out_turned, b->rows_turned, &b->across, b->taps);
   turn(b->out, 16, b->out_stride, b->out_turned, LANES * 16, LANES, b->out_bytes);
   for (int i = 0; i < count; i++) {
@@ -258,19 +281,40 @@ static int stream(Decoder *d, Bench *b, Target to) {
   int taps = b->down.taps, read = 0;
   for (int y = 0; y < to.height; y++) {
     for (; read < b->down.first[y] + taps; read++) {
-      JSAMPROW row = b->ring + ASKEW + (read % taps) * b->ring_stride;
+      JSAMPROW row = b->ring + (read % taps) * b->ring_stride;
+      if (d->scan) {
+        rgb_row(d->scan, b->top + read, b->left, b->columns, row, b->plane, b->room);
+        continue;
+      }
+      row += ASKEW;
       if (jpeg_read_scanlines(&d->jpeg, &row, 1) != 1)
         return refuse(d, DAMAGED, "Premature end of JPEG file");
     }
     for (int k = 0; k < taps; k++)
-      b->taps[k] =
-          b->ring + ASKEW + ((b->down.first[y] + k) % taps) * b->ring_stride + b->skipped;
+      b->taps[k] = b->ring + ((b->down.first[y] + k) % taps) * b->ring_stride + b->skipped;
     blend_rows(b->rows + (y % LANES) * b->rows_stride, b->taps,
                b->down.weights + (size_t)y * taps, taps, (int)b->row_bytes);
     int filled = y % LANES + 1;
     if (filled == LANES || y + 1 == to.height) give_out(b, to, y + 1 - filled, filled);
   }
   return FINE;
+}
+
+/* Decode the box without libjpeg, where the file is of the everyday kind and nothing is odd. */
+static void decode_alone(Decoder *d, Box box) {
+  const struct jpeg_decompress_struct *jpeg = &d->jpeg;
+  if (!everyday(jpeg)) return;
+  Scan *scan = d->scan = malloc(sizeof *scan);
+  if (!scan) return;
+  scan->memory = NULL;
+  size_t planes = plan_scan(scan, jpeg, box.top, box.left, box.top + box.height,
+                            box.left + box.width);
+  size_t clean = jpeg->src->bytes_in_buffer + BEYOND;
+  if (planes + clean <= MOST_SCRATCH && (scan->memory = malloc(planes + clean))) {
+    scan->clean = scan->memory + planes;
+    if (open_scan(scan, jpeg) && decode_scan(scan)) return;
+  }
+  drop_scan(d);
 }
 
 static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to) {
@@ -285,6 +329,13 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   int kind = begin(d, data, length, box);
   if (kind) return kind;
   int shrink = choose_shrink(jpeg, box, to);
+  Bench bench = {.top = box.top, .left = box.left, .columns = box.width};
+  if (shrink == 1 && !only_libjpeg) decode_alone(d, box);
+  if (d->scan) {
+    ALONE();
+    kind = lay_out(d, &bench, box.height, box.width, box, to, shrink);
+    return kind ? kind : stream(d, &bench, to);
+  }
   jpeg->scale_num = 8 / shrink;
   jpeg->scale_denom = 8;
   jpeg->out_color_space = JCS_RGB;
@@ -302,7 +353,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   JDIMENSION width = upto - from;
   jpeg_crop_scanline(jpeg, &from, &width);
 
-  Bench bench = {.skipped = (size_t)(left - (int)from) * 3};
+  bench.skipped = ASKEW + (size_t)(left - (int)from) * 3;
   kind = lay_out(d, &bench, bottom - top, right - left, box, to, shrink);
   if (kind) return kind;
   if (top) jpeg_skip_scanlines(jpeg, top);
@@ -316,6 +367,7 @@ static int region(const uint8_t *data, size_t length, Box box, Target to, char *
   d.trouble.why = why;
   int kind = decode(&d, data, length, box, to);
   jpeg_destroy_decompress(&d.jpeg);
+  drop_scan(&d);
   free(d.scratch);
   return kind;
 }

@@ -1,0 +1,437 @@
+/* A box of a baseline JPEG as planes of luma and colour, and rows of RGB out of them.
+ *
+ * The arithmetic is libjpeg's to the bit: its accurate integer transform (Loeffler, Ligtenberg and
+ * Moschytz 1989, with 13 bits below the point), its triangle for coarser colour, its conversion to
+ * RGB. So a caller cannot tell, but by time, who decoded.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include "_kernel_entropy.h"
+
+/* The same source compiled for AVX2 and BMI2, and chosen where the processor has both. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define MODERN __attribute__((target("avx2,bmi,bmi2")))
+#define HAVE_MODERN (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+#else
+#define MODERN
+#define HAVE_MODERN 0
+#endif
+
+/* What is one block in use has forbidden ground between its parts when it is fuzzed. */
+#ifdef PENSTOCK_FUZZ
+#include <sanitizer/asan_interface.h>
+#define GAP 1024
+#define FORBID(from, size) ASAN_POISON_MEMORY_REGION(from, size)
+#else
+#define GAP 0
+#define FORBID(from, size) (void)(from)
+#endif
+
+#define SIDE 8
+
+/* Unsigned, because what is absurd in a file may overflow; signed where that makes a difference. */
+typedef uint32_t Eight __attribute__((vector_size(32)));
+typedef int32_t Signed __attribute__((vector_size(32)));
+typedef uint16_t Short __attribute__((vector_size(16)));
+typedef int16_t SignedShort __attribute__((vector_size(16)));
+
+#define FIX(x) ((uint32_t)((x) * 8192 + 0.5))
+#define DOWN(v, shift) ((Eight)((Signed)(v) >> (shift)))
+
+/* One pass over eight columns at once; sums are shifted down by `shift`, rounded. */
+INLINE void transform(Eight *v, int shift) {
+  Eight z = (v[2] + v[6]) * FIX(0.541196100);
+  Eight t2 = z - v[6] * FIX(1.847759065), t3 = z + v[2] * FIX(0.765366865);
+  Eight half = {};
+  half += 1u << (shift - 1);
+  Eight t0 = ((v[0] + v[4]) << 13) + half, t1 = ((v[0] - v[4]) << 13) + half;
+  Eight a0 = t0 + t3, a3 = t0 - t3, a1 = t1 + t2, a2 = t1 - t2;
+
+  Eight z1 = (v[7] + v[1]) * -FIX(0.899976223), z2 = (v[5] + v[3]) * -FIX(2.562915447);
+  Eight z3 = v[7] + v[3], z4 = v[5] + v[1], z5 = (z3 + z4) * FIX(1.175875602);
+  z3 = z3 * -FIX(1.961570560) + z5;
+  z4 = z4 * -FIX(0.390180644) + z5;
+  t0 = v[7] * FIX(0.298631336) + z1 + z3;
+  t1 = v[5] * FIX(2.053119869) + z2 + z4;
+  t2 = v[3] * FIX(3.072711026) + z2 + z3;
+  t3 = v[1] * FIX(1.501321110) + z1 + z4;
+
+  v[0] = DOWN(a0 + t3, shift);
+  v[7] = DOWN(a0 - t3, shift);
+  v[1] = DOWN(a1 + t2, shift);
+  v[6] = DOWN(a1 - t2, shift);
+  v[2] = DOWN(a2 + t1, shift);
+  v[5] = DOWN(a2 - t1, shift);
+  v[3] = DOWN(a3 + t0, shift);
+  v[4] = DOWN(a3 - t0, shift);
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE8(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLE8
+#define SHUFFLE8(a, b, ...) __builtin_shuffle(a, b, (Eight){__VA_ARGS__})
+#endif
+
+/* Three rounds of interleaving each row with the one four further on, within lanes of 128 bits
+   first, which cost least to cross once. */
+INLINE void turn_block(Eight *v) {
+  Eight a[8], b[8];
+  for (int i = 0; i < 4; i++) {
+    a[2 * i] = SHUFFLE8(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    a[2 * i + 1] = SHUFFLE8(v[2 * i], v[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + j] = SHUFFLE8(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      b[i + j + 2] = SHUFFLE8(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int j = 0; j < 4; j++) {
+    v[j] = SHUFFLE8(b[j], b[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    v[j + 4] = SHUFFLE8(b[j], b[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
+INLINE void clear(int16_t *block) {
+  /* Eight stores; compilers make a slower loop of one memset. */
+  Eight nothing = {};
+  for (int i = 0; i < 4; i++) memcpy(block + 16 * i, &nothing, sizeof nothing);
+}
+
+INLINE uint8_t level(int32_t value) {
+  return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+/* A block of coefficients, of which only the first `last` in the zigzag are not 0, to pixels. */
+INLINE void put_block(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps,
+                      long last) {
+  if (last <= 1) {
+    /* Both passes come to this, for a block that is all of one level. */
+    int32_t middle = (int16_t)((uint32_t)block[0] * (uint32_t)steps[0]) * 4;
+    uint64_t all = 0x0101010101010101u * level(((middle + 16) >> 5) + 128);
+    for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &all, 8);
+    return;
+  }
+  Eight v[8];
+  for (int i = 0; i < SIDE; i++) {
+    Short row, step;
+    memcpy(&row, block + SIDE * i, sizeof row);
+    memcpy(&step, steps + SIDE * i, sizeof step);
+    v[i] = (Eight)__builtin_convertvector((SignedShort)(row * step), Signed);
+  }
+  transform(v, 11);
+  turn_block(v);
+  transform(v, 18);
+  /* A vector is a column now, and its low bytes hold all that is left: four of them, side by side,
+     are four pixels of each row. */
+  for (int i = 0; i < SIDE; i++) {
+    Signed x = (Signed)(v[i] + 128), over = x > 255;
+    v[i] = (Eight)((x & ~over & ~(x < 0)) | (over & 255));
+  }
+  Eight low = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24;
+  Eight high = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
+  uint64_t rows[SIDE];
+  v[0] = SHUFFLE8(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
+  v[1] = SHUFFLE8(low, high, 4, 12, 5, 13, 6, 14, 7, 15);
+  memcpy(rows, v, sizeof rows);
+  for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &rows[y], SIDE);
+}
+
+/* One of luma and the two colours, as far as the box needs it. */
+typedef struct {
+  uint8_t *at;
+  size_t stride, rows;
+  int across, down;  /* blocks in a unit of the scan */
+  int top, left;     /* of the first sample that is kept, among all of the component */
+  int height, width; /* of the whole component, without what fills its last blocks */
+  const Codes *first, *rest;
+  int16_t steps[SIDE * SIDE]; /* what coefficients are multiplied by */
+} Plane;
+
+typedef struct {
+  Plane planes[3];
+  int units;                                  /* of the scan, in a row */
+  int from_row, upto_row, from_unit, upto_unit; /* those that the box needs */
+  int restart;                                /* units from one restart to the next, or 0 */
+  const uint8_t *raw, *raw_end;               /* what of the file is still stuffed */
+  uint8_t *memory, *clean;
+  int marker;                                 /* what ended the data that was cleaned last */
+  Codes codes[4];
+} Scan;
+
+/* Take the stuffed zeros out of the data up to the next marker. */
+static Bits clean_up(Scan *scan) {
+  const uint8_t *from = scan->raw, *end = scan->raw_end;
+  uint8_t *to = scan->clean;
+  scan->marker = 0;
+  while (from < end) {
+    const uint8_t *found = memchr(from, 0xFF, (size_t)(end - from));
+    size_t plain = (size_t)((found ? found : end) - from);
+    memcpy(to, from, plain);
+    to += plain;
+    from += plain;
+    if (!found) break;
+    while (from < end && *from == 0xFF) from++;
+    if (from == end) break;
+    int after = *from++;
+    if (after) {
+      scan->marker = after;
+      break;
+    }
+    *to++ = 0xFF;
+  }
+  scan->raw = from;
+  memset(to, 0, BEYOND);
+  return (Bits){.next = scan->clean, .end = to};
+}
+
+static const uint8_t places[PLACES] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, [63 ... PLACES - 1] = 63,
+};
+
+/* Decode the units that the box needs; 0 where something is odd. */
+INLINE int decode_scan_body(Scan *scan) {
+  int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
+  int left = scan->restart, expected = 0xD0, fine = 1;
+  uint32_t before[3] = {0};
+  Bits bits = clean_up(scan);
+  for (int row = 0; row < scan->upto_row; row++) {
+    int units = row + 1 == scan->upto_row ? scan->upto_unit : scan->units;
+    for (int unit = 0; unit < units; unit++) {
+      if (scan->restart && left-- == 0) {
+        if (scan->marker != expected) return 0;
+        expected = expected == 0xD7 ? 0xD0 : expected + 1;
+        left = scan->restart - 1;
+        memset(before, 0, sizeof before);
+        bits = clean_up(scan);
+      }
+      int needed = row >= scan->from_row && unit >= scan->from_unit && unit < scan->upto_unit;
+      for (int c = 0; c < 3; c++) {
+        const Plane *plane = &scan->planes[c];
+        uint8_t *to = plane->at;
+        if (needed)
+          to += (size_t)(row - scan->from_row) * plane->down * SIDE * plane->stride +
+                (size_t)(unit - scan->from_unit) * plane->across * SIDE;
+        for (int y = 0; y < plane->down; y++)
+          for (int x = 0; x < plane->across; x++) {
+            before[c] += (uint32_t)first_difference(&bits, plane->first, &fine);
+            if (!fine) return 0;
+            if (needed) {
+              long last;
+              clear(block);
+              block[0] = (int16_t)before[c];
+              if (!rest_of_block(&bits, plane->rest, places, block, &last)) return 0;
+              put_block(to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE, plane->stride,
+                        block, plane->steps, last);
+            } else if (!pass_rest(&bits, plane->rest)) {
+              return 0;
+            }
+            if (overrun(&bits)) return 0;
+          }
+      }
+    }
+  }
+  return 1;
+}
+
+MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan); }
+static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan); }
+
+static int decode_scan(Scan *scan) {
+  return HAVE_MODERN ? decode_scan_modern(scan) : decode_scan_plain(scan);
+}
+
+/* Whether a file, of which libjpeg has read the header, is of the everyday kind. */
+static int everyday(const struct jpeg_decompress_struct *jpeg) {
+  if (jpeg->progressive_mode || jpeg->arith_code || jpeg->data_precision != 8) return 0;
+  if (jpeg->num_components != 3 || jpeg->comps_in_scan != 3) return 0;
+  if (jpeg->jpeg_color_space != JCS_YCbCr) return 0;
+  if (jpeg->Ss != 0 || jpeg->Se != 63 || jpeg->Ah != 0 || jpeg->Al != 0) return 0;
+  const jpeg_component_info *luma = jpeg->comp_info;
+  int finer = luma->h_samp_factor * 10 + luma->v_samp_factor;
+  if (finer != 11 && finer != 21 && finer != 22) return 0;
+  for (int c = 0; c < 3; c++) {
+    const jpeg_component_info *component = jpeg->cur_comp_info[c];
+    if (component != jpeg->comp_info + c) return 0;
+    if (c && (component->h_samp_factor != 1 || component->v_samp_factor != 1)) return 0;
+    if (!jpeg->quant_tbl_ptrs[component->quant_tbl_no & 3] || component->quant_tbl_no > 3 ||
+        component->dc_tbl_no > 1 || component->ac_tbl_no > 1 ||
+        !jpeg->dc_huff_tbl_ptrs[component->dc_tbl_no] ||
+        !jpeg->ac_huff_tbl_ptrs[component->ac_tbl_no])
+      return 0;
+  }
+  /* So narrow, and libjpeg repeats colour instead of smoothing it. */
+  return jpeg->image_width > 4;
+}
+
+static int clamp(int value, int least, int most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+/* Say which units are needed for a box, and how large the planes are; their bytes are returned. */
+static size_t plan_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg, int top, int left,
+                        int bottom, int right) {
+  const jpeg_component_info *luma = jpeg->comp_info;
+  int unit_width = SIDE * luma->h_samp_factor, unit_height = SIDE * luma->v_samp_factor;
+  int width = (int)jpeg->image_width, height = (int)jpeg->image_height;
+  /* Smooth colour looks one sample, at most two pixels, to every side. */
+  scan->units = (width + unit_width - 1) / unit_width;
+  scan->from_unit = clamp(left - 2, 0, width - 1) / unit_width;
+  scan->upto_unit = clamp(right + 1, 0, width - 1) / unit_width + 1;
+  scan->from_row = clamp(top - 2, 0, height - 1) / unit_height;
+  scan->upto_row = clamp(bottom + 1, 0, height - 1) / unit_height + 1;
+  scan->restart = (int)jpeg->restart_interval;
+  size_t total = 0;
+  for (int c = 0; c < 3; c++) {
+    Plane *plane = &scan->planes[c];
+    const jpeg_component_info *component = jpeg->comp_info + c;
+    plane->across = component->h_samp_factor;
+    plane->down = component->v_samp_factor;
+    plane->top = scan->from_row * plane->down * SIDE;
+    plane->left = scan->from_unit * plane->across * SIDE;
+    plane->width = (width * plane->across + luma->h_samp_factor - 1) / luma->h_samp_factor;
+    plane->height = (height * plane->down + luma->v_samp_factor - 1) / luma->v_samp_factor;
+    plane->stride = (size_t)(scan->upto_unit - scan->from_unit) * plane->across * SIDE;
+    plane->rows = (size_t)(scan->upto_row - scan->from_row) * plane->down * SIDE;
+    total += plane->stride * plane->rows + GAP;
+  }
+  return total;
+}
+
+/* Make the tables and lay the planes out; 0 where a table is odd. */
+static int open_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg) {
+  int made[4] = {0};
+  uint8_t *memory = scan->memory;
+  scan->raw = jpeg->src->next_input_byte;
+  scan->raw_end = scan->raw + jpeg->src->bytes_in_buffer;
+  for (int c = 0; c < 3; c++) {
+    Plane *plane = &scan->planes[c];
+    const jpeg_component_info *component = jpeg->comp_info + c;
+    plane->at = memory;
+    memory += plane->stride * plane->rows;
+    FORBID(memory, GAP);
+    memory += GAP;
+    const UINT16 *steps = jpeg->quant_tbl_ptrs[component->quant_tbl_no]->quantval;
+    for (int k = 0; k < SIDE * SIDE; k++) plane->steps[k] = (int16_t)steps[k];
+    for (int ac = 0; ac < 2; ac++) {
+      int number = ac ? component->ac_tbl_no : component->dc_tbl_no;
+      const JHUFF_TBL *table = ac ? jpeg->ac_huff_tbl_ptrs[number] : jpeg->dc_huff_tbl_ptrs[number];
+      Codes *codes = &scan->codes[2 * ac + number];
+      *(ac ? &plane->rest : &plane->first) = codes;
+      if (!made[2 * ac + number] && !make_codes(codes, table->bits, table->huffval, ac)) return 0;
+      made[2 * ac + number] = 1;
+    }
+  }
+  return 1;
+}
+
+/* ------------------------------------------------------------------------------ rows of RGB */
+
+/* Room that a row of `width` pixels needs while it is made. */
+typedef struct {
+  int16_t *sums;
+  uint8_t *blue, *red; /* the differences from grey, in full width */
+} Row;
+
+INLINE const uint8_t *sample_row(const Plane *plane, int y) {
+  return plane->at + (size_t)(clamp(y, 0, plane->height - 1) - plane->top) * plane->stride;
+}
+
+/* Samples `from` up to `upto` of one row, or of two that are mixed three to one, and one more on
+   either side, which repeats at the rim: `sums` begins with the one before `from`. */
+INLINE void gather(const Plane *plane, int y, int from, int upto, int mixed, int16_t *sums) {
+  const uint8_t *near = sample_row(plane, mixed ? y >> 1 : y) - plane->left;
+  const uint8_t *far = mixed ? sample_row(plane, (y >> 1) + (y & 1 ? 1 : -1)) - plane->left : near;
+  int low = from > 0 ? from - 1 : 0, high = upto < plane->width ? upto + 1 : plane->width;
+  int16_t *to = sums + (low - (from - 1));
+  const uint8_t *a = near + low, *b = far + low;
+  int count = high - low;
+  if (mixed)
+    for (int i = 0; i < count; i++) to[i] = (int16_t)(3 * a[i] + b[i]);
+  else
+    for (int i = 0; i < count; i++) to[i] = a[i];
+  if (low == from) sums[0] = sums[1];
+  if (high == upto) sums[upto - from + 1] = sums[upto - from];
+}
+
+/* Twice as many samples, each three parts of its own and one of its neighbour. */
+INLINE void widen(uint8_t *restrict to, const int16_t *restrict sums, int count, int even, int odd,
+                  int shift) {
+  for (int i = 0; i < count; i++) {
+    int16_t own = (int16_t)(3 * sums[i + 1]);
+    to[2 * i] = (uint8_t)((uint16_t)(own + sums[i] + even) >> shift);
+    to[2 * i + 1] = (uint8_t)((uint16_t)(own + sums[i + 2] + odd) >> shift);
+  }
+}
+
+INLINE int16_t part(int16_t value, int16_t factor) {
+  /* value * factor / 65536, rounded, in 16 bits throughout. */
+  return (int16_t)(((int16_t)((int16_t)(2 * value) * (int32_t)factor >> 16) + 1) >> 1);
+}
+
+INLINE uint8_t squeeze(int16_t value) {
+  /* In two steps, each of which is one instruction for a whole vector. */
+  int16_t least = value > 0 ? value : 0;
+  return (uint8_t)(least < 255 ? least : 255);
+}
+
+/* Pixels `left` up to `left + width` of row `y`: red, then green, then blue, `stride` apart. */
+INLINE void rgb_row_body(const Scan *scan, int y, int left, int width, uint8_t *restrict out,
+                         size_t stride, Row room) {
+  const Plane *luma = &scan->planes[0];
+  const uint8_t *grey = sample_row(luma, y) - luma->left + left;
+  const uint8_t *differences[2];
+  for (int c = 0; c < 2; c++) {
+    const Plane *plane = &scan->planes[1 + c];
+    if (luma->across == 1) {
+      differences[c] = sample_row(plane, y) - plane->left + left;
+      continue;
+    }
+    int from = left >> 1, upto = (left + width + 1) >> 1, mixed = luma->down == 2;
+    uint8_t *wide = c ? room.red : room.blue;
+    gather(plane, y, from, upto, mixed, room.sums);
+    if (mixed)
+      widen(wide, room.sums, upto - from, 8, 7, 4);
+    else
+      widen(wide, room.sums, upto - from, 1, 2, 2);
+    differences[c] = wide + (left & 1);
+  }
+  const uint8_t *restrict blue = differences[0], *restrict red = differences[1];
+  uint8_t *restrict r = out, *restrict g = out + stride, *restrict b = out + 2 * stride;
+  for (int x = 0; x < width; x++) {
+    int16_t cr = (int16_t)(red[x] - 128), cb = (int16_t)(blue[x] - 128);
+    r[x] = squeeze((int16_t)(grey[x] + cr + part(cr, 26345)));
+    b[x] = squeeze((int16_t)(grey[x] + 2 * cb + part(cb, -14942)));
+  }
+  for (int x = 0; x < width; x++) {
+    int32_t cr = red[x] - 128, cb = blue[x] - 128;
+    g[x] = squeeze((int16_t)(grey[x] + ((-22554 * cb - 46802 * cr + 32768) >> 16)));
+  }
+}
+
+MODERN static void rgb_row_modern(const Scan *scan, int y, int left, int width, uint8_t *out,
+                                  size_t stride, Row room) {
+  rgb_row_body(scan, y, left, width, out, stride, room);
+}
+
+static void rgb_row_plain(const Scan *scan, int y, int left, int width, uint8_t *out,
+                          size_t stride, Row room) {
+  rgb_row_body(scan, y, left, width, out, stride, room);
+}
+
+static void rgb_row(const Scan *scan, int y, int left, int width, uint8_t *out, size_t stride,
+                    Row room) {
+  if (HAVE_MODERN)
+    rgb_row_modern(scan, y, left, width, out, stride, room);
+  else
+    rgb_row_plain(scan, y, left, width, out, stride, room);
+}
