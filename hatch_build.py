@@ -1,7 +1,8 @@
 """Compiles the optional image kernel while a wheel or an editable install is built.
 
 The kernel only makes decoding faster. Without a C compiler, Python's headers or libjpeg-turbo's,
-or with ``PENSTOCK_NO_KERNEL=1``, the package is built without it and works all the same.
+or with ``PENSTOCK_NO_KERNEL=1``, the package is built without it and works all the same. With
+``PENSTOCK_KERNEL=require`` that is an error: what is passed on to others shall have it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class KernelHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        required = self._required()
         package = Path(self.root) / "penstock"
         editable = version == "editable"
         if editable:
@@ -48,6 +50,12 @@ class KernelHook(BuildHookInterface[Any]):
         try:
             built = _compile(package / "_kernel.c", self._place)
         except CannotCompile as why:
+            shutil.rmtree(self._place)
+            if required:
+                self.app.abort(
+                    f"penstock: the image kernel cannot be built: {why}. PENSTOCK_KERNEL=require "
+                    "makes that an error; unset it to build without the kernel."
+                )
             self.app.display_warning(
                 f"penstock: building without the optional image kernel: {why}. Images are decoded "
                 "by simplejpeg and OpenCV instead."
@@ -65,6 +73,12 @@ class KernelHook(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
+
+    def _required(self) -> bool:
+        asked = os.environ.get("PENSTOCK_KERNEL", "")
+        if asked not in ("", "require"):
+            self.app.abort(f'penstock: PENSTOCK_KERNEL is {asked!r}; give "require", or unset it.')
+        return asked == "require"
 
 
 def _compile(source: Path, place: Path) -> Path:
