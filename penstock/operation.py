@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import PipelineError
 
@@ -40,6 +40,17 @@ Spec = ArraySpec | BytesSpec | None
 """What is known of a field: ``None`` is nothing."""
 
 
+def fits(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether a result of this shape and type can be written into ``out``."""
+    return (
+        out is not None
+        and out.shape == shape
+        and out.dtype == dtype
+        and out.flags.c_contiguous
+        and out.flags.writeable
+    )
+
+
 class Operation:
     """One step of preparation. Implementations are frozen dataclasses.
 
@@ -67,6 +78,13 @@ class Operation:
     def apply(self, value: Any, params: Any) -> Any:
         """Do it. Never changes ``value``."""
         raise NotImplementedError
+
+    def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> Any:
+        """Do it, and put the result into ``out`` where that is one of its shape and type.
+
+        An operation that can spare a copy this way does; what is returned holds the result.
+        """
+        return self.apply(value, params)
 
 
 def need_array(name: str, spec: Spec, *, ndim: int = 3) -> ArraySpec | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.meter import Clock, Tally
@@ -17,7 +17,7 @@ from penstock.random import Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
 from penstock.stops.cache import Cache
-from penstock.stops.stop import Site, StageFailure, Step, Stop, Upstream, names_of
+from penstock.stops.stop import Rows, Site, StageFailure, Step, Stop, Upstream, names_of
 
 SOURCE = "source"
 
@@ -80,7 +80,14 @@ class OpenRoad:
         self._clock = clock
         self.site = Site(road.seed, Tally(len(road.stages), len(road.caches)))
         get: Upstream = _nothing
-        steps = [self._source_step(), *(stop.step(self.site) for stop in road.stops)]
+        self.rows = Rows()
+        """Where the samples that are asked for next will stand; see ``Rows``."""
+        sites = [self.site] * len(road.stops)
+        sites[-1:] = [replace(self.site, rows=self.rows)]
+        steps = [
+            self._source_step(),
+            *(stop.step(site) for stop, site in zip(road.stops, sites, strict=False)),
+        ]
         for number, step in enumerate(steps):
             get = self._joint(number, step, get)
         self.get = get
@@ -90,6 +97,7 @@ class OpenRoad:
         """Start counting afresh: for one task."""
         self.site.tally.clear()
         self.site.offers.clear()
+        self.rows.clear()
 
     def _joint(self, number: int, step: Step, upstream: Upstream) -> Upstream:
         tally, clock = self.site.tally, self._clock

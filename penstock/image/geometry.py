@@ -14,7 +14,7 @@ from penstock.image import arguments
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
-from penstock.operation import ArraySpec, Operation, Spec
+from penstock.operation import ArraySpec, Operation, Spec, fits
 
 _ATTEMPTS = 10
 """How often torchvision tries to place a box before it falls back."""
@@ -82,8 +82,11 @@ class Resize(Operation):
         return ArraySpec((*self._target(height, width), channels), array.dtype)
 
     def apply(self, value: Any, params: Any) -> Image:
+        return self.apply_to(value, params, None)
+
+    def apply_to(self, value: Any, params: Any, out: Image | None) -> Image:
         image = check_image("resize", value, any_dtype=True)
-        return resize(image, *self._target(image.shape[0], image.shape[1]))
+        return resize(image, *self._target(image.shape[0], image.shape[1]), out)
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
         if not self._short:
@@ -195,9 +198,12 @@ class RandomResizedCrop(Operation):
         return Box((rows - height) // 2, (columns - width) // 2, height, width)
 
     def apply(self, value: Any, params: Box) -> Image:
+        return self.apply_to(value, params, None)
+
+    def apply_to(self, value: Any, params: Box, out: Image | None) -> Image:
         image = check_image("random_resized_crop", value, any_dtype=True)
         top, left, height, width = params
-        return resize(image[top : top + height, left : left + width], *self._pair)
+        return resize(image[top : top + height, left : left + width], *self._pair, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +342,13 @@ class RandomFlip(Operation):
         return bool(rng.random() < self.p)
 
     def apply(self, value: Any, params: bool) -> Image:
+        return self.apply_to(value, params, None)
+
+    def apply_to(self, value: Any, params: bool, out: Image | None) -> Image:
         image = check_image("random_flip", value, any_dtype=True)
         if not params:
             return image
+        if image.shape[2] == 1 or not fits(out, image.shape, image.dtype):
+            out = None
         # A reversed view would be free here and cost 0.3 ms where it is copied; this costs 0.01.
-        return with_channels(load_cv2().flip(image, 0 if self.vertical else 1))
+        return with_channels(load_cv2().flip(image, 0 if self.vertical else 1, dst=out))

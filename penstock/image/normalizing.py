@@ -15,7 +15,7 @@ from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import FLOAT32, check_image, need_image
-from penstock.operation import ArraySpec, Operation, Spec
+from penstock.operation import ArraySpec, Operation, Spec, fits
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -72,6 +72,9 @@ class Normalize(Operation):
         return ArraySpec((height, width, channels), FLOAT32)
 
     def apply(self, value: Any, params: Any) -> NDArray[np.float32]:
+        return self.apply_to(value, params, None)
+
+    def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> NDArray[np.float32]:
         image = check_image("normalize", value)
         height, width, channels = image.shape
         self._check_channels(channels)
@@ -79,7 +82,8 @@ class Normalize(Operation):
         cv2 = load_cv2()
         if self.layout == "hwc":
             return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
-        out = np.empty((channels, height, width), dtype=np.float32)
+        if out is None or not fits(out, (channels, height, width), FLOAT32):
+            out = np.empty((channels, height, width), dtype=np.float32)
         planes: Sequence[Image] = cv2.split(image)
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.image.native import Image, load_cv2, with_channels
+from penstock.operation import fits
 
 _NO_BLUR = 0.08
 """Shrinking by less than 1.22 blurs too little to be worth 0.1 ms (1.1 grey levels, not 0.8)."""
@@ -41,25 +42,29 @@ _NEAR, _FAR = np.exp(-0.5 / _SIGMAS**2), np.exp(-2.0 / _SIGMAS**2)
 _VARIANCES = (2 * _NEAR + 8 * _FAR) / (1 + 2 * _NEAR + 2 * _FAR)
 
 
-def resize(image: Image, height: int, width: int) -> Image:
-    """The whole image in another size; the same array where it has that size already."""
+def resize(image: Image, height: int, width: int, out: Image | None = None) -> Image:
+    """The whole image in another size; the same array where it has that size already.
+
+    The result is written into ``out`` where that fits.
+    """
     rows, columns = image.shape[:2]
     if rows == height and columns == width:
         return image
     cv2 = load_cv2()
     if rows > _HALVE * height or columns > _HALVE * width:
-        return _halve(cv2, image, height, width)
+        return _halve(cv2, image, height, width, out)
     return _blur_and_sample(
         cv2,
         image,
         height,
         width,
+        out,
         ((rows / height) ** 2 - 1) / 6,
         ((columns / width) ** 2 - 1) / 6,
     )
 
 
-def _halve(cv2: Any, image: Image, height: int, width: int) -> Image:
+def _halve(cv2: Any, image: Image, height: int, width: int, out: Image | None) -> Image:
     halvings = [0, 0]
     rows, columns = image.shape[:2]
     while rows > _HALVE * height or columns > _HALVE * width:
@@ -78,13 +83,20 @@ def _halve(cv2: Any, image: Image, height: int, width: int) -> Image:
         image,
         height,
         width,
+        out,
         ((rows / height) ** 2 - 1) / 6 - (1 - 0.25 ** halvings[0]) / 12,
         ((columns / width) ** 2 - 1) / 6 - (1 - 0.25 ** halvings[1]) / 12,
     )
 
 
 def _blur_and_sample(
-    cv2: Any, image: Image, height: int, width: int, down: float, across: float
+    cv2: Any,
+    image: Image,
+    height: int,
+    width: int,
+    out: Image | None,
+    down: float,
+    across: float,
 ) -> Image:
     """Blur by these variances in pixels, then sample bilinearly."""
     if down > _NO_BLUR or across > _NO_BLUR:
@@ -97,7 +109,12 @@ def _blur_and_sample(
             sigmaY=sigma_rows,
             borderType=cv2.BORDER_REPLICATE,
         )
-    return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
+    # OpenCV knows no axis of one channel, so that only colour can be written in place.
+    if image.ndim == 2 or not fits(out, (height, width, *image.shape[2:]), image.dtype):
+        out = None
+    return with_channels(
+        cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
+    )
 
 
 def _kernel(variance: float) -> tuple[int, float]:

@@ -100,8 +100,10 @@ class Runner:
             row, at = first, 0
             while at < len(keys):
                 group = self._group(len(keys) - at)
+                self._road.rows.aim(columns, layout.skeleton, row)
                 samples = self._samples(keys.cut(at, group), report, at)
-                _write(samples, columns, layout, row, report)
+                _write(samples, columns, layout, row, report, self._road.rows.given)
+                self._road.rows.clear()
                 row += len(samples)
                 at += group
         return self._end(report, row - first, len(keys), started)
@@ -197,6 +199,7 @@ class Runner:
         try:
             return self._road.get(keys)
         except StageFailure as failure:
+            self._road.rows.clear()
             if len(keys) == 1:
                 return self._bad(next(iter(keys)), failure, report, place)
         # Which of them it was, and what its neighbours are, is found one by one; keyed
@@ -288,19 +291,21 @@ def _write(
     layout: Layout,
     row: int,
     report: Report,
+    given: list[NDArray[Any]],
 ) -> None:
+    """Put samples into their rows, but for what was ``given`` its row and is there already."""
     if not samples:
         return
     skeleton = layout.skeleton
     if isinstance(skeleton, int):
-        _write_column(samples, columns[0], layout, 0, row, report)
+        _write_column(samples, columns[0], layout, 0, row, report, given)
         return
     try:
         by_sample = [leaves_like(sample, skeleton) for sample in samples]
     except ValueError as error:
         raise LayoutChanged(str(error)) from None
     for number, values in enumerate(zip(*by_sample, strict=True)):
-        _write_column(values, columns[number], layout, number, row, report)
+        _write_column(values, columns[number], layout, number, row, report, given)
 
 
 def _write_column(
@@ -310,6 +315,7 @@ def _write_column(
     number: int,
     row: int,
     report: Report,
+    given: list[NDArray[Any]],
 ) -> None:
     if column is None:
         for value in values:
@@ -328,10 +334,11 @@ def _write_column(
             raise LayoutChanged(f"{array.dtype} where {leaf.dtype} was")
         column[row : row + len(values)] = array
         return
-    for value in values:
+    for place, value in enumerate(values):
+        if place < len(given) and value is given[place]:
+            continue
         plain = value if type(value) is np.ndarray else as_array(value)
         if plain is None or plain.shape != leaf.shape or plain.dtype != leaf.dtype:
             found = type(value).__name__ if plain is None else f"{plain.dtype} {plain.shape}"
             raise LayoutChanged(f"{found} where {leaf.dtype} {leaf.shape} was")
-        column[row] = plain
-        row += 1
+        column[row + place] = plain

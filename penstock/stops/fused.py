@@ -11,7 +11,7 @@ from penstock.image import kernel
 from penstock.image.codec import Decode
 from penstock.image.geometry import RandomFlip, RandomResizedCrop
 from penstock.image.normalizing import Normalize
-from penstock.operation import Operation
+from penstock.operation import Operation, fits
 from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
 from penstock.stops.stop import Fields, Site, Step, Stop, each
@@ -53,15 +53,19 @@ class Fused(Stop):
         height, width = self.crop.size  # type: ignore[misc]
         table = None if self.normalize is None else self.normalize.table(3)
 
+        rows = site.rows
+        shape = (height, width, 3) if table is None else (3, height, width)
+        dtype = np.dtype(np.uint8 if table is None else np.float32)
+
         def call(data: Any, key: Key) -> Any:
+            # Asked for whatever becomes of this sample: rows are given one after the other.
+            out = None if rows is None else rows.next(self.on, self.decode.field)
             try:
                 size = kernel.size(data)
                 box = self.crop.draw(keyed[1].at(key), size)
                 flip = self.flip is not None and self.flip.draw(keyed[2].at(key), size)
-                if table is None:
-                    out: Any = np.empty((height, width, 3), dtype=np.uint8)
-                else:
-                    out = np.empty((3, height, width), dtype=np.float32)
+                if out is None or not fits(out, shape, dtype):
+                    out = np.empty(shape, dtype)
                 kernel.region(data, box, out, flip=flip, table=table)
                 return out
             except kernel.Unsupported:

@@ -12,7 +12,7 @@ from penstock.fingerprint import fingerprint
 from penstock.operation import Operation
 from penstock.random import Keyed, seed_globals
 from penstock.stops.field import Field, On, no_field
-from penstock.stops.stop import Fields, Site, Step, Stop, each
+from penstock.stops.stop import Fields, Rows, Site, Step, Stop, each
 
 Function = Operation | Callable[..., Any]
 
@@ -76,23 +76,20 @@ class Map(Stop):
         return fingerprint(("map", self.function, self.on, self.random))
 
     def step(self, site: Site) -> Step:
-        call = self._call(site.seed)
+        call = self._call(site)
         if self.on is None and not isinstance(self.function, Operation):
             return each(self.name, call)
         named = self.function.field if isinstance(self.function, Operation) else ""
         place = Field(self.name, self.on, named).replace
         return each(self.name, lambda sample, key: place(sample, call, key))
 
-    def _call(self, seed: int) -> Callable[[Any, Any], Any]:
+    def _call(self, site: Site) -> Callable[[Any, Any], Any]:
         """The function as (value, key) -> value, with its randomness keyed."""
         function = self.function
-        keyed = Keyed(seed, f"map/{self.ordinal}")
+        keyed = Keyed(site.seed, f"map/{self.ordinal}")
         at = keyed.at
         if isinstance(function, Operation):
-            apply, draw = function.apply, function.draw
-            if not function.random:
-                return lambda value, key: apply(value, None)
-            return lambda value, key: apply(value, draw(at(key), value.shape))
+            return self._operation(function, keyed, site.rows)
         if is_albumentations(function):
             return _albumentations(function, keyed)
         if not self.random:
@@ -105,6 +102,20 @@ class Map(Stop):
             return function(value)
 
         return seeded
+
+    def _operation(
+        self, operation: Operation, keyed: Keyed, rows: Rows | None
+    ) -> Callable[[Any, Any], Any]:
+        at, draw, apply = keyed.at, operation.draw, operation.apply
+        if rows is not None:
+            on, into, next_row = self.on, operation.apply_to, rows.next
+
+            def apply(value: Any, params: Any) -> Any:
+                return into(value, params, next_row(on, operation.field))
+
+        if not operation.random:
+            return lambda value, key: apply(value, None)
+        return lambda value, key: apply(value, draw(at(key), value.shape))
 
 
 def make_map(

@@ -5,9 +5,11 @@ Stops neither time nor log themselves; the joints of the road do that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from numpy.typing import NDArray
 
 from penstock.meter import Tally
 from penstock.operation import Spec
@@ -19,16 +21,60 @@ Fields = dict[str | int, Spec] | Spec
 """What is known of a sample by its fields; one Spec for a sample that is a single value."""
 
 
+class Rows:
+    """Where in the batch the next samples will stand, so that the last stop can write there.
+
+    A stop may use a row or leave it: whoever writes batches copies what is not in its row yet.
+    """
+
+    __slots__ = ("_columns", "_row", "_skeleton", "given")
+
+    def __init__(self) -> None:
+        self.given: list[NDArray[Any]] = []
+        """The rows that were asked for since ``aim``, in the order of the samples."""
+        self._columns: Sequence[NDArray[Any] | None] = ()
+        self._skeleton: Any = None
+        self._row = 0
+
+    def aim(self, columns: Sequence[NDArray[Any] | None], skeleton: Any, row: int) -> None:
+        """The next sample will stand in ``row`` of these columns, and so on."""
+        self.clear()
+        self._columns, self._skeleton, self._row = columns, skeleton, row
+
+    def clear(self) -> None:
+        """Nobody knows any more."""
+        self._columns = ()
+        self.given.clear()
+
+    def next(self, on: str | int | None, field: str) -> NDArray[Any] | None:
+        """The place of a field of the next sample, if it has one; see ``stops.field``."""
+        if not self._columns:
+            return None
+        number = self._skeleton
+        if type(number) is tuple:
+            number = number[on or 0] if on is None or isinstance(on, int) else None
+        elif isinstance(number, Mapping):
+            number = number.get(field if on is None else on)
+        column = self._columns[number] if type(number) is int else None
+        if column is None:
+            return None
+        row: NDArray[Any] = column[self._row + len(self.given)]
+        self.given.append(row)
+        return row
+
+
 @dataclass(slots=True)
 class Site:
     """What a stop may use where it runs: one for every worker.
 
     ``offers`` collects what caches put into their stores during a task: (cache, index, cost).
+    ``rows`` is there for the last stop of a road alone.
     """
 
     seed: int
     tally: Tally
     offers: list[tuple[int, int, int]] = field(default_factory=list)
+    rows: Rows | None = None
 
 
 class StageFailure(Exception):
