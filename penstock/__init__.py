@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import image
+    from penstock import audio, image
     from penstock.errors import PenstockError
     from penstock.loader import Loader
     from penstock.order import Order, Weighted
@@ -34,6 +34,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "Weighted",
+    "audio",
     "from_dataset",
     "from_files",
     "from_folder",
@@ -58,8 +59,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "image":
-        return importlib.import_module("penstock.image")
+    if name in ("audio", "image"):
+        return importlib.import_module(f"penstock.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")

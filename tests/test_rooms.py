@@ -28,11 +28,13 @@ ROOMS = [
     "slots",
     "source",
     "image",
+    "audio",
     "stops",
     "road",
     "schedule",
     "pools",
     "pipeline",
+    "profile",
     "caches",
     "job",
     "engine",
@@ -45,8 +47,8 @@ ROOMS = [
     "__main__",
 ]
 
-# A pipeline ends in a loader, and users write it as a method.
-ALLOWED = {("pipeline", "loader")}
+# A pipeline ends in a loader, or in a profile, and users write these as methods.
+ALLOWED = {("pipeline", "loader"), ("pipeline", "profile")}
 
 FRAMEWORKS = {"torch", "jax", "tensorflow", "ray", "torchvision"}
 
@@ -123,6 +125,7 @@ def test_the_public_names_are_these() -> None:
         "PenstockError",
         "Pipeline",
         "Weighted",
+        "audio",
         "from_dataset",
         "from_files",
         "from_folder",
@@ -139,7 +142,8 @@ def test_importing_penstock_and_a_worker_loads_nothing_slow() -> None:
         "import sys, penstock; a = set(sys.modules);"
         "import penstock.pools.worker; b = set(sys.modules);"
         "print(sorted(a & {'numpy', 'torch', 'cv2', 'lmdb', 'pyarrow', 'rich'}),"
-        "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg'}))"
+        "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg',"
+        "'scipy', 'soundfile'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] []"

@@ -1,0 +1,42 @@
+"""Operations on sound, under the names users write.
+
+They decode to float32 arrays (channels, frames), follow torchaudio's definitions, and spend their
+time in NumPy, SciPy and libsndfile, which let other threads run.
+
+>>> from penstock import audio
+>>> audio.mel_spectrogram(16_000).name
+'mel_spectrogram'
+"""
+
+from __future__ import annotations
+
+from penstock.audio.codec import Decode
+from penstock.audio.length import CropOrPad, Pad, RandomCrop
+from penstock.audio.level import Mono, Normalize, RandomGain
+from penstock.audio.masking import SpecAugment
+from penstock.audio.mel import MelSpectrogram
+from penstock.audio.resample import Resample
+
+crop_or_pad = CropOrPad
+decode = Decode
+mel_spectrogram = MelSpectrogram
+mono = Mono
+normalize = Normalize
+pad = Pad
+random_crop = RandomCrop
+random_gain = RandomGain
+resample = Resample
+spec_augment = SpecAugment
+
+__all__ = [
+    "crop_or_pad",
+    "decode",
+    "mel_spectrogram",
+    "mono",
+    "normalize",
+    "pad",
+    "random_crop",
+    "random_gain",
+    "resample",
+    "spec_augment",
+]

@@ -1,0 +1,198 @@
+"""Operations that cut sounds and fill them up: to one length, or to a least one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.audio.sound import (
+    FLOAT32,
+    WAVEFORM,
+    AudioOperation,
+    Sound,
+    check_rate,
+    check_sound,
+    need_sound,
+)
+from penstock.errors import PipelineError
+from penstock.image import arguments
+from penstock.operation import ArraySpec, Spec
+
+_MODES = ("constant", "repeat")
+_PLACES = ("start", "middle", "end")
+
+
+def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
+    """A length in frames, which may have been given in seconds."""
+    if (frames is None) == (seconds is None):
+        what = "neither frames nor seconds" if frames is None else "both frames and seconds"
+        raise PipelineError(f"{name} got {what}; give one of them.")
+    if frames is not None:
+        if rate is not None:
+            raise PipelineError(f"{name}: rate is {rate!r}, beside frames; give it with seconds.")
+        return arguments.whole(name, "frames", frames, least=1)
+    if rate is None:
+        raise PipelineError(
+            f"{name}: seconds is {seconds!r}, and no rate is given; give the rate too, or frames."
+        )
+    long = arguments.number(name, "seconds", seconds, 0.0, math.inf)
+    found = round(long * check_rate(name, "rate", rate))
+    if found < 1:
+        raise PipelineError(f"{name}: seconds is {seconds!r}, less than one frame; give more.")
+    return found
+
+
+def _settle(operation: Any) -> None:
+    """Check what the operations here have in common, and keep the length in one form."""
+    name = operation.name
+    frames = _length(name, operation.frames, operation.seconds, operation.rate)
+    arguments.choice(name, "mode", operation.mode, _MODES)
+    for what, value in (("frames", frames), ("seconds", None), ("rate", None), ("_frames", frames)):
+        object.__setattr__(operation, what, value)
+
+
+def _place(place: str, room: int) -> int:
+    """Where a clip begins in ``room`` more frames than it has; fewer, if that is negative."""
+    return {"start": 0, "middle": room // 2, "end": room}[place]
+
+
+def _laid(sound: Sound, at: int, frames: int, mode: str) -> Sound:
+    """``frames`` frames, in which the sound begins at ``at``: before 0, it is cut there."""
+    channels, length = sound.shape
+    if at <= 0 and at + length >= frames:
+        return sound[:, -at : frames - at]
+    if mode == "repeat":
+        first = -at % length
+        turns = -(-(first + frames) // length)
+        return np.tile(sound, (1, turns))[:, first : first + frames]
+    out = np.zeros((channels, frames), np.float32)
+    first, last = max(0, at), min(frames, at + length)
+    if first < last:
+        out[:, first:last] = sound[:, first - at : last - at]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCrop(AudioOperation):
+    """A part of fixed length from a random place; a clip that is too short is filled up.
+
+    The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are put before and
+    after the clip first, so that clips of just the right length are shifted by up to that much.
+    Clips that are still too short lie at a random place, or at the ``"start"``, ``"middle"`` or
+    ``"end"`` if ``place`` says so. What is filled in is silence, or with ``mode="repeat"`` the
+    clip again.
+
+    >>> import numpy as np
+    >>> crop = RandomCrop(seconds=0.5, rate=16_000)
+    >>> sound = np.zeros((1, 20_000), np.float32)
+    >>> crop.apply(sound, crop.draw(np.random.default_rng(0), sound.shape)).shape
+    (1, 8000)
+    """
+
+    random: ClassVar[bool] = True
+
+    frames: int | None = None
+    seconds: float | None = None
+    rate: int | None = None
+    padding: int = 0
+    mode: str = "constant"
+    place: str = "random"
+    _frames: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _settle(self)
+        padding = arguments.whole("random_crop", "padding", self.padding, least=0)
+        object.__setattr__(self, "padding", padding)
+        arguments.choice("random_crop", "place", self.place, ("random", *_PLACES))
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_sound("random_crop", spec, WAVEFORM)
+        return None if array is None else ArraySpec((array.shape[0], self.frames), FLOAT32)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> int:
+        """Where in the result the clip begins: before 0, it is cut there."""
+        drawn = rng.random()
+        room = self._frames - shape[-1]
+        if room <= 2 * self.padding:
+            return self.padding - int(drawn * (2 * self.padding - room + 1))
+        if self.place == "random":
+            return int(drawn * (room + 1))
+        return _place(self.place, room)
+
+    def apply(self, value: Any, params: int) -> Sound:
+        return _laid(check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class CropOrPad(AudioOperation):
+    """Every clip in one length: long ones are cut, short ones filled up.
+
+    The length is ``frames``, or ``seconds`` at ``rate``. ``place`` is the part of a long clip that
+    stays, and where a short one lies: ``"start"``, ``"middle"`` or ``"end"``. What is filled in is
+    silence, or with ``mode="repeat"`` the clip again.
+
+    >>> import numpy as np
+    >>> CropOrPad(4).apply(np.array([[1, 2]], np.float32), None)
+    array([[0., 1., 2., 0.]], dtype=float32)
+    """
+
+    frames: int | None = None
+    seconds: float | None = None
+    rate: int | None = None
+    mode: str = "constant"
+    place: str = "middle"
+    _frames: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _settle(self)
+        arguments.choice("crop_or_pad", "place", self.place, _PLACES)
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_sound("crop_or_pad", spec, WAVEFORM)
+        return None if array is None else ArraySpec((array.shape[0], self.frames), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> Sound:
+        sound = check_sound("crop_or_pad", value, WAVEFORM)
+        at = _place(self.place, self._frames - sound.shape[1])
+        return _laid(sound, at, self._frames, self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Pad(AudioOperation):
+    """Short clips filled up to a least length; longer ones are left alone.
+
+    Arguments are those of ``crop_or_pad``; clips lie at the ``"start"`` unless ``place`` says
+    otherwise. To fill up clips to the longest of their batch, give ``pad=0`` to ``batch``.
+
+    >>> import numpy as np
+    >>> Pad(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
+    array([[1., 2., 3., 1.]], dtype=float32)
+    """
+
+    frames: int | None = None
+    seconds: float | None = None
+    rate: int | None = None
+    mode: str = "constant"
+    place: str = "start"
+    _frames: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _settle(self)
+        arguments.choice("pad", "place", self.place, _PLACES)
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_sound("pad", spec, WAVEFORM)
+        if array is None:
+            return None
+        channels, frames = array.shape
+        return ArraySpec((channels, None if frames is None else max(frames, self._frames)), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> Sound:
+        sound = check_sound("pad", value, WAVEFORM)
+        room = self._frames - sound.shape[1]
+        if room <= 0:
+            return sound
+        return _laid(sound, _place(self.place, room), self._frames, self.mode)

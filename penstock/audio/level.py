@@ -1,0 +1,121 @@
+"""Operations on how loud a sound is, and on how many channels it has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.audio.sound import (
+    EITHER,
+    FLOAT32,
+    WAVEFORM,
+    AudioOperation,
+    Sound,
+    check_sound,
+    in_order,
+    need_sound,
+)
+from penstock.errors import PipelineError
+from penstock.image import arguments
+from penstock.operation import ArraySpec, Spec
+
+_LEAST_VARIANCE = 1e-7
+"""Added where a clip is divided by its own spread, so that silence stays silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mono(AudioOperation):
+    """One channel: the mean of all.
+
+    >>> import numpy as np
+    >>> Mono().apply(np.array([[0, 1], [1, 1]], np.float32), None)
+    array([[0.5, 1. ]], dtype=float32)
+    """
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_sound("mono", spec, WAVEFORM)
+        return None if array is None else ArraySpec((1, array.shape[1]), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> Sound:
+        sound = check_sound("mono", value, WAVEFORM)
+        return sound if len(sound) == 1 else in_order(sound).mean(axis=0, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomGain(AudioOperation):
+    """The sound louder or softer, by a number of decibels drawn from ``low`` to ``high``.
+
+    Nothing is clipped: a loud clip may exceed 1.
+
+    >>> import numpy as np
+    >>> RandomGain().apply(np.array([[0.5, -0.5]], np.float32), 2.0)
+    array([[ 1., -1.]], dtype=float32)
+    """
+
+    random: ClassVar[bool] = True
+
+    low: float = -6.0
+    high: float = 6.0
+
+    def __post_init__(self) -> None:
+        pair = (self.low, self.high)
+        low, high = arguments.interval("random_gain", "(low, high)", pair, -200.0, 200.0)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_sound("random_gain", spec, WAVEFORM)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> float:
+        """The factor."""
+        return float(10.0 ** ((self.low + (self.high - self.low) * rng.random()) / 20.0))
+
+    def apply(self, value: Any, params: float) -> Sound:
+        out: Sound = check_sound("random_gain", value, WAVEFORM) * np.float32(params)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize(AudioOperation):
+    """``(value - mean) / std``, for waveforms and spectrograms.
+
+    Give the ``mean`` and ``std`` of your data; without them every clip is brought to mean 0 and
+    variance 1 by itself, all channels together.
+
+    >>> import numpy as np
+    >>> Normalize(mean=-4.0, std=2.0).apply(np.array([[-4, 0]], np.float32), None)
+    array([[0., 2.]], dtype=float32)
+    """
+
+    mean: float | None = None
+    std: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            missing = "mean" if self.mean is None else "std"
+            raise PipelineError(f"normalize: {missing} is missing; give mean and std, or neither.")
+        if self.mean is None:
+            return
+        mean = arguments.number("normalize", "mean", self.mean, -math.inf, math.inf)
+        std = arguments.number("normalize", "std", self.std, 0.0, math.inf)
+        if std == 0.0:
+            raise PipelineError(f"normalize: std is {self.std!r}; give a number above 0.")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_sound("normalize", spec, EITHER)
+
+    def apply(self, value: Any, params: Any) -> Sound:
+        sound = check_sound("normalize", value, EITHER)
+        if self.mean is not None and self.std is not None:
+            out: Sound = sound - np.float32(self.mean)
+            std = self.std
+        else:
+            out = sound - in_order(sound).mean()
+            std = math.sqrt(float(np.square(in_order(out)).mean()) + _LEAST_VARIANCE)
+        out *= np.float32(1.0 / std)
+        return out

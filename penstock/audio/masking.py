@@ -1,0 +1,97 @@
+"""SpecAugment: bands of a spectrogram masked, in time and in frequency."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from penstock.audio.sound import (
+    SPECTROGRAM,
+    AudioOperation,
+    Sound,
+    check_sound,
+    in_order,
+    need_sound,
+)
+from penstock.image import arguments
+from penstock.operation import Spec
+
+Spans = tuple[tuple[int, int], ...]
+"""Each from its first index to the one after its last."""
+
+
+class Masks(NamedTuple):
+    """What is masked, in steps and in mels."""
+
+    time: Spans
+    freq: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class SpecAugment(AudioOperation):
+    """Random bands of a spectrogram, in time and in frequency, masked (SpecAugment, no warping).
+
+    Each of ``time_masks`` bands is 0 to ``time`` steps wide, but at most ``share`` of all steps;
+    each of ``freq_masks`` bands 0 to ``freq`` mels. All channels are masked alike. ``fill`` is the
+    value put there: a number, or ``"mean"`` for the clip's own mean, as in torchaudio. (A 0 is
+    neutral in a spectrogram that was normalised, and loud in one that was not.)
+
+    >>> import numpy as np
+    >>> ones = np.ones((1, 2, 4), np.float32)
+    >>> SpecAugment(fill=0.0).apply(ones, Masks(time=((1, 3),), freq=()))
+    array([[[1., 0., 0., 1.],
+            [1., 0., 0., 1.]]], dtype=float32)
+    """
+
+    random: ClassVar[bool] = True
+
+    time_masks: int = 2
+    time: int = 100
+    freq_masks: int = 2
+    freq: int = 27
+    share: float = 0.2
+    fill: float | str = "mean"
+
+    def __post_init__(self) -> None:
+        name = "spec_augment"
+        for what in ("time_masks", "time", "freq_masks", "freq"):
+            checked = arguments.whole(name, what, getattr(self, what), least=0)
+            object.__setattr__(self, what, checked)
+        object.__setattr__(self, "share", arguments.number(name, "share", self.share, 0.0, 1.0))
+        if isinstance(self.fill, str):
+            arguments.choice(name, "fill", self.fill, ("mean",))
+        else:
+            fill = arguments.number(name, "fill", self.fill, -math.inf, math.inf)
+            object.__setattr__(self, "fill", fill)
+
+    def output(self, spec: Spec) -> Spec:
+        return need_sound("spec_augment", spec, SPECTROGRAM)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Masks:
+        mels, steps = shape[-2:]
+        drawn = rng.random((self.time_masks + self.freq_masks, 2)).tolist()
+        widest = min(self.time, int(self.share * steps))
+        return Masks(
+            tuple(_span(steps, widest, *pair) for pair in drawn[: self.time_masks]),
+            tuple(_span(mels, min(self.freq, mels), *pair) for pair in drawn[self.time_masks :]),
+        )
+
+    def apply(self, value: Any, params: Masks) -> Sound:
+        spectrogram = check_sound("spec_augment", value, SPECTROGRAM)
+        out: Sound = spectrogram.copy()
+        fill = in_order(spectrogram).mean() if isinstance(self.fill, str) else np.float32(self.fill)
+        for first, last in params.time:
+            out[:, :, first:last] = fill
+        for first, last in params.freq:
+            out[:, first:last] = fill
+        return out
+
+
+def _span(size: int, widest: int, width: float, place: float) -> tuple[int, int]:
+    """A band of 0 to ``widest``, anywhere in ``size``, by two numbers drawn from [0, 1)."""
+    wide = int(width * (widest + 1))
+    first = int(place * (size - wide + 1))
+    return first, first + wide

@@ -1,0 +1,143 @@
+"""Sound at another rate: windowed-sinc interpolation, as a product with a sparse matrix."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from penstock.audio.native import load_sparse
+from penstock.audio.sound import (
+    FLOAT32,
+    WAVEFORM,
+    AudioOperation,
+    Sound,
+    check_rate,
+    check_sound,
+    need_sound,
+)
+from penstock.operation import ArraySpec, Spec
+
+_CROSSINGS = 6
+_ROLLOFF = 0.99
+"""How many zero crossings of the sinc are kept, and where it cuts: torchaudio's defaults."""
+
+_LEAST_STEP = 128
+"""Frames between the rows of the matrix. Ratios such as 3:1 are repeated up to it, because rows
+that overlap by most of their length are copied many times: 48 to 16 kHz went from 0.36 to 0.16 ms
+for a second of sound."""
+
+_BLOCK = 1 << 16
+"""Numbers worked on at once: they and the result stay in a core's own cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resample(AudioOperation):
+    """The sound at another rate, by windowed-sinc interpolation.
+
+    The filter is that of ``torchaudio.transforms.Resample`` with its defaults: a sinc with a Hann
+    window, 6 zero crossings to each side, cut at 0.99 of the lower Nyquist frequency. Results
+    differ from it by rounding only. It is done as one product with a sparse matrix, which takes
+    0.07 to 0.17 ms for a second of sound on one core, where libsoxr takes 0.1 to 0.4, and which
+    needs neither BLAS nor its threads.
+
+    >>> import numpy as np
+    >>> Resample(44_100, 16_000).apply(np.zeros((1, 44_100), np.float32), None).shape
+    (1, 16000)
+    """
+
+    from_rate: int
+    to_rate: int
+
+    def __post_init__(self) -> None:
+        for what in ("from_rate", "to_rate"):
+            rate = check_rate("resample", what, getattr(self, what), least=1)
+            object.__setattr__(self, what, rate)
+
+    def output(self, spec: Spec) -> Spec:
+        array = need_sound("resample", spec, WAVEFORM)
+        if array is None:
+            return None
+        channels, frames = array.shape
+        if frames is not None:
+            frames = frames_at(frames, self.from_rate, self.to_rate)
+        return ArraySpec((channels, frames), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> Sound:
+        return resample(check_sound("resample", value, WAVEFORM), self.from_rate, self.to_rate)
+
+
+def frames_at(frames: int, from_rate: int, to_rate: int) -> int:
+    """How many frames a sound has at another rate."""
+    return -(-frames * to_rate // from_rate)
+
+
+def resample(sound: Sound, from_rate: int, to_rate: int) -> Sound:
+    """A sound (channels, frames) at another rate; the same array where the rates are equal."""
+    if from_rate == to_rate:
+        return sound
+    step, outputs, before, matrix = _filter(from_rate, to_rate)
+    channels, frames = sound.shape
+    length = frames_at(frames, from_rate, to_rate)
+    rows = -(-length // outputs)
+    span: int = matrix.shape[1]
+    padded = np.zeros(max((rows - 1) * step + span, before + frames), np.float32)
+    out = np.empty((channels, rows, outputs), np.float32)
+    block = max(1, _BLOCK // span)
+    for channel in range(channels):
+        padded[before : before + frames] = sound[channel]
+        for first in range(0, rows, block):
+            last = min(rows, first + block)
+            heard = as_strided(
+                padded[first * step :],
+                (span, last - first),
+                (padded.itemsize, step * padded.itemsize),
+                writeable=False,
+            )
+            out[channel, first:last] = (matrix @ np.ascontiguousarray(heard)).T
+    return out.reshape(channels, -1)[:, :length]
+
+
+class _Filter(NamedTuple):
+    """A row gives ``outputs`` frames, and the next row begins ``step`` frames on.
+
+    The first begins ``before`` frames before the sound.
+    """
+
+    step: int
+    outputs: int
+    before: int
+    matrix: Any
+
+
+@lru_cache(maxsize=16)
+def _filter(from_rate: int, to_rate: int) -> _Filter:
+    """The interpolation filter for a pair of rates, one row for each phase of the output."""
+    common = math.gcd(from_rate, to_rate)
+    step, count = from_rate // common, to_rate // common
+    cut = _ROLLOFF * min(step, count) / step
+    before = math.ceil(_CROSSINGS / cut)
+    phases = np.arange(count, dtype=np.int64) * step
+    taps = np.arange(-before, before + 2)
+    # In zero crossings of the sinc, from the output's own time.
+    times = (taps - (phases % count / count)[:, np.newaxis]) * cut
+    np.clip(times, -_CROSSINGS, _CROSSINGS, out=times)
+    weights = np.sinc(times) * np.cos(times * (np.pi / 2 / _CROSSINGS)) ** 2 * cut
+
+    repeats = -(-_LEAST_STEP // step)
+    starts = phases // count + (step * np.arange(repeats))[:, np.newaxis]
+    columns = starts.reshape(-1, 1) + np.arange(len(taps))
+    rows = count * repeats
+    matrix = load_sparse().csr_array(
+        (
+            np.tile(weights.astype(np.float32), (repeats, 1)).ravel(),
+            columns.astype(np.int32).ravel(),
+            np.arange(rows + 1, dtype=np.int32) * len(taps),
+        ),
+        shape=(rows, int(columns[-1, -1]) + 1),
+    )
+    return _Filter(step * repeats, rows, before, matrix)
