@@ -47,6 +47,10 @@ static int target_of(Py_buffer *out, int normal, Target *to) {
   }
   to->height = (int)height;
   to->width = (int)width;
+  if (!to->full_height) {
+    to->full_height = to->height;
+    to->full_width = to->width;
+  }
   if (normal)
     to->floats = out->buf;
   else
@@ -58,8 +62,9 @@ static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
   PyObject *given, *given_out, *given_table;
   Box box;
   Target to = {0};
-  if (!PyArg_ParseTuple(arguments, "OiiiiOpO:region", &given, &box.top, &box.left, &box.height,
-                        &box.width, &given_out, &to.flip, &given_table))
+  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiii:region", &given, &box.top, &box.left,
+                        &box.height, &box.width, &given_out, &to.flip, &given_table,
+                        &to.full_height, &to.full_width, &to.top, &to.left))
     return NULL;
   Py_buffer data, out, table;
   int normal = given_table != Py_None;
@@ -126,7 +131,8 @@ static int kernel_clear(PyObject *module) {
 static PyMethodDef methods[] = {
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"region", kernel_region, METH_VARARGS,
-     "region(data, top, left, height, width, out, flip, table) -> None"},
+     "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
+     "out_left]) -> None"},
     {0},
 };
 

@@ -27,35 +27,57 @@
 #define BLOCK (3 * LANES)
 
 typedef struct {
-  int count; /* of output pixels */
-  int taps;  /* the same for all: the loops are compiled for each small number of taps */
+  int start, length; /* of the box, in pixels of the image */
+  int full;          /* to how many pixels the box is resized */
+  int offset, count; /* which of these are wanted */
+  int from, upto;    /* the pixels of the image that those touch */
+  int taps; /* the same for all: the loops are compiled for each small number of taps */
   int *first;
   uint16_t *weights;
 } Axis;
 
+/* Where the triangle of an output pixel begins and ends among the pixels of the box: those whose
+   middles lie within it; on its rim they weigh nothing. It is as wide as the shrink asks, or two
+   pixels where the image grows. */
+static void reach(const Axis *axis, int i, int *low, int *high) {
+  double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
+  double centre = (axis->offset + i + 0.5) * scale;
+  *low = (int)floor(centre - support - 0.5) + 1;
+  *high = (int)ceil(centre + support - 0.5);
+  if (*low < 0) *low = 0;
+  if (*high > axis->length) *high = axis->length;
+}
+
+static Axis axis_of(int start, int length, int full, int offset, int count) {
+  Axis axis = {.start = start, .length = length, .full = full, .offset = offset, .count = count};
+  int unused;
+  reach(&axis, 0, &axis.from, &unused);
+  reach(&axis, count - 1, &unused, &axis.upto);
+  axis.from += start;
+  axis.upto += start;
+  return axis;
+}
+
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 /* How many of libjpeg's pixels, each `shrink` wide, one output pixel can touch. */
-static int taps_of(int inputs, double scale, int shrink) {
-  double support = scale > 1 ? scale : 1;
+static int taps_of(const Axis *axis, int inputs, int shrink) {
+  double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
   double most = shrink > 1 ? ceil(2 * support / shrink) + 1 : ceil(2 * support);
   return most < inputs ? (int)most : inputs;
 }
 
-/* PIL's and torchvision's antialiased bilinear: a triangle as wide as the shrink asks, or bilinear
-   interpolation where the image grows. The box begins at `start` and has `length` pixels. Where
-   libjpeg has shrunk already, each of its pixels weighs what all those it stands for would. */
-static void weigh(Axis *axis, int start, int length, int shrink, int flip, double *scratch) {
-  double scale = (double)length / axis->count, support = scale > 1 ? scale : 1;
-  int taps = axis->taps, origin = start / shrink, bits = 0;
+/* PIL's and torchvision's antialiased bilinear. Where libjpeg has shrunk already, each of its pixels
+   weighs what all those it stands for would. */
+static void weigh(Axis *axis, int shrink, int flip, double *scratch) {
+  double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
+  int start = axis->start, taps = axis->taps, origin = axis->from / shrink, bits = 0;
   while (1 << bits < shrink) bits++;
-  int inputs = (start + length + shrink - 1) / shrink - origin;
+  int inputs = (axis->upto + shrink - 1) / shrink - origin;
   for (int i = 0; i < axis->count; i++) {
-    double centre = (i + 0.5) * scale, sum = 0;
-    /* The pixels whose middles lie within the triangle; on its rim they weigh nothing. */
-    int low = (int)floor(centre - support - 0.5) + 1, high = (int)ceil(centre + support - 0.5);
-    if (low < 0) low = 0;
-    if (high > length) high = length;
+    double centre = (axis->offset + i + 0.5) * scale, sum = 0;
+    int low, high;
+    reach(axis, i, &low, &high);
     int first = (start + low) / shrink - origin;
     if (first > inputs - taps) first = inputs - taps;
     memset(scratch, 0, sizeof(double) * taps);

@@ -57,9 +57,11 @@ typedef struct {
   int top, left, height, width;
 } Box;
 
-/* Where pixels go: bytes (height, width, 3), or floats (3, height, width) by a table (3, 256). */
+/* Where pixels go: bytes (height, width, 3), or floats (3, height, width) by a table (3, 256). The
+   box is resized to the full size, of which this is the part that begins at `top` and `left`. */
 typedef struct {
   int height, width, flip;
+  int full_height, full_width, top, left;
   uint8_t *bytes;
   float *floats;
   const float *table;
@@ -146,7 +148,7 @@ static int has_end(const uint8_t *from, size_t length) {
 }
 
 /* Read the header, and refuse what the rest cannot do. */
-static int begin(Decoder *d, const uint8_t *data, size_t length, Box box) {
+static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target to) {
   j_decompress_ptr jpeg = &d->jpeg;
   jpeg_create_decompress(jpeg);
   d->progress.progress_monitor = on_progress;
@@ -168,6 +170,9 @@ static int begin(Decoder *d, const uint8_t *data, size_t length, Box box) {
       box.height > (int)jpeg->image_height - box.top ||
       box.width > (int)jpeg->image_width - box.left)
     return refuse(d, OUTSIDE, "the box does not lie within the image");
+  if (to.top < 0 || to.left < 0 || to.full_height > 65535 || to.full_width > 65535 ||
+      to.height > to.full_height - to.top || to.width > to.full_width - to.left)
+    return refuse(d, OUTSIDE, "the part does not lie within the resized box");
   return FINE;
 }
 
@@ -176,8 +181,8 @@ static int choose_shrink(j_decompress_ptr jpeg, Box box, Target to) {
   /* libjpeg makes up for coarser colour only where it is so by the same factor down and across. */
   int leave = jpeg->max_h_samp_factor == jpeg->max_v_samp_factor ? LEAVE : 2 * LEAVE;
   int shrink = jpeg->max_h_samp_factor > 2 || jpeg->max_v_samp_factor > 2 ? 1 : 8;
-  while (shrink > 1 && (box.height < (int64_t)leave * shrink * to.height ||
-                        box.width < (int64_t)leave * shrink * to.width))
+  while (shrink > 1 && (box.height < (int64_t)leave * shrink * to.full_height ||
+                        box.width < (int64_t)leave * shrink * to.full_width))
     shrink /= 2;
   return shrink;
 }
@@ -191,16 +196,14 @@ typedef struct {
   size_t row_bytes, out_bytes; /* of these strides, how much means something */
   size_t skipped;              /* bytes in a row of the ring before the box begins */
   size_t plane;                /* bytes from red to green to blue in a row; 0 if pixel by pixel */
-  int left, top, columns;
+  int columns;
   Row room;
   const uint8_t **taps;
 } Bench;
 
-static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target to, int shrink) {
-  b->down.count = to.height;
-  b->down.taps = taps_of(rows, (double)box.height / to.height, shrink);
-  b->across.count = to.width;
-  b->across.taps = taps_of(columns, (double)box.width / to.width, shrink);
+static int lay_out(Decoder *d, Bench *b, int rows, int columns, Target to, int shrink) {
+  b->down.taps = taps_of(&b->down, rows, shrink);
+  b->across.taps = taps_of(&b->across, columns, shrink);
   size_t most_taps = b->down.taps > b->across.taps ? b->down.taps : b->across.taps;
   b->plane = d->scan ? round_up((size_t)columns, 16) : 0;
   b->row_bytes = 3 * (d->scan ? b->plane : (size_t)columns);
@@ -246,8 +249,8 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Box box, Target 
   /* The last block may not be full, and is turned as a whole. */
   memset(b->rows, 0, b->rows_stride * LANES);
   memset(b->ring, 0, b->ring_stride * b->down.taps);
-  weigh(&b->down, box.top, box.height, shrink, 0, doubles);
-  weigh(&b->across, box.left, box.width, shrink, to.flip, doubles);
+  weigh(&b->down, shrink, 0, doubles);
+  weigh(&b->across, shrink, to.flip, doubles);
   return FINE;
 }
 
@@ -283,7 +286,8 @@ static int stream(Decoder *d, Bench *b, Target to) {
     for (; read < b->down.first[y] + taps; read++) {
       JSAMPROW row = b->ring + (read % taps) * b->ring_stride;
       if (d->scan) {
-        rgb_row(d->scan, b->top + read, b->left, b->columns, row, b->plane, b->room);
+        rgb_row(d->scan, b->down.from + read, b->across.from, b->columns, row, b->plane,
+                b->room);
         continue;
       }
       row += ASKEW;
@@ -326,14 +330,21 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   /* Everything that a call allocates hangs on the decoder, which outlives the jump. */
   if (setjmp(d->trouble.back)) return d->trouble.kind;
 
-  int kind = begin(d, data, length, box);
+  int kind = begin(d, data, length, box, to);
   if (kind) return kind;
   int shrink = choose_shrink(jpeg, box, to);
-  Bench bench = {.top = box.top, .left = box.left, .columns = box.width};
+  Bench bench = {
+      .down = axis_of(box.top, box.height, to.full_height, to.top, to.height),
+      .across = axis_of(box.left, box.width, to.full_width, to.left, to.width),
+  };
+  /* From here on, only what is touched. */
+  box = (Box){bench.down.from, bench.across.from, bench.down.upto - bench.down.from,
+              bench.across.upto - bench.across.from};
   if (shrink == 1 && !only_libjpeg) decode_alone(d, box);
   if (d->scan) {
     ALONE();
-    kind = lay_out(d, &bench, box.height, box.width, box, to, shrink);
+    bench.columns = box.width;
+    kind = lay_out(d, &bench, box.height, box.width, to, shrink);
     return kind ? kind : stream(d, &bench, to);
   }
   jpeg->scale_num = 8 / shrink;
@@ -354,7 +365,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   jpeg_crop_scanline(jpeg, &from, &width);
 
   bench.skipped = ASKEW + (size_t)(left - (int)from) * 3;
-  kind = lay_out(d, &bench, bottom - top, right - left, box, to, shrink);
+  kind = lay_out(d, &bench, bottom - top, right - left, to, shrink);
   if (kind) return kind;
   if (top) jpeg_skip_scanlines(jpeg, top);
   return stream(d, &bench, to);

@@ -39,8 +39,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def road(photos: Path, *below: Any) -> Any:
-    pipeline = ps.from_folder(photos).map(image.decode()).map(image.random_resized_crop(64))
+def road(photos: Path, *below: Any, crop: Any = None) -> Any:
+    first = crop or image.random_resized_crop(64)
+    pipeline = ps.from_folder(photos).map(image.decode()).map(first)
     for operation in below:
         pipeline = pipeline.map(operation)
     return pipeline.batch(24)
@@ -78,6 +79,59 @@ def test_fused_and_unfused_roads_agree(
     assert apart.reshape(24, -1).mean(axis=1).max() < TOLERANCE
 
 
+FRAMINGS = {
+    "resize": [image.resize((70, 90))],
+    "resize, center_crop": [image.resize(72), image.center_crop(64)],
+    "resize, center_crop, flip, normalize": [
+        image.resize(72),
+        image.center_crop(64),
+        image.random_flip(),
+        image.normalize(),
+    ],
+    "resize, random_crop": [image.resize((80, 100)), image.random_crop((61, 67))],
+    "center_crop, resize": [image.center_crop((120, 110)), image.resize((60, 50))],
+    "random_crop, center_crop, resize": [
+        image.random_crop((130, 170)),
+        image.center_crop((99, 101)),
+        image.resize((64, 200)),
+    ],
+    "center_crop": [image.center_crop((100, 64))],
+    "random_crop": [image.random_crop(64)],
+    "crop, crop": [image.random_crop((111, 99)), image.random_crop((64, 63))],
+    "crop of a crop resized": [image.center_crop(90), image.random_resized_crop(64)],
+}
+
+
+@built
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_runs_of_crops_and_resizes_agree_with_one_by_one(
+    framing: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crop, *below = FRAMINGS[framing]
+    pipeline = road(photos, *below, crop=crop)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        assert len(loader.stats().stages) == 2
+        fused = next(iter(loader))[0]
+    monkeypatch.setattr(kernel, "_switched_off", lambda: True)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        alone = next(iter(loader))[0]
+    assert fused.shape == alone.shape
+    if "resize" not in framing:
+        np.testing.assert_array_equal(fused, alone)
+    scale = 255 * 0.226 if fused.dtype == np.float32 else 1.0
+    apart = np.abs(fused.astype(np.float32) - alone.astype(np.float32)) * scale
+    assert apart.reshape(24, -1).mean(axis=1).max() < TOLERANCE
+
+
+@built
+def test_what_a_frame_cannot_tell_goes_one_by_one(photos: Path) -> None:
+    padded = road(photos, crop=image.random_crop((160, 210), padding=8))
+    small = road(photos, crop=image.center_crop(300))
+    for pipeline, shape in ((padded, (160, 210, 3)), (small, (300, 300, 3))):
+        with pipeline.loader(workers=0, seed=3) as loader:
+            assert next(iter(loader))[0].shape == (24, *shape)
+
+
 @built
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_a_fused_road_is_bit_equal_in_every_pool(pool: Workers, photos: Path) -> None:
@@ -94,7 +148,13 @@ def test_what_does_not_belong_together_is_not_fused(photos: Path) -> None:
         return [stop.name for stop in fuse(pipeline.stops)]
 
     folder = ps.from_folder(photos)
-    assert names(folder.map(image.decode()).map(image.resize(64))) == ["decode", "resize"]
+    twice = folder.map(image.decode()).map(image.resize(64)).map(image.random_resized_crop(32))
+    assert names(twice) == ["decode+resize", "random_resized_crop"]
+    coloured = folder.map(image.decode()).map(image.color_jitter(0.2)).map(image.resize(64))
+    assert names(coloured) == ["decode", "color_jitter", "resize"]
+    first, second = image.decode(), image.resize(64)
+    elsewhere = ps.from_dataset([{"image": b"", "b": b""}]).map(first, on="b").map(second)
+    assert names(elsewhere) == ["decode", "resize"]
     grey = folder.map(image.decode(mode="gray")).map(image.random_resized_crop(64))
     assert names(grey) == ["decode", "random_resized_crop"]
     cached = folder.map(image.decode()).cache("1MB").map(image.random_resized_crop(64))

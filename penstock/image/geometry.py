@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.errors import PipelineError
 from penstock.image import arguments
+from penstock.image.frame import Box, Frame
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
@@ -18,15 +19,6 @@ from penstock.operation import ArraySpec, Operation, Spec, fits
 
 _ATTEMPTS = 10
 """How often torchvision tries to place a box before it falls back."""
-
-
-class Box(NamedTuple):
-    """Part of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 class PaddedBox(NamedTuple):
@@ -88,6 +80,9 @@ class Resize(Operation):
         image = check_image("resize", value, any_dtype=True)
         return resize(image, *self._target(image.shape[0], image.shape[1]), out)
 
+    def frame(self, frame: Frame, params: Any) -> Frame | None:
+        return frame.resized(*self._target(*frame.size))
+
     def _target(self, height: int, width: int) -> tuple[int, int]:
         if not self._short:
             return self._pair
@@ -129,8 +124,15 @@ class CenterCrop(Operation):
                 ((down // 2, down - down // 2), (across // 2, across - across // 2), (0, 0)),
             )
             rows, columns = image.shape[:2]
-        top, left = round((rows - height) / 2), round((columns - width) / 2)
+        top, left = self._corner(rows, columns)
         return image[top : top + height, left : left + width]
+
+    def frame(self, frame: Frame, params: Any) -> Frame | None:
+        return frame.cut(Box(*self._corner(*frame.size), *self._pair))
+
+    def _corner(self, rows: int, columns: int) -> tuple[int, int]:
+        height, width = self._pair
+        return round((rows - height) / 2), round((columns - width) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,10 @@ class RandomResizedCrop(Operation):
         top, left, height, width = params
         return resize(image[top : top + height, left : left + width], *self._pair, out)
 
+    def frame(self, frame: Frame, params: Box) -> Frame | None:
+        part = frame.cut(params)
+        return None if part is None else part.resized(*self._pair)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(Operation):
@@ -276,6 +282,9 @@ class RandomCrop(Operation):
         if left or top or right or bottom:
             image = self._padded(image, left, top, right, bottom)
         return image[box.top : box.top + box.height, box.left : box.left + box.width]
+
+    def frame(self, frame: Frame, params: PaddedBox) -> Frame | None:
+        return None if any(params.padding) else frame.cut(params.box)
 
     def _padded(self, image: Image, left: int, top: int, right: int, bottom: int) -> Image:
         cv2 = load_cv2()

@@ -68,9 +68,13 @@ def region(
     *,
     flip: bool = False,
     table: NDArray[np.float32] | None = None,
+    full: tuple[int, int] | None = None,
+    corner: tuple[int, int] = (0, 0),
 ) -> None:
     """Decode ``box`` (top, left, height, width) of a JPEG into ``out``, at the size of ``out``.
 
+    Where ``full`` is given, the box is resized to that (height, width), and ``out`` is the part of
+    it that begins at ``corner`` (top, left); only what that part needs is decoded.
     ``out`` is uint8 (height, width, 3); with a ``table`` (3, 256) of what each level becomes in
     each channel it is float32 (3, height, width). ``flip`` mirrors left to right. Rows below the
     box are not read: damage there goes unseen, but not a missing end of the file.
@@ -78,7 +82,7 @@ def region(
     kernel = _kernel()
     top, left, height, width = box
     try:
-        kernel.region(data, top, left, height, width, out, flip, table)
+        kernel.region(data, top, left, height, width, out, flip, table, *(full or (0, 0)), *corner)
     except kernel.Unsupported as error:
         raise Unsupported(str(error)) from None
     except kernel.Damaged as error:

@@ -1,4 +1,4 @@
-"""The fused stop: decode, crop, flip and normalize in one step that decodes only the crop."""
+"""The fused stop: decode, crop, resize, flip and normalize in one step that decodes the crop."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 
 from penstock.image import kernel
 from penstock.image.codec import Decode
-from penstock.image.geometry import RandomFlip, RandomResizedCrop
+from penstock.image.frame import Frame
+from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from penstock.image.normalizing import Normalize
 from penstock.operation import Operation, fits
 from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
 from penstock.stops.stop import Fields, Site, Step, Stop, each
+
+Framing = Resize | CenterCrop | RandomCrop | RandomResizedCrop
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Fused(Stop):
     """
 
     decode: Decode
-    crop: RandomResizedCrop
+    framing: tuple[Framing, ...]
     flip: RandomFlip | None
     normalize: Normalize | None
     ordinals: tuple[int, ...]
@@ -34,7 +37,7 @@ class Fused(Stop):
 
     @property
     def operations(self) -> list[Operation]:
-        parts = (self.decode, self.crop, self.flip, self.normalize)
+        parts = (self.decode, *self.framing, self.flip, self.normalize)
         return [part for part in parts if part is not None]
 
     @property
@@ -50,28 +53,47 @@ class Fused(Stop):
     def step(self, site: Site) -> Step:
         keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]
         place = Field(self.name, self.on, self.decode.field).replace
-        height, width = self.crop.size  # type: ignore[misc]
         table = None if self.normalize is None else self.normalize.table(3)
-
-        rows = site.rows
-        shape = (height, width, 3) if table is None else (3, height, width)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
+        rows = site.rows
 
         def call(data: Any, key: Key) -> Any:
             # Asked for whatever becomes of this sample: rows are given one after the other.
             out = None if rows is None else rows.next(self.on, self.decode.field)
             try:
-                size = kernel.size(data)
-                box = self.crop.draw(keyed[1].at(key), size)
-                flip = self.flip is not None and self.flip.draw(keyed[2].at(key), size)
+                frame, flip = self._draw(kernel.size(data), key, keyed)
+                shape = (*frame.size, 3) if table is None else (3, *frame.size)
                 if out is None or not fits(out, shape, dtype):
                     out = np.empty(shape, dtype)
-                kernel.region(data, box, out, flip=flip, table=table)
+                kernel.region(
+                    data,
+                    frame.box,
+                    out,
+                    flip=flip,
+                    table=table,
+                    full=frame.full,
+                    corner=frame.part[:2],
+                )
                 return out
             except kernel.Unsupported:
                 return self._one_by_one(data, key, keyed)
 
         return each(self.name, lambda sample, key: place(sample, call, key))
+
+    def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
+        """What is wanted of a picture of this size, drawn as the operations would one by one."""
+        frame = Frame.of(size[0], size[1])
+        for number, operation in enumerate(self.framing, start=1):
+            params: Any = None
+            if operation.random:
+                params = operation.draw(keyed[number].at(key), (*frame.size, 3))
+            made = operation.frame(frame, params)
+            if made is None:
+                raise kernel.Unsupported(f"{operation.name} pads, or resizes a second time")
+            frame = made
+        if self.flip is None:
+            return frame, False
+        return frame, self.flip.draw(keyed[len(self.framing) + 1].at(key), (*frame.size, 3))
 
     def _one_by_one(self, value: Any, key: Key, keyed: list[Keyed]) -> Any:
         for operation, drawn in zip(self.operations, keyed, strict=True):
@@ -87,37 +109,38 @@ def fuse(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
     out: list[Stop] = []
     at = 0
     while at < len(stops):
-        found = _run_at(stops, at)
+        found = _run_at(stops[at:])
         out.append(stops[at] if found is None else found)
         at += 1 if found is None else len(found.operations)
     return tuple(out)
 
 
-def _run_at(stops: tuple[Stop, ...], at: int) -> Fused | None:
-    """The longest run from here: decode and crop, then perhaps a flip, then perhaps normalize."""
-
-    def operation(place: int) -> Any:
-        return getattr(stops[place], "function", None) if place < len(stops) else None
-
-    on = getattr(stops[at], "on", None)
-    parts: list[Any] = [operation(at), operation(at + 1)]
-    decode, crop = parts
+def _run_at(stops: tuple[Stop, ...]) -> Fused | None:
+    """The longest run from here: decode, what frames, then perhaps a flip, perhaps normalize."""
+    on = getattr(stops[0], "on", None)
+    parts: list[Any] = []
+    for stop in stops:
+        if getattr(stop, "on", None) != on:
+            break
+        parts.append(getattr(stop, "function", None))
+    decode = parts.pop(0) if parts else None
     if not (isinstance(decode, Decode) and decode.mode == "rgb"):
         return None
-    if not isinstance(crop, RandomResizedCrop):
+    framing: list[Framing] = []
+    while parts and isinstance(parts[0], Framing) and not _resized_again(framing, parts[0]):
+        framing.append(parts.pop(0))
+    if not framing:
         return None
-    flip = operation(at + 2)
-    if not (isinstance(flip, RandomFlip) and not flip.vertical):
-        flip = None
-    else:
-        parts.append(flip)
-    normalize = operation(at + len(parts))
-    if not (isinstance(normalize, Normalize) and normalize.layout == "chw"):
-        normalize = None
-    else:
-        parts.append(normalize)
-    run = stops[at : at + len(parts)]
-    if any(getattr(stop, "on", None) != on for stop in run):
-        return None
-    ordinals = tuple(getattr(stop, "ordinal", 0) for stop in run)
-    return Fused(decode, crop, flip, normalize, ordinals, on)
+    flip = normalize = None
+    if parts and isinstance(parts[0], RandomFlip) and not parts[0].vertical:
+        flip = parts.pop(0)
+    if parts and isinstance(parts[0], Normalize) and parts[0].layout == "chw":
+        normalize = parts.pop(0)
+    count = 1 + len(framing) + (flip is not None) + (normalize is not None)
+    ordinals = tuple(getattr(stop, "ordinal", 0) for stop in stops[:count])
+    return Fused(decode, tuple(framing), flip, normalize, ordinals, on)
+
+
+def _resized_again(framing: list[Framing], following: Framing) -> bool:
+    resizing = (Resize, RandomResizedCrop)
+    return isinstance(following, resizing) and any(isinstance(f, resizing) for f in framing)

@@ -212,13 +212,11 @@ static int counts[5];
 
 static int some_side(int full) { return full < 1 ? 1 : 1 + (int)below(full); }
 
-static int decode_one(Bytes data, Box box, int height, int width, int flip, int normal,
-                       void *out) {
+static int decode_one(Bytes data, Box box, Target to, int normal, void *out) {
   static float table[768];
   static const char quiet[JMSG_LENGTH_MAX];
   char why[JMSG_LENGTH_MAX];
   memcpy(why, quiet, sizeof why);
-  Target to = {.height = height, .width = width, .flip = flip};
   if (normal)
     to.floats = out, to.table = table;
   else
@@ -254,13 +252,21 @@ static void run(long number, uint64_t seed) {
   if (!below(32)) box = (Box){(int)draw(), (int)draw(), (int)draw(), (int)draw()};
   if (!below(32)) box.top = full_height - (int)below(3), box.height = (int)below(4);
   int height = some_side(below(8) ? 40 : 400), width = some_side(below(8) ? 40 : 400);
-  int flip = (int)(draw() & 1), normal = !below(4);
+  int normal = !below(4);
+  Target to = {.height = height, .width = width, .flip = (int)(draw() & 1)};
+  to.full_height = height, to.full_width = width;
+  if (!below(4)) {
+    /* A part of a larger picture, and now and then one that is not within it. */
+    to.full_height += (int)below(100), to.full_width += (int)below(100);
+    to.top = (int)below(to.full_height - height + 1 + !below(16));
+    to.left = (int)below(to.full_width - width + 1);
+  }
   size_t size = (size_t)height * width * 3 * (normal ? sizeof(float) : 1);
 
   uint8_t *out = malloc(size);
   memset(out, 1, size);
   long alone = decoded_alone;
-  int kind = decode_one(exact, box, height, width, flip, normal, out);
+  int kind = decode_one(exact, box, to, normal, out);
   counts[kind]++;
   uint8_t *again = malloc(size);
   memset(again, kind == FINE ? 200 : 1, size);
@@ -268,13 +274,13 @@ static void run(long number, uint64_t seed) {
     /* libjpeg reads the last row to its end, and may find damage beside the box. What is absurd
        may be cut off elsewhere in its vectors. */
     only_libjpeg = 1;
-    int other = decode_one(exact, box, height, width, flip, normal, again);
+    int other = decode_one(exact, box, to, normal, again);
     only_libjpeg = 0;
     demand(other == FINE || (other == DAMAGED && !whole), "a file that libjpeg does not decode");
     if (whole) demand(!memcmp(out, again, size), "other pixels than libjpeg's");
   } else if (!below(8)) {
     /* Memory that nobody wrote shows as a second answer. */
-    demand(decode_one(exact, box, height, width, flip, normal, again) == kind, "two outcomes");
+    demand(decode_one(exact, box, to, normal, again) == kind, "two outcomes");
     if (kind == FINE) demand(!memcmp(out, again, size), "two answers for one input");
   }
   free(again);
