@@ -51,7 +51,7 @@ class Decode(Operation):
         return ArraySpec((None, None, 3 if self.mode == "rgb" else 1), UINT8)
 
     def apply(self, value: Any, params: Any) -> Image:
-        data = _encoded(value)
+        data = encoded(value)
         if data[:3] == _JPEG:
             image = self._jpeg(data)
             if image is not None:
@@ -88,7 +88,7 @@ class Decode(Operation):
         return with_channels(image)
 
 
-def _encoded(value: Any) -> memoryview:
+def encoded(value: Any) -> memoryview:
     """The bytes in one contiguous piece, without a copy where they are that already."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype != UINT8:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.image import kernel
+from penstock.image import kernel, partial
 from penstock.image.codec import Decode
 from penstock.image.frame import Frame
 from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
@@ -25,7 +25,8 @@ class Fused(Stop):
     """Operations that were written as maps of their own, with the ordinals that key them.
 
     What is drawn is the same as one by one; pixels agree within the tolerance that
-    ``image.kernel`` states. What the kernel cannot do goes the way of the single operations.
+    ``image.kernel`` states, and ``image.partial``, which serves where there is no kernel. What
+    they cannot do goes the way of the single operations.
     """
 
     decode: Decode
@@ -44,6 +45,16 @@ class Fused(Stop):
     def name(self) -> str:
         return "+".join(operation.name for operation in self.operations)
 
+    @property
+    def how(self) -> str:
+        """Who does it, for people."""
+        if kernel.available():
+            return "in one step: the compiled kernel decodes only what is wanted"
+        return (
+            "in one step: simplejpeg decodes no row below what is wanted (the compiled kernel "
+            f"would do better: {kernel.why_not()})"
+        )
+
     def output(self, fields: Fields) -> Fields:
         raise TypeError("fusing comes after checking")
 
@@ -56,16 +67,17 @@ class Fused(Stop):
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
         rows = site.rows
+        decoder = kernel if kernel.available() else partial
 
         def call(data: Any, key: Key) -> Any:
             # Asked for whatever becomes of this sample: rows are given one after the other.
             out = None if rows is None else rows.next(self.on, self.decode.field)
             try:
-                frame, flip = self._draw(kernel.size(data), key, keyed)
+                frame, flip = self._draw(decoder.size(data), key, keyed)
                 shape = (*frame.size, 3) if table is None else (3, *frame.size)
                 if out is None or not fits(out, shape, dtype):
                     out = np.empty(shape, dtype)
-                kernel.region(
+                decoder.region(
                     data,
                     frame.box,
                     out,
@@ -103,9 +115,7 @@ class Fused(Stop):
 
 
 def fuse(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    """Replace runs of maps that can be done in one step, where the kernel is there to do it."""
-    if not kernel.available():
-        return stops
+    """Replace runs of maps that can be done in one step."""
     out: list[Stop] = []
     at = 0
     while at < len(stops):

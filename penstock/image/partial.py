@@ -1,0 +1,125 @@
+"""What the kernel does, without it: simplejpeg decodes the rows that a crop needs, and no more.
+
+A baseline JPEG is decoded from its top, so that rows below the crop can be left out: a copy of the
+file states the height that is needed. simplejpeg then finds data where it expects the end, says so
+of every such file, and has made the pixels by then: the same bits as of the whole picture. Over
+random resized crops this, and memory that is used again, spare 11 % of decoding and resizing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.image.codec import Decode, encoded
+from penstock.image.kernel import Unsupported
+from penstock.image.native import Image, load_cv2, load_simplejpeg
+from penstock.image.resample import resize
+
+_FRAMES = (0xC0, 0xC1, 0xC2)
+_PROGRESSIVE = 0xC2
+
+_BELOW = 2
+"""Rows below the crop that are decoded too: colour of half the height looks that far."""
+
+_LARGEST = 1 << 25
+"""Pictures of more bytes than this are not kept in a thread's memory."""
+
+_MORE_DATA = re.compile(r"extraneous bytes before marker 0xd[0-79]$")
+"""What is said of a file that goes on below the height it states; told only if nothing was wrong
+before, because the first complaint is the one that is told."""
+
+
+class _Own(threading.local):
+    memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+_OWN = _Own()
+
+
+class _Header(NamedTuple):
+    """The size of a JPEG, and at which byte its height stands."""
+
+    height: int
+    width: int
+    components: int
+    at: int
+    progressive: bool
+
+
+def size(data: Any) -> tuple[int, int, int]:
+    """Height, width and components, as ``kernel.size`` gives them."""
+    return _header(encoded(data))[:3]
+
+
+def region(
+    data: Any,
+    box: tuple[int, int, int, int],
+    out: NDArray[Any],
+    *,
+    flip: bool = False,
+    table: NDArray[np.float32] | None = None,
+    full: tuple[int, int] | None = None,
+    corner: tuple[int, int] = (0, 0),
+) -> None:
+    """Decode a box into ``out``, as ``kernel.region`` does."""
+    cv2 = load_cv2()
+    top, left, height, width = box
+    picture = _rows(encoded(data), top + height)[top : top + height, left : left + width]
+    wanted = out.shape[:2] if table is None else out.shape[1:]
+    full = full or (wanted[0], wanted[1])
+    last = not flip and table is None and full == wanted
+    image = resize(picture, *full, out if last else None)
+    image = image[corner[0] : corner[0] + wanted[0], corner[1] : corner[1] + wanted[1]]
+    if flip:
+        image = cv2.flip(image, 1, dst=out if table is None else None)
+    if table is not None:
+        for channel, plane in enumerate(cv2.split(image)):
+            cv2.LUT(plane, table[channel], dst=out[channel])
+    elif image is not out:
+        np.copyto(out, image)
+
+
+def _header(data: memoryview) -> _Header:
+    at = 2
+    try:
+        if data[0] != 0xFF or data[1] != 0xD8:
+            raise Unsupported("it does not begin as a JPEG does")
+        while (marker := data[at + 1]) not in _FRAMES:
+            if data[at] != 0xFF or not (marker == 0xC4 or 0xDB <= marker <= 0xFE):
+                raise Unsupported("its header is not of the everyday kind")
+            at += 2 + (data[at + 2] << 8 | data[at + 3])
+        bits, components = data[at + 4], data[at + 9]
+        height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
+    except IndexError:
+        raise Unsupported("it is cut short within its header") from None
+    if bits != 8 or components not in (1, 3) or not height or not width:
+        raise Unsupported("it is not of 8 bits, or neither grey nor in three colours")
+    return _Header(height, width, components, at + 5, marker == _PROGRESSIVE)
+
+
+def _rows(data: memoryview, upto: int) -> Image:
+    """The picture down to a row at least; the next call in this thread may overwrite it."""
+    header = _header(data)
+    height, width = header.height, header.width
+    if 3 * height * width > _LARGEST:
+        return Decode().apply(data, None)
+    if _OWN.memory.size < 3 * height * width:
+        _OWN.memory = np.empty(3 * height * width, np.uint8)
+    upto = min(height, upto + _BELOW)
+    stated: memoryview | bytearray = data
+    if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
+        stated = bytearray(data)
+        stated[header.at : header.at + 2] = upto.to_bytes(2, "big")
+    else:
+        upto = height
+    try:
+        load_simplejpeg().decode_jpeg(stated, "RGB", buffer=_OWN.memory)
+    except ValueError as error:
+        if upto == height or not _MORE_DATA.search(str(error)):
+            return Decode().apply(data, None)  # whose word on odd files is final
+    return _OWN.memory[: 3 * upto * width].reshape(upto, width, 3)
