@@ -17,6 +17,8 @@ _WITHOUT = {
     "cv2": "ps.image needs it",
     "PIL": "only datasets that use it themselves need it",
     "pyarrow": "ps.from_parquet needs it",
+    "scipy": "ps.audio needs it for resampling and spectrograms",
+    "soundfile": "ps.audio.decode() needs it for all but plain WAV files",
     "torch": "penstock.torch needs it; loaders give NumPy batches",
 }
 
@@ -35,7 +37,7 @@ def core_packages(facts: Facts) -> Iterator[Finding]:
 
 
 def optional_packages(facts: Facts) -> Iterator[Finding]:
-    for module in ("simplejpeg", "PIL", "pyarrow"):
+    for module in ("simplejpeg", "PIL", "pyarrow", "scipy", "soundfile"):
         package = facts.packages.get(module)
         if package is None:
             continue
@@ -55,7 +57,7 @@ def kernel(facts: Facts) -> Iterator[Finding]:
         Level.NOTE,
         "Packages",
         "kernel",
-        "not in use: decode and crop run one after the other",
+        "not in use: simplejpeg decodes every row down to the end of a crop",
         why=facts.no_kernel,
     )
 

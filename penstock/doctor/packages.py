@@ -78,6 +78,8 @@ WANTED = (
     Package("opencv-python-headless", "cv2", extra="image"),
     Package("pillow", "PIL"),
     Package("pyarrow", "pyarrow", extra="parquet"),
+    Package("scipy", "scipy", extra="audio"),
+    Package("soundfile", "soundfile", extra="audio"),
     Package("torch", "torch", extra="torch"),
 )
 
