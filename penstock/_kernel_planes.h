@@ -1,8 +1,7 @@
 /* A box of a baseline JPEG as planes of luma and colour, and rows of RGB out of them.
  *
- * The arithmetic is libjpeg's to the bit: its accurate integer transform (Loeffler, Ligtenberg and
- * Moschytz 1989, with 13 bits below the point), its triangle for coarser colour, its conversion to
- * RGB. So a caller cannot tell, but by time, who decoded.
+ * The arithmetic is libjpeg's to the bit: its accurate integer transform, its triangle for coarser
+ * colour, its conversion to RGB. So a caller cannot tell, but by time, who decoded.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -12,15 +11,7 @@
 #include <jpeglib.h>
 
 #include "_kernel_entropy.h"
-
-/* The same source compiled for AVX2 and BMI2, and chosen where the processor has both. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define MODERN __attribute__((target("avx2,bmi,bmi2")))
-#define HAVE_MODERN (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
-#else
-#define MODERN
-#define HAVE_MODERN 0
-#endif
+#include "_kernel_transform.h"
 
 /* What is one block in use has forbidden ground between its parts when it is fuzzed. */
 #ifdef PENSTOCK_FUZZ
@@ -31,118 +22,6 @@
 #define GAP 0
 #define FORBID(from, size) (void)(from)
 #endif
-
-#define SIDE 8
-
-/* Unsigned, because what is absurd in a file may overflow; signed where that makes a difference. */
-typedef uint32_t Eight __attribute__((vector_size(32)));
-typedef int32_t Signed __attribute__((vector_size(32)));
-typedef uint16_t Short __attribute__((vector_size(16)));
-typedef int16_t SignedShort __attribute__((vector_size(16)));
-
-#define FIX(x) ((uint32_t)((x) * 8192 + 0.5))
-#define DOWN(v, shift) ((Eight)((Signed)(v) >> (shift)))
-
-/* One pass over eight columns at once; sums are shifted down by `shift`, rounded. */
-INLINE void transform(Eight *v, int shift) {
-  Eight z = (v[2] + v[6]) * FIX(0.541196100);
-  Eight t2 = z - v[6] * FIX(1.847759065), t3 = z + v[2] * FIX(0.765366865);
-  Eight half = {};
-  half += 1u << (shift - 1);
-  Eight t0 = ((v[0] + v[4]) << 13) + half, t1 = ((v[0] - v[4]) << 13) + half;
-  Eight a0 = t0 + t3, a3 = t0 - t3, a1 = t1 + t2, a2 = t1 - t2;
-
-  Eight z1 = (v[7] + v[1]) * -FIX(0.899976223), z2 = (v[5] + v[3]) * -FIX(2.562915447);
-  Eight z3 = v[7] + v[3], z4 = v[5] + v[1], z5 = (z3 + z4) * FIX(1.175875602);
-  z3 = z3 * -FIX(1.961570560) + z5;
-  z4 = z4 * -FIX(0.390180644) + z5;
-  t0 = v[7] * FIX(0.298631336) + z1 + z3;
-  t1 = v[5] * FIX(2.053119869) + z2 + z4;
-  t2 = v[3] * FIX(3.072711026) + z2 + z3;
-  t3 = v[1] * FIX(1.501321110) + z1 + z4;
-
-  v[0] = DOWN(a0 + t3, shift);
-  v[7] = DOWN(a0 - t3, shift);
-  v[1] = DOWN(a1 + t2, shift);
-  v[6] = DOWN(a1 - t2, shift);
-  v[2] = DOWN(a2 + t1, shift);
-  v[5] = DOWN(a2 - t1, shift);
-  v[3] = DOWN(a3 + t0, shift);
-  v[4] = DOWN(a3 - t0, shift);
-}
-
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SHUFFLE8(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#endif
-#endif
-#ifndef SHUFFLE8
-#define SHUFFLE8(a, b, ...) __builtin_shuffle(a, b, (Eight){__VA_ARGS__})
-#endif
-
-/* Three rounds of interleaving each row with the one four further on, within lanes of 128 bits
-   first, which cost least to cross once. */
-INLINE void turn_block(Eight *v) {
-  Eight a[8], b[8];
-  for (int i = 0; i < 4; i++) {
-    a[2 * i] = SHUFFLE8(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-    a[2 * i + 1] = SHUFFLE8(v[2 * i], v[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-  }
-  for (int i = 0; i < 8; i += 4)
-    for (int j = 0; j < 2; j++) {
-      b[i + j] = SHUFFLE8(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-      b[i + j + 2] = SHUFFLE8(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-  for (int j = 0; j < 4; j++) {
-    v[j] = SHUFFLE8(b[j], b[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    v[j + 4] = SHUFFLE8(b[j], b[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  }
-}
-
-INLINE void clear(int16_t *block) {
-  /* Eight stores; compilers make a slower loop of one memset. */
-  Eight nothing = {};
-  for (int i = 0; i < 4; i++) memcpy(block + 16 * i, &nothing, sizeof nothing);
-}
-
-INLINE uint8_t level(int32_t value) {
-  return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
-}
-
-/* A block of coefficients, of which only the first `last` in the zigzag are not 0, to pixels. */
-INLINE void put_block(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps,
-                      long last) {
-  if (last <= 1) {
-    /* Both passes come to this, for a block that is all of one level. */
-    int32_t middle = (int16_t)((uint32_t)block[0] * (uint32_t)steps[0]) * 4;
-    uint64_t all = 0x0101010101010101u * level(((middle + 16) >> 5) + 128);
-    for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &all, 8);
-    return;
-  }
-  Eight v[8];
-  for (int i = 0; i < SIDE; i++) {
-    Short row, step;
-    memcpy(&row, block + SIDE * i, sizeof row);
-    memcpy(&step, steps + SIDE * i, sizeof step);
-    v[i] = (Eight)__builtin_convertvector((SignedShort)(row * step), Signed);
-  }
-  transform(v, 11);
-  turn_block(v);
-  transform(v, 18);
-  /* A vector is a column now, and its low bytes hold all that is left: four of them, side by side,
-     are four pixels of each row. */
-  for (int i = 0; i < SIDE; i++) {
-    Signed x = (Signed)(v[i] + 128), over = x > 255;
-    v[i] = (Eight)((x & ~over & ~(x < 0)) | (over & 255));
-  }
-  Eight low = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24;
-  Eight high = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
-  uint64_t rows[SIDE];
-  v[0] = SHUFFLE8(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
-  v[1] = SHUFFLE8(low, high, 4, 12, 5, 13, 6, 14, 7, 15);
-  memcpy(rows, v, sizeof rows);
-  for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &rows[y], SIDE);
-}
 
 /* One of luma and the two colours, as far as the box needs it. */
 typedef struct {
@@ -199,7 +78,7 @@ static const uint8_t places[PLACES] = {
 };
 
 /* Decode the units that the box needs; 0 where something is odd. */
-INLINE int decode_scan_body(Scan *scan) {
+INLINE int decode_scan_body(Scan *scan, Put *put_block) {
   int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
@@ -243,11 +122,18 @@ INLINE int decode_scan_body(Scan *scan) {
   return 1;
 }
 
-MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan); }
-static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan); }
+MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_modern); }
+static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_plain); }
+
+/* The fuzzer runs both. */
+#ifdef PENSTOCK_FUZZ
+static int only_plain;
+#else
+#define only_plain 0
+#endif
 
 static int decode_scan(Scan *scan) {
-  return HAVE_MODERN ? decode_scan_modern(scan) : decode_scan_plain(scan);
+  return HAVE_MODERN && !only_plain ? decode_scan_modern(scan) : decode_scan_plain(scan);
 }
 
 /* Whether a file, of which libjpeg has read the header, is of the everyday kind. */
@@ -430,7 +316,7 @@ static void rgb_row_plain(const Scan *scan, int y, int left, int width, uint8_t 
 
 static void rgb_row(const Scan *scan, int y, int left, int width, uint8_t *out, size_t stride,
                     Row room) {
-  if (HAVE_MODERN)
+  if (HAVE_MODERN && !only_plain)
     rgb_row_modern(scan, y, left, width, out, stride, room);
   else
     rgb_row_plain(scan, y, left, width, out, stride, room);

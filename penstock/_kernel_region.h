@@ -340,7 +340,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   /* From here on, only what is touched. */
   box = (Box){bench.down.from, bench.across.from, bench.down.upto - bench.down.from,
               bench.across.upto - bench.across.from};
-  if (shrink == 1 && !only_libjpeg) decode_alone(d, box);
+  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_alone(d, box);
   if (d->scan) {
     ALONE();
     bench.columns = box.width;

@@ -265,6 +265,7 @@ static void run(long number, uint64_t seed) {
 
   uint8_t *out = malloc(size);
   memset(out, 1, size);
+  only_plain = !below(2);
   long alone = decoded_alone;
   int kind = decode_one(exact, box, to, normal, out);
   counts[kind]++;

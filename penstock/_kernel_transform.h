@@ -1,0 +1,225 @@
+/* From coefficients to pixels: the inverse cosine transform of a block.
+ *
+ * It is libjpeg's accurate one (Loeffler, Ligtenberg and Moschytz 1989, with 13 bits below the point)
+ * to the bit: for any processor, eight columns at a time, and once more for AVX2, where a rotation
+ * of two values is one multiplication of pairs.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The same source compiled for AVX2 and BMI2, and chosen where the processor has both. */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <immintrin.h>
+#define HAVE_AVX2
+#define MODERN __attribute__((target("avx2,bmi,bmi2")))
+#define HAVE_MODERN (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+/* An older processor has no vectors that multiply 32 bits, and libjpeg's own loops serve it better. */
+#define WORTHWHILE HAVE_MODERN
+#else
+#define MODERN
+#define HAVE_MODERN 0
+#define WORTHWHILE 1
+#endif
+
+#define SIDE 8
+
+/* Unsigned, because what is absurd in a file may overflow; signed where that makes a difference. */
+typedef uint32_t Eight __attribute__((vector_size(32)));
+typedef int32_t Signed __attribute__((vector_size(32)));
+typedef uint16_t Short __attribute__((vector_size(16)));
+typedef int16_t SignedShort __attribute__((vector_size(16)));
+
+#define FIX(x) ((uint32_t)((x) * 8192 + 0.5))
+#define DOWN(v, shift) ((Eight)((Signed)(v) >> (shift)))
+
+/* One pass over eight columns at once; sums are shifted down by `shift`, rounded. */
+INLINE void transform(Eight *v, int shift) {
+  Eight z = (v[2] + v[6]) * FIX(0.541196100);
+  Eight t2 = z - v[6] * FIX(1.847759065), t3 = z + v[2] * FIX(0.765366865);
+  Eight half = {};
+  half += 1u << (shift - 1);
+  Eight t0 = ((v[0] + v[4]) << 13) + half, t1 = ((v[0] - v[4]) << 13) + half;
+  Eight a0 = t0 + t3, a3 = t0 - t3, a1 = t1 + t2, a2 = t1 - t2;
+
+  Eight z1 = (v[7] + v[1]) * -FIX(0.899976223), z2 = (v[5] + v[3]) * -FIX(2.562915447);
+  Eight z3 = v[7] + v[3], z4 = v[5] + v[1], z5 = (z3 + z4) * FIX(1.175875602);
+  z3 = z3 * -FIX(1.961570560) + z5;
+  z4 = z4 * -FIX(0.390180644) + z5;
+  t0 = v[7] * FIX(0.298631336) + z1 + z3;
+  t1 = v[5] * FIX(2.053119869) + z2 + z4;
+  t2 = v[3] * FIX(3.072711026) + z2 + z3;
+  t3 = v[1] * FIX(1.501321110) + z1 + z4;
+
+  v[0] = DOWN(a0 + t3, shift);
+  v[7] = DOWN(a0 - t3, shift);
+  v[1] = DOWN(a1 + t2, shift);
+  v[6] = DOWN(a1 - t2, shift);
+  v[2] = DOWN(a2 + t1, shift);
+  v[5] = DOWN(a2 - t1, shift);
+  v[3] = DOWN(a3 + t0, shift);
+  v[4] = DOWN(a3 - t0, shift);
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE8(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLE8
+#define SHUFFLE8(a, b, ...) __builtin_shuffle(a, b, (Eight){__VA_ARGS__})
+#endif
+
+/* Three rounds of interleaving each row with the one four further on, within lanes of 128 bits
+   first, which cost least to cross once. */
+INLINE void turn_block(Eight *v) {
+  Eight a[8], b[8];
+  for (int i = 0; i < 4; i++) {
+    a[2 * i] = SHUFFLE8(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    a[2 * i + 1] = SHUFFLE8(v[2 * i], v[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + j] = SHUFFLE8(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      b[i + j + 2] = SHUFFLE8(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int j = 0; j < 4; j++) {
+    v[j] = SHUFFLE8(b[j], b[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    v[j + 4] = SHUFFLE8(b[j], b[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
+INLINE void clear(int16_t *block) {
+  /* Eight stores; compilers make a slower loop of one memset. */
+  Eight nothing = {};
+  for (int i = 0; i < 4; i++) memcpy(block + 16 * i, &nothing, sizeof nothing);
+}
+
+INLINE uint8_t level(int32_t value) {
+  return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+/* A block of coefficients, of which only the first `last` in the zigzag are not 0, to pixels. */
+typedef void Put(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps,
+                 long last);
+
+INLINE void put_flat(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps) {
+  /* Both passes come to this, for a block that is all of one level. */
+  int32_t middle = (int16_t)((uint32_t)block[0] * (uint32_t)steps[0]) * 4;
+  uint64_t all = 0x0101010101010101u * level(((middle + 16) >> 5) + 128);
+  for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &all, SIDE);
+}
+
+static inline void put_plain(uint8_t *to, size_t stride, const int16_t *block,
+                             const int16_t *steps, long last) {
+  if (last <= 1) {
+    put_flat(to, stride, block, steps);
+    return;
+  }
+  Eight v[8];
+  for (int i = 0; i < SIDE; i++) {
+    Short row, step;
+    memcpy(&row, block + SIDE * i, sizeof row);
+    memcpy(&step, steps + SIDE * i, sizeof step);
+    v[i] = (Eight)__builtin_convertvector((SignedShort)(row * step), Signed);
+  }
+  transform(v, 11);
+  turn_block(v);
+  transform(v, 18);
+  /* A vector is a column now, and its low bytes hold all that is left: four of them, side by side,
+     are four pixels of each row. */
+  for (int i = 0; i < SIDE; i++) {
+    Signed x = (Signed)(v[i] + 128), over = x > 255;
+    v[i] = (Eight)((x & ~over & ~(x < 0)) | (over & 255));
+  }
+  Eight low = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24;
+  Eight high = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
+  uint64_t rows[SIDE];
+  v[0] = SHUFFLE8(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
+  v[1] = SHUFFLE8(low, high, 4, 12, 5, 13, 6, 14, 7, 15);
+  memcpy(rows, v, sizeof rows);
+  for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &rows[y], SIDE);
+}
+
+#ifdef HAVE_AVX2
+/* a * x + b * y for eight pairs (a, b) of 16 bits. */
+#define ROTATE(pairs, x, y) \
+  _mm256_madd_epi16(pairs, _mm256_set1_epi32((int)((uint32_t)(y) << 16 | ((x) & 0xFFFF))))
+
+MODERN INLINE __m256i paired(__m128i a, __m128i b) {
+  return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
+}
+
+/* Sums and differences, shifted down: v[0] and v[1] become `a + b` and `a - b` in 16 bits. */
+MODERN INLINE void finish(__m128i *sum, __m128i *difference, __m256i a, __m256i b, int shift) {
+  __m256i both = _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(a, b), shift),
+                                    _mm256_srai_epi32(_mm256_sub_epi32(a, b), shift));
+  both = _mm256_permute4x64_epi64(both, 0xD8);
+  *sum = _mm256_castsi256_si128(both);
+  *difference = _mm256_extracti128_si256(both, 1);
+}
+
+/* The same pass as `transform`, its constants gathered by what they are multiplied with. */
+MODERN INLINE void transform_modern(__m128i *v, int shift) {
+  __m256i half = _mm256_set1_epi32(1 << (shift - 1));
+  __m256i pairs = paired(v[0], v[4]);
+  __m256i t0 = _mm256_add_epi32(ROTATE(pairs, 8192, 8192), half);
+  __m256i t1 = _mm256_add_epi32(ROTATE(pairs, 8192, -8192), half);
+  pairs = paired(v[2], v[6]);
+  __m256i t2 = ROTATE(pairs, FIX(0.541196100), FIX(0.541196100) - FIX(1.847759065));
+  __m256i t3 = ROTATE(pairs, FIX(0.541196100) + FIX(0.765366865), FIX(0.541196100));
+  __m256i a0 = _mm256_add_epi32(t0, t3), a3 = _mm256_sub_epi32(t0, t3);
+  __m256i a1 = _mm256_add_epi32(t1, t2), a2 = _mm256_sub_epi32(t1, t2);
+
+  pairs = paired(_mm_add_epi16(v[7], v[3]), _mm_add_epi16(v[5], v[1]));
+  __m256i z3 = ROTATE(pairs, FIX(1.175875602) - FIX(1.961570560), FIX(1.175875602));
+  __m256i z4 = ROTATE(pairs, FIX(1.175875602), FIX(1.175875602) - FIX(0.390180644));
+  pairs = paired(v[7], v[1]);
+  t0 = ROTATE(pairs, FIX(0.298631336) - FIX(0.899976223), -FIX(0.899976223));
+  t3 = ROTATE(pairs, -FIX(0.899976223), FIX(1.501321110) - FIX(0.899976223));
+  pairs = paired(v[5], v[3]);
+  t1 = ROTATE(pairs, FIX(2.053119869) - FIX(2.562915447), -FIX(2.562915447));
+  t2 = ROTATE(pairs, -FIX(2.562915447), FIX(3.072711026) - FIX(2.562915447));
+
+  finish(&v[0], &v[7], a0, _mm256_add_epi32(t3, z4), shift);
+  finish(&v[1], &v[6], a1, _mm256_add_epi32(t2, z3), shift);
+  finish(&v[2], &v[5], a2, _mm256_add_epi32(t1, z4), shift);
+  finish(&v[3], &v[4], a3, _mm256_add_epi32(t0, z3), shift);
+}
+
+/* Three rounds of interleaving each row with the one four further on. */
+MODERN INLINE void turn_modern(__m128i *v) {
+  for (int round = 0; round < 3; round++) {
+    __m128i a[SIDE];
+    for (int i = 0; i < 4; i++) {
+      a[2 * i] = _mm_unpacklo_epi16(v[i], v[i + 4]);
+      a[2 * i + 1] = _mm_unpackhi_epi16(v[i], v[i + 4]);
+    }
+    memcpy(v, a, sizeof a);
+  }
+}
+
+MODERN static inline void put_modern(uint8_t *to, size_t stride, const int16_t *block,
+                                     const int16_t *steps, long last) {
+  if (last <= 1) {
+    put_flat(to, stride, block, steps);
+    return;
+  }
+  __m128i v[SIDE];
+  for (int i = 0; i < SIDE; i++)
+    v[i] = _mm_mullo_epi16(_mm_load_si128((const __m128i *)block + i),
+                           _mm_loadu_si128((const __m128i *)steps + i));
+  transform_modern(v, 11);
+  turn_modern(v);
+  transform_modern(v, 18);
+  turn_modern(v);
+  for (int y = 0; y < SIDE; y += 2) {
+    __m128i middle = _mm_set1_epi16(128);
+    __m128i rows = _mm_packus_epi16(_mm_adds_epi16(v[y], middle), _mm_adds_epi16(v[y + 1], middle));
+    _mm_storel_epi64((__m128i *)(to + y * stride), rows);
+    _mm_storel_epi64((__m128i *)(to + (y + 1) * stride), _mm_unpackhi_epi64(rows, rows));
+  }
+}
+#else
+#define put_modern put_plain
+#endif
