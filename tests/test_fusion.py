@@ -140,6 +140,26 @@ def test_what_a_frame_cannot_tell_goes_one_by_one(photos: Path, decoder: str) ->
             assert next(iter(loader))[0].shape == (24, *shape)
 
 
+@pytest.mark.parametrize(
+    "augment",
+    [image.rand_augment(2, 9), image.auto_augment(fill=(9, 99, 199)), image.trivial_augment()],
+    ids=lambda operation: operation.name,
+)
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_an_augmentation_and_normalize_have_the_bits_of_one_by_one(
+    augment: Any, layout: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = road(photos, augment, image.normalize(layout=layout))
+    with pipeline.loader(workers=0, seed=3) as loader:
+        assert loader.stats().stages[-1].name == f"{augment.name}+normalize"
+        batches = [next(iter(loader)) for _ in range(3)]
+    monkeypatch.setattr("penstock.pipeline._fused", lambda stops: fuse(stops))
+    with pipeline.loader(workers=0, seed=3) as loader:
+        assert loader.stats().stages[-1].name == "normalize"
+        for batch in batches:
+            np.testing.assert_array_equal(batch[0], next(iter(loader))[0])
+
+
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_a_fused_road_is_bit_equal_in_every_pool(
     pool: Workers, decoder: str, photos: Path, monkeypatch: pytest.MonkeyPatch

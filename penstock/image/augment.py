@@ -1,10 +1,11 @@
 """Automatic augmentation: RandAugment, AutoAugment and TrivialAugment.
 
-All three choose changes by name from one table and apply them in turn, with the ranges and the
-order of torchvision. Given the same changes and magnitudes, the result differs from torchvision's
-by one grey level at most after each, and by nothing for shifts and changes by table. Shears and
-turns take the same pixels but for one in a hundred at most; where a source lies halfway between two
-pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can widen that.
+All three choose changes by name from one table and apply them as if in turn, with the ranges and
+the order of torchvision. Given the same changes and magnitudes, the result differs from
+torchvision's by one grey level at most after each, and by nothing for shifts and changes by table.
+Shears and turns take the same pixels but for one in a hundred at most; where a source lies halfway
+between two pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can
+widen that.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.image.augment_table import NAMES, NARROW, WIDE, Step, take
+from penstock.image.augment_table import CHANGES, NAMES, NARROW, WIDE, Step
+from penstock.image.draft import Draft
 from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
 from penstock.image.policies import POLICIES, STRENGTHS
+from penstock.image.tone import Table
 from penstock.operation import Operation, Spec
 
 Steps = tuple[Step, ...]
@@ -28,11 +31,27 @@ Steps = tuple[Step, ...]
 _SAMPLINGS = ("nearest", "bilinear")
 
 
-def _apply(name: str, value: Any, steps: Steps, fill: tuple[float, ...], sampling: str) -> Image:
-    image = check_image(name, value)
+def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
+    """The image after all steps."""
+    return _drafted(image, steps, fill, smooth).settle()
+
+
+def compiled(
+    image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool
+) -> tuple[Image, Table | None]:
+    """The image after all steps but for a last table (channels, 256) that is left to apply.
+
+    Whoever looks every level up anyway, as normalizing does, can join it with a table of their own.
+    ``None`` is no table: the image is done.
+    """
+    return _drafted(image, steps, fill, smooth).handed_on()
+
+
+def _drafted(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Draft:
+    draft = Draft(image, fill, smooth)
     for step in steps:
-        image = take(image, step, fill, sampling == "bilinear")
-    return image
+        CHANGES[step.name](draft, step.magnitude)
+    return draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,8 @@ class RandAugment(Operation):
         )
 
     def apply(self, value: Any, params: Steps) -> Image:
-        return _apply("rand_augment", value, params, self._fill, self.interpolation)
+        image = check_image("rand_augment", value)
+        return applied(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +145,8 @@ class AutoAugment(Operation):
         )
 
     def apply(self, value: Any, params: Steps) -> Image:
-        return _apply("auto_augment", value, params, self._fill, self.interpolation)
+        image = check_image("auto_augment", value)
+        return applied(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +182,8 @@ class TrivialAugment(Operation):
         return (WIDE.step(name, strength, way < 0.5, shape[0], shape[1]),)
 
     def apply(self, value: Any, params: Steps) -> Image:
-        return _apply("trivial_augment", value, params, self._fill, self.interpolation)
+        image = check_image("trivial_augment", value)
+        return applied(image, params, self._fill, self.interpolation == "bilinear")
 
 
 def _fill_and_sampling(name: str, fill: Any, interpolation: Any) -> tuple[float, ...]:

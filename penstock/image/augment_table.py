@@ -1,7 +1,8 @@
 """The fifteen changes that automatic augmentation chooses from, by name, and how strong they get.
 
 Names and ranges are torchvision's; ``Posterize`` and ``Solarize`` grow stronger as their magnitude
-falls, so a strength of 0 leaves the image as it is for every change that has one.
+falls, so a strength of 0 leaves the image as it is for every change that has one (but for white,
+which the weakest ``Solarize`` inverts).
 """
 
 from __future__ import annotations
@@ -10,10 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.image import colour, warp
-from penstock.image.native import Image
-
-Fill = tuple[float, ...]
+from penstock.image.draft import Draft
 
 
 class Step(NamedTuple):
@@ -23,31 +21,26 @@ class Step(NamedTuple):
     magnitude: float
 
 
-_TABLE: dict[str, Callable[[Image, float, Fill, bool], Image]] = {
-    "Identity": lambda image, m, fill, smooth: image,
-    "ShearX": warp.shear_x,
-    "ShearY": warp.shear_y,
-    "TranslateX": lambda image, m, fill, smooth: warp.shift(image, 0, int(m), fill),
-    "TranslateY": lambda image, m, fill, smooth: warp.shift(image, int(m), 0, fill),
-    "Rotate": warp.rotate,
-    "Brightness": lambda image, m, fill, smooth: colour.brightness(image, 1.0 + m),
-    "Color": lambda image, m, fill, smooth: colour.saturation(image, 1.0 + m),
-    "Contrast": lambda image, m, fill, smooth: colour.contrast(image, 1.0 + m),
-    "Sharpness": lambda image, m, fill, smooth: colour.sharpness(image, 1.0 + m),
-    "Posterize": lambda image, m, fill, smooth: colour.posterize(image, int(m)),
-    "Solarize": lambda image, m, fill, smooth: colour.solarize(image, m),
-    "AutoContrast": lambda image, m, fill, smooth: colour.autocontrast(image),
-    "Equalize": lambda image, m, fill, smooth: colour.equalize(image),
-    "Invert": lambda image, m, fill, smooth: colour.invert(image),
+CHANGES: dict[str, Callable[[Draft, float], None]] = {
+    "Identity": lambda draft, m: None,
+    "ShearX": Draft.shear_x,
+    "ShearY": Draft.shear_y,
+    "TranslateX": lambda draft, m: draft.shift(0, int(m)),
+    "TranslateY": lambda draft, m: draft.shift(int(m), 0),
+    "Rotate": Draft.rotate,
+    "Brightness": lambda draft, m: draft.brightness(1.0 + m),
+    "Color": lambda draft, m: draft.saturation(1.0 + m),
+    "Contrast": lambda draft, m: draft.contrast(1.0 + m),
+    "Sharpness": lambda draft, m: draft.sharpness(1.0 + m),
+    "Posterize": lambda draft, m: draft.posterize(int(m)),
+    "Solarize": Draft.solarize,
+    "AutoContrast": lambda draft, m: draft.autocontrast(),
+    "Equalize": lambda draft, m: draft.equalize(),
+    "Invert": lambda draft, m: draft.invert(),
 }
 
-NAMES = tuple(name for name in _TABLE if name != "Invert")
+NAMES = tuple(name for name in CHANGES if name != "Invert")
 """What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
-
-
-def take(image: Image, step: Step, fill: Fill, smooth: bool) -> Image:
-    """The image after one change."""
-    return _TABLE[step.name](image, step.magnitude, fill, smooth)
 
 
 @dataclass(frozen=True, slots=True)

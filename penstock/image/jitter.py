@@ -10,14 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.image import arguments, colour
+from penstock.image import arguments
+from penstock.image.draft import Draft
 from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
 from penstock.operation import Operation, Spec
 
 _Range = tuple[float, float]
 
-_CHANGES = (colour.brightness, colour.contrast, colour.saturation, colour.hue)
+_CHANGES = (Draft.brightness, Draft.contrast, Draft.saturation, Draft.hue)
 _ORDERS = tuple(permutations(range(4)))
 
 
@@ -34,7 +35,7 @@ class ColorJitter(Operation):
 
     One number ``x`` is a factor from ``max(0, 1 - x)`` to ``1 + x``; a pair is (from, to). Hue is a
     part of the colour circle, ``-x`` to ``x``, with ``x`` up to 0.5. As in torchvision, and within
-    one grey level of it for each change by a factor up to 2.
+    one grey level of it for each change by a factor up to 2; brightness is the same.
 
     >>> import numpy as np
     >>> jitter = ColorJitter(brightness=0.4)
@@ -79,12 +80,12 @@ class ColorJitter(Operation):
         )
 
     def apply(self, value: Any, params: Jitter) -> Image:
-        image = check_image("color_jitter", value)
+        draft = Draft(check_image("color_jitter", value))
         for which in params.order:
             factor = params.factors[which]
             if factor is not None:
-                image = _CHANGES[which](image, factor)
-        return image
+                _CHANGES[which](draft, factor)
+        return draft.settle()
 
 
 def _factors(what: str, given: float | Sequence[float] | None) -> _Range | None:

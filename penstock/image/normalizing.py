@@ -76,9 +76,13 @@ class Normalize(Operation):
 
     def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> NDArray[np.float32]:
         image = check_image("normalize", value)
+        return self.look_up(image, self.table(image.shape[2]), out)
+
+    def look_up(
+        self, image: Image, table: NDArray[np.float32], out: NDArray[Any] | None
+    ) -> NDArray[np.float32]:
+        """The image by a table such as ``table`` makes, in this layout."""
         height, width, channels = image.shape
-        self._check_channels(channels)
-        table = self.table(channels)
         cv2 = load_cv2()
         if self.layout == "hwc":
             return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
@@ -91,6 +95,7 @@ class Normalize(Operation):
 
     def table(self, channels: int) -> NDArray[np.float32]:
         """What each of the 256 levels becomes, by channel."""
+        self._check_channels(channels)
         return _table(self._mean, self._std, channels)
 
     def _check_channels(self, channels: int) -> None:

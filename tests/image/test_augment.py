@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.image import auto_augment, rand_augment, trivial_augment
-from penstock.image.augment_table import NAMES, NARROW, WIDE, Step, take
+from penstock.image.augment import applied
+from penstock.image.augment_table import NAMES, NARROW, WIDE, Step
 from penstock.image.policies import POLICIES
 from penstock.random import Key, Keyed
 
@@ -36,6 +37,10 @@ def change(torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[...
         )
 
     return call
+
+
+def take(image: Any, step: Step, fill: tuple[float, ...], smooth: bool) -> Any:
+    return applied(image, (step,), fill, smooth)
 
 
 def every_step(names: list[str], shape: tuple[int, ...]) -> list[Step]:
