@@ -15,6 +15,7 @@ from penstock.errors import PenstockError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("penstock.doctor.command", "show what this machine offers and what is amiss"),
+    "profile": ("penstock.profile.command", "show what each stop of a pipeline costs"),
 }
 """A command's name, its module (see ``Command``), and its line in the help."""
 

@@ -35,6 +35,7 @@ from penstock.stops.stop import Fields, Stop
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
+    from penstock.profile import Profile
 
 Path = str | PathLike[str]
 
@@ -65,10 +66,10 @@ class Pipeline:
     ) -> Pipeline:
         """Apply an operation, or any callable, to every sample.
 
-        Penstock's operations know their field: the first of a tuple, ``"image"`` of a dict. Any
-        other callable gets the whole sample unless ``on`` names a field. One that does not say
-        ``random=False`` is taken as random; if it has a parameter ``rng`` it is given a NumPy
-        generator there, and if not it runs where the global generators can be seeded for it.
+        Penstock's operations know their field: the first of a tuple, ``"image"`` or ``"audio"`` of
+        a dict. Any other callable gets the whole sample unless ``on`` names a field. One that does
+        not say ``random=False`` is taken as random; if it has a parameter ``rng`` it is given a
+        NumPy generator there, and if not it runs where the global generators can be seeded for it.
         ``version`` stands for its code where that cannot be fingerprinted.
 
         >>> import numpy as np
@@ -199,25 +200,39 @@ class Pipeline:
         sqrt
         batch       2 samples, stacked in place
         """
-        from penstock.image import kernel
-
         lines = [f"{'source':<11} {type(self.source).__name__}"]
-        written = [stop for stop in self.stops if isinstance(stop, Map)]
         for stop in _fused(self.stops):
             note = ""
             if isinstance(stop, Cache):
                 note = f"{show_size(stop.budget)}, {stop.where}"
             elif not isinstance(stop, Map):
-                note = "in one step: the compiled kernel decodes only what the crop needs"
+                note = getattr(stop, "how", "")
             lines.append(f"{stop.name:<11} {note}".rstrip())
-        if any(stop.name == "decode" for stop in written) and not kernel.available():
-            lines.append(f"(decode and crop run apart: {kernel.why_not()})")
         if self.batching is not None:
             how = "stacked in place"
             if self.batching.collate is not None:
                 how = f"by {name_of(self.batching.collate)}"
             lines.append(f"{'batch':<11} {self.batching.size} samples, {how}")
         return "\n".join(lines)
+
+    def profile(
+        self, data: Any = None, *, samples: int = 256, seconds: float = 10.0, seed: int = 0
+    ) -> Profile:
+        """What each stop and operation costs, and what fusing them saves. ``print`` it.
+
+        It runs up to ``samples`` samples, for about ``seconds``, in this thread alone. ``data`` is
+        read in place of the pipeline's own source: a folder, a list of files, a dataset or another
+        pipeline.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> p = ps.from_dataset(np.ones((64, 3))).map(np.sqrt, random=False).batch(4).profile()
+        >>> [row.name for row in p.rows], p.samples
+        (['source', 'sqrt', 'batch'], 64)
+        """
+        from penstock.profile.measure import measure
+
+        return measure(self, data, samples=samples, seconds=seconds, seed=seed)
 
     def layout(self, rows: int) -> Layout | None:
         """Where everything lies in a batch, if that is known before the first sample."""
@@ -264,11 +279,13 @@ class Pipeline:
 
 
 def _fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    if not any(isinstance(stop, Map) and stop.name == "decode" for stop in stops):
+    modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
+    if not modules & {"penstock.image.codec", "penstock.image.augment"}:
         return stops  # nothing to fuse, and no need to load what could
     from penstock.stops.fused import fuse
+    from penstock.stops.toned import tone
 
-    return fuse(stops)
+    return tone(fuse(stops))
 
 
 def from_folder(
