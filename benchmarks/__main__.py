@@ -1,29 +1,35 @@
-"""``python -m benchmarks NAME``: runs one benchmark, prints its table, writes JSON if asked."""
+"""``python -m benchmarks NAME``: runs one benchmark, prints its table; writes JSON, and a chart, if
+asked. ``python -m benchmarks chart FILE...`` draws from JSON that was written before."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, load, memory, overhead, start
+from benchmarks import audio, cache, load, memory, overhead, randaugment, start
+from benchmarks import chart as charts
 from benchmarks.benchmark import Benchmark, count
 from benchmarks.report import show, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (overhead, load, cache, memory, start)
+    module.BENCHMARK.name: module.BENCHMARK
+    for module in (overhead, load, randaugment, audio, cache, memory, start)
 }
 
 
 def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
     """The benchmark that was asked for, and its options. Exits on what makes no sense."""
-    names = "\n".join(f"  {name:10} {found.line}" for name, found in BENCHMARKS.items())
+    names = "\n".join(f"  {name:12} {found.line}" for name, found in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure Penstock beside its peers. Run it on a quiet machine; only ratios "
         "travel from one machine to another.",
-        epilog=f"benchmarks:\n{names}\n\npython -m benchmarks NAME --help shows what NAME takes.",
+        epilog=f"benchmarks:\n{names}\n\npython -m benchmarks NAME --help shows what NAME takes.\n"
+        "python -m benchmarks chart FILE.json... --chart FILE draws what was written before.\n"
+        "scripts/bench-setup installs peers, each in an environment of its own.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="which benchmark")
@@ -36,11 +42,20 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
     own = argparse.ArgumentParser(prog=f"python -m benchmarks {name}", description=chosen.line)
     own.add_argument(
         "--data",
-        type=_folder,
-        metavar="DIR",
+        type=_data(chosen.files),
+        metavar="PATH" if chosen.files else "DIR",
         required=chosen.needs_data,
-        help="folder of classes, each a folder of JPEGs",
+        help=chosen.data,
     )
+    if chosen.peers:
+        own.add_argument(
+            "--peers",
+            type=_peers(chosen.peers),
+            default=chosen.peers,
+            metavar="LIST",
+            help=f"all (which is the default), none, or some of: {', '.join(chosen.peers)}",
+        )
+        own.add_argument("--chart", type=_drawing, metavar="FILE", help="draw it, as .svg or .png")
     own.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
     own.add_argument("--rounds", type=count, default=5, help="rounds of a race (5)")
     own.add_argument("--seconds", type=_seconds, default=4.0, help="of each run (4)")
@@ -59,19 +74,65 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    chosen, options = parse(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "chart":
+        return redraw(argv[1:])
+    chosen, options = parse(argv)
     found = chosen.run(options)
     show(found)
     if options.json is not None:
         write_json(options.json, chosen.name, vars(options), found)
+    if getattr(options, "chart", None) is not None:
+        charts.write(options.chart, found.data)
     return 1 if found.wrong else 0
 
 
-def _folder(text: str) -> Path:
-    path = Path(text).resolve()
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+def redraw(argv: Sequence[str]) -> int:
+    """A chart of what other runs wrote as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks chart", description="Draw what benchmarks wrote with --json."
+    )
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
+    parser.add_argument("--chart", type=_drawing, metavar="FILE", required=True)
+    options = parser.parse_args(argv)
+    data: dict[str, object] = {}
+    for file in options.files:
+        data.update(json.loads(file.read_text())["data"])
+    charts.write(options.chart, data)
+    return 0
+
+
+def _peers(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def peers(text: str) -> tuple[str, ...]:
+        if text in ("all", "none"):
+            return known if text == "all" else ()
+        names = tuple(name.strip() for name in text.split(","))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"there is no peer {name!r} here; there are: {', '.join(known)}"
+                )
+        return names
+
+    return peers
+
+
+def _drawing(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in charts.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(charts.SUFFIXES)}")
     return path
+
+
+def _data(files: tuple[str, ...]) -> Callable[[str], Path]:
+    def data(text: str) -> Path:
+        path = Path(text).resolve()
+        if path.is_dir() or (path.suffix in files and path.is_file()):
+            return path
+        nor = f", nor a file that ends in {' or '.join(files)}" if files else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder{nor}")
+
+    return data
 
 
 def _seconds(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
@@ -9,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import psutil
@@ -27,6 +28,9 @@ ENDING = 20.0
 
 KEPT = 4000
 """Characters of what a failed process said that are worth showing."""
+
+PROTOCOL = 4
+"""Of the pickles that go to and fro: the process may run another version of Python."""
 
 
 class AloneError(Exception):
@@ -45,19 +49,29 @@ class Watched:
     peak: int
 
 
-def alone(function: Callable[..., Any], *args: Any, timeout: float) -> Watched:
-    """``function(*args)`` in a process of its own. Both must pickle."""
+def alone(
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Watched:
+    """``function(*args)`` in a process of its own. Both must pickle.
+
+    ``environment`` is the whole environment of that process; ``None`` leaves it as it is here.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as place:
         job, answer, printed = (Path(place) / name for name in ("job", "answer", "printed"))
-        job.write_bytes(pickle.dumps((function, args)))
+        job.write_bytes(_pickled((function, args)))
         with printed.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.alone", str(job), str(answer)],
+                [python, "-m", "benchmarks.alone", str(job), str(answer)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
                 cwd=ROOT,
+                env=environment,
             )
         try:
             peak = _watch(process, timeout)
@@ -128,10 +142,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+class _Pickler(pickle.Pickler):
+    """Paths travel as text: their classes live in other modules from one Python to the next."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (_path, (str(value),)) if isinstance(value, PurePath) else NotImplemented
+
+
+def _pickled(value: Any) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written, PROTOCOL).dump(value)
+    return written.getvalue()
+
+
+def _path(text: str) -> Path:
+    return Path(text)
+
+
 def _main(job: str, answer: str) -> None:
     function, args = pickle.loads(Path(job).read_bytes())
     value = function(*args)
-    Path(answer).write_bytes(pickle.dumps(value))
+    Path(answer).write_bytes(_pickled(value))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,18 @@ def _nothing_more(parser: ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """``arguments`` adds what only this one takes; ``needs_data`` makes --data required."""
+    """``arguments`` adds what only this one takes; ``needs_data`` makes --data required, ``data``
+    says what that is, and ``files`` how files end that may be given for it instead of a folder;
+    ``peers`` are the names that --peers takes."""
 
     name: str
     line: str
     run: Callable[[Namespace], Found]
     arguments: Callable[[ArgumentParser], None] = _nothing_more
     needs_data: bool = False
+    peers: tuple[str, ...] = ()
+    data: str = "folder of classes, each a folder of JPEGs"
+    files: tuple[str, ...] = ()
 
 
 def count(text: str) -> int:

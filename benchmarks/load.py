@@ -3,77 +3,99 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Literal
+from dataclasses import replace
+from functools import partial
 
 from benchmarks.benchmark import Benchmark
-from benchmarks.courses import Throughput
-from benchmarks.measure import Contestant, race
-from benchmarks.peers import (
-    penstock_dropin,
-    penstock_pipeline,
-    torch_simplejpeg,
-    torchvision_pil,
+from benchmarks.measure import Contestant, peer_names
+from benchmarks.peers import penstock_pipeline
+from benchmarks.photographs import (
+    BY_HAND,
+    DALI,
+    DALI_PLAIN,
+    DROP_IN,
+    FFCV,
+    GRAIN,
+    LITDATA,
+    PIL,
+    PIPELINE,
+    SPDL,
+    TF_DATA,
+    WEBDATASET,
+    raced,
 )
-from benchmarks.race_table import CPU, FIRST, MEMORY, RATE, Versus, found, joined
+from benchmarks.race_table import Versus, against_peers, joined
 from benchmarks.report import Found
 from benchmarks.workloads import Photos
 
-CHECKED = 512
-"""Photographs that are looked at; about as many as make means of random crops agree."""
-
-PILLOW = Contestant(
-    "torch DataLoader, PIL + torchvision", torchvision_pil.photos, ("torch", "torchvision", "PIL")
-)
-BY_HAND = Contestant(
-    "torch DataLoader, simplejpeg + OpenCV",
-    torch_simplejpeg.photos,
-    ("torch", "simplejpeg", "cv2"),
-)
-PIPELINE = Contestant(
-    "Penstock pipeline, threads", penstock_pipeline.photos, ("simplejpeg", "cv2"), ours=True
-)
-DROP_IN = Contestant(
-    "Penstock drop-in, ImageFolder",
-    penstock_dropin.photos,
-    ("torch", "torchvision", "simplejpeg", "cv2"),
-    ours=True,
+# The first is what most scripts do, and so what the others' batches are compared with.
+PEERS = (
+    PIL,
+    BY_HAND,
+    DALI,
+    DALI_PLAIN,
+    GRAIN,
+    SPDL,
+    TF_DATA,
+    FFCV,
+    WEBDATASET,
+    LITDATA,
 )
 
-FORMS: dict[Literal["uint8", "float32"], tuple[Contestant[Photos], ...]] = {
-    # The drop-in takes over transforms that end in a float tensor, so it has no uint8 form.
-    "uint8": (PILLOW, BY_HAND, PIPELINE),
-    "float32": (PILLOW, BY_HAND, PIPELINE, DROP_IN),
-}
-
-VERSUS = (
-    Versus("rate / best peer", "rate", True, 1.3),
-    Versus("CPU / best peer", "cpu", False),
+NO_KERNEL = replace(
+    PIPELINE,
+    title="Penstock pipeline, no kernel",
+    environment=(("PENSTOCK_NO_KERNEL", "1"),),
 )
+
+ONE_WORKER, TWO_WORKERS = (
+    Contestant(
+        f"Penstock pipeline, {workers}",
+        partial(penstock_pipeline.photos, workers=number),
+        PIPELINE.needs,
+        ours=True,
+    )
+    for number, workers in ((1, "1 worker"), (2, "2 workers"))
+)
+SCALING = Versus("rate / 1 worker", "rate", True, 1.85)
 
 
 def run(options: Namespace) -> Found:
-    parts = []
-    for form, contestants in FORMS.items():
-        name = f"load, {form}"
-        work = Photos(options.data, form, options.batch, options.workers)
-        lanes = race(
-            name,
-            contestants,
-            work,
-            Throughput(options.seconds, CHECKED, options.samples, options.warm_up),
-            rounds=options.rounds,
-            timeout=240 + options.warm_up + 10 * options.seconds,
-        )
-        layout = {"uint8": "HWC", "float32": "CHW normalised"}[form]
-        title = f"{name} {layout}: crop to {work.side}, flip, batches of {work.batch}, "
-        title += f"{work.workers} workers"
-        parts.append(found(name, title, lanes, (RATE, CPU, MEMORY, FIRST), VERSUS))
-    return joined(parts)
+    pixels = Photos(options.data, "uint8", options.batch, options.workers)
+    numbers = replace(pixels, form="float32")
+    return joined(
+        [
+            # The drop-in takes over transforms that end in a float tensor: it has no uint8 form.
+            raced(
+                "load, uint8",
+                (*PEERS, PIPELINE, NO_KERNEL),
+                pixels,
+                options,
+                against_peers(1.3, {NO_KERNEL.title: 1.0}),
+            ),
+            raced(
+                "load, float32",
+                (*PEERS, PIPELINE, NO_KERNEL, DROP_IN),
+                numbers,
+                options,
+                against_peers(1.7, {NO_KERNEL.title: 1.0, DROP_IN.title: 1.3}),
+            ),
+            raced(
+                "load, scaling",
+                (ONE_WORKER, TWO_WORKERS),
+                pixels,
+                options,
+                (SCALING,),
+                beside=(ONE_WORKER.title,),
+            ),
+        ]
+    )
 
 
 BENCHMARK = Benchmark(
     "load",
-    "JPEG folders to augmented batches, beside PIL and a hand-written fast path",
+    "JPEG folders to batches: decode, crop at random, flip",
     run,
     needs_data=True,
+    peers=peer_names(PEERS),
 )

@@ -6,16 +6,16 @@ from argparse import Namespace
 
 from benchmarks.benchmark import Benchmark
 from benchmarks.courses import Throughput
-from benchmarks.measure import Contestant, race
+from benchmarks.measure import Contestant, chosen, peer_names, race
 from benchmarks.peers import grain_threads, penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import CPU, FIRST, MEMORY, RATE, Versus, found, joined
+from benchmarks.race_table import COLUMNS, Versus, found, joined
 from benchmarks.report import Found
 from benchmarks.workloads import Arrays
 
 CONTESTANTS = (
-    Contestant("torch DataLoader", torch_dataloader.arrays, ("torch",)),
-    Contestant("Grain, threads", grain_threads.arrays, ("grain",)),
-    Contestant("Grain, no threads", grain_threads.arrays_without_threads, ("grain",)),
+    Contestant("torch DataLoader", torch_dataloader.arrays, ("torch",), env="torch"),
+    Contestant("Grain, threads", grain_threads.arrays, ("grain",), env="grain"),
+    Contestant("Grain, no threads", grain_threads.arrays_without_threads, ("grain",), env="grain"),
     Contestant("Penstock pipeline, threads", penstock_pipeline.arrays, (), ours=True),
     Contestant("Penstock drop-in", penstock_dropin.arrays, ("torch",), ours=True),
     Contestant(
@@ -35,7 +35,7 @@ def run(options: Namespace) -> Found:
         size = "x".join(map(str, shape)) or "one"
         lanes = race(
             name,
-            CONTESTANTS,
+            chosen(CONTESTANTS, options.peers),
             work,
             Throughput(options.seconds, checked, options.samples, options.warm_up),
             rounds=options.rounds,
@@ -50,8 +50,13 @@ def run(options: Namespace) -> Found:
             Versus("CPU / best peer", "cpu", False),
             Versus("first / best peer", "first", False, 1.0),
         )
-        parts.append(found(name, title, lanes, (RATE, CPU, MEMORY, FIRST), versus))
+        parts.append(found(name, title, lanes, COLUMNS, versus))
     return joined(parts)
 
 
-BENCHMARK = Benchmark("overhead", "loaders by themselves: samples in memory, no decoding", run)
+BENCHMARK = Benchmark(
+    "overhead",
+    "loaders by themselves: samples in memory, no decoding",
+    run,
+    peers=peer_names(CONTESTANTS),
+)

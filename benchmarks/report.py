@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -18,8 +19,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table as RichTable
 
-WIDTH = 132
+WIDTH = 170
 """Of a table that goes to a file, where there is no terminal to ask."""
+
+NAME, HEAD = 40, 12
+"""Letters in a line of the first column, and of a heading."""
 
 PACKAGES = (
     "penstock",
@@ -51,24 +55,34 @@ class Table:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of a benchmark. ``wrong`` says what makes it worthless, if anything does."""
+    """The outcome of a benchmark. ``wrong`` says what makes it worthless, if anything does;
+    ``environments`` are the versions that peers ran with."""
 
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
+    environments: dict[str, Any] = field(default_factory=dict)
 
 
 def show(found: Found, console: Console | None = None) -> None:
     """Print it."""
     if console is None:
         console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    wide = min(NAME, console.width // 4)
     for table in found.tables:
         drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
         for place, column in enumerate(table.columns):
-            drawn.add_column(column, justify="right" if place else "left", overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*row)
+            # Names are what rows are found by, so that numbers fold before they do.
+            drawn.add_column(
+                "\n".join(textwrap.wrap(column, HEAD)),
+                justify="right" if place else "left",
+                overflow="fold",
+                no_wrap=not place,
+            )
+        for name, *cells in table.rows:
+            lines = (line for part in name.splitlines() for line in textwrap.wrap(part, wide))
+            drawn.add_row("\n".join(lines), *cells)
         console.print(drawn)
     for line in found.notes:
         console.print(line, markup=False)
@@ -84,6 +98,7 @@ def write_json(path: Path, name: str, options: dict[str, Any], found: Found) -> 
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks", *sys.argv[1:]]),
         "options": options,
         "machine": machine(),
+        "environments": found.environments,
         "data": found.data,
         "tables": [
             {"title": table.title, "columns": table.columns, "rows": table.rows}

@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.benchmark import Benchmark
 from benchmarks.courses import Starts
-from benchmarks.measure import Contestant, race
+from benchmarks.measure import Contestant, chosen, peer_names, race
 from benchmarks.peers import penstock_dropin, penstock_pipeline, torch_dataloader
 from benchmarks.race_table import FIRST, MEMORY, Column, found
 from benchmarks.report import Found
@@ -19,9 +19,9 @@ CHECKED = 1024
 
 SECOND = Column("second epoch's first batch ms", "second", "{:,.2f}", 1e3)
 CONTESTANTS = (
-    Contestant("torch DataLoader, no workers", torch_dataloader.alone, ("torch",)),
-    Contestant("torch DataLoader", torch_dataloader.restarting, ("torch",)),
-    Contestant("torch DataLoader, persistent", torch_dataloader.arrays, ("torch",)),
+    Contestant("torch DataLoader, no workers", torch_dataloader.alone, ("torch",), env="torch"),
+    Contestant("torch DataLoader", torch_dataloader.restarting, ("torch",), env="torch"),
+    Contestant("torch DataLoader, persistent", torch_dataloader.arrays, ("torch",), env="torch"),
     Contestant(
         "Penstock, no workers", partial(penstock_pipeline.arrays, kind="none"), (), ours=True
     ),
@@ -35,11 +35,17 @@ CONTESTANTS = (
 
 def run(options: Namespace) -> Found:
     work = Arrays(SHAPE, LENGTH, options.batch, options.workers)
-    lanes = race("start", CONTESTANTS, work, Starts(CHECKED), rounds=options.rounds, timeout=180)
+    contestants = chosen(CONTESTANTS, options.peers)
+    lanes = race("start", contestants, work, Starts(CHECKED), rounds=options.rounds, timeout=180)
     size = "x".join(map(str, SHAPE))
     title = f"start: {LENGTH:,} samples of {size} float32, shuffled, batches of {work.batch}, "
     title += f"{work.workers} workers"
     return found("start", title, lanes, (FIRST, SECOND, MEMORY), ())
 
 
-BENCHMARK = Benchmark("start", "time to the first batch, and to that of the second epoch", run)
+BENCHMARK = Benchmark(
+    "start",
+    "time to the first batch, and to that of the second epoch",
+    run,
+    peers=peer_names(CONTESTANTS),
+)

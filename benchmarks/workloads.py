@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+RAND_AUGMENT = (2, 9)
+"""Operations for each image, and their magnitude."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Photos:
     """Folders of JPEGs: a random crop resized to ``side``, flipped by chance, shuffled.
 
     ``form`` is ``"uint8"`` (height, width, channels) or ``"float32"`` (channels first, normalised).
+    ``augment`` adds RandAugment after the flip, before normalising.
     """
 
     data: Path
@@ -35,9 +38,20 @@ class Photos:
     batch: int
     workers: int
     side: int = 224
+    augment: bool = False
 
 
-def loader_options(work: Arrays | Photos) -> dict[str, Any]:
+class Batched(Protocol):
+    """What all workloads for loaders have."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def workers(self) -> int: ...
+
+
+def loader_options(work: Batched) -> dict[str, Any]:
     """What every DataLoader, torch's or the drop-in, is told: the same for a fair race."""
     return {
         "batch_size": work.batch,

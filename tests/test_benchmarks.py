@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from rich.console import Console
 
-psutil = pytest.importorskip("psutil")
-
-from benchmarks import cache, memory  # noqa: E402
-from benchmarks.__main__ import BENCHMARKS, main, parse  # noqa: E402
-from benchmarks.alone import AloneError, alone, memory_of_tree  # noqa: E402
-from benchmarks.courses import Starts, Throughput  # noqa: E402
-from benchmarks.measure import (  # noqa: E402
+from benchmarks import cache, memory
+from benchmarks.__main__ import BENCHMARKS, main, parse
+from benchmarks.alone import AloneError, alone, memory_of_tree
+from benchmarks.courses import Starts, Throughput
+from benchmarks.measure import (
     Contestant,
+    Conversion,
     Lane,
     Make,
     Run,
     Spread,
+    chosen,
+    peer_names,
     race,
     ratios,
     turns,
 )
-from benchmarks.peers.torch_simplejpeg import random_box  # noqa: E402
-from benchmarks.race_table import RATE, Versus, found, joined  # noqa: E402
-from benchmarks.report import Found, Table, show, write_json  # noqa: E402
-from benchmarks.sameness import Look, difference, first_leaf, look  # noqa: E402
+from benchmarks.peers.by_hand import random_box
+from benchmarks.race_table import RATE, Versus, found, joined
+from benchmarks.report import Found, Table, show, write_json
+from benchmarks.sameness import Look, difference, first_leaf, look
 
 LOOK = Look((2,), "float32", 0.5, 0.25)
 
@@ -76,7 +79,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known(
     assert all(name in said for name in BENCHMARKS)
 
 
-@pytest.mark.parametrize("name", ["load", "cache"])
+@pytest.mark.parametrize("name", ["load", "randaugment", "cache"])
 def test_benchmarks_of_photographs_have_no_default_folder(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +96,8 @@ def test_benchmarks_of_photographs_have_no_default_folder(
         (["overhead", "--seconds", "-1"], "number of seconds"),
         (["load", "--data", "/nowhere/at/all"], "is not a folder"),
         (["memory", "--epochs", "-2"], "whole number from 1"),
+        (["overhead", "--peers", "torch,grian"], "no peer 'grian' here; there are: torch, grain"),
+        (["overhead", "--chart", "out.gif"], "none of .svg, .png"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
@@ -112,6 +117,33 @@ def test_options_reach_the_benchmark(tmp_path: Path) -> None:
     assert (options.data, options.rounds, options.seconds, options.samples) == (tmp_path, 2, 1.5, 9)
     _, options = parse(["memory", "--epochs", "7", "--items", "100"])
     assert (options.epochs, options.items) == (7, 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "peers"),
+    [
+        ([], ("torch", "grain")),
+        (["--peers", "all"], ("torch", "grain")),
+        (["--peers", "grain, torch"], ("grain", "torch")),
+        (["--peers", "grain"], ("grain",)),
+        (["--peers", "none"], ()),
+    ],
+)
+def test_peers_are_chosen_by_name(given: list[str], peers: tuple[str, ...]) -> None:
+    _, options = parse(["overhead", *given])
+    assert options.peers == peers
+
+
+def test_ours_run_whichever_peers_are_chosen() -> None:
+    contestants = (
+        Contestant("a", batches_of_two, (), env="torch"),
+        Contestant("b", batches_of_two, (), env="grain"),
+        Contestant("c", batches_of_two, (), env="torch"),
+        Contestant("mine", batches_of_two, (), ours=True),
+    )
+    assert peer_names(contestants) == ("torch", "grain")
+    assert [one.title for one in chosen(contestants, ("torch",))] == ["a", "c", "mine"]
+    assert [one.title for one in chosen(contestants, ())] == ["mine"]
 
 
 # Statistics.
@@ -141,6 +173,12 @@ def test_a_target_is_reached_from_its_value_on() -> None:
     assert (more.reached(2.0), more.reached(1.99)) == (True, False)
     assert (less.reached(1.0), less.reached(1.01)) == (True, False)
     assert Versus("r", "rate", True).reached(0.0)
+    own = Versus("r", "rate", True, 2.0, {"slow": 1.0})
+    assert (own.reached(1.5, "slow"), own.reached(1.5, "fast")) == (True, False)
+
+
+def test_memory_that_nobody_saw_compares_with_nothing() -> None:
+    assert ratios(lane("mine", {0: 1.0}), [lane("peer", {0: 0.0})], "rate", min) == []
 
 
 # Tables.
@@ -174,6 +212,22 @@ def test_a_peer_that_is_not_installed_stays_in_the_table(
     made = found("r", "t", lanes, (RATE,), ())
     assert "not installed: no_such_package_anywhere" in shown(made)
     assert made.wrong == ()
+
+
+def test_ours_can_be_compared_with_ours() -> None:
+    lanes = [lane("one", {0: 100.0}, ours=True), lane("two", {0: 180.0}, ours=True)]
+    versus = (Versus("rate / one", "rate", True, 1.85),)
+    made = found("r", "t", lanes, (RATE,), versus, beside=("one",))
+    assert made.notes == ("r: two: rate / one 1.80, target at least 1.85: MISSED",)
+    assert made.tables[0].rows == (("one", "100", ""), ("two", "180", "1.80"))
+
+
+def test_what_converting_cost_is_said_and_kept() -> None:
+    slow = lane("peer", {0: 100.0})
+    slow.conversion = Conversion(seconds=3.25, bytes=54_000_000)
+    made = found("r", "t", [slow], (RATE,), ())
+    assert made.notes == ("r: peer: converting the data took 3.2 s and 54.0 MB, off the clock",)
+    assert made.data["r"]["peer"]["conversion"] == {"seconds": 3.25, "bytes": 54_000_000}
 
 
 def test_a_row_that_does_not_fit_its_table_is_refused() -> None:
@@ -235,7 +289,7 @@ def test_work_is_the_same_within_the_tolerance_only(other: Look, same: bool) -> 
 def test_boxes_of_the_hand_written_peer_lie_inside_the_image() -> None:
     for rows, columns in ((375, 500), (500, 375), (40, 900), (900, 40)):
         for _ in range(200):
-            top, left, height, width = random_box(rows, columns)
+            top, left, height, width = random_box(rows, columns, random)
             assert min(top, left) >= 0
             assert min(height, width) > 0
             assert top + height <= rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, ArrayDataset, Arrays, Photos
+from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, ArrayDataset, Arrays, Photos
 
 
 def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "threads") -> Make:
@@ -20,7 +20,8 @@ def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "thread
     )
 
 
-def photos(work: Photos) -> Make:
+def photos(work: Photos, workers: int | None = None) -> Make:
+    """``workers`` replaces the number that the workload gives, for comparing several."""
     import cv2  # noqa: F401
     import simplejpeg  # noqa: F401
 
@@ -34,8 +35,11 @@ def photos(work: Photos) -> Make:
             .map(ps.image.random_resized_crop(work.side))
             .map(ps.image.random_flip())
         )
+        if work.augment:
+            train = train.map(ps.image.rand_augment(*RAND_AUGMENT))
         if work.form == "float32":
             train = train.map(ps.image.normalize(MEAN, STD))
-        return train.batch(work.batch).loader(workers=work.workers, kind="threads")
+        threads = work.workers if workers is None else workers
+        return train.batch(work.batch).loader(workers=threads, kind="threads")
 
     return make

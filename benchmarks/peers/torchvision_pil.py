@@ -1,11 +1,14 @@
-"""PyTorch's DataLoader over torchvision's ImageFolder and transforms: what most scripts do."""
+"""PyTorch's DataLoader over torchvision's ImageFolder and transforms: what most scripts do.
+
+The steps, and their order, are those of torchvision's reference script for classification.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos, loader_options
+from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 
 
 def import_torchvision() -> Any:
@@ -42,6 +45,8 @@ def image_folder(work: Photos) -> Any:
     torchvision = import_torchvision()
     transforms = torchvision.transforms
     steps = [transforms.RandomResizedCrop(work.side), transforms.RandomHorizontalFlip()]
+    if work.augment:
+        steps += [transforms.RandAugment(*RAND_AUGMENT)]
     if work.form == "float32":
         steps += [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     else:

@@ -1,0 +1,90 @@
+"""NVIDIA's DALI on the CPU: the operators of its audio examples, in one pipeline.
+
+``QUALITY`` is the setting of the resampler that gives the six lobes of torchaudio's filter; DALI's
+own default has sixteen, and would be more work. All masks are one ``erase``, because each copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.audio_work import Recordings
+from benchmarks.measure import Make
+
+QUALITY = 28.0
+
+
+def recordings(work: Recordings) -> Make:
+    from nvidia.dali import fn, pipeline_def, types
+
+    def bands(widest: int, size: int) -> tuple[Any, Any]:
+        """First index and width of the masks along one axis."""
+        wide = fn.random.uniform(range=[0.0, widest + 1.0], shape=[work.masks])
+        wide = fn.cast(fn.cast(wide, dtype=types.INT32), dtype=types.FLOAT)
+        return fn.random.uniform(range=[0.0, 1.0], shape=[work.masks]) * (size - wide), wide
+
+    def pairs(first: Any, second: Any) -> Any:
+        return fn.reshape(fn.stack(first, second, axis=1), shape=[-1])
+
+    @pipeline_def  # type: ignore[untyped-decorator]
+    def train() -> Any:
+        files, labels = fn.readers.file(
+            file_root=str(work.data), random_shuffle=True, initial_fill=1024, name="files"
+        )
+        sounds, _ = fn.decoders.audio(
+            files, sample_rate=float(work.rate), quality=QUALITY, downmix=True, dtype=types.FLOAT
+        )
+        # Before 0 or behind the end there is silence, so one formula cuts and fills up.
+        room = fn.cast(sounds.shape()[0], dtype=types.FLOAT) - work.frames
+        first = fn.cast(fn.random.uniform(range=[0.0, 1.0]) * room, dtype=types.INT32)
+        sounds = fn.slice(
+            sounds, first, [work.frames], axes=[0], out_of_bounds_policy="pad", fill_values=0.0
+        )
+        mels = fn.mel_filter_bank(
+            fn.spectrogram(sounds, nfft=work.n_fft, window_length=work.n_fft, window_step=work.hop),
+            sample_rate=float(work.rate),
+            nfilter=work.mels,
+        )
+        # With this multiplier decibels are natural logarithms.
+        mels = fn.to_decibels(
+            mels, multiplier=math.log(10), reference=1.0, cutoff_db=math.log(work.floor)
+        )
+        times, long = bands(work.time, work.steps)
+        pitches, high = bands(work.freq, work.mels)
+        none = np.zeros(work.masks, np.float32)
+        mels = fn.erase(
+            mels,
+            anchor=fn.cat(pairs(none, times), pairs(pitches, none)),
+            shape=fn.cat(pairs(none + work.mels, long), pairs(high, none + work.steps)),
+            axes=[0, 1],
+            fill_value=fn.reductions.mean(mels),
+        )
+        return fn.expand_dims(mels, axes=[0]), labels
+
+    def make() -> Any:
+        pipeline = train(
+            batch_size=work.batch,
+            num_threads=work.workers,
+            device_id=None,
+            prefetch_queue_depth=2,
+        )
+        pipeline.build()
+        return _Batches(pipeline)
+
+    return make
+
+
+class _Batches:
+    """What a pipeline gives, as arrays that share its memory; DALI begins epochs by itself."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        while True:
+            mels, labels = self._pipeline.run()
+            yield np.asarray(mels.as_tensor()), np.asarray(labels.as_tensor())

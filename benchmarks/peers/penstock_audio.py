@@ -1,0 +1,42 @@
+"""Penstock as a pipeline over recordings; batches are NumPy arrays."""
+
+from __future__ import annotations
+
+from benchmarks.audio_work import SUFFIXES, Recordings
+from benchmarks.measure import Make
+
+
+def recordings(work: Recordings) -> Make:
+    import scipy.fft
+    import scipy.sparse  # noqa: F401
+
+    import penstock as ps
+    import penstock.audio
+    import penstock.loader
+
+    def make() -> penstock.loader.Loader:
+        return (
+            ps.from_folder(work.data, extensions=SUFFIXES)
+            .map(ps.audio.decode(rate=work.rate, mono=True))
+            .map(ps.audio.random_crop(work.frames))
+            .map(
+                ps.audio.mel_spectrogram(
+                    work.rate,
+                    work.n_fft,
+                    work.hop,
+                    work.mels,
+                    floor=work.floor,
+                    scale="slaney",
+                    norm="slaney",
+                )
+            )
+            .map(
+                ps.audio.spec_augment(
+                    time_masks=work.masks, time=work.time, freq_masks=work.masks, freq=work.freq
+                )
+            )
+            .batch(work.batch)
+            .loader(workers=work.workers)
+        )
+
+    return make

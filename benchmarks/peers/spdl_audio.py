@@ -1,0 +1,98 @@
+"""SPDL: its pipeline of threads and its own reader for WAV files. SciPy does the rest, because SPDL
+has no transforms of sound.
+
+The chain is that of SPDL's guide: a source of paths, ``pipe`` with as many at once as there are
+workers, ``aggregate``, ``pipe`` to stack, and a sink. Files that are not WAV are decoded, made mono
+and resampled by FFmpeg, through ``spdl.io.load_audio``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.audio_work import Recordings, sound_files
+from benchmarks.measure import Make
+from benchmarks.peers.by_hand_audio import Features, resampled
+
+
+def recordings(work: Recordings) -> Make:
+    import scipy.fft
+    import scipy.signal  # noqa: F401
+    import spdl.io  # noqa: F401
+    from spdl.pipeline import PipelineBuilder
+
+    files = list(zip(*sound_files(work.data), strict=True))
+    load = _Load(work)
+
+    def make() -> Any:
+        return _Batches(
+            PipelineBuilder()
+            .add_source(_endless(files))
+            .pipe(load, concurrency=work.workers)
+            .aggregate(work.batch, drop_last=True)
+            .pipe(_stacked)
+            .add_sink(2)
+            .build(num_threads=work.workers)
+        )
+
+    return make
+
+
+def _endless(files: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    order = list(files)
+    while True:
+        random.shuffle(order)
+        yield from order
+
+
+class _Load:
+    """A file and its label, as a spectrogram and its label."""
+
+    def __init__(self, work: Recordings) -> None:
+        self._work = work
+        self._features = Features(work)
+
+    def __call__(self, entry: tuple[str, int]) -> tuple[Any, int]:
+        path, label = entry
+        data = Path(path).read_bytes()
+        sound = self._wav(data) if data.startswith(b"RIFF") else self._decoded(data)
+        return self._features(sound, random), label
+
+    def _wav(self, data: bytes) -> Any:
+        import spdl.io
+
+        rate = spdl.io.parse_wav(data).sample_rate
+        numbers = np.asarray(spdl.io.load_wav(data))
+        if numbers.dtype == np.int16:
+            numbers = numbers.astype(np.float32) * np.float32(2**-15)
+        elif numbers.dtype != np.float32:
+            return self._decoded(data)
+        sound = numbers[:, 0] if numbers.shape[1] == 1 else numbers.mean(axis=1)
+        return resampled(sound, rate, self._work)
+
+    def _decoded(self, data: bytes) -> Any:
+        import spdl.io
+
+        wanted = spdl.io.get_audio_filter_desc(sample_rate=self._work.rate, num_channels=1)
+        return spdl.io.to_numpy(spdl.io.load_audio(data, filter_desc=wanted))[0]
+
+
+def _stacked(samples: list[tuple[Any, int]]) -> tuple[Any, Any]:
+    sounds, labels = zip(*samples, strict=True)
+    return np.stack(sounds), np.array(labels)
+
+
+class _Batches:
+    """A pipeline as a loader, which ends with it."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        with self._pipeline.auto_stop():
+            yield from self._pipeline
