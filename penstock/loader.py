@@ -92,6 +92,7 @@ class Loader:
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
+        self._settled = False
         self._begun = False
         self._taken = [0] * max(1, self.choice.workers)
         self._turn = 0
@@ -200,6 +201,9 @@ class Loader:
                 rotation = Rotation(self._taken, self._batch.size, self._cursor.epoch, self._turn)
                 engine.start(iter(rotation), rotation)
             else:
+                # As it was before the first batch: what is full now may still hold samples of
+                # batches on their way, which are taken out when those are handed out.
+                self._settled = self._caches.settled()
                 self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
                 engine.start(iter(self._batches))
             self._at = self._cursor
@@ -211,7 +215,7 @@ class Loader:
         Not while caches still admit: a sample that is missed there could be one that this epoch
         is just putting in, and the next epoch's hits would depend on who was faster.
         """
-        if self._plan is None or not self._plan.ahead or not self._caches.settled():
+        if self._plan is None or not self._plan.ahead or not self._settled:
             return False
         return not (self._custom.recheck and self.choice.kind == "processes")
 
