@@ -42,10 +42,12 @@ def look(batches: Iterator[Any], samples: int) -> Look:
     while seen < samples:
         array = np.asarray(first_leaf(next(batches)))
         shape, dtype = array.shape[1:], str(array.dtype)
-        wide = array.astype(np.float64)
-        count += wide.size
-        total += float(wide.sum())
-        squares += float(np.square(wide).sum())
+        # Sample by sample: a batch in doubles would be the most memory that anybody takes.
+        for sample in array:
+            wide = sample.astype(np.float64)
+            count += wide.size
+            total += float(wide.sum())
+            squares += float(np.square(wide).sum())
         seen += len(array)
     mean = total / count
     return Look(shape, dtype, mean, max(0.0, squares / count - mean * mean) ** 0.5)

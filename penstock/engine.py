@@ -20,7 +20,7 @@ from penstock.order.rotation import Rotation
 from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work, substitutes
 from penstock.random import Keys
-from penstock.schedule import Kind, Piece, Schedule
+from penstock.schedule import Kind, Piece, Schedule, ahead
 from penstock.slots import Layout, Ring, Slot
 
 FIRST_WHOLE = 1 << 20
@@ -44,7 +44,7 @@ class Engine:
         ring: Ring,
         meter: Meter,
         *,
-        prefetch: int,
+        prefetch: int | None,
         layout: Layout | None,
         in_order: bool = True,
         timeout: float | None = None,
@@ -206,13 +206,18 @@ class Engine:
 
     # Opening.
 
+    def _depth(self) -> int:
+        if self._prefetch is not None:
+            return self._prefetch
+        return ahead(0 if self._layout is None else self._layout.nbytes)
+
     def _open(self, taken: Job | None = None) -> bool:
         """Open as many batches as may be open; true if there is something new to do.
 
         Having no slot for the next one is an error only when there is nothing else to hand out.
         """
         opened = False
-        while len(self._jobs) < self._prefetch and not self._probing():
+        while len(self._jobs) < self._depth() and not self._probing():
             plan = self._pending or next(self._plans, None)
             if plan is None:
                 break

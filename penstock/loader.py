@@ -343,7 +343,7 @@ class Loader:
             pool,
             Ring(options.memory_budget, shared=pool.own_process),
             self._meter,
-            prefetch=options.prefetch or max(4, 2 * self.choice.workers if whole else 0),
+            prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
             layout=layout,
             in_order=options.in_order,
             timeout=options.timeout,

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from penstock.audio.native import load_fft, load_sparse
@@ -118,7 +117,7 @@ class MelSpectrogram(AudioOperation):
         if self.center:
             sound = mirrored(sound, self.n_fft // 2)
         sound = np.ascontiguousarray(sound)
-        window = _window(self.n_fft, self.win or self.n_fft)
+        window = _window(self.n_fft, self.win or self.n_fft)[:, np.newaxis]
         filters = _filters(*self._triangles())
         rfft = load_fft().rfft
         out = np.empty((channels, self.mels, steps), np.float32)
@@ -126,14 +125,17 @@ class MelSpectrogram(AudioOperation):
         for channel in range(channels):
             for first in range(0, steps, block):
                 count = min(block, steps - first)
-                cut = as_strided(
-                    sound[channel, first * self.hop :],
-                    (count, self.n_fft),
-                    (self.hop * sound.itemsize, sound.itemsize),
-                    writeable=False,
+                # Steps last, as the filters take them: turning the strengths round afterwards
+                # would cost a fifth of the whole. And not by as_strided: that takes 4 us.
+                cut: Sound = np.ndarray(
+                    (self.n_fft, count),
+                    np.float32,
+                    sound[channel],
+                    first * self.hop * sound.itemsize,
+                    (sound.itemsize, self.hop * sound.itemsize),
                 )
-                strength = self._strength(rfft(cut * window))
-                out[channel, :, first : first + count] = filters @ strength.T
+                strength = self._strength(rfft(cut * window, axis=0))
+                out[channel, :, first : first + count] = filters @ strength
         return self._scaled(out)
 
     def _strength(self, spectrum: NDArray[Any]) -> Sound:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from penstock.audio.native import load_sparse
 from penstock.audio.sound import (
@@ -92,11 +92,12 @@ def resample(sound: Sound, from_rate: int, to_rate: int) -> Sound:
         padded[before : before + frames] = sound[channel]
         for first in range(0, rows, block):
             last = min(rows, first + block)
-            heard = as_strided(
-                padded[first * step :],
+            heard: NDArray[np.float32] = np.ndarray(
                 (span, last - first),
+                np.float32,
+                padded,
+                first * step * padded.itemsize,
                 (padded.itemsize, step * padded.itemsize),
-                writeable=False,
             )
             out[channel, first:last] = (matrix @ np.ascontiguousarray(heard)).T
     return out.reshape(channels, -1)[:, :length]
