@@ -56,18 +56,30 @@ LIBROSA = Contestant(
 )
 DALI = Contestant("DALI, CPU", dali_audio.recordings, ("nvidia.dali",), env="dali")
 TF_DATA = Contestant("tf.data", tfdata_audio.recordings, ("tensorflow",), env="tfdata")
-SPDL = Contestant(
-    "SPDL, SciPy",
-    spdl_audio.recordings,
-    ("spdl.io", "scipy"),
-    env="spdl-audio",
-    environment=ONE_THREAD,
+SPDL, SPDL_THREADS = (
+    Contestant(
+        f"SPDL, SciPy, {kind}",
+        prepare,
+        ("spdl.io", "scipy"),
+        env="spdl-audio",
+        environment=ONE_THREAD,
+    )
+    for kind, prepare in (
+        ("processes", spdl_audio.recordings_in_processes),
+        ("threads", spdl_audio.recordings),
+    )
 )
 # The first is what most scripts do, and so what the others' batches are compared with.
-PEERS = (TORCHAUDIO, TORCHAUDIO_IN_BATCHES, SOUNDFILE, LIBROSA, DALI, TF_DATA, SPDL)
+PEERS = (TORCHAUDIO, TORCHAUDIO_IN_BATCHES, SOUNDFILE, LIBROSA, DALI, TF_DATA, SPDL, SPDL_THREADS)
 
 PIPELINE = Contestant(
-    "Penstock pipeline, threads", penstock_audio.recordings, ("scipy", "soundfile"), ours=True
+    "Penstock pipeline, processes", penstock_audio.recordings, ("scipy", "soundfile"), ours=True
+)
+THREADS = Contestant(
+    "Penstock pipeline, threads",
+    penstock_audio.recordings_in_threads,
+    ("scipy", "soundfile"),
+    ours=True,
 )
 
 
@@ -83,7 +95,7 @@ def run(options: Namespace) -> Found:
 
 
 def _raced(work: Recordings, paths: Sequence[str], options: Namespace) -> Found:
-    contestants, notes = [*PEERS, PIPELINE], []
+    contestants, notes = [*PEERS, PIPELINE, THREADS], []
     if any(Path(path).suffix.lower() != ".wav" for path in paths):
         contestants.remove(TF_DATA)
         notes.append("audio: tf.data is left out: it reads WAV files alone")

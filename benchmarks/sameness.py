@@ -49,6 +49,8 @@ def look(batches: Iterator[Any], samples: int) -> Look:
             total += float(wide.sum())
             squares += float(np.square(wide).sum())
         seen += len(array)
+        # Kept while the next is asked for, it would count as memory of the loader.
+        del array, sample
     mean = total / count
     return Look(shape, dtype, mean, max(0.0, squares / count - mean * mean) ** 0.5)
 

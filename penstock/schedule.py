@@ -19,9 +19,9 @@ RECENT = 16
 """A sample costs what the cheapest of so many pieces took: on a busy machine the others were
 interrupted, and cutting pieces smaller would only add to that."""
 
-AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 16 << 20
-"""Batches that are prepared ahead, by their bytes. Two of 38 MB are as fast as four, because workers
-share a batch and are never idle between two, and they take 75 MB less."""
+AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
+"""Batches that are prepared ahead, by their bytes. Two of 38 MB are as fast as four, because
+workers share a batch and are never idle between two, and they take 75 MB less."""
 
 Kind = Literal["rows", "whole", "probe", "pull"]
 

@@ -1,4 +1,4 @@
-"""SPDL: its pipeline of threads and its own reader for WAV files. SciPy does the rest, because SPDL
+"""SPDL: its pipeline and its own reader for WAV files. SciPy does the rest, because SPDL
 has no transforms of sound.
 
 The chain is that of SPDL's guide: a source of paths, ``pipe`` with as many at once as there are
@@ -8,8 +8,10 @@ and resampled by FFmpeg, through ``spdl.io.load_audio``.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,30 @@ def recordings(work: Recordings) -> Make:
             .add_sink(2)
             .build(num_threads=work.workers)
         )
+
+    return make
+
+
+def recordings_in_processes(work: Recordings) -> Make:
+    """Whole batches in other processes: what SPDL's guide says to do with functions that hold the
+    GIL. A call for each clip would cost more than the clip."""
+    import spdl.io  # noqa: F401
+    from spdl.pipeline import PipelineBuilder
+
+    files = list(zip(*sound_files(work.data), strict=True))
+    load = _LoadBatch(work)
+
+    def make() -> Any:
+        processes = ProcessPoolExecutor(work.workers, multiprocessing.get_context("spawn"))
+        pipeline = (
+            PipelineBuilder()
+            .add_source(_endless(files))
+            .aggregate(work.batch, drop_last=True)
+            .pipe(load, executor=processes, concurrency=work.workers)
+            .add_sink(2)
+            .build(num_threads=1)
+        )
+        return _Batches(pipeline, processes)
 
     return make
 
@@ -82,6 +108,16 @@ class _Load:
         return spdl.io.to_numpy(spdl.io.load_audio(data, filter_desc=wanted))[0]
 
 
+class _LoadBatch:
+    """Files and their labels, as a batch."""
+
+    def __init__(self, work: Recordings) -> None:
+        self._load = _Load(work)
+
+    def __call__(self, entries: list[tuple[str, int]]) -> tuple[Any, Any]:
+        return _stacked([self._load(entry) for entry in entries])
+
+
 def _stacked(samples: list[tuple[Any, int]]) -> tuple[Any, Any]:
     sounds, labels = zip(*samples, strict=True)
     return np.stack(sounds), np.array(labels)
@@ -90,9 +126,14 @@ def _stacked(samples: list[tuple[Any, int]]) -> tuple[Any, Any]:
 class _Batches:
     """A pipeline as a loader, which ends with it."""
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: Any, processes: ProcessPoolExecutor | None = None) -> None:
         self._pipeline = pipeline
+        self._processes = processes
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         with self._pipeline.auto_stop():
             yield from self._pipeline
+
+    def close(self) -> None:
+        if self._processes is not None:
+            self._processes.shutdown(cancel_futures=True)

@@ -35,7 +35,10 @@ before, because the first complaint is the one that is told."""
 
 
 class _Own(threading.local):
+    """A thread's memory for a picture, and for a file that states another height."""
+
     memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+    file: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 _OWN = _Own()
@@ -111,10 +114,13 @@ def _rows(data: memoryview, upto: int) -> Image:
     if _OWN.memory.size < 3 * height * width:
         _OWN.memory = np.empty(3 * height * width, np.uint8)
     upto = min(height, upto + _BELOW)
-    stated: memoryview | bytearray = data
+    stated: memoryview = data
     if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
-        stated = bytearray(data)
-        stated[header.at : header.at + 2] = upto.to_bytes(2, "big")
+        if _OWN.file.size < data.nbytes:
+            _OWN.file = np.empty(2 * data.nbytes, np.uint8)
+        stated = _OWN.file.data[: data.nbytes]
+        stated[:] = data
+        stated[header.at], stated[header.at + 1] = divmod(upto, 256)
     else:
         upto = height
     try:
