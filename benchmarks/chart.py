@@ -136,7 +136,7 @@ def _panel(name: str, lanes: Mapping[str, Any]) -> Panel:
 
 def _drawn(panel: Panel, left: float, top: float) -> list[str]:
     scale = (WIDTH - MARGIN - VALUE - left) / (panel.most or 1.0)
-    begin = len(panel.title) * LETTER * 1.15 + MARGIN + 12
+    begin = len(panel.title) * LETTER * 1.3 + MARGIN + 12
     lines = [
         f'<text class="head" x="{MARGIN}" y="{top + 18:.1f}">{escape(panel.title)}</text>',
         f'<text class="quiet" x="{begin:.1f}" y="{top + 18:.1f}">{escape(panel.unit)}</text>',

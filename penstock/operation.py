@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, SourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,35 @@ class Operation:
         An operation that can spare a copy this way does; what is returned holds the result.
         """
         return self.apply(value, params)
+
+
+def file_bytes(value: Any, kind: str) -> memoryview:
+    """The bytes of a file in one contiguous piece, without a copy where they are that already.
+
+    ``kind`` is what ``decode`` reads: ``"image"`` or ``"audio"``.
+    """
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype != np.uint8:
+            raise SourceError(
+                f"decode got an array of shape {value.shape} and {value.dtype}, and works on the "
+                f"bytes of an {kind} file. If samples are decoded already, leave it out."
+            )
+        value = np.ascontiguousarray(value)
+    elif not isinstance(value, (bytes, bytearray, memoryview)):
+        raise SourceError(
+            f"decode got {type(value).__name__}, and works on the bytes of an {kind} file. Read "
+            "the file in the source, or convert the value with a map above decode()."
+        )
+    data = memoryview(value)
+    if not data.c_contiguous:
+        data = memoryview(data.tobytes())
+    if data.format != "B" or data.ndim != 1:
+        data = data.cast("B")
+    if not data.nbytes:
+        raise SourceError(
+            "decode got 0 bytes: the file is empty. Copy it again from its origin, or leave it out."
+        )
+    return data
 
 
 def need_array(name: str, spec: Spec, *, ndim: int = 3) -> ArraySpec | None:

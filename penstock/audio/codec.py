@@ -20,7 +20,7 @@ from penstock.audio.sound import (
 )
 from penstock.audio.wav import Plain, Unreadable, is_wav, read_wav
 from penstock.errors import PipelineError, SourceError
-from penstock.operation import ArraySpec, BytesSpec, Spec
+from penstock.operation import ArraySpec, BytesSpec, Spec, file_bytes
 
 _UINT8 = np.dtype(np.uint8)
 
@@ -70,7 +70,7 @@ class Decode(AudioOperation):
         return ArraySpec((1 if self.mono else None, None), FLOAT32)
 
     def apply(self, value: Any, params: Any) -> Sound:
-        data = _encoded(value)
+        data = file_bytes(value, "audio")
         try:
             sound, rate = self._sound(data)
         except Unreadable as error:
@@ -110,29 +110,3 @@ def _channels_first(plain: Plain, mono: bool) -> Sound:
         else:
             np.multiply(numbers.T, np.float32(scale), out=out)
     return out
-
-
-def _encoded(value: Any) -> memoryview:
-    """The bytes in one contiguous piece, without a copy where they are that already."""
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype != _UINT8:
-            raise SourceError(
-                f"decode got an array of shape {value.shape} and {value.dtype}, and works on the "
-                "bytes of an audio file. If the sounds are decoded already, leave it out."
-            )
-        value = np.ascontiguousarray(value)
-    elif not isinstance(value, (bytes, bytearray, memoryview)):
-        raise SourceError(
-            f"decode got {type(value).__name__}, and works on the bytes of an audio file. Read "
-            "the file in the source, or convert the value with a map above decode()."
-        )
-    data = memoryview(value)
-    if not data.c_contiguous:
-        data = memoryview(data.tobytes())
-    if data.format != "B" or data.ndim != 1:
-        data = data.cast("B")
-    if not data.nbytes:
-        raise SourceError(
-            "decode got 0 bytes: the file is empty. Copy it again from its origin, or leave it out."
-        )
-    return data

@@ -11,7 +11,7 @@ from penstock.errors import PipelineError, SourceError
 from penstock.image import arguments
 from penstock.image.native import Image, load_cv2, load_simplejpeg, with_channels
 from penstock.image.pixels import UINT8
-from penstock.operation import ArraySpec, BytesSpec, Operation, Spec
+from penstock.operation import ArraySpec, BytesSpec, Operation, Spec, file_bytes
 
 _JPEG = b"\xff\xd8\xff"
 
@@ -51,7 +51,7 @@ class Decode(Operation):
         return ArraySpec((None, None, 3 if self.mode == "rgb" else 1), UINT8)
 
     def apply(self, value: Any, params: Any) -> Image:
-        data = encoded(value)
+        data = file_bytes(value, "image")
         if data[:3] == _JPEG:
             image = self._jpeg(data)
             if image is not None:
@@ -86,32 +86,6 @@ class Decode(Operation):
         if self.mode == "rgb":
             cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
         return with_channels(image)
-
-
-def encoded(value: Any) -> memoryview:
-    """The bytes in one contiguous piece, without a copy where they are that already."""
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype != UINT8:
-            raise SourceError(
-                f"decode got an array of shape {value.shape} and {value.dtype}, and works on the "
-                "bytes of an image file. If the images are decoded already, leave it out."
-            )
-        value = np.ascontiguousarray(value)
-    elif not isinstance(value, (bytes, bytearray, memoryview)):
-        raise SourceError(
-            f"decode got {type(value).__name__}, and works on the bytes of an image file. Read "
-            "the file in the source, or convert the value with a map above decode()."
-        )
-    data = memoryview(value)
-    if not data.c_contiguous:
-        data = memoryview(data.tobytes())
-    if data.format != "B" or data.ndim != 1:
-        data = data.cast("B")
-    if not data.nbytes:
-        raise SourceError(
-            "decode got 0 bytes: the file is empty. Copy it again from its origin, or leave it out."
-        )
-    return data
 
 
 def _unreadable(data: memoryview, why: str) -> SourceError:

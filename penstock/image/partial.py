@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.codec import Decode, encoded
+from penstock.image.codec import Decode
 from penstock.image.kernel import Unsupported
 from penstock.image.native import Image, load_cv2, load_simplejpeg
 from penstock.image.resample import resize
+from penstock.operation import file_bytes
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _PROGRESSIVE = 0xC2
@@ -56,7 +57,7 @@ class _Header(NamedTuple):
 
 def size(data: Any) -> tuple[int, int, int]:
     """Height, width and components, as ``kernel.size`` gives them."""
-    return _header(encoded(data))[:3]
+    return _header(file_bytes(data, "image"))[:3]
 
 
 def region(
@@ -72,7 +73,9 @@ def region(
     """Decode a box into ``out``, as ``kernel.region`` does."""
     cv2 = load_cv2()
     top, left, height, width = box
-    picture = _rows(encoded(data), top + height)[top : top + height, left : left + width]
+    picture = _rows(file_bytes(data, "image"), top + height)[
+        top : top + height, left : left + width
+    ]
     wanted = out.shape[:2] if table is None else out.shape[1:]
     full = full or (wanted[0], wanted[1])
     last = not flip and table is None and full == wanted
