@@ -2,8 +2,11 @@
  *
  * Entropy decoding is the floor: a baseline JPEG must be read from its start. All else is left out
  * where it can be: columns beside the crop and rows above it are not transformed, rows below it are
- * not read, and a large shrink is begun inside libjpeg. The rows that come out of libjpeg meet the
- * vertical filter while they are in the first-level cache.
+ * not read, and a large shrink is begun inside libjpeg. Decoded rows meet the vertical filter while
+ * they are in the first-level cache.
+ *
+ * libjpeg reads every header. Baseline files of the everyday kind are then decoded without it (see
+ * _kernel_planes.h), which is faster; all others, and whatever is odd, through it.
  *
  * Nothing here knows of Python, so that it can be fuzzed alone.
  */
