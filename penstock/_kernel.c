@@ -1,4 +1,4 @@
-/* The Python module penstock._kernel: `size` and `region`; other threads run while it decodes. */
+/* The Python module penstock._kernel: `size`, `region` and `look_up`; other threads run meanwhile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -58,6 +58,12 @@ static int target_of(Py_buffer *out, int normal, Target *to) {
   return 0;
 }
 
+static int is_table(const Py_buffer *table) {
+  if (table->len == 3 * 256 * (Py_ssize_t)sizeof(float) && !strcmp(table->format, "f")) return 1;
+  PyErr_SetString(PyExc_ValueError, "table must be float32 of shape (3, 256)");
+  return 0;
+}
+
 static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
   PyObject *given, *given_out, *given_table;
   Box box;
@@ -75,10 +81,7 @@ static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
   if (normal) {
     if (PyObject_GetBuffer(given_table, &table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
       goto release_out;
-    if (table.len != 3 * 256 * (Py_ssize_t)sizeof(float) || strcmp(table.format, "f")) {
-      PyErr_SetString(PyExc_ValueError, "table must be float32 of shape (3, 256)");
-      goto release_table;
-    }
+    if (!is_table(&table)) goto release_table;
     to.table = table.buf;
   }
   if (target_of(&out, normal, &to)) goto release_table;
@@ -99,6 +102,38 @@ release_out:
   PyBuffer_Release(&out);
 release_data:
   PyBuffer_Release(&data);
+  return result;
+}
+
+static PyObject *kernel_look_up(PyObject *module, PyObject *arguments) {
+  (void)module;
+  PyObject *given, *given_table, *given_out, *result = NULL;
+  if (!PyArg_ParseTuple(arguments, "OOO:look_up", &given, &given_table, &given_out)) return NULL;
+  Py_buffer image, table, out;
+  if (PyObject_GetBuffer(given, &image, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) return NULL;
+  if (PyObject_GetBuffer(given_table, &table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+    goto release_image;
+  if (PyObject_GetBuffer(given_out, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
+    goto release_table;
+  Target to = {0};
+  if (!is_table(&table) || target_of(&out, 1, &to)) goto release_out;
+  if (image.ndim != 3 || strcmp(image.format ? image.format : "B", "B") || image.shape[2] != 3 ||
+      image.shape[0] != to.height || image.shape[1] != to.width) {
+    PyErr_SetString(PyExc_ValueError, "image must be uint8 of shape (height, width, 3), as out is");
+    goto release_out;
+  }
+  to.table = table.buf;
+  Py_BEGIN_ALLOW_THREADS;
+  for (int y = 0; y < to.height; y++) give_row(to, y, (uint8_t *)image.buf + (size_t)y * to.width * 3);
+  Py_END_ALLOW_THREADS;
+  Py_INCREF(result = Py_None);
+
+release_out:
+  PyBuffer_Release(&out);
+release_table:
+  PyBuffer_Release(&table);
+release_image:
+  PyBuffer_Release(&image);
   return result;
 }
 
@@ -133,6 +168,7 @@ static PyMethodDef methods[] = {
     {"region", kernel_region, METH_VARARGS,
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},
+    {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {0},
 };
 

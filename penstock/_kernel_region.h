@@ -257,6 +257,18 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Target to, int s
   return FINE;
 }
 
+/* Row `y` of the target as floats, channel by channel. */
+static void give_row(Target to, int y, const uint8_t *row) {
+  size_t plane = (size_t)to.height * to.width;
+  float *out = to.floats + (size_t)y * to.width;
+  const float *red = to.table, *green = red + 256, *blue = green + 256;
+  for (int x = 0; x < to.width; x++, row += 3) {
+    out[x] = red[row[0]];
+    out[plane + x] = green[row[1]];
+    out[2 * plane + x] = blue[row[2]];
+  }
+}
+
 /* Give out `count` rows of a block, the first of which is row `y`. */
 static void give_out(Bench *b, Target to, int y, int count) {
   if (b->plane) {
@@ -269,17 +281,11 @@ static void give_out(Bench *b, Target to, int y, int count) {
   blend_columns(b->out_turned, b->rows_turned, &b->across, b->taps);
   turn(b->out, 16, b->out_stride, b->out_turned, LANES * 16, LANES, b->out_bytes);
   for (int i = 0; i < count; i++) {
-    size_t at = (size_t)(y + i);
     const uint8_t *row = b->out + i * b->out_stride;
-    if (to.bytes) {
-      memcpy(to.bytes + at * b->out_bytes, row, b->out_bytes);
-      continue;
-    }
-    for (int c = 0; c < 3; c++) {
-      const float *table = to.table + 256 * c;
-      float *plane = to.floats + ((size_t)c * to.height + at) * to.width;
-      for (int x = 0; x < to.width; x++) plane[x] = table[row[3 * x + c]];
-    }
+    if (to.bytes)
+      memcpy(to.bytes + (size_t)(y + i) * b->out_bytes, row, b->out_bytes);
+    else
+      give_row(to, y + i, row);
   }
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
-from penstock.image import arguments
+from penstock.image import arguments, kernel
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import FLOAT32, check_image, need_image
 from penstock.operation import ArraySpec, Operation, Spec, fits
@@ -88,6 +88,9 @@ class Normalize(Operation):
             return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
         if out is None or not fits(out, (channels, height, width), FLOAT32):
             out = np.empty((channels, height, width), dtype=np.float32)
+        if channels == 3 and image.flags.c_contiguous and kernel.available():
+            kernel.look_up(image, table, out)
+            return out
         planes: Sequence[Image] = cv2.split(image)
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])

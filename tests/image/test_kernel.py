@@ -198,3 +198,30 @@ def test_many_threads_at_once_give_the_same_bits() -> None:
         thread.join()
     assert sorted(done) == [0, 1, 2, 3]
     assert wrong == []
+
+
+def test_levels_are_looked_up_channel_by_channel() -> None:
+    image = picture(37, 53)
+    table = _table((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 3)
+    out = np.full((3, 37, 53), 7, np.float32)
+    kernel.look_up(image, table, out)
+    for channel in range(3):
+        np.testing.assert_array_equal(out[channel], table[channel][image[..., channel]])
+
+
+@pytest.mark.parametrize(
+    ("image", "table", "out"),
+    [
+        (np.zeros((4, 5, 3), np.uint8), np.zeros((3, 256), np.float32), np.zeros((3, 5, 4), "f4")),
+        (np.zeros((4, 5, 3), np.uint8), np.zeros((3, 255), np.float32), np.zeros((3, 4, 5), "f4")),
+        (np.zeros((4, 5, 3), np.uint8), np.zeros((3, 256), np.float64), np.zeros((3, 4, 5), "f4")),
+        (np.zeros((4, 5, 3), np.int8), np.zeros((3, 256), np.float32), np.zeros((3, 4, 5), "f4")),
+        (np.zeros((4, 5, 1), np.uint8), np.zeros((3, 256), np.float32), np.zeros((3, 4, 5), "f4")),
+        (np.zeros((4, 5, 3), np.uint8), np.zeros((3, 256), np.float32), np.zeros((3, 4, 5), "f8")),
+    ],
+)
+def test_looking_up_refuses_what_does_not_fit(
+    image: np.ndarray, table: np.ndarray, out: np.ndarray
+) -> None:
+    with pytest.raises(ValueError, match="must"):
+        kernel.look_up(image, table, out)
