@@ -31,7 +31,7 @@ from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
-from penstock.stops.stop import Fields, Stop
+from penstock.stops.stop import Fields, Joined, Stop
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -205,8 +205,8 @@ class Pipeline:
             note = ""
             if isinstance(stop, Cache):
                 note = f"{show_size(stop.budget)}, {stop.where}"
-            elif not isinstance(stop, Map):
-                note = getattr(stop, "how", "")
+            elif isinstance(stop, Joined):
+                note = stop.how
             lines.append(f"{stop.name:<11} {note}".rstrip())
         if self.batching is not None:
             how = "stacked in place"

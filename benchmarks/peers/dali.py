@@ -65,12 +65,15 @@ def _photos(work: Photos, antialias: bool) -> Make:
             images = fn.flip(images, horizontal=mirror)
         return images, labels
 
+    return built(train, work.batch, work.workers)
+
+
+def built(define: Any, batch: int, workers: int) -> Make:
+    """Makes a pipeline of DALI's on the CPU, and gives its batches."""
+
     def make() -> Any:
-        pipeline = train(
-            batch_size=work.batch,
-            num_threads=work.workers,
-            device_id=None,
-            prefetch_queue_depth=2,
+        pipeline = define(
+            batch_size=batch, num_threads=workers, device_id=None, prefetch_queue_depth=2
         )
         pipeline.build()
         return _Batches(pipeline)

@@ -7,13 +7,13 @@ own default has sixteen, and would be more work. All masks are one ``erase``, be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from benchmarks.audio_work import Recordings
 from benchmarks.measure import Make
+from benchmarks.peers.dali import built
 
 QUALITY = 28.0
 
@@ -65,26 +65,4 @@ def recordings(work: Recordings) -> Make:
         )
         return fn.expand_dims(mels, axes=[0]), labels
 
-    def make() -> Any:
-        pipeline = train(
-            batch_size=work.batch,
-            num_threads=work.workers,
-            device_id=None,
-            prefetch_queue_depth=2,
-        )
-        pipeline.build()
-        return _Batches(pipeline)
-
-    return make
-
-
-class _Batches:
-    """What a pipeline gives, as arrays that share its memory; DALI begins epochs by itself."""
-
-    def __init__(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        while True:
-            mels, labels = self._pipeline.run()
-            yield np.asarray(mels.as_tensor()), np.asarray(labels.as_tensor())
+    return built(train, work.batch, work.workers)

@@ -44,18 +44,14 @@ def photos(work: Photos) -> Make:
         return read(data, tf.concat([begin[:2], size[:2]], 0)), label
 
     def make() -> Any:
-        options = tf.data.Options()
-        options.deterministic = False
-        options.threading.private_threadpool_size = work.workers
-        options.threading.max_intra_op_parallelism = 1
-        return _Arrays(
+        return Arrays(
             tf.data.Dataset.from_tensor_slices((paths, labels))
             .shuffle(len(paths))
             .repeat()
             .map(image, num_parallel_calls=tf.data.AUTOTUNE)
             .batch(work.batch, drop_remainder=True)
             .prefetch(tf.data.AUTOTUNE)
-            .with_options(options)
+            .with_options(options_for(tf, work.workers))
         )
 
     return make
@@ -78,7 +74,16 @@ def _reader(tf: Any, work: Photos) -> Any:
     return read
 
 
-class _Arrays:
+def options_for(tf: Any, workers: int) -> Any:
+    """A pool of so many threads, and batches in the order in which they are ready."""
+    options = tf.data.Options()
+    options.deterministic = False
+    options.threading.private_threadpool_size = workers
+    options.threading.max_intra_op_parallelism = 1
+    return options
+
+
+class Arrays:
     """A dataset whose batches are NumPy arrays."""
 
     def __init__(self, dataset: Any) -> None:

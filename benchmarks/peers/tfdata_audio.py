@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.audio_work import Recordings, mel_filters, sound_files
 from benchmarks.measure import Make
+from benchmarks.peers.tfdata import Arrays, options_for
 
 CROSSINGS, ROLLOFF = 6, 0.99
 
@@ -31,11 +32,7 @@ def recordings(work: Recordings) -> Make:
     read, features = _reader(tf, work, int(found)), _features(tf, work)
 
     def make() -> Any:
-        options = tf.data.Options()
-        options.deterministic = False
-        options.threading.private_threadpool_size = work.workers
-        options.threading.max_intra_op_parallelism = 1
-        return _Arrays(
+        return Arrays(
             tf.data.Dataset.from_tensor_slices((paths, labels))
             .shuffle(len(paths))
             .repeat()
@@ -43,7 +40,7 @@ def recordings(work: Recordings) -> Make:
             .batch(work.batch, drop_remainder=True)
             .map(features, num_parallel_calls=tf.data.AUTOTUNE)
             .prefetch(tf.data.AUTOTUNE)
-            .with_options(options)
+            .with_options(options_for(tf, work.workers))
         )
 
     return make
@@ -111,13 +108,3 @@ def _features(tf: Any, work: Recordings) -> Any:
         return tf.where(seen, mels, fill)[:, tf.newaxis], labels
 
     return features
-
-
-class _Arrays:
-    """A dataset whose batches are NumPy arrays."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Any:
-        return self._dataset.as_numpy_iterator()

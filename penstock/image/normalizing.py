@@ -83,17 +83,12 @@ class Normalize(Operation):
     ) -> NDArray[np.float32]:
         """The image by a table such as ``table`` makes, in this layout."""
         height, width, channels = image.shape
-        cv2 = load_cv2()
         if self.layout == "hwc":
+            cv2 = load_cv2()
             return with_channels(cv2.LUT(image, table.T[np.newaxis] if channels > 1 else table[0]))
         if out is None or not fits(out, (channels, height, width), FLOAT32):
             out = np.empty((channels, height, width), dtype=np.float32)
-        if channels == 3 and image.flags.c_contiguous and kernel.available():
-            kernel.look_up(image, table, out)
-            return out
-        planes: Sequence[Image] = cv2.split(image)
-        for channel, plane in enumerate(planes):
-            cv2.LUT(plane, table[channel], dst=out[channel])
+        look_up(image, table, out)
         return out
 
     def table(self, channels: int) -> NDArray[np.float32]:
@@ -108,6 +103,17 @@ class Normalize(Operation):
                 f"normalize got an image of {channels} channel{'s' * (channels > 1)}, and mean "
                 f"and std for {known}. Give one number for all channels, or {channels}."
             )
+
+
+def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None:
+    """What a table (channels, 256) makes of an image, channels first."""
+    if image.shape[2] == 3 and image.flags.c_contiguous and kernel.available():
+        kernel.look_up(image, table, out)
+        return
+    cv2 = load_cv2()
+    planes: Sequence[Image] = cv2.split(image)
+    for channel, plane in enumerate(planes):
+        cv2.LUT(plane, table[channel], dst=out[channel])
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,6 @@ random resized crops this, and memory that is used again, spare 11 % of decoding
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,9 @@ from numpy.typing import NDArray
 from penstock.image.codec import Decode
 from penstock.image.kernel import Unsupported
 from penstock.image.native import Image, load_cv2, load_simplejpeg
+from penstock.image.normalizing import look_up
 from penstock.image.resample import resize
+from penstock.image.scratch import Scratch
 from penstock.operation import file_bytes
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
@@ -27,22 +28,12 @@ _PROGRESSIVE = 0xC2
 _BELOW = 2
 """Rows below the crop that are decoded too: colour of half the height looks that far."""
 
-_LARGEST = 1 << 25
-"""Pictures of more bytes than this are not kept in a thread's memory."""
-
 _MORE_DATA = re.compile(r"extraneous bytes before marker 0xd[0-79]$")
 """What is said of a file that goes on below the height it states; told only if nothing was wrong
 before, because the first complaint is the one that is told."""
 
 
-class _Own(threading.local):
-    """A thread's memory for a picture, and for a file that states another height."""
-
-    memory: NDArray[np.uint8] = np.empty(0, np.uint8)
-    file: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-
-_OWN = _Own()
+_PICTURE, _FILE = Scratch(most=1 << 25), Scratch(most=1 << 25)
 
 
 class _Header(NamedTuple):
@@ -84,8 +75,7 @@ def region(
     if flip:
         image = cv2.flip(image, 1, dst=out if table is None else None)
     if table is not None:
-        for channel, plane in enumerate(cv2.split(image)):
-            cv2.LUT(plane, table[channel], dst=out[channel])
+        look_up(image, table, out)
     elif image is not out:
         np.copyto(out, image)
 
@@ -112,23 +102,18 @@ def _rows(data: memoryview, upto: int) -> Image:
     """The picture down to a row at least; the next call in this thread may overwrite it."""
     header = _header(data)
     height, width = header.height, header.width
-    if 3 * height * width > _LARGEST:
-        return Decode().apply(data, None)
-    if _OWN.memory.size < 3 * height * width:
-        _OWN.memory = np.empty(3 * height * width, np.uint8)
+    memory = _PICTURE.take(3 * height * width)
     upto = min(height, upto + _BELOW)
     stated: memoryview = data
     if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
-        if _OWN.file.size < data.nbytes:
-            _OWN.file = np.empty(2 * data.nbytes, np.uint8)
-        stated = _OWN.file.data[: data.nbytes]
+        stated = _FILE.take(data.nbytes).data
         stated[:] = data
         stated[header.at], stated[header.at + 1] = divmod(upto, 256)
     else:
         upto = height
     try:
-        load_simplejpeg().decode_jpeg(stated, "RGB", buffer=_OWN.memory)
+        load_simplejpeg().decode_jpeg(stated, "RGB", buffer=memory)
     except ValueError as error:
         if upto == height or not _MORE_DATA.search(str(error)):
             return Decode().apply(data, None)  # whose word on odd files is final
-    return _OWN.memory[: 3 * upto * width].reshape(upto, width, 3)
+    return memory[: 3 * upto * width].reshape(upto, width, 3)

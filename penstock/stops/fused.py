@@ -15,13 +15,13 @@ from penstock.image.normalizing import Normalize
 from penstock.operation import Operation, fits
 from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
-from penstock.stops.stop import Fields, Site, Step, Stop, each
+from penstock.stops.stop import Joined, Site, Step, Stop, each
 
 Framing = Resize | CenterCrop | RandomCrop | RandomResizedCrop
 
 
 @dataclass(frozen=True)
-class Fused(Stop):
+class Fused(Joined):
     """Operations that were written as maps of their own, with the ordinals that key them.
 
     What is drawn is the same as one by one; pixels agree within the tolerance that
@@ -42,10 +42,6 @@ class Fused(Stop):
         return [part for part in parts if part is not None]
 
     @property
-    def name(self) -> str:
-        return "+".join(operation.name for operation in self.operations)
-
-    @property
     def how(self) -> str:
         """Who does it, for people."""
         if kernel.available():
@@ -54,12 +50,6 @@ class Fused(Stop):
             "in one step: simplejpeg decodes no row below what is wanted (the compiled kernel "
             f"would do better: {kernel.why_not()})"
         )
-
-    def output(self, fields: Fields) -> Fields:
-        raise TypeError("fusing comes after checking")
-
-    def fingerprint(self) -> str | None:
-        raise TypeError("pipelines are known by what was written, not by how it runs")
 
     def step(self, site: Site) -> Step:
         keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from penstock.meter import Tally
-from penstock.operation import Spec
+from penstock.operation import Operation, Spec
 from penstock.random import Key, Keys
 
 Upstream = Callable[[Keys], list[Any]]
@@ -111,6 +111,29 @@ class Stop:
     def fingerprint(self) -> str | None:
         """What makes its output differ from another stop's; ``None`` if it changes nothing."""
         raise NotImplementedError
+
+
+class Joined(Stop):
+    """Several maps as one step. It comes after checking, and pipelines are known without it."""
+
+    @property
+    def operations(self) -> list[Operation]:
+        raise NotImplementedError
+
+    @property
+    def how(self) -> str:
+        """How they are done together, for people."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return "+".join(operation.name for operation in self.operations)
+
+    def output(self, fields: Fields) -> Fields:
+        raise TypeError("joining comes after checking")
+
+    def fingerprint(self) -> str | None:
+        raise TypeError("pipelines are known by what was written, not by how it runs")
 
 
 def each(stage: str, do: Callable[[Any, Key], Any]) -> Step:

@@ -13,13 +13,13 @@ from penstock.image.pixels import check_image
 from penstock.operation import Operation
 from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
-from penstock.stops.stop import Fields, Site, Step, Stop, each
+from penstock.stops.stop import Joined, Site, Step, Stop, each
 
 Augment = RandAugment | AutoAugment | TrivialAugment
 
 
 @dataclass(frozen=True)
-class Toned(Stop):
+class Toned(Joined):
     """The last table of the one goes into the table of the other: the same bits, a pass less."""
 
     augment: Augment
@@ -32,19 +32,9 @@ class Toned(Stop):
         return [self.augment, self.normalize]
 
     @property
-    def name(self) -> str:
-        return "+".join(operation.name for operation in self.operations)
-
-    @property
     def how(self) -> str:
         """What is gained, for people."""
         return "in one step: every level is looked up once for both"
-
-    def output(self, fields: Fields) -> Fields:
-        raise TypeError("fusing comes after checking")
-
-    def fingerprint(self) -> str | None:
-        raise TypeError("pipelines are known by what was written, not by how it runs")
 
     def step(self, site: Site) -> Step:
         keyed = Keyed(site.seed, f"map/{self.ordinal}")
