@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import disk_dir
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
+from penstock.meter import CacheStats
 from penstock.order import Admission
 from penstock.pipeline import Pipeline
 from penstock.source.source import Source
@@ -76,19 +78,18 @@ class Caches:
         samples = len(self.road.source)
         return all(store.sealed or len(store) >= samples for store in self._stores.values())
 
-    def held(self) -> list[tuple[int, int, int, bool]]:
-        """What each cache holds: samples, bytes, budget, and whether it is full."""
-        if not self._open:
-            return [(0, 0, store.budget, False) for store in self._stores.values()]
-        return [
-            (
-                len(store),
-                self._found[number] + self._admissions[number].used,
-                store.budget,
-                store.sealed,
-            )
-            for number, store in self._stores.items()
-        ]
+    def stats(self, answered: Sequence[tuple[int, int]]) -> tuple[CacheStats, ...]:
+        """What each cache answered, given hits and misses of all holds, and what it has."""
+        found = []
+        for number, store in self._stores.items():
+            hits, misses = answered[number]
+            if self._open:
+                used = self._found[number] + self._admissions[number].used
+                one = CacheStats(hits, misses, len(store), used, store.budget, store.sealed)
+            else:
+                one = CacheStats(hits, misses, 0, 0, store.budget, False)
+            found.append(one)
+        return tuple(found)
 
     def close(self) -> None:
         for store in self._stores.values():

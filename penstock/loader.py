@@ -13,7 +13,7 @@ from penstock.caches import Caches
 from penstock.closing import close_at_exit
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
-from penstock.meter import Meter, Stats
+from penstock.meter import Held, Meter, Stats
 from penstock.options import Options, is_whole
 from penstock.order import BatchKeys, Cursor, Deal
 from penstock.order.plan import Batches, Plan
@@ -87,7 +87,7 @@ class Loader:
         self._work = Work(
             road, self._batch.collate, custom.fallback, options.on_error, self._batch.size
         )
-        self._meter = Meter(road.stages, len(road.caches), time.perf_counter)
+        self._meter = Meter(road.stages, len(road.holds), time.perf_counter)
         self._engine: Engine | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -263,9 +263,8 @@ class Loader:
     def stats(self) -> Stats:
         """A frozen snapshot of what happened so far."""
         restarts = self._engine.pool.restarts if self._engine is not None else 0
-        return self._meter.snapshot(
-            self.choice.kind, self.choice.workers, restarts, self._caches.held()
-        )
+        held = Held(self._caches.stats(self._meter.answered()))
+        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
 
     def __repr__(self) -> str:
         plan = self._plan

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Clock = Callable[[], float]
 
@@ -23,12 +23,12 @@ class Tally:
 
     __slots__ = ("bytes_read", "corrupt", "hits", "misses", "samples", "seconds")
 
-    def __init__(self, stages: int, caches: int) -> None:
+    def __init__(self, stages: int, holds: int) -> None:
         self.samples = [0] * stages
         self.seconds = [0.0] * stages
         self.bytes_read = 0
-        self.hits = [0] * caches
-        self.misses = [0] * caches
+        self.hits = [0] * holds
+        self.misses = [0] * holds
         self.corrupt = 0
 
     def clear(self) -> None:
@@ -71,6 +71,36 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RefurbishStats:
+    """A refurbish stop: ``fresh`` samples came from above it, ``reused`` ones from its store.
+
+    It keeps ``kept`` samples at most (the others are always fresh); the store takes ``used`` bytes.
+    """
+
+    fresh: int
+    reused: int
+    kept: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class EchoStats:
+    """An echo: of ``fresh`` samples it made ``delivered``; ``factor`` is that of this epoch."""
+
+    fresh: int
+    delivered: int
+    factor: float
+
+
+class Held(NamedTuple):
+    """What the stops that keep samples have to say."""
+
+    caches: tuple[CacheStats, ...] = ()
+    refurbish: RefurbishStats | None = None
+    echo: EchoStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """The workers: ``busy`` is their working time added up, ``utilisation`` its share of all."""
 
@@ -97,6 +127,7 @@ class Stats:
 
     ``wait`` is the time the consumer spent waiting for a batch, ``elapsed`` the time since the
     first batch was asked for; ``wait / elapsed`` is the share of time training stood still.
+    ``refurbish`` and ``echo`` are ``None`` on a road without one.
     """
 
     samples: int
@@ -112,6 +143,8 @@ class Stats:
     corrupt: int
     bad: int
     bad_samples: tuple[BadSample, ...]
+    refurbish: RefurbishStats | None = None
+    echo: EchoStats | None = None
 
     @property
     def stall(self) -> float:
@@ -137,13 +170,13 @@ class _Counts:
 class Meter:
     """Adds up what workers tallied and what the consumer saw. Thread-safe."""
 
-    def __init__(self, stages: Sequence[str], caches: int, clock: Clock) -> None:
+    def __init__(self, stages: Sequence[str], holds: int, clock: Clock) -> None:
         self.clock = clock
         self._stages = tuple(stages)
         self._lock = threading.Lock()
         self._samples = [0] * len(stages)
         self._seconds = [0.0] * len(stages)
-        self._counts = _Counts(hits=[0] * caches, misses=[0] * caches)
+        self._counts = _Counts(hits=[0] * holds, misses=[0] * holds)
         self._bad: deque[BadSample] = deque(maxlen=LISTED_BAD_SAMPLES)
         self._started: float | None = None
 
@@ -187,14 +220,19 @@ class Meter:
             self._counts.bad += 1
             self._bad.append(sample)
 
+    def answered(self) -> list[tuple[int, int]]:
+        """Hits and misses of every hold."""
+        with self._lock:
+            return list(zip(self._counts.hits, self._counts.misses, strict=True))
+
     def snapshot(
         self,
         kind: str,
         workers: int,
         restarts: int,
-        caches: Sequence[tuple[int, int, int, bool]],
+        held: Held,
     ) -> Stats:
-        """Everything so far; ``caches`` gives (admitted, used, budget, full) of each cache."""
+        """Everything so far."""
         with self._lock:
             counts = self._counts
             elapsed = self.clock() - self._started if self._started is not None else 0.0
@@ -212,10 +250,7 @@ class Meter:
                 elapsed=elapsed,
                 wait=counts.wait,
                 stages=tuple(stages),
-                caches=tuple(
-                    CacheStats(counts.hits[i], counts.misses[i], *held)
-                    for i, held in enumerate(caches)
-                ),
+                caches=held.caches,
                 pool=PoolStats(
                     kind,
                     workers,
@@ -227,4 +262,6 @@ class Meter:
                 corrupt=counts.corrupt,
                 bad=counts.bad,
                 bad_samples=tuple(self._bad),
+                refurbish=held.refurbish,
+                echo=held.echo,
             )

@@ -16,8 +16,7 @@ from penstock.meter import Clock, Tally
 from penstock.random import Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
-from penstock.stops.cache import Cache
-from penstock.stops.stop import Rows, Site, StageFailure, Step, Stop, Upstream, names_of
+from penstock.stops.stop import Hold, Rows, Site, StageFailure, Step, Stop, Upstream, names_of
 
 SOURCE = "source"
 
@@ -35,8 +34,8 @@ class Road:
         return [SOURCE, *names_of(self.stops)]
 
     @property
-    def caches(self) -> list[Cache]:
-        return [stop for stop in self.stops if isinstance(stop, Cache)]
+    def holds(self) -> list[Hold]:
+        return [stop for stop in self.stops if isinstance(stop, Hold)]
 
     @property
     def global_random(self) -> bool:
@@ -78,7 +77,7 @@ class OpenRoad:
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
-        self.site = Site(road.seed, Tally(len(road.stages), len(road.caches)))
+        self.site = Site(road.seed, Tally(len(road.stages), len(road.holds)))
         get: Upstream = _nothing
         self.rows = Rows()
         """Where the samples that are asked for next will stand; see ``Rows``."""

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock.meter import BadSample, Meter, Tally
+from penstock.meter import BadSample, Held, Meter, Tally
 
 
 def test_counts_add_up() -> None:
@@ -48,7 +48,7 @@ def test_a_stage_is_charged_its_own_time_only() -> None:
     meter.worked(4.0)
     meter.waited(2.0)
     now[0] = 8.0
-    stats = meter.snapshot("threads", 2, 0, [])
+    stats = meter.snapshot("threads", 2, 0, Held())
     assert [stage.seconds for stage in stats.stages] == [1.0, 2.5, 0.5]
     assert stats.pool.utilisation == 4.0 / 16.0
     assert stats.stall == 0.25
@@ -58,7 +58,7 @@ def test_bad_samples_are_all_counted_and_the_last_ones_listed() -> None:
     meter = Meter([], 0, lambda: 0.0)
     for i in range(500):
         meter.bad(BadSample(i, f"n{i}", "decode", "broken"))
-    stats = meter.snapshot("none", 0, 0, [])
+    stats = meter.snapshot("none", 0, 0, Held())
     assert stats.bad == 500
     assert [bad.index for bad in stats.bad_samples] == list(range(400, 500))
 

@@ -12,13 +12,13 @@ from typing import Any
 from penstock.errors import PipelineError
 from penstock.packing import pack, unpack
 from penstock.random import Keys
-from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.stops.stop import Hold, Site, Step, Upstream
 from penstock.store import Store
 
 
 @dataclass(frozen=True)
-class Cache(Stop):
-    """Keeps what comes from above, by index; ``number`` counts the caches of a pipeline.
+class Cache(Hold):
+    """Keeps what comes from above, by index.
 
     ``store`` is ``None`` in a pipeline and set when a loader opens it.
     """

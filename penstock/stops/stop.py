@@ -113,6 +113,15 @@ class Stop:
         raise NotImplementedError
 
 
+class Hold(Stop):
+    """A stop that keeps samples, and counts when it had one (a hit) and when it had not.
+
+    ``number`` counts the holds of a pipeline; tallies have a place for each.
+    """
+
+    number: int
+
+
 class Joined(Stop):
     """Several maps as one step. It comes after checking, and pipelines are known without it."""
 
