@@ -1,23 +1,13 @@
-"""The caches of one loader: opens their stores, and admits into them in the order of batches."""
+"""The caches of one loader: what goes into their stores is admitted in the order of batches."""
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from penstock.config import disk_dir
-from penstock.errors import FingerprintError
-from penstock.fingerprint import fingerprint
 from penstock.meter import CacheStats
 from penstock.order import Admission
-from penstock.pipeline import Pipeline
-from penstock.source.source import Source
-from penstock.stops.cache import Cache
-from penstock.stops.stop import Stop
-from penstock.store import RunDir, Store
+from penstock.store import Store
 
 Offer = tuple[int, int, int]
 """What a worker put into a store: (which cache, sample, what it occupies)."""
@@ -25,22 +15,18 @@ Offer = tuple[int, int, int]
 
 class Caches:
     """Workers put what they miss into the stores at once; which of it stays is decided here, in
-    the order in which batches are handed out, and so does not depend on who was faster."""
+    the order in which batches are handed out, and so does not depend on who was faster.
 
-    def __init__(self, pipeline: Pipeline, seed: int) -> None:
+    ``stores`` has the store of every cache, by its number; ``samples`` is how many there are to
+    keep.
+    """
+
+    def __init__(self, stores: Mapping[int, Store], samples: int) -> None:
         self._admissions: dict[int, Admission] = {}
-        self._stores: dict[int, Store] = {}
+        self._stores = stores
+        self._samples = samples
         self._found: dict[int, int] = {}
         self._open = False
-        road = pipeline.road(seed)
-        stops: list[Stop] = []
-        for stop in road.stops:
-            if isinstance(stop, Cache):
-                store = _store(stop, road.source, tuple(stops))
-                self._stores[stop.number] = store
-                stop = replace(stop, store=store)
-            stops.append(stop)
-        self.road = replace(road, stops=tuple(stops))
 
     def open(self) -> None:
         """Make the stores ready before any worker asks for them."""
@@ -75,8 +61,7 @@ class Caches:
 
     def settled(self) -> bool:
         """Nothing more will be admitted: each cache is full, or holds all there is."""
-        samples = len(self.road.source)
-        return all(store.sealed or len(store) >= samples for store in self._stores.values())
+        return all(store.sealed or len(store) >= self._samples for store in self._stores.values())
 
     def stats(self, answered: Sequence[tuple[int, int]]) -> tuple[CacheStats, ...]:
         """What each cache answered, given hits and misses of all holds, and what it has."""
@@ -92,35 +77,4 @@ class Caches:
         return tuple(found)
 
     def close(self) -> None:
-        for store in self._stores.values():
-            if store.persistent:
-                store.close()
-            else:
-                store.destroy()
         self._open = False
-
-
-def _store(stop: Cache, source: Source, above: tuple[Stop, ...]) -> Store:
-    if stop.where == "memory":
-        place = RunDir.current().path / uuid.uuid4().hex
-        return Store(place, stop.budget, overshoot=_overshoot(stop.budget))
-    try:
-        made_of = (source.identity(), [stop.fingerprint() for stop in above])
-    except FingerprintError as error:
-        raise FingerprintError(
-            f"cache(where={stop.where!r}) outlives this run and must know what it holds: {error}"
-        ) from error
-    identity = fingerprint(made_of)
-    root = disk_dir() / "stores" if stop.where == "disk" else Path(stop.where)
-    return Store(
-        root / identity,
-        stop.budget,
-        identity=identity,
-        persistent=True,
-        overshoot=_overshoot(stop.budget),
-    )
-
-
-def _overshoot(budget: int) -> int:
-    """Room for what workers put in before it is decided that it stays: a few batches."""
-    return (1 << 30) + budget // 8

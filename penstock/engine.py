@@ -13,21 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.errors import DeadlySampleError
-from penstock.job import Job, Ready
+from penstock.job import Job, Ready, deadly
 from penstock.meter import BadSample, Meter
 from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
 from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work, substitutes
-from penstock.random import Keys
 from penstock.schedule import Kind, Piece, Schedule, ahead
-from penstock.slots import Layout, Ring, Slot
+from penstock.slots import Layout, Ring
 
 FIRST_WHOLE = 1 << 20
 """The size of the first slot for a batch that is collated as a whole; workers make it longer."""
-
-PROBED = 64
-"""How many samples may fail before the layout of batches cannot be learnt from one."""
 
 
 class Engine:
@@ -72,6 +68,7 @@ class Engine:
         self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._tasks: dict[int, tuple[Job, Piece]] = {}
         self._next_job = 0
+        self._starved = False
         self._failure: BaseException | None = None
         self._started = False
 
@@ -97,10 +94,13 @@ class Engine:
             while True:
                 with self._lock:
                     self._raise_failure()
-                    opened = self._open()
+                    # What the loop gave back since may be what a worker found missing.
+                    opened = self._open() or self._starved
                     job = self._take_ready()
                     if job is not None:
-                        opened = self._open(job) or opened
+                        opened = self._open() or opened
+                    else:
+                        self._supply_next()
                     ended = job is None and not self._jobs and self._pending is None
                 if opened:
                     self.pool.notify()
@@ -145,6 +145,10 @@ class Engine:
             if piece is None:
                 return None
             job = self._jobs[piece.batch]
+            self._starved = not self._supply(job)
+            if self._starved:
+                self._schedule.put_back(piece.id)
+                return None
             job.running += 1
             self._tasks[piece.id] = (job, piece)
             return Task(
@@ -211,32 +215,17 @@ class Engine:
             return self._prefetch
         return ahead(0 if self._layout is None else self._layout.nbytes)
 
-    def _open(self, taken: Job | None = None) -> bool:
-        """Open as many batches as may be open; true if there is something new to do.
-
-        Having no slot for the next one is an error only when there is nothing else to hand out.
-        """
+    def _open(self) -> bool:
+        """Open as many batches as may be open; true if there is something new to do."""
         opened = False
         while len(self._jobs) < self._depth() and not self._probing():
             plan = self._pending or next(self._plans, None)
             if plan is None:
                 break
-            self._pending = None
             kind = self._kind()
-            slot = None
-            nbytes = self._slot_size(kind, len(plan.indices))
-            if nbytes:
-                slot = self.ring.acquire(nbytes)
-                if slot is None:
-                    self._pending = plan
-                    if not self._jobs and taken is None:
-                        raise self.ring.exhausted(nbytes)
-                    break
-            self._open_job(plan, kind, slot)
+            self._pending = plan if kind == "probe" else None
+            self._open_job(plan, kind)
             opened = True
-            if kind == "probe":
-                self._pending = plan
-                break
         return opened
 
     def _probing(self) -> bool:
@@ -250,30 +239,49 @@ class Engine:
             return "whole"
         return "probe" if self._layout is None else "rows"
 
-    def _slot_size(self, kind: Kind, rows: int) -> int:
+    def _open_job(self, plan: BatchKeys, kind: Kind) -> None:
+        job = Job.of(plan, kind)
+        rows = len(job.keys)
         if kind == "rows" and self._layout is not None:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
-            return self._layout.nbytes
-        return self._whole_size if kind in ("whole", "pull") and self.pool.own_process else 0
-
-    def _open_job(self, plan: BatchKeys, kind: Kind, slot: Slot | None) -> None:
-        replicas = plan.replicas.tolist() if plan.replicas is not None else None
-        keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
-        if kind == "probe":
-            keys = keys.cut(0, PROBED)
-        job = Job(plan, keys, kind, slot)
-        if kind == "rows" and self._layout is not None and slot is not None:
             job.layout = self._layout
-            job.columns = self._layout.columns(slot.map)
         self._next_job += 1
         self._jobs[self._next_job] = job
         pin = self._rotation.worker(plan) if self._rotation is not None else None
-        self._schedule.open(self._next_job, len(keys), kind, pin)
+        self._schedule.open(self._next_job, rows, kind, pin)
+
+    def _supply(self, wanted: Job) -> bool:
+        """A slot for a batch of which a piece is taken, and for those before it; false without.
+
+        Not when it is opened: until its turn comes, the loop may give back a slot that will do.
+        In order, because the last slot must never be that of a batch that is not handed out next.
+        """
+        for job in self._jobs.values():
+            nbytes = self._slot_size(job)
+            if nbytes and job.slot is None:
+                slot = self.ring.acquire(nbytes)
+                if slot is None:
+                    return False
+                job.write_into(slot)
+            if job is wanted:
+                break
+        return True
+
+    def _supply_next(self) -> None:
+        """Having no slot is an error only when there is nothing else to hand out."""
+        job = next(iter(self._jobs.values()), None)
+        if job is not None and not self._supply(job):
+            raise self.ring.exhausted(self._slot_size(job))
+
+    def _slot_size(self, job: Job) -> int:
+        if job.layout is not None:
+            return job.layout.nbytes
+        return self._whole_size if job.kind != "probe" and self.pool.own_process else 0
 
     def _learn(self, job: Job, layout: Layout | None) -> None:
         """What the first sample taught: the layout of batches, or that they do not stack."""
-        self._remove(job)
+        del self._jobs[self._number(job)]
         if layout is None:
             self._whole = True
         else:
@@ -336,16 +344,7 @@ class Engine:
     def _deadly(self, job: Job, piece: Piece, reason: str) -> None:
         index = job.keys.indices[piece.first] if job.keys.indices else -1
         name = self.work.road.source.name(index)
-        what = f"{name} (index {index})"
-        if piece.count > 1:
-            what = f"one of {piece.count} samples from {what} on"
-        error = DeadlySampleError(
-            f"{what} killed its worker twice ({reason}). Look at that sample, or at the native "
-            "code that reads it; a worker killed by signal 9 may have run out of memory.",
-            index=index,
-            name=name,
-            stage="worker",
-        )
+        error = deadly(index, name, piece.count, reason)
         if self.work.on_error == "raise" or piece.kind != "rows":
             self._fail(job, error)
             return
@@ -392,9 +391,6 @@ class Engine:
             if not job.running:
                 job.give_back(self.ring)
         self._jobs.clear()
-
-    def _remove(self, job: Job) -> None:
-        del self._jobs[self._number(job)]
 
     def _number(self, job: Job) -> int:
         return next(number for number, found in self._jobs.items() if found is job)

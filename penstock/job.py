@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import DeadlySampleError
 from penstock.meter import BadSample
 from penstock.order.deal import BatchKeys
 from penstock.packing import unpack
@@ -18,6 +19,9 @@ from penstock.random import Keys
 from penstock.schedule import Kind
 from penstock.slots import Layout, Ring, Slot, leased_columns
 from penstock.tree import fill
+
+PROBED = 64
+"""How many samples may fail before the layout of batches cannot be learnt from one."""
 
 
 class Ready(NamedTuple):
@@ -52,6 +56,12 @@ class Job:
     deadly: dict[int, Iterator[int]] = field(default_factory=dict)
     bad: list[BadSample] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, plan: BatchKeys, kind: Kind) -> Job:
+        replicas = plan.replicas.tolist() if plan.replicas is not None else None
+        keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
+        return cls(plan, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
+
     def pieces(self) -> list[tuple[int, Report]]:
         """The pieces in the order of their rows."""
         return sorted(self.reports.items())
@@ -85,12 +95,32 @@ class Job:
         self.columns = []
         return Ready(self.plan, value, rows, nbytes)
 
+    def write_into(self, slot: Slot) -> None:
+        """Have this slot for its rows, or for what is collated of them."""
+        self.slot = slot
+        if self.layout is not None:
+            self.columns = self.layout.columns(slot.map)
+
     def give_back(self, ring: Ring) -> None:
         """The slot, unused, to the ring."""
         self.columns = []
         if self.slot is not None:
             ring.release(self.slot)
             self.slot = None
+
+
+def deadly(index: int, name: str, count: int, reason: str) -> DeadlySampleError:
+    """What is said of a piece that killed its worker twice: ``count`` samples from ``index`` on."""
+    what = f"{name} (index {index})"
+    if count > 1:
+        what = f"one of {count} samples from {what} on"
+    return DeadlySampleError(
+        f"{what} killed its worker twice ({reason}). Look at that sample, or at the native "
+        "code that reads it; a worker killed by signal 9 may have run out of memory.",
+        index=index,
+        name=name,
+        stage="worker",
+    )
 
 
 def _close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import config
-from penstock.caches import Caches
 from penstock.closing import close_at_exit
+from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
-from penstock.meter import Held, Meter, Stats
+from penstock.holds import Holds
+from penstock.meter import Meter, Stats
 from penstock.options import Options, is_whole
-from penstock.order import BatchKeys, Cursor, Deal
+from penstock.order import BatchKeys, Cursor
 from penstock.order.plan import Batches, Plan
 from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
+from penstock.plans import plan_of
 from penstock.pools.choose import Choice, choose, gil_enabled
 from penstock.pools.inline import InlinePool
 from penstock.pools.launch import Start
@@ -29,7 +31,7 @@ from penstock.pools.threads import ThreadPool
 from penstock.pools.worker import Init
 from penstock.slots import Ring
 from penstock.source.stream import StreamSource
-from penstock.state import check_state, describe
+from penstock.state import check_dealing, check_state, describe
 from penstock.stops.batch import Collate, stack
 
 
@@ -75,19 +77,11 @@ class Loader:
         self.options = options
         self._custom = custom
         self._batch = pipeline.batching
-        self._caches = Caches(pipeline, options.seed)
-        road = self._caches.road
-        self.choice: Choice = choose(
-            road, self._batch.collate, options.workers, options.kind, config.cores(), gil_enabled()
-        )
         self._stream = isinstance(pipeline.source, StreamSource)
         if self._stream:
             _check_stream_options(options)
-        self._plan: Plan | None = None if self._stream else self._make_plan()
-        self._work = Work(
-            road, self._batch.collate, custom.fallback, options.on_error, self._batch.size
-        )
-        self._meter = Meter(road.stages, len(road.holds), time.perf_counter)
+        self._echoing = Echoing(pipeline)
+        self._assemble(None)
         self._engine: Engine | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -101,6 +95,21 @@ class Loader:
         # Epochs know their loader; the loader knows them by number, or neither could be let go.
         self._epochs = 0
 
+    def _assemble(self, kept: int | None) -> None:
+        """The road and all that depends on what refurbish keeps."""
+        options, batch = self.options, self._batch
+        self._holds = Holds(self.pipeline, options, kept)
+        road = self._holds.road
+        self.choice: Choice = choose(
+            road, batch.collate, options.workers, options.kind, config.cores(), gil_enabled()
+        )
+        self._plan: Plan | None = None
+        if not self._stream:
+            renewal, sampling = self._holds.renewal, self._custom.plan
+            self._plan = plan_of(self.pipeline, options, renewal, self._echoing.factors, sampling)
+        self._work = Work(road, batch.collate, self._custom.fallback, options.on_error, batch.size)
+        self._meter = Meter(road.stages, len(road.holds), time.perf_counter)
+
     # Iterating.
 
     def __iter__(self) -> Iterator[Any]:
@@ -110,6 +119,7 @@ class Loader:
             self._to_epoch(self._cursor.epoch + 1)
         self._begun = True
         self._epochs += 1
+        self._echoing.begin(self._meter)
         return _Epoch(self, self._epochs, self._batches_left())
 
     def __len__(self) -> int:
@@ -154,7 +164,7 @@ class Loader:
         engine = self._running()
         while epoch.left != 0:
             try:
-                ready = engine.next()
+                ready = self._echoing.next(engine.next, self._plan, self._cursor, self._meter)
             except BaseException:
                 self._at = None
                 raise
@@ -162,6 +172,7 @@ class Loader:
                 break
             if self._stream and ready.ended:
                 continue
+            self._holds.handed_out(ready.plan)
             self._advance(ready.plan)
             if epoch.left is not None:
                 epoch.left -= 1
@@ -172,6 +183,7 @@ class Loader:
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
         over = self._cursor.epoch
+        self._echoing.end(self._meter, self._holds.road.stages, self.choice.workers)
         self._to_epoch(over + 1)
         began = self._batches is not None and self._batches.epoch > over
         self._at = self._cursor if began else None
@@ -192,9 +204,10 @@ class Loader:
         engine = self._engine
         if engine is None:
             engine = self._engine = self._make_engine()
-            self._finalizer = close_at_exit(self, engine, self._caches)
+            self._finalizer = close_at_exit(self, engine, self._holds)
             self._at = None
         if self._at != self._cursor:
+            self._echoing.restart()
             if self._custom.recheck and self._cursor.batch == 0:
                 engine.refresh()
             if self._plan is None:
@@ -203,7 +216,7 @@ class Loader:
             else:
                 # As it was before the first batch: what is full now may still hold samples of
                 # batches on their way, which are taken out when those are handed out.
-                self._settled = self._caches.settled()
+                self._settled = self._holds.settled()
                 self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
                 engine.start(iter(self._batches))
             self._at = self._cursor
@@ -233,6 +246,8 @@ class Loader:
             **describe(self.pipeline, self.options, self._custom.order_name),
             "cursor": self._cursor.as_dict(),
             "sampler": sampler(self._cursor.epoch) if sampler is not None else None,
+            "kept": None if self._holds.renewal is None else self._holds.renewal.kept,
+            "echo": self._echoing.state(self._cursor.epoch),
             "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
         }
 
@@ -250,6 +265,10 @@ class Loader:
                     f"this loader has {len(self._taken)}: give the same number of workers."
                 )
             self._taken, self._turn = taken, int(streams["turn"])
+        if cursor.batch and self._echoing.echo is not None:
+            check_dealing(state, mine)
+        self._echoing.restore(cursor.epoch, state.get("echo"))
+        self._keep(state.get("kept"))
         restore = getattr(self._plan, "restore", None)
         if restore is not None:
             restore(state.get("sampler"))
@@ -258,12 +277,29 @@ class Loader:
         self._cursor = cursor
         self._at = None
 
+    def _keep(self, kept: Any) -> None:
+        """Let refurbish keep as many samples as it did where a checkpoint was taken."""
+        renewal = self._holds.renewal
+        if renewal is None or kept == renewal.kept:
+            return
+        if not is_whole(kept) or not 0 <= kept <= renewal.n:
+            raise StateError(
+                f"the checkpoint says that refurbish keeps {kept!r} samples of {renewal.n}: it is "
+                "damaged, or was not written by this loader."
+            )
+        if self._engine is not None:
+            self._finalizer()
+            self._engine = None
+        self._assemble(kept)
+
     # Watching.
 
     def stats(self) -> Stats:
         """A frozen snapshot of what happened so far."""
         restarts = self._engine.pool.restarts if self._engine is not None else 0
-        held = Held(self._caches.stats(self._meter.answered()))
+        epoch = self._cursor.epoch
+        held = self._holds.stats(self._meter.answered(), self._echoing.factor(epoch))
+        held = self._echoing.counted(held, epoch)
         return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
 
     def __repr__(self) -> str:
@@ -300,24 +336,8 @@ class Loader:
                 "loader in the process that iterates it."
             )
 
-    def _make_plan(self) -> Plan:
-        options, batch = self.options, self._batch
-        n = len(self.pipeline.source)  # type: ignore[arg-type]
-        if self._custom.plan is not None:
-            return self._custom.plan(n, batch.size, batch.drop_last)
-        return Deal(
-            order=options.dealt_by,
-            n=n,
-            seed=options.seed,
-            batch_size=batch.size,
-            drop_last=batch.drop_last,
-            rank=options.rank,
-            world=options.world,
-            tail=options.tail,
-        )
-
     def _make_engine(self) -> Engine:
-        self._caches.open()
+        self._holds.open()
         options = self.options
         # Random choices inside datasets are keyed; this seed is for what a worker does for itself.
         pool: Pool
@@ -346,8 +366,8 @@ class Loader:
             layout=layout,
             in_order=options.in_order,
             timeout=options.timeout,
-            admit=self._caches.admit,
-            discard=self._caches.discard,
+            admit=self._holds.caches.admit,
+            discard=self._holds.caches.discard,
         )
 
 

@@ -14,6 +14,16 @@ LISTED_BAD_SAMPLES = 100
 """How many bad samples are listed by name; all are counted."""
 
 
+class Totals(NamedTuple):
+    """What a meter has added up so far; ``seconds[i]`` includes the stages above stage i."""
+
+    samples: Sequence[int]
+    seconds: Sequence[float]
+    delivered: int
+    wait: float
+    now: float
+
+
 class Tally:
     """What one worker counted during one task: plain lists, cheap to fill and to send.
 
@@ -224,6 +234,13 @@ class Meter:
         """Hits and misses of every hold."""
         with self._lock:
             return list(zip(self._counts.hits, self._counts.misses, strict=True))
+
+    def totals(self) -> Totals:
+        """What is added up so far, to be compared with an earlier reading."""
+        with self._lock:
+            samples, seconds = tuple(self._samples), tuple(self._seconds)
+            counts = self._counts
+            return Totals(samples, seconds, counts.samples, counts.wait, self.clock())
 
     def snapshot(
         self,

@@ -39,6 +39,12 @@ class BytesSpec:
 Spec = ArraySpec | BytesSpec | None
 """What is known of a field: ``None`` is nothing."""
 
+LEVELS = 256
+"""As how many different values a number is counted that may be any in a range, such as a factor of
+brightness: finer steps are lost in pixels of 256 levels."""
+
+_MOST_OUTCOMES = 1e300
+
 
 def fits(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     """Whether a result of this shape and type can be written into ``out``."""
@@ -77,6 +83,14 @@ class Operation:
         """Choose the parameters for one sample of this shape."""
         return None
 
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """How many different results it may have for one sample of this shape.
+
+        ``None`` is unknown: nobody counted, or it depends on a shape that is not known. Results are
+        counted by what is drawn, each as one, however likely; a number from a range as ``LEVELS``.
+        """
+        return None if self.random else 1.0
+
     def apply(self, value: Any, params: Any) -> Any:
         """Do it. Never changes ``value``."""
         raise NotImplementedError
@@ -87,6 +101,15 @@ class Operation:
         An operation that can spare a copy this way does; what is returned holds the result.
         """
         return self.apply(value, params)
+
+
+def counted(outcomes: int) -> float:
+    """A number of outcomes as ``Operation.outcomes`` gives it; above 1e300 they are not told apart.
+
+    >>> counted(23**2), counted(23**1000)
+    (529.0, 1e+300)
+    """
+    return float(min(outcomes, _MOST_OUTCOMES))
 
 
 def file_bytes(value: Any, kind: str) -> memoryview:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config import show_size, size
+from penstock import rules
+from penstock.config import size
+from penstock.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, Operation
 from penstock.options import Options
@@ -29,11 +31,14 @@ from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
+from penstock.stops.echo import Echo, make_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
-from penstock.stops.stop import Fields, Joined, Stop
+from penstock.stops.refurbish import make_refurbish
+from penstock.stops.stop import Fields, Hold, Joined, Stop
 
 if TYPE_CHECKING:
+    from penstock.diversity import Diversity
     from penstock.loader import Loader
     from penstock.profile import Profile
 
@@ -54,6 +59,8 @@ class Pipeline:
     source: Source | StreamSource
     stops: tuple[Stop, ...] = ()
     batching: Batch | None = None
+    echoed: Echo | None = None
+    """The echo below ``batch``, of whole batches."""
 
     def map(
         self,
@@ -92,26 +99,67 @@ class Pipeline:
         the next run of the same pipeline on the same data) or a directory.
         """
         self._open("cache()")
-        if isinstance(self.source, StreamSource):
-            raise PipelineError(
-                "cache() on a stream: its samples have no index to keep them by. Cache works on "
-                "sources with random access."
-            )
-        if getattr(self.source, "random", False):
-            raise PipelineError(
-                "cache() stands below a dataset that may be random: a cached sample would never "
-                "change again. If it is not random, say so with from_dataset(..., random=False); "
-                "if it is, leave augmentation out of it and put it below cache() as a map."
-            )
-        for stop in self.stops:
-            if isinstance(stop, Map) and stop.random:
-                raise PipelineError(
-                    f"cache() stands below {stop.name} (a random map): a cached sample would "
-                    f"never change again. Move cache() above {stop.name}; or, if it is not "
-                    "random, say so with map(..., random=False)."
-                )
-        number = sum(isinstance(stop, Cache) for stop in self.stops)
-        return self._with(Cache(size(budget, "cache()"), str(where), number))
+        self._indexed("cache()")
+        rules.check_cache(self.stops, self._random_source)
+        return self._with(Cache(size(budget, "cache()"), str(where), self._holds))
+
+    def refurbish(
+        self,
+        reuse: int | Literal["auto"] = "auto",
+        *,
+        size: int | str | None = None,
+        where: Path = "memory",
+        encode: str = DEFAULT_ENCODING,
+    ) -> Pipeline:
+        """Keep what comes from above and use it ``reuse`` times; what is below is always fresh.
+
+        Everything above is the partial augmentation, done for one sample in ``reuse``; everything
+        below is the final one. Every epoch renews its share of the samples, and every batch has
+        its share of those. ``size`` bounds what is kept; what finds no room is always fresh.
+        ``where`` is ``"memory"``, ``"disk"`` or a directory, as in ``cache``; ``encode`` is how
+        samples are kept: ``"raw"``, or smaller and slower. ``"auto"`` measures, chooses the place
+        and the number, and prints why.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> noise = lambda x, rng: x + rng.random()
+        >>> p = ps.from_dataset(np.zeros(6)).map(noise).refurbish(reuse=2).map(noise).batch(3)
+        >>> with p.loader(workers=0) as loader:
+        ...     for epoch in range(3):
+        ...         batches = list(loader)
+        ...     stats = loader.stats().refurbish
+        >>> stats.fresh, stats.reused
+        (12, 6)
+        """
+        self._open("refurbish()")
+        self._indexed("refurbish()")
+        rules.check_refurbish(self.stops, self._random_source)
+        return self._with(make_refurbish(reuse, size, str(where), encode, self._holds))
+
+    def echo(
+        self, factor: float | Literal["auto"] = "auto", *, window: int | None = None
+    ) -> Pipeline:
+        """Use everything that comes from above ``factor`` times.
+
+        Above a random map, below it, or below ``batch`` are the three kinds of data echoing.
+        Copies are spread over ``window`` samples, below ``batch`` over ``window`` batches. Of a
+        factor such as 1.5 the fraction is dealt by chance. ``"auto"`` follows the measured ratio
+        of the times above and below it, epoch by epoch.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> p = ps.from_dataset(np.arange(4)).echo(2, window=1).batch(4)
+        >>> [batch.tolist() for batch in p.loader(workers=0, shuffle=False)]
+        [[0, 0, 1, 1], [2, 2, 3, 3]]
+        >>> q = ps.from_dataset(np.arange(4)).batch(2).echo(2, window=1)
+        >>> [batch.tolist() for batch in q.loader(workers=0, shuffle=False)]
+        [[0, 1], [0, 1], [2, 3], [2, 3]]
+        """
+        self._indexed("echo()")
+        rules.check_echo(self.stops, self.echoed)
+        if self.batching is not None:
+            return replace(self, echoed=make_echo(factor, window, of="batches"))
+        return self._with(make_echo(factor, window, of="samples", number=self._holds))
 
     def batch(
         self,
@@ -203,16 +251,18 @@ class Pipeline:
         lines = [f"{'source':<11} {type(self.source).__name__}"]
         for stop in _fused(self.stops):
             note = ""
-            if isinstance(stop, Cache):
-                note = f"{show_size(stop.budget)}, {stop.where}"
-            elif isinstance(stop, Joined):
+            if isinstance(stop, Joined):
                 note = stop.how
+            elif isinstance(stop, Hold):
+                note = stop.note
             lines.append(f"{stop.name:<11} {note}".rstrip())
         if self.batching is not None:
             how = "stacked in place"
             if self.batching.collate is not None:
                 how = f"by {name_of(self.batching.collate)}"
             lines.append(f"{'batch':<11} {self.batching.size} samples, {how}")
+        if self.echoed is not None:
+            lines.append(f"{'echo':<11} {self.echoed.note}")
         return "\n".join(lines)
 
     def profile(
@@ -233,6 +283,22 @@ class Pipeline:
         from penstock.profile.measure import measure
 
         return measure(self, data, samples=samples, seconds=seconds, seed=seed)
+
+    def diversity(self, epochs: int = 90, *, shape: tuple[int, ...] | None = None) -> Diversity:
+        """What reuse costs in different samples, for every place of refurbish(). ``print`` it.
+
+        ``shape`` is that of a decoded sample where the pipeline does not know it; without it images
+        are taken for photographs of 375 x 500.
+
+        >>> import penstock as ps
+        >>> p = ps.from_files(["a.jpg"]).map(ps.image.decode())
+        >>> p = p.map(ps.image.rand_augment()).map(ps.image.random_flip())
+        >>> [(row.below, row.share) for row in p.diversity().rows if row.reuse == 2]
+        [('rand_augment', 0.758...), ('random_flip', 0.510...)]
+        """
+        from penstock.diversity.report import diversity
+
+        return diversity(self, epochs, shape)
 
     def layout(self, rows: int) -> Layout | None:
         """Where everything lies in a batch, if that is known before the first sample."""
@@ -257,13 +323,27 @@ class Pipeline:
         lines = [repr(self.source) if type(self.source).__repr__ is not object.__repr__ else ""]
         lines[0] = lines[0] or type(self.source).__name__
         for stop in self.stops:
-            if isinstance(stop, Cache):
-                lines.append(f".cache({show_size(stop.budget)}, where={stop.where!r})")
-            else:
-                lines.append(f".map({stop.name})")
+            lines.append(stop.written if isinstance(stop, Hold) else f".map({stop.name})")
         if self.batching is not None:
             lines.append(f".batch({self.batching.size})")
+        if self.echoed is not None:
+            lines.append(self.echoed.written)
         return "\n  ".join(lines)
+
+    @property
+    def _holds(self) -> int:
+        return sum(isinstance(stop, Hold) for stop in self.stops)
+
+    @property
+    def _random_source(self) -> bool:
+        return bool(getattr(self.source, "random", False))
+
+    def _indexed(self, what: str) -> None:
+        if isinstance(self.source, StreamSource):
+            raise PipelineError(
+                f"{what} on a stream: its samples have no index to know them by. It works on "
+                "sources with random access."
+            )
 
     def _open(self, what: str) -> None:
         if self.batching is not None:

@@ -83,6 +83,7 @@ class OpenRoad:
         """Where the samples that are asked for next will stand; see ``Rows``."""
         sites = [self.site] * len(road.stops)
         sites[-1:] = [replace(self.site, rows=self.rows)]
+        self._sites = sites
         steps = [
             self._source_step(),
             *(stop.step(site) for stop, site in zip(road.stops, sites, strict=False)),
@@ -92,8 +93,10 @@ class OpenRoad:
         self.get = get
         """The samples of some keys. Raises StageFailure."""
 
-    def begin(self) -> None:
-        """Start counting afresh: for one task."""
+    def begin(self, *, trial: bool = False) -> None:
+        """Start counting afresh: for one task, or for a trial of which nothing is to be kept."""
+        for site in self._sites:
+            site.trial = trial
         self.site.tally.clear()
         self.site.offers.clear()
         self.rows.clear()

@@ -85,6 +85,10 @@ class Schedule:
                 return piece
         return None
 
+    def put_back(self, piece: int) -> None:
+        """Whoever took a piece cannot begin with it yet: it is the next one again."""
+        self._waiting.appendleft(self._running.pop(piece))
+
     def done(self, piece: int, seconds: float) -> bool:
         """A piece is done; true when it was the last of its batch."""
         found = self._running.pop(piece)

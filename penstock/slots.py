@@ -161,7 +161,7 @@ def _private_memory(nbytes: int) -> mmap.mmap:
 
 
 class Ring:
-    """The slots of one loader. Only the consumer's thread acquires; any thread may release.
+    """The slots of one loader. One thread at a time acquires; any may release at any time.
 
     ``budget`` bounds the bytes of all slots together; ``shared`` slots can be given to processes.
     """

@@ -25,6 +25,8 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
     ]
     if pipeline.batching is not None and pipeline.batching.collate is not None:
         stops.append(["collate", _known(pipeline.batching.fingerprint)])
+    if pipeline.echoed is not None:
+        stops.append(["echo of batches", _known(pipeline.echoed.fingerprint)])
     order = options.order
     if order is not None:
         order_name = f"{type(order).__name__} {_known(lambda: fingerprint(order))}"
@@ -35,6 +37,7 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
         "samples": None if isinstance(source, StreamSource) else len(source),
         "data": _known(source.identity),
         "stops": stops,
+        "dealing": {"world": options.world, "batch": pipeline.batching and pipeline.batching.size},
     }
 
 
@@ -75,6 +78,17 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         raise StateError(
             "the checkpoint does not belong to this loader: " + "; ".join(differences) + ". "
             "Resume with what it was taken from, or start anew."
+        )
+
+
+def check_dealing(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse to go on with an echoed epoch in another way than it was begun."""
+    theirs = state.get("dealing")
+    if theirs != mine["dealing"]:
+        raise StateError(
+            f"the checkpoint was taken within an echoed epoch dealt as {theirs}, and this loader "
+            f"deals {mine['dealing']}: which samples have copies to come depends on that. Resume "
+            "with the same, or from a checkpoint taken between epochs."
         )
 
 

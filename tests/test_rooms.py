@@ -29,14 +29,22 @@ ROOMS = [
     "source",
     "image",
     "audio",
+    "encoding",
     "stops",
     "road",
     "schedule",
     "pools",
+    "rules",
     "pipeline",
     "profile",
+    "diversity",
     "caches",
+    "holds",
     "job",
+    "pace",
+    "plans",
+    "repeats",
+    "echoing",
     "engine",
     "state",
     "loader",
@@ -47,8 +55,8 @@ ROOMS = [
     "__main__",
 ]
 
-# A pipeline ends in a loader, or in a profile, and users write these as methods.
-ALLOWED = {("pipeline", "loader"), ("pipeline", "profile")}
+# A pipeline ends in a loader, or in a report on it, and users write these as methods.
+ALLOWED = {("pipeline", "loader"), ("pipeline", "profile"), ("pipeline", "diversity")}
 
 FRAMEWORKS = {"torch", "jax", "tensorflow", "ray", "torchvision"}
 

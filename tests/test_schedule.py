@@ -64,6 +64,17 @@ def test_a_pinned_piece_goes_to_its_worker_only() -> None:
     assert (piece.count, piece.pin) == (4, 1)
 
 
+def test_a_piece_put_back_is_the_next_one_again() -> None:
+    schedule = Schedule(2)
+    schedule.open(0, 8)
+    first = schedule.take(0)
+    assert first is not None
+    schedule.put_back(first.id)
+    assert first.id not in schedule
+    assert schedule.outstanding(0) == 4
+    assert schedule.take(1) == first
+
+
 def test_the_piece_a_worker_died_of_comes_back_one_sample_at_a_time() -> None:
     schedule = Schedule(1)
     schedule.open(0, 4)

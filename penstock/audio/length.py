@@ -19,7 +19,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.operation import ArraySpec, Spec
+from penstock.operation import ArraySpec, Spec, counted
 
 _MODES = ("constant", "repeat")
 _PLACES = ("start", "middle", "end")
@@ -121,6 +121,17 @@ class RandomCrop(AudioOperation):
         if self.place == "random":
             return int(drawn * (room + 1))
         return _place(self.place, room)
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Places where the clip may begin; one that repeats is the same again after its length."""
+        if shape is None:
+            return None
+        room = self._frames - shape[-1]
+        if room <= 2 * self.padding:
+            places = 2 * self.padding - room + 1
+        else:
+            places = room + 1 if self.place == "random" else 1
+        return counted(min(places, shape[-1]) if self.mode == "repeat" else places)
 
     def apply(self, value: Any, params: int) -> Sound:
         return _laid(check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode)

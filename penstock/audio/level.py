@@ -20,7 +20,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.operation import ArraySpec, Spec
+from penstock.operation import LEVELS, ArraySpec, Spec
 
 _LEAST_VARIANCE = 1e-7
 """Added where a clip is divided by its own spread, so that silence stays silence."""
@@ -72,6 +72,10 @@ class RandomGain(AudioOperation):
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> float:
         """The factor."""
         return float(10.0 ** ((self.low + (self.high - self.low) * rng.random()) / 20.0))
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """One number from a range."""
+        return float(LEVELS) if self.low < self.high else 1.0
 
     def apply(self, value: Any, params: float) -> Sound:
         out: Sound = check_sound("random_gain", value, WAVEFORM) * np.float32(params)

@@ -17,7 +17,7 @@ from penstock.audio.sound import (
     need_sound,
 )
 from penstock.image import arguments
-from penstock.operation import Spec
+from penstock.operation import Spec, counted
 
 Spans = tuple[tuple[int, int], ...]
 """Each from its first index to the one after its last."""
@@ -73,11 +73,26 @@ class SpecAugment(AudioOperation):
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Masks:
         mels, steps = shape[-2:]
         drawn = rng.random((self.time_masks + self.freq_masks, 2)).tolist()
-        widest = min(self.time, int(self.share * steps))
+        longest, tallest = self._widest(mels, steps)
         return Masks(
-            tuple(_span(steps, widest, *pair) for pair in drawn[: self.time_masks]),
-            tuple(_span(mels, min(self.freq, mels), *pair) for pair in drawn[self.time_masks :]),
+            tuple(_span(steps, longest, *pair) for pair in drawn[: self.time_masks]),
+            tuple(_span(mels, tallest, *pair) for pair in drawn[self.time_masks :]),
         )
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different sets of bands. Those of one direction are in no order, and one of width 0 is
+        the same wherever it is."""
+        if shape is None:
+            return None
+        mels, steps = shape[-2:]
+        longest, tallest = self._widest(mels, steps)
+        return counted(
+            _sets(self.time_masks, _bands(steps, longest))
+            * _sets(self.freq_masks, _bands(mels, tallest))
+        )
+
+    def _widest(self, mels: int, steps: int) -> tuple[int, int]:
+        return min(self.time, int(self.share * steps)), min(self.freq, mels)
 
     def apply(self, value: Any, params: Masks) -> Sound:
         spectrogram = check_sound("spec_augment", value, SPECTROGRAM)
@@ -95,3 +110,13 @@ def _span(size: int, widest: int, width: float, place: float) -> tuple[int, int]
     wide = int(width * (widest + 1))
     first = int(place * (size - wide + 1))
     return first, first + wide
+
+
+def _bands(size: int, widest: int) -> int:
+    """How many different bands that can give."""
+    return 1 + widest * (size + 1) - widest * (widest + 1) // 2
+
+
+def _sets(masks: int, bands: int) -> int:
+    """How many different sets of ``masks`` bands there are, in which one may come twice."""
+    return math.comb(bands + masks - 1, masks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,11 +25,13 @@ from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
 from penstock.image.policies import POLICIES, STRENGTHS
 from penstock.image.tone import Table
-from penstock.operation import Operation, Spec
+from penstock.operation import Operation, Spec, counted
 
 Steps = tuple[Step, ...]
 
 _SAMPLINGS = ("nearest", "bilinear")
+
+_NOTHING = Step("Identity", 0.0)
 
 
 def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
@@ -99,6 +102,18 @@ class RandAugment(Operation):
             for which, way in parts
         )
 
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different steps, to the power of ``num_ops``. Changes with two ways are two, and those
+        that do nothing are one; the order counts, though some steps would give the same in both."""
+        rows, columns = _sides(shape)
+        strength = self.magnitude / (self.bins - 1)
+        steps = {
+            NARROW.step(name, strength, way, rows, columns).effect
+            for name in NAMES
+            for way in (False, True)
+        }
+        return counted(len(steps) ** self.num_ops)
+
     def apply(self, value: Any, params: Steps) -> Image:
         image = check_image("rand_augment", value)
         return applied(image, params, self._fill, self.interpolation == "bilinear")
@@ -144,6 +159,26 @@ class AutoAugment(Operation):
             if part < probability
         )
 
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different runs of steps that the pairs allow: each change done one way, the other way,
+        or where its probability allows it not at all. Several pairs may allow the same."""
+        rows, columns = _sides(shape)
+        runs = set()
+        for pair in POLICIES[self.policy]:
+            choices: list[set[Step]] = []
+            for name, probability, strength in pair:
+                steps = (
+                    set()
+                    if probability == 0.0
+                    else {
+                        NARROW.step(name, strength / (STRENGTHS - 1), way, rows, columns).effect
+                        for way in (False, True)
+                    }
+                )
+                choices.append(steps | ({_NOTHING} if probability < 1.0 else set()))
+            runs |= {tuple(step for step in run if step != _NOTHING) for run in product(*choices)}
+        return counted(len(runs))
+
     def apply(self, value: Any, params: Steps) -> Image:
         image = check_image("auto_augment", value)
         return applied(image, params, self._fill, self.interpolation == "bilinear")
@@ -181,9 +216,26 @@ class TrivialAugment(Operation):
         name = NAMES[int(which * len(NAMES))]
         return (WIDE.step(name, strength, way < 0.5, shape[0], shape[1]),)
 
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different steps: changes, times their strengths, times their ways, less those that do
+        the same (Posterize has fewer strengths, and some do nothing)."""
+        rows, columns = _sides(shape)
+        steps = {
+            WIDE.step(name, strong / (self.bins - 1), way, rows, columns).effect
+            for name in NAMES
+            for strong in range(self.bins)
+            for way in (False, True)
+        }
+        return counted(len(steps))
+
     def apply(self, value: Any, params: Steps) -> Image:
         image = check_image("trivial_augment", value)
         return applied(image, params, self._fill, self.interpolation == "bilinear")
+
+
+def _sides(shape: tuple[int, ...] | None) -> tuple[int, int]:
+    """An image's height and width; the counts depend on them for tiny images only."""
+    return (331, 331) if shape is None else (shape[0], shape[1])
 
 
 def _fill_and_sampling(name: str, fill: Any, interpolation: Any) -> tuple[float, ...]:

@@ -20,6 +20,18 @@ class Step(NamedTuple):
     name: str
     magnitude: float
 
+    @property
+    def effect(self) -> Step:
+        """What it comes down to: steps that do the same have the same, and that of one that does
+        nothing is ``Identity``."""
+        name, magnitude = self
+        if name in _WITHOUT_STRENGTH or name == "Solarize":
+            return self
+        if name in ("TranslateX", "TranslateY", "Posterize"):
+            magnitude = float(int(magnitude))
+        nothing = 8.0 if name == "Posterize" else 0.0
+        return Step("Identity", 0.0) if magnitude == nothing else Step(name, magnitude)
+
 
 CHANGES: dict[str, Callable[[Draft, float], None]] = {
     "Identity": lambda draft, m: None,
@@ -42,6 +54,8 @@ CHANGES: dict[str, Callable[[Draft, float], None]] = {
 NAMES = tuple(name for name in CHANGES if name != "Invert")
 """What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
 
+_WITHOUT_STRENGTH = ("AutoContrast", "Equalize", "Identity", "Invert")
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -56,7 +70,7 @@ class Space:
 
     def step(self, name: str, strength: float, negative: bool, height: int, width: int) -> Step:
         """A change at a strength from 0 to 1; ``negative`` matters where there are two ways."""
-        if name in ("AutoContrast", "Equalize", "Identity", "Invert"):
+        if name in _WITHOUT_STRENGTH:
             return Step(name, 0.0)
         if name == "Posterize":
             return Step(name, float(8 - round(self.bits * strength)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.image.native import Image, load_cv2, with_channels
-from penstock.image.tone import DOWN, GREY, Counts
+from penstock.image.tone import DOWN, GREY, LEAN, PARTS, Counts
 
 _WEIGHTS = np.arange(256, dtype=np.float64)
 
@@ -32,6 +32,11 @@ def _saturating(factor: float) -> NDArray[np.float32]:
     matrix[(0, 1, 2), (0, 1, 2)] += factor
     # torchvision cuts the grey to a whole level first, a half lower in the mean.
     matrix[:, 3] = DOWN - 0.5 * (1.0 - factor)
+    # OpenCV counts in these parts where it has vectors for it, and in floats elsewhere.
+    matrix *= np.float32(PARTS)
+    np.rint(matrix, out=matrix)
+    matrix[:, 3] += np.float32(LEAN)
+    matrix /= np.float32(PARTS)
     return matrix
 
 
@@ -57,8 +62,10 @@ def sharpness(image: Image, factor: float) -> Image:
         return image
     cv2 = load_cv2()
     # The blur's kernel is 1 around a 5, over 13: nine parts of a box and four of the image.
-    part = (1.0 - factor) * 9.0 / 13.0
-    out = with_channels(cv2.addWeighted(image, 1.0 - part, cv2.blur(image, (3, 3)), part, DOWN))
+    # In whole parts every number on the way is exact, whatever a processor rounds and when.
+    part = round((1.0 - factor) * 9.0 / 13.0 * PARTS) / PARTS
+    down = LEAN / PARTS - 0.5
+    out = with_channels(cv2.addWeighted(image, 1.0 - part, cv2.blur(image, (3, 3)), part, down))
     for edge in (0, -1):
         out[edge] = image[edge]
         out[:, edge] = image[:, edge]

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.image import arguments
+from penstock.image.boxes import Sizes
 from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
-from penstock.operation import Operation, Spec
+from penstock.operation import LEVELS, Operation, Spec, counted
 
 _ATTEMPTS = 10
 """How often torchvision tries to place a rectangle before it leaves the image alone."""
@@ -98,6 +99,20 @@ class Erase(Operation):
                     noise,
                 )
         return None
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different rectangles, and the image left alone. Noise counts as ``LEVELS`` fillings of
+        each: as many as there are would outweigh everything else, and mean little."""
+        if self.p == 0.0:
+            return 1.0
+        if shape is None:
+            return None
+        rows, columns = shape[0], shape[1]
+        smallest, largest = (rows * columns * part for part in self.scale)
+        low, tall = self.ratio
+        sizes = Sizes.within((rows - 1, columns - 1), (smallest, largest), (1 / tall, 1 / low))
+        painted = sizes.places(rows, columns) * (LEVELS if self._fill is None else 1)
+        return counted(painted + (self.p < 1.0 or sizes.outside))
 
     def apply(self, value: Any, params: Patch | None) -> Image:
         image = check_image("erase", value)

@@ -11,11 +11,12 @@ import numpy as np
 
 from penstock.errors import PipelineError
 from penstock.image import arguments
+from penstock.image.boxes import Sizes
 from penstock.image.frame import Box, Frame
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
-from penstock.operation import ArraySpec, Operation, Spec, fits
+from penstock.operation import ArraySpec, Operation, Spec, counted, fits
 
 _ATTEMPTS = 10
 """How often torchvision tries to place a box before it falls back."""
@@ -192,6 +193,22 @@ class RandomResizedCrop(Operation):
                     height,
                     width,
                 )
+        return self._fallback(rows, columns)
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Different boxes: every size that the ranges allow, in every place."""
+        if shape is None:
+            return None
+        rows, columns = shape[0], shape[1]
+        area = rows * columns
+        smallest, largest = self.scale
+        sizes = Sizes.within((rows, columns), (area * smallest, area * largest), self.ratio)
+        last = self._fallback(rows, columns)
+        more = sizes.outside and not sizes.holds(last.height, last.width)
+        return counted(sizes.places(rows, columns) + more)
+
+    def _fallback(self, rows: int, columns: int) -> Box:
+        narrow, wide = self.ratio
         height, width = rows, columns
         if columns < narrow * rows:
             height = max(1, round(columns / narrow))
@@ -258,23 +275,34 @@ class RandomCrop(Operation):
         return _of_size("random_crop", spec, *self._pair)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> PaddedBox:
+        padding = self._padding(shape)
+        below, beside = self._places(shape, padding)
+        down, across = rng.random(2).tolist()
+        return PaddedBox(
+            padding, Box(_fraction(below, down), _fraction(beside, across), *self._pair)
+        )
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Places, in both directions."""
+        if shape is None:
+            return None
+        below, beside = self._places(shape, self._padding(shape))
+        return counted(below * beside)
+
+    def _padding(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
         self._check_room(shape[0], shape[1])
         height, width = self._pair
         left, top, right, bottom = self._sides
         short_rows = max(0, height - (shape[0] + top + bottom))
         short_columns = max(0, width - (shape[1] + left + right))
-        left, right = left + short_columns, right + short_columns
-        top, bottom = top + short_rows, bottom + short_rows
-        down, across = rng.random(2).tolist()
-        return PaddedBox(
-            (left, top, right, bottom),
-            Box(
-                _fraction(shape[0] + top + bottom - height + 1, down),
-                _fraction(shape[1] + left + right - width + 1, across),
-                height,
-                width,
-            ),
-        )
+        return left + short_columns, top + short_rows, right + short_columns, bottom + short_rows
+
+    def _places(
+        self, shape: tuple[int, ...], padding: tuple[int, int, int, int]
+    ) -> tuple[int, int]:
+        left, top, right, bottom = padding
+        height, width = self._pair
+        return shape[0] + top + bottom - height + 1, shape[1] + left + right - width + 1
 
     def apply(self, value: Any, params: PaddedBox) -> Image:
         image = check_image("random_crop", value, any_dtype=True)
@@ -349,6 +377,10 @@ class RandomFlip(Operation):
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> bool:
         return bool(rng.random() < self.p)
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Mirrored or not."""
+        return 2.0 if 0.0 < self.p < 1.0 else 1.0
 
     def apply(self, value: Any, params: bool) -> Image:
         return self.apply_to(value, params, None)

@@ -14,7 +14,7 @@ from penstock.image import arguments
 from penstock.image.draft import Draft
 from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
-from penstock.operation import Operation, Spec
+from penstock.operation import LEVELS, Operation, Spec, counted
 
 _Range = tuple[float, float]
 
@@ -78,6 +78,14 @@ class ColorJitter(Operation):
                 for span, part in zip(self._ranges, parts, strict=True)
             ),
         )
+
+    def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``LEVELS`` factors for each change that has a range, and the orders of all changes. Grey
+        images have neither saturation nor hue."""
+        grey = shape is not None and shape[-1] == 1
+        spans = [span for span in self._ranges[: 2 if grey else 4] if span is not None]
+        ranges = sum(low < high for low, high in spans)
+        return counted(math.factorial(len(spans)) * LEVELS**ranges)
 
     def apply(self, value: Any, params: Jitter) -> Image:
         draft = Draft(check_image("color_jitter", value))

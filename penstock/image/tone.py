@@ -43,8 +43,11 @@ _MOST_PASSES = 2
 _SAFE = 0.49995
 """A result this close to its level rounds to it, whatever single precision makes of it."""
 
-_BITS = 10
+PARTS = 1024
 """Factors in 1024ths: OpenCV's matrices count in those, so their result is exact."""
+
+LEAN = 0.25
+"""A quarter of a part more, so that no result lies halfway between two levels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,10 +153,10 @@ def contrast(factor: float, sums: Sequence[float], pixels: int) -> Tones:
         # lowers it by a half. That pass over the pixels would cost seven times as much.
         grey = GREY[0] * sums[0] + GREY[1] * sums[1] + GREY[2] * sums[2]
         middle = max(0.0, grey / pixels - 0.5)
-    slope, start = round(factor * (1 << _BITS)), round(middle * (1.0 - factor) * (1 << _BITS))
+    slope, start = round(factor * PARTS), round(middle * (1.0 - factor) * PARTS)
     table = _WHOLES * slope
     table += start
-    table >>= _BITS
+    table //= PARTS
     # Below 16 every number on the way is exact in single precision, and in OpenCV's 16 bits.
     passes = (partial(_line, slope, start),) if factor < 16.0 else None
     return (Tone(_cut(table), rising=True, passes=passes),)
@@ -255,9 +258,8 @@ def _lift(low: int, factor: float, pixels: Image) -> Any:
 
 
 def _line(slope: int, start: int, pixels: Image) -> Any:
-    scale = slope / (1 << _BITS)
-    # A quarter of a part more, so that no result lies halfway between two levels.
-    shift = (start + 0.25) / (1 << _BITS) - 0.5
+    scale = slope / PARTS
+    shift = (start + LEAN) / PARTS - 0.5
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         rows: tuple[tuple[float, ...], ...] = ((scale, shift),)
     else:

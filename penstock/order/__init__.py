@@ -3,7 +3,11 @@
 from penstock.order.admit import Admission
 from penstock.order.cursor import Cursor
 from penstock.order.deal import BatchKeys, Deal
+from penstock.order.echo import Echo
+from penstock.order.echoed import Echoed, EchoedBatches
+from penstock.order.level import Levelled
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
+from penstock.order.renew import Renewal
 from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
 
@@ -12,8 +16,13 @@ __all__ = [
     "BatchKeys",
     "Cursor",
     "Deal",
+    "Echo",
+    "Echoed",
+    "EchoedBatches",
+    "Levelled",
     "Occurrences",
     "Order",
+    "Renewal",
     "Sampled",
     "Sequential",
     "Shuffled",

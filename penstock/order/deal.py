@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from penstock.errors import PipelineError, StateError
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
 from penstock.order.replicas import replicas
+from penstock.random import Key, Keyed
 
 _KEPT = 2
 """Epochs whose sequence is remembered: the current one, and the next one if it is begun early."""
@@ -23,12 +24,16 @@ _AHEAD = 1 << 14
 
 
 class BatchKeys(NamedTuple):
-    """The keys of one batch. ``replicas`` is ``None`` when all are first occurrences."""
+    """The keys of one batch. ``replicas`` is ``None`` when all are first occurrences.
+
+    ``spent`` are the samples whose last copy is in this batch, where samples are echoed.
+    """
 
     epoch: int
     number: int
     indices: NDArray[np.int64]
     replicas: NDArray[np.int64] | None
+    spent: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class Deal:
     ``tail="pad"`` deals samples from the start of the sequence again and ``tail="drop"`` leaves
     the last ones out. ``drop_last`` then leaves out a last step of smaller batches. So all ranks
     have the same number of batches, of the same sizes.
+
+    An order with ``blocks = True`` says that neighbours belong together: there each rank is dealt
+    a run of every step's samples instead, and its batch is shuffled by itself.
 
     A cursor's position counts samples, not batches: the rest of an epoch can be dealt to another
     number of ranks, or in batches of another size.
@@ -99,13 +107,38 @@ class Deal:
         padding = sequence[np.arange(max(0, dealt - left)) % max(1, len(sequence))]
         everything = np.concatenate((sequence, padding)) if len(padding) else sequence
         numbers = replicas(everything)
-        mine = slice(cursor.position + self.rank, cursor.position + dealt, self.world)
+        mine: slice | NDArray[np.int64]
+        if getattr(self.order, "blocks", False):
+            mine = self._runs(cursor.epoch, cursor.position, cursor.position + dealt)
+        else:
+            mine = slice(cursor.position + self.rank, cursor.position + dealt, self.world)
         return self._cut(
             cursor,
             _frozen(everything[mine]),
             None if numbers is None else _frozen(numbers[mine]),
             self._steps(dealt),
         )
+
+    def share(self, epoch: int) -> int:
+        """How many samples each rank is dealt in an epoch, before ``drop_last``."""
+        return self._even(self._total(epoch)) // self.world
+
+    def mine(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """These samples one after the other, and their replica numbers if any repeats."""
+        # In one piece, unless the cutting decides who is dealt what.
+        blocks = getattr(self.order, "blocks", False)
+        size = self.batch_size if blocks else max(1, self.share(epoch))
+        uncut = replace(self, batch_size=size, drop_last=False)
+        uncut._kept.update(self._kept)
+        dealt = list(uncut.batches(Cursor(epoch)))
+        if not dealt:
+            return np.zeros(0, dtype=np.int64), None
+        indices = np.concatenate([batch.indices for batch in dealt])
+        if all(batch.replicas is None for batch in dealt):
+            return indices, None
+        none = np.zeros(size, dtype=np.int64)
+        numbers = [none[: len(b.indices)] if b.replicas is None else b.replicas for b in dealt]
+        return indices, np.concatenate(numbers)
 
     def length(self, cursor: Cursor) -> int:
         """How many batches the rest of the cursor's epoch is."""
@@ -118,17 +151,17 @@ class Deal:
 
     def _as_needed(self, cursor: Cursor, order: Any, total: int, dealt: int) -> Iterator[BatchKeys]:
         """Batches of an order that can be asked for any part, worked out a few at a time."""
-        first, end = cursor.position + self.rank, cursor.position + dealt
+        blocks = getattr(order, "blocks", False)
+        stride = self.batch_size * self.world
         step, steps, ahead = 0, self._steps(dealt), 1
         while step < steps:
             count = min(ahead, steps - step)
-            stride = self.batch_size * self.world
-            places = np.arange(
-                first + step * stride,
-                min(end, first + (step + count) * stride),
-                self.world,
-                dtype=np.int64,
-            )
+            start = cursor.position + step * stride
+            stop = min(cursor.position + dealt, start + count * stride)
+            if blocks:
+                places = self._runs(cursor.epoch, start, stop)
+            else:
+                places = np.arange(start + self.rank, stop, self.world, dtype=np.int64)
             # Places past the end are padding: the sequence from its start, for another time.
             again = places // max(1, total)
             indices = _frozen(order.at(self.n, self.seed, cursor.epoch, places % max(1, total)))
@@ -138,6 +171,17 @@ class Deal:
             )
             step += count
             ahead = min(ahead * 2, max(1, _AHEAD // self.batch_size))
+
+    def _runs(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """This rank's run of places in each step from ``start`` on, shuffled within itself."""
+        keyed = Keyed(self.seed, "order/within")
+        found = np.empty((stop - start) // self.world, dtype=np.int64)
+        for done in range(0, len(found), self.batch_size):
+            run = found[done : done + self.batch_size]
+            # By where it begins, so that a resumed run shuffles its batches the same.
+            first = start + done * self.world + self.rank * len(run)
+            run[:] = first + keyed.at(Key(first, epoch)).permutation(len(run))
+        return found
 
     def _cut(
         self,

@@ -121,7 +121,7 @@ class Runner:
 
     def probe(self, keys: Keys) -> tuple[Layout | None, Report]:
         """Prepare the first sample that works, to learn the layout of batches."""
-        report = self._begin()
+        report = self._begin(trial=True)
         started = self._clock()
         layout = None
         with scope_of(self.work.road, own_process=self.info.process):
@@ -175,11 +175,11 @@ class Runner:
             tap.value = sample
         return self._samples(keys, report, place)
 
-    def _begin(self) -> Report:
+    def _begin(self, *, trial: bool = False) -> Report:
         if self._init is not None:
             init, self._init = self._init, None
             init(self.info, self.work)
-        self._road.begin()
+        self._road.begin(trial=trial)
         return Report()
 
     def _end(self, report: Report, rows: int, asked: int, started: float) -> Report:

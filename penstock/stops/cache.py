@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config import show_size
 from penstock.errors import PipelineError
 from penstock.packing import pack, unpack
 from penstock.random import Keys
@@ -31,6 +32,14 @@ class Cache(Hold):
     @property
     def name(self) -> str:
         return "cache"
+
+    @property
+    def note(self) -> str:
+        return f"{show_size(self.budget)}, {self.where}"
+
+    @property
+    def written(self) -> str:
+        return f".cache({show_size(self.budget)}, where={self.where!r})"
 
     def fingerprint(self) -> str | None:
         return None
@@ -55,7 +64,7 @@ class Cache(Hold):
             fresh = upstream(wanted)
             for i, sample in zip(missing, fresh, strict=True):
                 samples[i] = sample
-            if not store.sealed:
+            if not store.sealed and not site.trial:
                 packed = [pack(sample).tobytes() for sample in fresh]
                 kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
                 for index, frame, put in zip(wanted.indices, packed, kept, strict=True):

@@ -68,13 +68,15 @@ class Site:
     """What a stop may use where it runs: one for every worker.
 
     ``offers`` collects what caches put into their stores during a task: (cache, index, cost).
-    ``rows`` is there for the last stop of a road alone.
+    ``rows`` is there for the last stop of a road alone. In a ``trial`` nothing is to be kept: the
+    sample is prepared again with its batch, and counted then.
     """
 
     seed: int
     tally: Tally
     offers: list[tuple[int, int, int]] = field(default_factory=list)
     rows: Rows | None = None
+    trial: bool = False
 
 
 class StageFailure(Exception):
@@ -120,6 +122,16 @@ class Hold(Stop):
     """
 
     number: int
+
+    @property
+    def note(self) -> str:
+        """What it keeps and where, for people."""
+        raise NotImplementedError
+
+    @property
+    def written(self) -> str:
+        """How a user would write it."""
+        raise NotImplementedError
 
 
 class Joined(Stop):

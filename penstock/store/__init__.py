@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.store.claim import Claims
 from penstock.store.rundir import RunDir, collect_stale, stale
 from penstock.store.store import Store
 from penstock.store.value import Value, cost
 
-__all__ = ["RunDir", "Store", "Value", "collect_stale", "cost", "stale"]
+__all__ = ["Claims", "RunDir", "Store", "Value", "collect_stale", "cost", "stale"]

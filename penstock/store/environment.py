@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.store.guard import Guard
-from penstock.store.opening import SAMPLES, check_identity, enter, load, open_lmdb
+from penstock.store.opening import PIECES, SAMPLES, check_identity, enter, load, open_lmdb
+from penstock.store.samples import Samples
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Environment:
         self._env = open_lmdb(self.lmdb, place, map_size)
         try:
             self._samples = self._env.open_db(SAMPLES, integerkey=True, create=False)
+            self._pieces = self._env.open_db(PIECES, create=False)
             self._main = self._env.open_db(None)
             self._env.reader_check()
         except BaseException:
@@ -102,11 +104,17 @@ class Environment:
     def set_record(self, transaction: Any, name: bytes, value: bytes) -> None:
         transaction.put(name, value, db=self._main)
 
+    def samples(self, transaction: Any) -> Samples:
+        return Samples(transaction, self._pieces)
+
     def used(self, transaction: Any) -> int:
         """Bytes in the pages that hold samples: LMDB counts them in every commit."""
-        stat = transaction.stat(self._samples)
-        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        return int(pages * stat["psize"])
+        used = 0
+        for database in (self._samples, self._pieces):
+            stat = transaction.stat(database)
+            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            used += pages * stat["psize"]
+        return used
 
     def count(self, transaction: Any) -> int:
         return int(transaction.stat(self._samples)["entries"])

@@ -16,6 +16,9 @@ from penstock.store.place import own_directory
 SAMPLES = b"samples"
 """The database of the samples; the main one holds the store's own records."""
 
+PIECES = b"pieces"
+"""The database of what comes after the first piece of a value that lies in several."""
+
 _DATA = "data.mdb"
 _LOCK = "lock.mdb"
 
@@ -49,7 +52,7 @@ def open_lmdb(lmdb: ModuleType, place: Path, map_size: int) -> Any:
         sync=False,
         meminit=False,
         max_readers=_MAX_READERS,
-        max_dbs=1,
+        max_dbs=2,
         # A spare transaction would have to be given up at every fork.
         max_spare_txns=0,
     )
@@ -172,15 +175,18 @@ def _unreadable(lmdb: ModuleType, place: Path, map_size: int) -> str:
 def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
     env = open_lmdb(lmdb, place, map_size)
     try:
-        samples = env.open_db(SAMPLES, integerkey=True, create=False)
-        if not walk:
-            return ""
-        with env.begin(db=samples) as transaction:
-            found = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
-            whole = found == transaction.stat(samples)["entries"]
-        return "" if whole else "its file was cut short"
-    except lmdb.NotFoundError:
-        return ""  # whoever made the store was killed before there were samples
+        for name in (SAMPLES, PIECES):
+            try:
+                database = env.open_db(name, integerkey=name == SAMPLES, create=False)
+            except lmdb.NotFoundError:
+                continue  # whoever made the store was killed before there were samples
+            if not walk:
+                continue
+            with env.begin(db=database) as transaction:
+                found = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
+                if found != transaction.stat(database)["entries"]:
+                    return "its file was cut short"
+        return ""
     finally:
         env.close()
 
@@ -197,6 +203,7 @@ def _make(lmdb: ModuleType, place: Path, map_size: int) -> None:
     env = open_lmdb(lmdb, place, map_size)
     try:
         env.open_db(SAMPLES, integerkey=True, create=True)
+        env.open_db(PIECES, create=True)
     finally:
         env.close()
 

@@ -9,33 +9,43 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import image
 from penstock.operation import Operation
 from penstock.pipeline import Pipeline, from_files
 
 
-def take_apart(dataset: Any, native: bool, cache: int | str | None, where: str) -> Pipeline | None:
-    """The pipeline that does what this ImageFolder does, or ``None`` if it is not a plain one."""
+class Apart(NamedTuple):
+    """What an ImageFolder is made of: files, and maps as (function, field, random, name).
+
+    The last ``folded`` of its ``steps`` transforms are one map.
+    """
+
+    source: Pipeline
+    maps: list[tuple[Any, ...]]
+    steps: int
+    folded: int = 1
+
+    def maps_of_last(self, steps: int) -> int:
+        """How many maps the last ``steps`` transforms are."""
+        return min(steps, 1 + max(0, steps - self.folded))
+
+
+def take_apart(dataset: Any, native: bool) -> Apart | None:
+    """The maps that do what this ImageFolder does, or ``None`` if it is not a plain one."""
     if not _plain_image_folder(dataset):
         return None
     samples = dataset.samples
-    pipeline = from_files([path for path, _ in samples], [label for _, label in samples])
-    if cache is not None:
-        pipeline = pipeline.cache(cache, where=where)
-    steps = _steps(dataset.transform)
+    source = from_files([path for path, _ in samples], [label for _, label in samples])
+    steps = compose(dataset.transform)
     if native and steps is not None:
         operations = translate(steps)
         if operations is not None:
-            pipeline = pipeline.map(image.decode())
-            for operation in operations:
-                pipeline = pipeline.map(operation)
-            return pipeline
-    pipeline = pipeline.map(open_image, on=0, random=False, name="decode")
-    for step in steps or []:
-        pipeline = pipeline.map(step, on=0)
-    return pipeline
+            maps: list[tuple[Any, ...]] = [(image.decode(),), *((one,) for one in operations)]
+            return Apart(source, maps, len(steps), len(steps) - len(operations) + 1)
+    maps = [(open_image, 0, False, "decode"), *((step, 0) for step in steps or [])]
+    return Apart(source, maps, len(steps or []))
 
 
 def _plain_image_folder(dataset: Any) -> bool:
@@ -48,7 +58,8 @@ def _plain_image_folder(dataset: Any) -> bool:
     )
 
 
-def _steps(transform: Any) -> list[Any] | None:
+def compose(transform: Any) -> list[Any] | None:
+    """The transforms of a Compose, or the one that is there."""
     if transform is None:
         return []
     if type(transform).__name__ == "Compose" and _torchvision(transform):

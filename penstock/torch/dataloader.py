@@ -15,16 +15,16 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
+from penstock.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.errors import PipelineError
 from penstock.loader import Custom, Loader
 from penstock.meter import Stats
 from penstock.options import Options
 from penstock.order import Sampled
 from penstock.order.plan import Plan
-from penstock.pipeline import Pipeline, from_dataset
 from penstock.pools.launch import Start
-from penstock.torch.apart import take_apart
 from penstock.torch.batches import Tensors, can_pin
+from penstock.torch.build import At, Reuse, build
 from penstock.torch.worker import Init
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -43,7 +43,13 @@ class DataLoader:
     - ``on_error``: ``"raise"``, ``"skip"`` or ``"substitute"`` for bad samples,
     - ``native``: ``False`` keeps torchvision's own transforms where ``penstock.image`` has the
       same ones (an ``ImageFolder`` is taken apart so that they, and ``cache``, can be used),
-    - ``memory``: a bound on the shared memory of batches.
+    - ``memory``: a bound on the shared memory of batches,
+    - ``reuse``: how often a partly transformed sample is used (refurbishing), with ``split``, the
+      number of transforms of the ``Compose`` that are done anew every time, or with ``partial``
+      and ``final``, two callables; ``reuse_size``, ``reuse_where`` and ``reuse_encode`` say how
+      much is kept, where and how,
+    - ``echo``: how often everything is used (data echoing), with ``echo_at`` to say where:
+      ``"sample"`` (before augmentation), ``"augmented"`` or ``"batch"``; and ``echo_window``.
 
     Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
     ``state_dict`` resumes exactly.
@@ -85,6 +91,16 @@ class DataLoader:
         on_error: Literal["raise", "skip", "substitute"] = "raise",
         native: bool = True,
         memory: int | str | None = None,
+        reuse: int | Literal["auto"] | None = None,
+        split: int | None = None,
+        partial: Callable[..., Any] | None = None,
+        final: Callable[..., Any] | None = None,
+        reuse_size: int | str | None = None,
+        reuse_where: str = "memory",
+        reuse_encode: str = DEFAULT_ENCODING,
+        echo: float | Literal["auto"] | None = None,
+        echo_at: At = "sample",
+        echo_window: int | None = None,
     ) -> None:
         streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         _check(
@@ -132,12 +148,33 @@ class DataLoader:
                 # Ranks must agree on the order; each has a seed of its own, so none of those.
                 seed = 0 if world > 1 and not own_sampler else torch.initial_seed()
             seed %= 2**63
-        pipeline = self._pipeline(cache, cache_where, random, native, worker_init_fn)
+        pipeline = build(
+            dataset,
+            cache=cache,
+            where=cache_where,
+            random=random,
+            native=native,
+            whole=worker_init_fn is not None,
+            reuse=Reuse(
+                reuse,
+                split,
+                partial,
+                final,
+                reuse_size,
+                reuse_where,
+                reuse_encode,
+                echo,
+                echo_at,
+                echo_window,
+            ),
+        )
         single = batch_size is None and batch_sampler is None
         collate = self._collate(collate_fn, single)
         pipeline = pipeline.batch(
             1 if single else (batch_size or 1), drop_last=drop_last, collate=collate
         )
+        if echo is not None and echo_at == "batch":
+            pipeline = pipeline.echo(echo, window=echo_window)
         workers = num_workers if isinstance(num_workers, int) else 1
         options = Options(
             workers=num_workers,
@@ -171,22 +208,6 @@ class DataLoader:
 
         self._make = make
         self._loader = make(seed)
-
-    def _pipeline(
-        self,
-        cache: int | str | None,
-        where: str,
-        random: bool | None,
-        native: bool,
-        worker_init_fn: Any,
-    ) -> Pipeline:
-        apart = (
-            None if worker_init_fn is not None else take_apart(self.dataset, native, cache, where)
-        )
-        if apart is not None:
-            return apart
-        pipeline = from_dataset(self.dataset, random=random)
-        return pipeline if cache is None else pipeline.cache(cache, where=where)
 
     @staticmethod
     def _collate(collate_fn: Collate | None, single: bool) -> Collate | None:

@@ -238,6 +238,80 @@ def test_batches_without_repeats_have_no_replica_numbers() -> None:
     assert (last.indices.tolist(), last.replicas.tolist()) == ([0], [1])
 
 
+class Runs(Ragged):
+    """A user's order whose neighbours belong together."""
+
+    blocks = True
+
+
+class Numbers:
+    """The numbers from 0 on, as runs."""
+
+    blocks = True
+
+    def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        return np.arange(n, dtype=np.int64)
+
+
+class NumbersByPlace(Numbers):
+    def at(self, n: int, seed: int, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return places
+
+    def length(self, n: int) -> int:
+        return n
+
+
+@settings(deadline=None)
+@given(
+    n=sizes, seed=seeds, epoch=epochs, batch_size=batch_sizes, world=worlds, tail=tails,
+    drop_last=st.booleans(), order=st.sampled_from([Runs(), NumbersByPlace()]), data=st.data(),
+)  # fmt: skip
+def test_an_order_of_blocks_deals_runs_of_its_sequence(
+    n: int,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    world: int,
+    tail: Tail,
+    drop_last: bool,
+    order: Order,
+    data: st.DataObject,
+) -> None:
+    deal = Deal(order, n, seed, batch_size, drop_last, world=world, tail=tail)
+    position = data.draw(st.integers(0, len(sequence_of(deal, epoch))))
+    cursor = Cursor(epoch, position)
+    ranks = by_rank(deal, cursor)
+    expected = expected_from(deal, cursor)
+    for step in zip(*ranks, strict=True):
+        for _, _, indices, copies in step:
+            run, expected = expected[: len(indices)], expected[len(indices) :]
+            assert sorted(zip(indices, copies, strict=True)) == sorted(run)
+    assert expected == []
+    assert len(ranks[0]) == deal.length(cursor)
+
+
+@pytest.mark.parametrize("order", [Numbers(), NumbersByPlace()])
+def test_a_block_is_shuffled_by_where_it_begins(order: Order) -> None:
+    def batches(deal: Deal, cursor: Cursor) -> list[list[int]]:
+        return [batch.indices.tolist() for batch in deal.batches(cursor)]
+
+    first, second = batches(Deal(order, 100, 7, 50), Cursor())
+    assert sorted(first) == list(range(50))
+    assert first != sorted(first)
+    assert [index - 50 for index in second] != first
+    # Two ranks of 50 are dealt what one rank is dealt in two steps, and so is a resumed run.
+    assert batches(Deal(order, 100, 7, 50, rank=1, world=2), Cursor()) == [second]
+    assert batches(Deal(order, 100, 7, 50), Cursor(0, 50, 1)) == [second]
+    assert batches(Deal(order, 100, 7, 50), Cursor(1)) != [first, second]
+    assert batches(Deal(order, 100, 8, 50), Cursor()) != [first, second]
+
+
+def test_a_smaller_last_step_of_blocks_is_cut_into_equal_runs() -> None:
+    deal = Deal(NumbersByPlace(), n=14, seed=0, batch_size=4, world=2)
+    last = [batches[-1][2] for batches in by_rank(deal, Cursor())]
+    assert [sorted(indices) for indices in last] == [[8, 9, 10], [11, 12, 13]]
+
+
 class Counting:
     """A user's order that counts how often it is asked."""
 

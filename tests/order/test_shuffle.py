@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order import Cursor, Deal, Shuffled
-from penstock.order.shuffle import LISTED, shuffled
+from penstock.order import Cursor, Deal, Shuffled, shuffle
+from penstock.order.shuffle import LISTED, Permutation, shuffled
 
 
 @settings(max_examples=15, deadline=None)
@@ -64,3 +64,73 @@ def test_batches_of_many_samples_are_the_sequence_in_order(world: int) -> None:
         np.add.at(seen, mine, 1)
     assert seen.min() == 1
     assert seen.sum() == -(-n // world) * world
+
+
+def test_what_checkpoints_go_on_with_never_changes() -> None:
+    places = np.array([0, 1, 2, 500_000, 1_000_002])
+    found = shuffled(1_000_003, 3, 1, places)
+    assert found.tolist() == [692908, 454444, 767478, 431330, 18355]
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 3000), seed=st.integers(0, 2**32), epoch=st.integers(0, 99),
+    listed=st.booleans(), data=st.data(),
+)  # fmt: skip
+def test_a_permutation_reads_the_same_either_way(
+    n: int, seed: int, epoch: int, listed: bool, data: st.DataObject
+) -> None:
+    row = Permutation(n, seed, "test", epoch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle, "LISTED", LISTED if listed else 0)
+        found = row.samples(np.arange(n))
+        assert np.array_equal(np.sort(found), np.arange(n))
+        assert np.array_equal(row.places(found), np.arange(n))
+        place = data.draw(st.integers(0, n - 1))
+        assert row.place(int(found[place])) == place
+        assert row.samples(np.array([place, place])).tolist() == [found[place]] * 2
+
+
+@settings(deadline=None)
+@given(n=st.integers(LISTED + 1, 1 << 50), seed=st.integers(0, 2**32), data=st.data())
+def test_a_permutation_of_very_many_reads_the_same_either_way(
+    n: int, seed: int, data: st.DataObject
+) -> None:
+    row = Permutation(n, seed, "test")
+    places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), dtype=np.int64)
+    found = row.samples(places)
+    assert np.array_equal(row.places(found), places)
+    assert [row.place(sample) for sample in found.tolist()] == places.tolist()
+    assert bool(((found >= 0) & (found < n)).all())
+
+
+@pytest.mark.parametrize("n", [50_000, 200_000])
+def test_stages_epochs_and_seeds_of_permutations_have_nothing_in_common(n: int) -> None:
+    everywhere = np.arange(n)
+    base = Permutation(n, 0, "one").samples(everywhere)
+    others = (
+        Permutation(n, 0, "other"),
+        Permutation(n, 0, "one", 1),
+        Permutation(n, 1, "one"),
+    )
+    for other in others:
+        found = other.samples(everywhere)
+        assert abs(np.corrcoef(base, found)[0, 1]) < 0.025
+        assert (base == found).sum() < 15  # one is expected by chance
+
+
+@pytest.mark.parametrize("n", [131_072 + 777, 1 << 18, 360 * 360 + 1])
+def test_permutations_spread_samples_evenly_over_the_places(n: int) -> None:
+    counts = np.zeros((16, 16))
+    last_digits = np.zeros((8, 8))
+    for epoch in range(4):
+        found = Permutation(n, 9, "test", epoch).samples(np.arange(n))
+        np.add.at(counts, (np.arange(n) * 16 // n, found * 16 // n), 1)
+        np.add.at(last_digits, (np.arange(n) % 8, found % 8), 1)
+    # 225 and 49 degrees of freedom: 4.5 standard deviations to either side.
+    for table, freedom in ((counts, 225), (last_digits, 49)):
+        expected = 4 * n / table.size
+        chi_square = ((table - expected) ** 2 / expected).sum()
+        assert abs(chi_square - freedom) < 4.5 * np.sqrt(2 * freedom)
+    steps = np.diff(Permutation(n, 9, "test").samples(np.arange(n)))
+    assert abs(np.abs(steps).mean() / (n / 3) - 1) < 0.01

@@ -110,8 +110,8 @@ def test_datasets_that_are_not_plain_are_left_whole(torchvision: Any, photos: Pa
     class Mine(make):  # type: ignore[misc, valid-type]
         pass
 
-    assert take_apart(make(photos), True, None, "memory") is not None
-    assert take_apart(Mine(photos), True, None, "memory") is None
-    assert take_apart(make(photos, loader=lambda path: path), True, None, "memory") is None
-    assert take_apart(make(photos, target_transform=str), True, None, "memory") is None
-    assert take_apart([1, 2], True, None, "memory") is None
+    assert take_apart(make(photos), True) is not None
+    assert take_apart(Mine(photos), True) is None
+    assert take_apart(make(photos, loader=lambda path: path), True) is None
+    assert take_apart(make(photos, target_transform=str), True) is None
+    assert take_apart([1, 2], True) is None

@@ -1,0 +1,197 @@
+"""What a loader's road keeps: the stores of caches, refurbish and echo, opened and closed."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.caches import Caches
+from penstock.config import disk_dir, memory
+from penstock.encoding import Encoding
+from penstock.errors import FingerprintError
+from penstock.fingerprint import fingerprint
+from penstock.meter import EchoStats, Held, RefurbishStats
+from penstock.options import Options
+from penstock.order import BatchKeys, Renewal
+from penstock.pipeline import Pipeline
+from penstock.random import Key, Keyed, Keys
+from penstock.road import Road, scope_of
+from penstock.source.source import Source
+from penstock.stops.cache import Cache
+from penstock.stops.echo import Echo, claims_of
+from penstock.stops.refurbish import Refurbish
+from penstock.stops.stop import Hold, StageFailure, Stop
+from penstock.store import RunDir, Store, Value
+
+UNBOUNDED = 1 << 40
+"""The budget of a store on disk where none is given: the disk is the limit."""
+
+WEIGHED = 16
+"""Samples that are prepared to learn how large one is, where refurbish has a budget."""
+
+
+class Holds:
+    """Opens a store for every stop that keeps samples, and has the road they stand on.
+
+    ``kept`` is how many samples refurbish keeps; where it is not given and there is a budget, a
+    few samples are prepared to find out. It decides which samples are always fresh, so it belongs
+    to a checkpoint.
+    """
+
+    def __init__(self, pipeline: Pipeline, options: Options, kept: int | None = None) -> None:
+        road = pipeline.road(options.seed)
+        stops: list[Stop] = []
+        caches: dict[int, Store] = {}
+        self._refurbish: Refurbish | None = None
+        self._echo: Echo | None = None
+        self.renewal: Renewal | None = None
+        for at, stop in enumerate(road.stops):
+            if isinstance(stop, Cache):
+                stop = replace(stop, store=_cache_store(stop, road.source, tuple(stops)))
+                caches[stop.number] = stop.store  # type: ignore[assignment]
+            elif isinstance(stop, Refurbish):
+                above = replace(road, stops=road.stops[:at])
+                if kept is None:
+                    kept = _room(stop, above)
+                self.renewal = stop.renewal or _renewal(stop, len(road.source), kept, options)
+                store = _refurbish_store(stop, above)
+                stop = self._refurbish = replace(stop, store=store, renewal=self.renewal)
+                _check_ranks(stop, options)
+            elif isinstance(stop, Echo):
+                stop = self._echo = replace(stop, store=_memory_store(memory() // 4))
+            stops.append(stop)
+        self.road = replace(road, stops=tuple(stops))
+        self.caches = Caches(caches, len(road.source))
+        held = [stop.store for stop in (self._refurbish, self._echo) if stop is not None]
+        self._stores = [*caches.values(), *(store for store in held if store is not None)]
+        self._started = False
+
+    def open(self) -> None:
+        """Make the stores ready before any worker asks for them."""
+        self.caches.open()
+        for store in self._stores:
+            store.open()
+
+    def settled(self) -> bool:
+        """Whether the next epoch may be begun early, as of now, when the loader starts.
+
+        Not while samples that it would find are just being put in: then it would depend on who
+        was faster what is found. For refurbish that is the first epoch.
+        """
+        started, self._started = self._started, True
+        return self.caches.settled() and (self._refurbish is None or started)
+
+    def handed_out(self, plan: BatchKeys) -> None:
+        """A batch has been handed out: what nobody needs from now on is let go."""
+        for stop in (self._refurbish, self._echo):
+            if stop is not None and stop.store is not None:
+                outdated = stop.outdated(plan)
+                if outdated:
+                    stop.store.delete_many(outdated)
+
+    def stats(self, answered: Sequence[tuple[int, int]], factor: float) -> Held:
+        """What each of them has to say, given its hits and misses."""
+        refurbish = echo = None
+        if self._refurbish is not None and self.renewal is not None:
+            store = self._refurbish.store
+            reused, fresh = answered[self._refurbish.number]
+            used = store.used if store is not None else 0
+            refurbish = RefurbishStats(fresh, reused, self.renewal.kept, used)
+        if self._echo is not None:
+            copies, fresh = answered[self._echo.number]
+            echo = EchoStats(fresh, fresh + copies, factor)
+        return Held(self.caches.stats(answered), refurbish, echo)
+
+    def close(self) -> None:
+        self.caches.close()
+        for store in self._stores:
+            if store.persistent:
+                store.close()
+            else:
+                store.destroy()
+                claims_of(store).unlink(missing_ok=True)
+
+
+def _cache_store(stop: Cache, source: Source, above: Sequence[Stop]) -> Store:
+    overshoot = (1 << 30) + stop.budget // 8  # what workers put in before it is decided on
+    if stop.where == "memory":
+        return _memory_store(stop.budget, overshoot)
+    made_of = _made_of(stop, source, above)
+    return _disk_store(stop.where, stop.budget, fingerprint(made_of), overshoot)
+
+
+def _refurbish_store(stop: Refurbish, above: Road) -> Store:
+    # A budget bounds how many samples are kept; without one the store takes what there is.
+    if stop.where == "memory":
+        return _memory_store(stop.budget or memory())
+    made_of = _made_of(stop, above.source, above.stops)
+    identity = fingerprint(("refurbish", made_of, above.seed, stop.encode))
+    return _disk_store(stop.where, stop.budget or UNBOUNDED, identity)
+
+
+def _memory_store(budget: int, overshoot: int | None = None) -> Store:
+    return Store(RunDir.current().path / uuid.uuid4().hex, budget, overshoot=overshoot)
+
+
+def _disk_store(where: str, budget: int, identity: str, overshoot: int | None = None) -> Store:
+    root = disk_dir() / "stores" if where == "disk" else Path(where)
+    return Store(root / identity, budget, identity=identity, persistent=True, overshoot=overshoot)
+
+
+def _renewal(stop: Refurbish, samples: int, kept: int, options: Options) -> Renewal:
+    return Renewal(samples, int(stop.reuse), kept, options.seed)
+
+
+def _made_of(stop: Cache | Refurbish, source: Source, above: Sequence[Stop]) -> object:
+    try:
+        return source.identity(), [one.fingerprint() for one in above]
+    except FingerprintError as error:
+        raise FingerprintError(
+            f"{stop.name}(where={stop.where!r}) outlives this run and must know what it holds: "
+            f"{error}"
+        ) from error
+
+
+def _room(stop: Refurbish, above: Road) -> int:
+    """How many samples the budget of a refurbish has room for, judged by a few of them."""
+    samples = len(above.source)
+    if stop.budget is None:
+        return samples
+    indices = (
+        Keyed(above.seed, "refurbish/room")
+        .fresh(Key(0))
+        .choice(samples, min(samples, WEIGHED), replace=False)
+    )
+    encoding = Encoding(stop.encode)
+    bare = replace(above, stops=tuple(one for one in above.stops if not isinstance(one, Hold)))
+    costs = []
+    with scope_of(bare, own_process=False):
+        road = bare.open()
+        for index in indices.tolist():
+            try:
+                (sample,) = road.get(Keys(0, [index]))
+            except StageFailure:
+                continue  # a bad sample is reported when its turn comes
+            costs.append(Store.cost(_nbytes(encoding.encode(sample))))
+    if not costs:
+        return samples
+    return min(samples, int(stop.budget * len(costs) / sum(costs)))
+
+
+def _nbytes(value: Value) -> int:
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def _check_ranks(stop: Refurbish, options: Options) -> None:
+    if options.world > 1 and stop.where == "memory" and stop.reuse != 1:
+        warnings.warn(
+            f'refurbish(where="memory") keeps samples for this process alone, and with '
+            f"{options.world} ranks a sample comes back to the same one only now and then. Give "
+            'the ranks of a machine one place to share, such as where="/dev/shm/run-1".',
+            RuntimeWarning,
+            stacklevel=4,
+        )

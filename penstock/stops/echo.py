@@ -1,0 +1,142 @@
+"""The echo stop: each sample that comes from above is used several times (data echoing).
+
+Copies of a sample carry replica numbers, so everything random below the stop differs between them,
+and all above it is done once. Which copies come where is the order's to say; the stop keeps a
+sample from its first copy to its last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import PipelineError
+from penstock.fingerprint import fingerprint
+from penstock.order import BatchKeys
+from penstock.order import Echo as Dealt
+from penstock.packing import pack, unpack
+from penstock.random import Key, Keys
+from penstock.stops.stop import Hold, Site, Step, Upstream
+from penstock.store import Claims, Store
+
+MOST = 8
+"""The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
+
+SAMPLES, BATCHES = 256, 4
+"""The window where none is given. 256 decoded photographs take 140 MB, and spread the copies of one
+over several batches; four batches are as many as are prepared ahead anyway."""
+
+
+@dataclass(frozen=True)
+class Echo(Hold):
+    """Uses a sample ``factor`` times, its copies spread over ``window`` samples.
+
+    Below ``batch`` it is batches that it repeats, and nothing asks it for samples. ``store`` is
+    ``None`` in a pipeline and set when a loader opens it.
+    """
+
+    factor: float | Literal["auto"]
+    window: int
+    number: int = 0
+    store: Store | None = None
+
+    @property
+    def name(self) -> str:
+        return "echo"
+
+    @property
+    def note(self) -> str:
+        times = "as often as pays" if self.factor == "auto" else f"{self.factor:g} times"
+        return f"everything {times}, over a window of {self.window}"
+
+    @property
+    def written(self) -> str:
+        return f".echo({self.factor!r}, window={self.window})"
+
+    @property
+    def most(self) -> int:
+        """How many copies of a sample there can be."""
+        return MOST if self.factor == "auto" else math.ceil(self.factor)
+
+    def dealt(self, seed: int, factors: Callable[[int], float] | None) -> Dealt:
+        """How its copies are dealt; ``factors`` says what ``"auto"`` chose for an epoch."""
+        if self.factor != "auto":
+            return Dealt(self.factor, self.window, seed)
+        if factors is None:
+            raise TypeError("nobody chooses the factor")
+        return Dealt(factors, self.window, seed, limit=MOST)
+
+    def fingerprint(self) -> str | None:
+        return fingerprint(("echo", self.factor, self.window))
+
+    def step(self, site: Site) -> Step:
+        store, number, tally = self.store, self.number, site.tally
+        if store is None:
+            raise PipelineError("echo() has no store: a pipeline runs only through a loader.")
+        most = self.most
+        claims = Claims(claims_of(store))
+
+        def get(key: Key) -> memoryview | None:
+            return store.get_tagged([place(key.index, key.epoch)], [_tag(key, most)])[0]
+
+        def one(key: Key, upstream: Upstream) -> Any:
+            frame = get(key)
+            if frame is None:
+                # Another worker may be at a copy of it just now: then it is worth waiting for.
+                with claims.claim(place(key.index, key.epoch)):
+                    frame = get(key)
+                    if frame is None:
+                        base = key.replica // most
+                        fresh = upstream(Keys(key.epoch, [key.index], [base] if base else None))[0]
+                        if not site.trial:
+                            kept = pack(fresh).tobytes()
+                            store.put_tagged([(place(key.index, key.epoch), _tag(key, most), kept)])
+                        tally.misses[number] += 1
+                        return fresh
+            tally.hits[number] += 1
+            # A bytearray, because maps may work in place on what they are given.
+            return unpack(bytearray(frame))
+
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            return [one(key, upstream) for key in keys]
+
+        return step
+
+    def outdated(self, plan: BatchKeys) -> list[int]:
+        """The places of samples that have had their last copy once this batch is handed out."""
+        spent = [] if plan.spent is None else plan.spent.tolist()
+        return [place(index, plan.epoch) for index in spent]
+
+
+def make_echo(
+    factor: Any, window: Any, *, of: Literal["samples", "batches"], number: int = 0
+) -> Echo:
+    """An echo stop, checked."""
+    if window is None:
+        window = SAMPLES if of == "samples" else BATCHES
+    if factor != "auto" and (isinstance(factor, bool) or not isinstance(factor, (int, float))):
+        raise PipelineError(
+            f"echo() got {factor!r}; give how often everything is used, such as 2 or 1.5, or "
+            '"auto".'
+        )
+    made = Echo(factor, window, number)
+    checked = made.dealt(0, lambda epoch: 1.0)
+    return made if factor == "auto" else Echo(float(factor), checked.window, number)
+
+
+def place(index: int, epoch: int) -> int:
+    """Where a sample is kept: the next epoch may begin before the last copies of this one."""
+    return 2 * index + epoch % 2
+
+
+def claims_of(store: Store) -> Path:
+    """The file whose locks say who is preparing what."""
+    return store.place.with_name(store.place.name + ".claims")
+
+
+def _tag(key: Key, most: int) -> int:
+    """Which version of a sample: even, so that none is taken for the one that follows another."""
+    return 2 * ((key.epoch << 24) + key.replica // most)

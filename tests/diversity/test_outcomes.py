@@ -1,0 +1,253 @@
+"""How many outcomes each random operation says it has, against what it really draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.audio as ps_audio
+import penstock.image as ps_image
+from penstock.audio.masking import SpecAugment
+from penstock.errors import PipelineError
+from penstock.image.augment_table import NAMES
+from penstock.image.boxes import Sizes
+from penstock.operation import LEVELS, Operation
+
+image: Any = ps_image
+audio: Any = ps_audio
+
+RANDOM: list[tuple[Operation, tuple[int, ...]]] = [
+    (image.auto_augment(), (60, 60, 3)),
+    (image.color_jitter(0.4, 0.4, 0.4, 0.1), (60, 60, 3)),
+    (image.erase(), (60, 60, 3)),
+    (image.rand_augment(), (60, 60, 3)),
+    (image.random_crop(32, padding=4), (32, 32, 3)),
+    (image.random_flip(), (60, 60, 3)),
+    (image.random_resized_crop(16), (60, 60, 3)),
+    (image.trivial_augment(), (60, 60, 3)),
+    (audio.random_crop(300), (1, 900)),
+    (audio.random_gain(), (1, 900)),
+    (audio.spec_augment(), (1, 80, 400)),
+]
+
+
+def drawn(
+    operation: Operation,
+    shape: tuple[int, ...],
+    times: int = 20_000,
+    seen: Callable[[Any], Any] = lambda params: params,
+) -> int:
+    """How many different parameters come in very many draws."""
+    rng = np.random.default_rng(0)
+    return len({seen(operation.draw(rng, shape)) for _ in range(times)})
+
+
+def public(package: Any) -> list[type[Operation]]:
+    found: list[type[Operation]] = [getattr(package, name) for name in package.__all__]
+    return [one for one in found if one.random]
+
+
+def test_every_random_operation_is_counted() -> None:
+    tested = {type(operation) for operation, _ in RANDOM}
+    assert tested == {*public(ps_image), *public(ps_audio)}
+
+
+@pytest.mark.parametrize(("operation", "shape"), RANDOM, ids=repr)
+def test_every_random_operation_has_more_than_one_outcome(
+    operation: Operation, shape: tuple[int, ...]
+) -> None:
+    found = operation.outcomes(shape)
+    assert isinstance(found, float)
+    assert 2.0 <= found <= 1e300
+    unknown = operation.outcomes(None)
+    assert unknown is None or unknown == found
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [image.decode(), image.resize(8), image.normalize(), audio.mono(), audio.pad(8)],
+    ids=repr,
+)
+def test_what_is_not_random_has_one_outcome(operation: Operation) -> None:
+    assert operation.outcomes(None) == 1.0
+    assert operation.outcomes((9, 9, 3)) == 1.0
+
+
+def test_a_random_operation_of_the_users_is_unknown_unless_it_says() -> None:
+    class Shaky(Operation):
+        random = True
+
+    assert Shaky().outcomes((9, 9, 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape"),
+    [
+        (image.random_resized_crop(4, scale=(0.2, 0.8)), (6, 6, 3)),
+        (image.random_resized_crop(4, ratio=(1, 1)), (8, 8, 3)),
+        (image.random_resized_crop(4, scale=(0.4, 0.7)), (5, 5, 3)),
+        (image.random_resized_crop(4, scale=(0.5, 0.5), ratio=(1, 1)), (7, 7, 3)),
+        # No box has room: only the one it falls back to.
+        (image.random_resized_crop(4, scale=(1, 1), ratio=(3, 4)), (6, 6, 3)),
+        (image.random_resized_crop(4, ratio=(3, 4)), (6, 6, 3)),
+        (image.random_crop(5, padding=(1, 0)), (6, 7, 3)),
+        (image.random_crop(9, padding=1, pad_if_needed=True), (6, 9, 3)),
+        (image.random_flip(), (6, 7, 3)),
+        (image.random_flip(p=0.0), (6, 7, 3)),
+        (image.random_flip(p=1.0), (6, 7, 3)),
+        (audio.random_crop(20), (1, 50)),
+        (audio.random_crop(50), (1, 20)),
+        (audio.random_crop(50, place="end"), (1, 20)),
+        (audio.random_crop(50, padding=8), (1, 50)),
+        (audio.random_gain(3, 3), (1, 50)),
+        (audio.spec_augment(1, 3, 0, 0, share=1.0), (1, 4, 9)),
+    ],
+    ids=repr,
+)
+def test_as_many_outcomes_as_are_drawn(operation: Operation, shape: tuple[int, ...]) -> None:
+    seen = masked if isinstance(operation, SpecAugment) else repr
+    assert operation.outcomes(shape) == drawn(operation, shape, seen=seen)
+
+
+def masked(params: Any) -> Any:
+    return tuple(tuple(sorted(s for s in spans if s[0] < s[1])) for spans in params)
+
+
+def test_masks_are_sets_of_bands() -> None:
+    masks = audio.spec_augment(2, 2, 1, 1, share=1.0)
+    assert masks.outcomes((1, 2, 3)) == drawn(masks, (1, 2, 3), seen=masked) == 63
+    assert audio.spec_augment(0, 5, 0, 5).outcomes((1, 80, 400)) == 1.0
+
+
+def test_a_clip_that_repeats_is_the_same_again_after_its_length() -> None:
+    crop = audio.random_crop(20, mode="repeat")
+    sound = np.arange(1.0, 6.0, dtype=np.float32).reshape(1, 5)
+    rng = np.random.default_rng(0)
+    heard = {crop.apply(sound, crop.draw(rng, sound.shape)).tobytes() for _ in range(500)}
+    assert crop.outcomes(sound.shape) == len(heard) == 5
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape"),
+    [
+        (image.erase(1.0, scale=(0.3, 1.0)), (6, 5, 3)),
+        (image.erase(1.0, scale=(0.1, 0.2), ratio=(1, 1)), (6, 5, 3)),
+        (image.erase(0.5, scale=(0.1, 0.2), ratio=(1, 1)), (6, 5, 3)),
+        (image.erase(0.5, scale=(0.0, 0.2), ratio=(0.5, 1.5)), (6, 5, 3)),
+        (image.erase(0.0), (6, 5, 3)),
+    ],
+    ids=repr,
+)
+def test_as_many_rectangles_are_erased_as_are_drawn(
+    operation: Operation, shape: tuple[int, ...]
+) -> None:
+    def painted(params: Any) -> Any:
+        return None if params is None or 0 in params[2:4] else params[:4]
+
+    assert operation.outcomes(shape) == drawn(operation, shape, 40_000, painted)
+
+
+def test_noise_counts_as_so_many_fillings_of_each_rectangle() -> None:
+    plain = image.erase(1.0, scale=(0.1, 0.2))
+    noisy = image.erase(1.0, scale=(0.1, 0.2), value="random")
+    assert noisy.outcomes((40, 40, 3)) == LEVELS * plain.outcomes((40, 40, 3))
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 1.0)).map(sorted),
+    st.tuples(st.floats(0.2, 5.0), st.floats(0.2, 5.0)).map(sorted),
+)
+@settings(deadline=None, max_examples=60)
+def test_no_size_that_is_drawn_was_left_out(
+    rows: int, columns: int, scale: list[float], ratio: list[float]
+) -> None:
+    parts = np.linspace(0.0, 1.0, 60, endpoint=False)
+    area = rows * columns * (scale[0] + (scale[1] - scale[0]) * parts[:, np.newaxis])
+    turn = ratio[0] * (ratio[1] / ratio[0]) ** parts
+    heights, widths = np.sqrt(area / turn), np.sqrt(area * turn)
+    # Sides halfway between two numbers round either way, and mean nothing.
+    sure = (abs(heights % 1 - 0.5) > 1e-6) & (abs(widths % 1 - 0.5) > 1e-6)
+    found = {(round(h), round(w)) for h, w in zip(heights[sure], widths[sure], strict=True)}
+    inside = {(h, w) for h, w in found if 1 <= h <= rows and 1 <= w <= columns}
+    limits = (rows * columns * scale[0], rows * columns * scale[1])
+    sizes = Sizes.within((rows, columns), limits, (ratio[0], ratio[1]))
+    assert all(sizes.holds(*size) for size in inside)
+    assert sizes.outside or inside == found
+
+
+def test_counting_the_boxes_of_a_large_image_is_no_loop_over_them() -> None:
+    # There are 2.4 billion sizes, and the count grows with the fourth power of the side.
+    crop = image.random_resized_crop(224)
+    small, large = (crop.outcomes((400 * n, 600 * n, 3)) for n in (1, 100))
+    assert large == pytest.approx(small * 1e8, rel=0.05)
+
+
+def test_a_crop_that_has_no_room_says_so() -> None:
+    with pytest.raises(PipelineError, match="too small to crop"):
+        image.random_crop(64).outcomes((32, 32, 3))
+
+
+@pytest.mark.parametrize("magnitude", [0, 1, 9, 30])
+@pytest.mark.parametrize("shape", [(1, 1, 3), (4, 9, 3), (200, 300, 3)])
+def test_randaugment_counts_what_changes_an_image_differently(
+    magnitude: int, shape: tuple[int, ...]
+) -> None:
+    one = image.rand_augment(1, magnitude)
+    rng = np.random.default_rng(0)
+    steps = {one.draw(rng, shape)[0].effect for _ in range(2_000)}
+    assert one.outcomes(shape) == len(steps)
+    assert image.rand_augment(3, magnitude).outcomes(shape) == len(steps) ** 3
+
+
+def test_randaugment_has_nine_changes_with_two_ways_and_five_with_one() -> None:
+    assert len(NAMES) == 14
+    assert image.rand_augment(1).outcomes(None) == 23
+    assert image.rand_augment(2).outcomes(None) == 529
+    assert image.rand_augment(0).outcomes(None) == 1
+    assert image.rand_augment(1000).outcomes(None) == 1e300
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10"])
+def test_autoaugment_counts_every_run_of_steps_once(policy: str) -> None:
+    augment = image.auto_augment(policy)
+
+    def done(steps: Any) -> Any:
+        return tuple(step.effect for step in steps if step.effect.name != "Identity")
+
+    assert augment.outcomes((60, 60, 3)) == drawn(augment, (60, 60, 3), 60_000, done)
+
+
+@pytest.mark.parametrize("bins", [2, 5, 31])
+def test_trivialaugment_counts_changes_strengths_and_ways(bins: int) -> None:
+    augment = image.trivial_augment(bins=bins)
+    found = drawn(augment, (60, 60, 3), 30_000, lambda steps: steps[0].effect)
+    assert augment.outcomes((60, 60, 3)) == found
+
+
+def test_steps_of_one_effect_leave_the_same_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 3), dtype=np.uint8)
+    rng = np.random.default_rng(1)
+    for augment in (image.trivial_augment(), image.rand_augment(1, 1)):
+        by_effect: dict[Any, bytes] = {}
+        for _ in range(1_500):
+            (step,) = augment.draw(rng, pixels.shape)
+            left = augment.apply(pixels, (step,)).tobytes()
+            assert by_effect.setdefault(step.effect, left) == left
+
+
+def test_a_factor_from_a_range_counts_as_levels_and_the_order_counts_too() -> None:
+    jitter = image.color_jitter
+    assert jitter().outcomes((9, 9, 3)) == 1
+    assert jitter(0.4).outcomes((9, 9, 3)) == LEVELS
+    assert jitter(0.4, 0.4).outcomes((9, 9, 3)) == 2 * LEVELS**2
+    assert jitter(0.4, (2, 2)).outcomes((9, 9, 3)) == 2 * LEVELS
+    assert jitter(0.4, 0.4, 0.4, 0.1).outcomes(None) == 24 * LEVELS**4
+    assert jitter(0.4, 0.4, 0.4, 0.1).outcomes((9, 9, 1)) == 2 * LEVELS**2
+    assert audio.random_gain().outcomes(None) == LEVELS
