@@ -849,3 +849,22 @@ def test_the_command_says_that_a_file_is_not_there(
 def test_errors_are_penstocks_own() -> None:
     with pytest.raises(PenstockError):
         ps.from_dataset(np.arange(4)).profile("nowhere")
+
+
+# Reuse
+
+
+@pytest.mark.parametrize("kind", ["refurbish", "echo"])
+def test_a_stop_that_uses_samples_again_is_told_by_misses_hits_and_share(kind: str) -> None:
+    def noise(value: Any, rng: np.random.Generator) -> Any:
+        return value + rng.random()
+
+    road = ps.from_dataset(np.zeros((64, 1000))).map(noise)
+    road = road.refurbish(4) if kind == "refurbish" else road.echo(4)
+    found = road.map(noise).batch(8).profile(seconds=1)
+    row = next(row for row in found.rows if row.kind == kind)
+    assert row.holds == 0.75
+    assert row.hit_ms is not None
+    assert row.hit_ms > 0
+    assert found.total_cached is not None
+    assert f"with 75% from {kind}" in str(found)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.config import show_size
 from penstock.image import kernel
 from penstock.pipeline import Pipeline
-from penstock.profile.result import Row
+from penstock.profile.result import HOLDS, Row
 from penstock.source import DatasetSource
 from penstock.source.stream import StreamSource
 from penstock.stops.cache import Cache
@@ -45,7 +45,7 @@ def hint(pipeline: Pipeline, rows: Sequence[Row], samples: int | None) -> str:
         if row.needs_process:
             return "collate is yours: stacking in place, batch(...) without it, copies once."
         return ""
-    if row.kind == "cache":
+    if row.kind in HOLDS:
         return "putting samples in costs most, once: later epochs only pay for hits."
     if row.name.startswith("decode") or _decodes(rows[at - 1], row):
         return _decoding(pipeline, rows, at, samples)

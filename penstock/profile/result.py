@@ -10,7 +10,10 @@ from typing import Any, Literal
 
 from penstock.meter import BadSample
 
-Kind = Literal["source", "map", "cache", "fused", "batch", "part"]
+Kind = Literal["source", "map", "cache", "refurbish", "echo", "fused", "batch", "part"]
+
+HOLDS = ("cache", "refurbish", "echo")
+"""Stops that keep samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,9 @@ class Row:
     ``ms`` is wall time and ``cpu_ms`` the CPU time of the thread, both a sample, in this stop
     alone; ``share`` is its part of the road's ``ms``. ``samples`` is how many were measured.
     ``nbytes`` is the size of a sample that leaves it, of a batch for ``batch``. ``needs_process``
-    says why it cannot run in threads; it is empty if it can. A cache's ``ms`` is that of a miss:
-    look up, find nothing, put in. ``hit_ms`` is that of a hit, and ``holds`` the share of the data
-    that its budget has room for.
+    says why it cannot run in threads; it is empty if it can. Where samples are kept, ``ms`` is that
+    of a miss: look up, find nothing, put in. ``hit_ms`` is that of a hit, and ``holds`` the share
+    of samples that will be found: in a cache, what its budget has room for.
     """
 
     name: str
@@ -128,7 +131,7 @@ def later(rows: Sequence[Row]) -> float | None:
     Caches admit in one order and never evict, so the smaller one holds part of what the larger
     one holds: the data falls into spans, and each is served by the lowest cache that has it.
     """
-    caches = [(at, row.holds, row.hit_ms) for at, row in enumerate(rows) if row.kind == "cache"]
+    caches = [(at, row.holds, row.hit_ms) for at, row in enumerate(rows) if row.kind in HOLDS]
     if not caches:
         return None
     edges = {0.0, 1.0}

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from penstock.meter import Tally
+from penstock.order import Renewal
 from penstock.profile.batching import Batching
 from penstock.profile.probes import (
     Book,
@@ -23,7 +24,9 @@ from penstock.random import Keys
 from penstock.road import SOURCE, Road
 from penstock.source.source import Source
 from penstock.stops.cache import Cache
-from penstock.stops.stop import Site, Step, Stop, names_of
+from penstock.stops.echo import Echo, claims_of
+from penstock.stops.refurbish import Refurbish
+from penstock.stops.stop import Hold, Site, Step, Stop, names_of
 from penstock.store import RunDir, Store
 
 ROOM = 256 << 20
@@ -41,7 +44,8 @@ def _missed(keys: Keys) -> list[Any]:
 class ProbedRoad:
     """A source and stops with a probe between them, in this thread.
 
-    Caches get stores of their own in memory, so that nothing of the user's is filled or read.
+    Stops that keep samples get stores of their own in memory, so that nothing of the user's is
+    filled or read.
     """
 
     def __init__(
@@ -61,10 +65,10 @@ class ProbedRoad:
         opened: list[Stop] = []
         self._hits: dict[int, Step] = {}
         for stage, stop in enumerate(self.stops, start=1):
-            if isinstance(stop, Cache):
+            if isinstance(stop, Hold):
                 place = RunDir.current().path / uuid.uuid4().hex
                 self.stores[stage] = Store(place, 2 * ROOM)
-                stop = replace(stop, store=self.stores[stage])
+                stop = _opened(stop, self.stores[stage], len(source), seed)
                 self._hits[stage] = stop.step(Site(seed, Tally(1, stop.number + 1)))
             # Nothing stands below the last stop, which may write straight into the batch: ``get``
             # is its probe.
@@ -105,8 +109,9 @@ class ProbedRoad:
 
     def restart(self, indices: Sequence[int]) -> None:
         """As if these had never been asked for."""
-        for store in self.stores.values():
-            store.delete_many(list(indices))
+        for stage, store in self.stores.items():
+            only = isinstance(self.stops[stage - 1], Cache)
+            store.delete_many(list(indices) if only else store.keys())
         if isinstance(self._source, Drawn):
             self._source.restart()
 
@@ -122,8 +127,20 @@ class ProbedRoad:
     def close(self) -> None:
         for store in self.stores.values():
             store.destroy()
+            claims_of(store).unlink(missing_ok=True)
         if isinstance(self._source, Drawn):
             self._source.restart()
+
+
+def _opened(stop: Hold, store: Store, samples: int, seed: int) -> Hold:
+    """A stop that keeps samples, with a store of its own and every sample in its first version."""
+    if isinstance(stop, Cache):
+        return replace(stop, store=store)
+    if isinstance(stop, Refurbish):
+        return replace(stop, store=store, renewal=Renewal(samples, 2, samples, seed))
+    if isinstance(stop, Echo):
+        return replace(stop, store=store)
+    raise TypeError(f"{stop.name} is not known to keep samples")
 
 
 Round = tuple[Spent, int]

@@ -13,9 +13,10 @@ from penstock.profile.result import Kind, Row
 from penstock.profile.roads import Ledger, ProbedRoad, Round, middle
 from penstock.road import draws_globally
 from penstock.source.stream import StreamSource
-from penstock.stops.cache import Cache
+from penstock.stops.echo import Echo
 from penstock.stops.map import Map
-from penstock.stops.stop import Stop
+from penstock.stops.refurbish import Refurbish
+from penstock.stops.stop import Hold, Stop
 
 _GLOBALS = "may draw from the global generators"
 _GIL = "may hold the GIL"
@@ -51,7 +52,7 @@ def rows_of(
         else:
             row = _stop_row(row, road.stops[stage - 1])
         if stage in road.stores:
-            row = _cache_row(row, stage, road, ledger, length)
+            row = _hold_row(row, stage, road, ledger, length)
         rows.append(replace(row, parts=_parts(row, stage, ledger)))
     if batching is not None and not batching.trouble:
         rounds = ledger.rounds[len(road.names)]
@@ -92,24 +93,32 @@ def _stop_row(row: Row, stop: Stop) -> Row:
     random = any(operation.random for operation in getattr(stop, "operations", ()))
     if isinstance(stop, Map):
         kind, random = "map", stop.random
-    elif isinstance(stop, Cache):
-        kind, random = "cache", False
+    elif isinstance(stop, Hold):
+        kind, random = stop.name, False  # type: ignore[assignment]
     why = _GLOBALS if stop.global_random else "" if stop.threadsafe else _GIL
     return replace(row, kind=kind, random=random, needs_process=why)
 
 
-def _cache_row(row: Row, stage: int, road: ProbedRoad, ledger: Ledger, length: int | None) -> Row:
+def _hold_row(row: Row, stage: int, road: ProbedRoad, ledger: Ledger, length: int | None) -> Row:
     stop = road.stops[stage - 1]
     held = road.kept.get(stage)
-    if not ledger.hits[stage] or held is None or length is None or not isinstance(stop, Cache):
+    if not ledger.hits[stage] or held is None or length is None:
         return row
     hit = middle(ledger.hits[stage])
-    return replace(
-        row,
-        hit_ms=hit.wall * 1e3,
-        hit_cpu_ms=hit.cpu * 1e3,
-        holds=min(1.0, stop.budget / (held * length)) if held > 0 else 1.0,
-    )
+    budget = getattr(stop, "budget", None)
+    room = budget / (held * length) if held > 0 and budget is not None else 1.0
+    share = _share(stop, room)
+    return replace(row, hit_ms=hit.wall * 1e3, hit_cpu_ms=hit.cpu * 1e3, holds=share)
+
+
+def _share(stop: Stop, room: float) -> float | None:
+    """What part of the samples a stop has already when it is asked, of those it has room for."""
+    room = min(1.0, room)
+    if isinstance(stop, Refurbish):
+        return None if stop.reuse == "auto" else room * (1 - 1 / stop.reuse)
+    if isinstance(stop, Echo):
+        return None if stop.factor == "auto" else 1 - 1 / stop.factor
+    return room
 
 
 def _parts(row: Row, stage: int, ledger: Ledger) -> tuple[Row, ...]:

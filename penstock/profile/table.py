@@ -88,8 +88,8 @@ def _conclusions(profile: Profile, apart: bool) -> list[str]:
     out.append(f"speed: {_speeds(profile, profile.total_fused)}")
     cached = profile.total_cached
     if cached is not None:
-        holds = [row.holds for row in profile.fused if row.holds is not None]
-        out.append(f"later epochs, {_held(holds)}: {_speeds(profile, cached)}")
+        held = _held([row for row in profile.fused if row.holds is not None])
+        out.append(f"later epochs, {held}: {_speeds(profile, cached)}")
     out.append(f"loader: {profile.workers}")
     slowest = profile.slowest
     out.append(f"slowest: {slowest.name}, {_percent(slowest.share)} of the time")
@@ -114,10 +114,14 @@ def _speeds(profile: Profile, ms: float) -> str:
     return f"{_rate(one)} samples/s on one core" + (cores if profile.cores > 1 else "")
 
 
-def _held(holds: Sequence[float]) -> str:
-    if all(held >= 1 for held in holds):
-        return "all in the cache" if len(holds) == 1 else "all in the caches"
-    return "with " + " and ".join(_percent(held) for held in holds) + " in the cache"
+def _held(rows: Sequence[Row]) -> str:
+    shares = [row.holds or 0.0 for row in rows]
+    if any(row.kind != "cache" for row in rows):
+        found = (f"{_percent(row.holds or 0.0)} from {row.name}" for row in rows)
+        return "with " + " and ".join(found)
+    if all(share >= 1 for share in shares):
+        return "all in the cache" if len(rows) == 1 else "all in the caches"
+    return "with " + " and ".join(map(_percent, shares)) + " in the cache"
 
 
 def _rate(per_second: float) -> str:
