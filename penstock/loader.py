@@ -22,15 +22,13 @@ from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
 from penstock.plans import plan_of
 from penstock.pools.choose import Choice, choose, gil_enabled
-from penstock.pools.inline import InlinePool
 from penstock.pools.launch import Start
-from penstock.pools.pool import Pool
-from penstock.pools.processes import ProcessPool
+from penstock.pools.make import make_pool
 from penstock.pools.runner import Work
-from penstock.pools.threads import ThreadPool
 from penstock.pools.worker import Init
 from penstock.slots import Ring
 from penstock.source.stream import StreamSource
+from penstock.splitting import placed, settle
 from penstock.state import check_dealing, check_state, describe
 from penstock.stops.batch import Collate, stack
 
@@ -70,13 +68,16 @@ class Loader:
     """
 
     def __init__(self, pipeline: Pipeline, options: Options, custom: Custom | None = None) -> None:
-        if pipeline.batching is None:
+        batch = pipeline.batching
+        if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
         custom = custom or Custom()
+        self._written = pipeline
+        pipeline, self._chosen = settle(pipeline, options.seed)
         self.pipeline = pipeline
         self.options = options
         self._custom = custom
-        self._batch = pipeline.batching
+        self._batch = batch
         self._stream = isinstance(pipeline.source, StreamSource)
         if self._stream:
             _check_stream_options(options)
@@ -246,6 +247,7 @@ class Loader:
             **describe(self.pipeline, self.options, self._custom.order_name),
             "cursor": self._cursor.as_dict(),
             "sampler": sampler(self._cursor.epoch) if sampler is not None else None,
+            "refurbish": self._chosen,
             "kept": None if self._holds.renewal is None else self._holds.renewal.kept,
             "echo": self._echoing.state(self._cursor.epoch),
             "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
@@ -253,6 +255,8 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken. Refuses what is not this loader's."""
+        if self._chosen is not None and isinstance(state, Mapping):
+            self._choose(state.get("refurbish"))
         mine = describe(self.pipeline, self.options, self._custom.order_name)
         check_state(state, mine)
         cursor = Cursor.from_dict(state["cursor"])
@@ -287,6 +291,15 @@ class Loader:
                 f"the checkpoint says that refurbish keeps {kept!r} samples of {renewal.n}: it is "
                 "damaged, or was not written by this loader."
             )
+        self._assemble_again(kept)
+
+    def _choose(self, chosen: Any) -> None:
+        """Do what ``refurbish("auto")`` came to where a checkpoint was taken."""
+        if chosen != self._chosen:
+            self.pipeline, self._chosen = placed(self._written, chosen), chosen
+            self._assemble_again(None)
+
+    def _assemble_again(self, kept: int | None) -> None:
         if self._engine is not None:
             self._finalizer()
             self._engine = None
@@ -339,20 +352,9 @@ class Loader:
     def _make_engine(self) -> Engine:
         self._holds.open()
         options = self.options
-        # Random choices inside datasets are keyed; this seed is for what a worker does for itself.
-        pool: Pool
-        if self.choice.kind == "none":
-            pool = InlinePool(self._work, options.seed)
-        elif self.choice.kind == "threads":
-            pool = ThreadPool(self._work, self.choice.workers, options.seed)
-        else:
-            pool = ProcessPool(
-                self._work,
-                self.choice.workers,
-                options.seed,
-                self._custom.init,
-                self._custom.start,
-            )
+        pool = make_pool(
+            self.choice, self._work, options.seed, self._custom.init, self._custom.start
+        )
         layout = None
         whole = self._stream or self._batch.collate is not None
         if not whole:

@@ -297,3 +297,66 @@ def test_the_road_says_what_it_keeps() -> None:
     p = pipeline(size="1GB")
     assert "refurbish   used 3 times, 1.0 GB, memory" in p.explain()
     assert ".refurbish(reuse=3" in repr(p)
+
+
+class TestAuto:
+    """Place and number chosen by cost and diversity."""
+
+    def road(self) -> ps.Pipeline:
+        def costly(value: Any, rng: np.random.Generator) -> Any:
+            x = np.linspace(0.0, 1.0, 200_000)
+            return np.array([value, rng.random() + 0 * np.sin(x).sum()])
+
+        def cheap(value: Any, rng: np.random.Generator) -> Any:
+            return value + rng.integers(1_000_000)
+
+        costly.outcomes = 1000  # type: ignore[attr-defined]
+        cheap.outcomes = 1_000_000  # type: ignore[attr-defined]
+        data = ps.from_dataset(np.arange(40.0))
+        return data.map(costly).map(cheap).refurbish("auto").batch(8)
+
+    def test_it_stands_where_much_is_saved_and_enough_is_left(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with self.road().loader(workers=0, seed=1) as loader:
+            names = [stop.name for stop in loader.pipeline.stops]
+            told = capsys.readouterr().err
+            epochs = [[plain(batch) for batch in loader] for _ in range(3)]
+            state = loader.state_dict()
+        assert names == ["costly", "refurbish", "cheap"]
+        reuse = state["refurbish"]["reuse"]
+        assert 2 <= reuse <= 5
+        assert f"penstock: refurbish(reuse={reuse}) below costly: " in told
+        fixed = self.road()
+        stops = (fixed.stops[0], loader.pipeline.stops[1], fixed.stops[1])
+        from dataclasses import replace
+
+        with replace(fixed, stops=stops).loader(workers=2, kind="threads", seed=1) as again:
+            assert [[plain(batch) for batch in again] for _ in range(3)] == epochs
+
+    def test_a_resume_does_what_was_chosen_then(self) -> None:
+        with self.road().loader(workers=0, seed=1) as loader:
+            loader._choose({"place": 1, "reuse": 3})
+            list(loader)
+            epoch = iter(loader)
+            next(epoch)
+            state = loader.state_dict()
+            rest = [plain(batch) for batch in epoch]
+        for chosen in ({"place": None, "reuse": 1}, {"place": 1, "reuse": 2}):
+            with self.road().loader(workers=0, seed=1) as again:
+                again._choose(chosen)
+                again.load_state_dict(state)
+                assert [plain(batch) for batch in again] == rest
+        state["refurbish"] = None
+        with (
+            self.road().loader(workers=0, seed=1) as other,
+            pytest.raises(StateError, match="does not say what"),
+        ):
+            other.load_state_dict(state)
+
+    def test_where_nothing_pays_nothing_is_kept(self, capsys: pytest.CaptureFixture[str]) -> None:
+        p = ps.from_dataset(np.arange(30.0)).map(noise).map(noise).refurbish("auto").batch(8)
+        with p.loader(workers=0) as loader:
+            assert [stop.name for stop in loader.pipeline.stops] == ["noise", "noise"]
+            assert sum(len(batch) for batch in loader) == 30
+        assert "No reuse" in capsys.readouterr().err

@@ -47,6 +47,7 @@ ROOMS = [
     "echoing",
     "engine",
     "state",
+    "splitting",
     "loader",
     "progress",
     "torch",
