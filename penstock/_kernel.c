@@ -1,8 +1,10 @@
-/* The Python module penstock._kernel: `size`, `region` and `look_up`; other threads run meanwhile. */
+/* The Python module penstock._kernel: `size`, `region`, `look_up` and `augment`; other threads run
+   meanwhile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "_kernel_region.h"
+#include "_kernel_augment.h"
 
 typedef struct {
   PyObject *damaged, *unsupported;
@@ -105,6 +107,14 @@ release_data:
   return result;
 }
 
+static int is_image(const Py_buffer *image, const Target *to) {
+  if (image->ndim == 3 && !strcmp(image->format ? image->format : "B", "B") &&
+      image->shape[2] == 3 && image->shape[0] == to->height && image->shape[1] == to->width)
+    return 1;
+  PyErr_SetString(PyExc_ValueError, "image must be uint8 of shape (height, width, 3), as out is");
+  return 0;
+}
+
 static PyObject *kernel_look_up(PyObject *module, PyObject *arguments) {
   (void)module;
   PyObject *given, *given_table, *given_out, *result = NULL;
@@ -117,11 +127,7 @@ static PyObject *kernel_look_up(PyObject *module, PyObject *arguments) {
     goto release_table;
   Target to = {0};
   if (!is_table(&table) || target_of(&out, 1, &to)) goto release_out;
-  if (image.ndim != 3 || strcmp(image.format ? image.format : "B", "B") || image.shape[2] != 3 ||
-      image.shape[0] != to.height || image.shape[1] != to.width) {
-    PyErr_SetString(PyExc_ValueError, "image must be uint8 of shape (height, width, 3), as out is");
-    goto release_out;
-  }
+  if (!is_image(&image, &to)) goto release_out;
   to.table = table.buf;
   Py_BEGIN_ALLOW_THREADS;
   for (int y = 0; y < to.height; y++) give_row(to, y, (uint8_t *)image.buf + (size_t)y * to.width * 3);
@@ -134,6 +140,76 @@ release_table:
   PyBuffer_Release(&table);
 release_image:
   PyBuffer_Release(&image);
+  return result;
+}
+
+/* What `steps` says, in memory of PyMem_Malloc; -1 and an exception where it makes no sense. */
+static Py_ssize_t changes_of(PyObject *steps, Change **changes) {
+  Py_ssize_t count = PySequence_Size(steps);
+  if (count < 0) return -1;
+  *changes = PyMem_Malloc((size_t)(count ? count : 1) * sizeof **changes);
+  if (!*changes) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    Change *one = *changes + i;
+    PyObject *step = PySequence_GetItem(steps, i);
+    int fine = step && PyArg_ParseTuple(step, "id;a step is a code and a magnitude", &one->code,
+                                        &one->magnitude);
+    Py_XDECREF(step);
+    if (!fine) return -1;
+    if (one->code < 0 || one->code >= CHANGES || !isfinite(one->magnitude)) {
+      PyErr_Format(PyExc_ValueError, "step %zd must be a code below %d and a finite magnitude", i,
+                   CHANGES);
+      return -1;
+    }
+  }
+  return count;
+}
+
+static PyObject *kernel_augment(PyObject *module, PyObject *arguments) {
+  PyObject *given, *steps, *given_table, *given_out, *result = NULL;
+  uint8_t fill[3];
+  if (!PyArg_ParseTuple(arguments, "OO(bbb)OO:augment", &given, &steps, fill, fill + 1, fill + 2,
+                        &given_table, &given_out))
+    return NULL;
+  Py_buffer image, table, out;
+  Target to = {0};
+  int normal = given_table != Py_None;
+  Change *changes = NULL;
+  Py_ssize_t count = changes_of(steps, &changes);
+  if (count < 0) goto free_changes;
+  if (PyObject_GetBuffer(given, &image, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) goto free_changes;
+  if (PyObject_GetBuffer(given_out, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
+    goto release_image;
+  if (normal) {
+    if (PyObject_GetBuffer(given_table, &table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
+      goto release_out;
+    if (!is_table(&table)) goto release_table;
+    to.table = table.buf;
+  }
+  if (target_of(&out, normal, &to) || !is_image(&image, &to)) goto release_table;
+  if ((char *)out.buf < (char *)image.buf + image.len &&
+      (char *)image.buf < (char *)out.buf + out.len) {
+    PyErr_SetString(PyExc_ValueError, "out must not be the memory of image");
+    goto release_table;
+  }
+
+  int kind, changed;
+  Py_BEGIN_ALLOW_THREADS;
+  kind = augment(image.buf, changes, (size_t)count, fill, to, &changed);
+  Py_END_ALLOW_THREADS;
+  result = kind ? fail(module, kind, "") : PyBool_FromLong(normal || changed);
+
+release_table:
+  if (normal) PyBuffer_Release(&table);
+release_out:
+  PyBuffer_Release(&out);
+release_image:
+  PyBuffer_Release(&image);
+free_changes:
+  PyMem_Free(changes);
   return result;
 }
 
@@ -169,6 +245,8 @@ static PyMethodDef methods[] = {
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
+    {"augment", kernel_augment, METH_VARARGS,
+     "augment(image, steps, fill, table, out) -> whether out was written"},
     {0},
 };
 

@@ -52,11 +52,10 @@ class Count:
 def count(pipeline: Pipeline, shape: Shape | None = None) -> Count:
     """A part for the source and for every map, with the outcomes of each."""
     source = pipeline.source
-    stream = isinstance(source, StreamSource)
     fields = None if isinstance(source, StreamSource) else source.fields()
     shapes = _Shapes(fields, shape)
-    # A stream of the user's may be random too, and nobody can tell.
-    varies = not stream and bool(getattr(source, "random", False))
+    # A stream may be random too; but its samples have no index, and nothing of them is kept.
+    varies = bool(getattr(source, "random", False))
     parts = [Part(SOURCE, _stated(SOURCE, getattr(source, "dataset", None), shape, varies))]
     places = [-1]
     for place, stop in enumerate(pipeline.stops):

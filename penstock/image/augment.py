@@ -6,6 +6,10 @@ torchvision's by one grey level at most after each, and by nothing for shifts an
 Shears and turns take the same pixels but for one in a hundred at most; where a source lies halfway
 between two pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can
 widen that.
+
+The compiled kernel does images of three channels in one call, without interpolation; a ``Draft``
+does all others, and all where there is no kernel. Bits are the same, but for turns: the kernel's
+take every pixel from where torchvision does.
 """
 
 from __future__ import annotations
@@ -16,16 +20,18 @@ from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
-from penstock.image import arguments
-from penstock.image.augment_table import CHANGES, NAMES, NARROW, WIDE, Step
+from penstock.image import arguments, kernel
+from penstock.image.augment_table import CHANGES, NAMES, NARROW, NUMBERS, WIDE, Step
 from penstock.image.draft import Draft
 from penstock.image.native import Image
-from penstock.image.pixels import check_image, need_image
+from penstock.image.normalizing import Normalize
+from penstock.image.pixels import FLOAT32, check_image, need_image
 from penstock.image.policies import POLICIES, STRENGTHS
 from penstock.image.tone import Table
-from penstock.operation import Operation, Spec, counted
+from penstock.operation import Operation, Spec, counted, fits
 
 Steps = tuple[Step, ...]
 
@@ -36,7 +42,10 @@ _NOTHING = Step("Identity", 0.0)
 
 def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
     """The image after all steps."""
-    return _drafted(image, steps, fill, smooth).settle()
+    if not _for_kernel(image, smooth):
+        return _drafted(image, steps, fill, smooth).settle()
+    out = np.empty(image.shape, np.uint8)
+    return out if _by_kernel(image, steps, fill, out, None) else image
 
 
 def compiled(
@@ -45,9 +54,53 @@ def compiled(
     """The image after all steps but for a last table (channels, 256) that is left to apply.
 
     Whoever looks every level up anyway, as normalizing does, can join it with a table of their own.
-    ``None`` is no table: the image is done.
+    ``None`` is no table: the image is done, as it always is where the kernel does it.
     """
+    if _for_kernel(image, smooth):
+        return applied(image, steps, fill, smooth), None
     return _drafted(image, steps, fill, smooth).handed_on()
+
+
+def normalized(
+    image: Image,
+    steps: Steps,
+    fill: tuple[float, ...],
+    smooth: bool,
+    normalize: Normalize,
+    out: NDArray[Any] | None,
+) -> NDArray[np.float32]:
+    """The image after all steps and ``normalize``, in ``out`` if it fits: levels are looked up
+    once for both."""
+    height, width, channels = image.shape
+    if normalize.layout == "chw" and _for_kernel(image, smooth):
+        if out is None or not fits(out, (channels, height, width), FLOAT32):
+            out = np.empty((channels, height, width), FLOAT32)
+        _by_kernel(image, steps, fill, out, normalize.table(channels))
+        return out
+    image, table = compiled(image, steps, fill, smooth)
+    if table is None:
+        return normalize.apply_to(image, None, out)
+    levels = np.take_along_axis(normalize.table(channels), table, axis=1)
+    return normalize.look_up(image, levels, out)
+
+
+def _for_kernel(image: Image, smooth: bool) -> bool:
+    """Whether the kernel does this image. Who asks must not matter: its turns are not OpenCV's."""
+    height, width, channels = image.shape
+    return channels == 3 and not smooth and max(height, width) < 1 << 16 and kernel.available()
+
+
+def _by_kernel(
+    image: Image,
+    steps: Steps,
+    fill: tuple[float, ...],
+    out: NDArray[Any],
+    table: NDArray[np.float32] | None,
+) -> bool:
+    numbered = [(NUMBERS[name], magnitude) for name, magnitude in steps]
+    red, green, blue = map(round, fill if len(fill) == 3 else fill * 3)
+    image = np.ascontiguousarray(image)
+    return kernel.augment(image, numbered, (red, green, blue), out, table=table)
 
 
 def _drafted(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Draft:

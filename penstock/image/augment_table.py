@@ -51,6 +51,9 @@ CHANGES: dict[str, Callable[[Draft, float], None]] = {
     "Invert": lambda draft, m: draft.invert(),
 }
 
+NUMBERS = {name: number for number, name in enumerate(CHANGES)}
+"""What the kernel calls them."""
+
 NAMES = tuple(name for name in CHANGES if name != "Invert")
 """What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
 

@@ -37,15 +37,14 @@ class Sizes:
         """
         (least, most), (narrow, wide) = area, ratio
         low, high = math.sqrt(least / wide), math.sqrt(most / narrow)
-        first, last = _rounded(low, high)
+        first, last = (int(end) for end in _rounded(np.float64(low), np.float64(high)))
         heights = np.arange(max(1, first), min(room[0], last) + 1, dtype=np.float64)
         # The real heights that round to each, and of those the ones with the extreme widths.
         begin, end = np.maximum(heights - 0.5, low), np.minimum(heights + 0.5, high)
         at = np.clip(math.sqrt(least / narrow), begin, end)
-        narrowest = np.floor(np.maximum(least / at, narrow * at) + 0.5)
+        shortest = np.maximum(least / at, narrow * at)
         at = np.clip(math.sqrt(most / wide), begin, end)
-        widest = np.ceil(np.minimum(most / at, wide * at) - 0.5)
-        widest = np.maximum(narrowest, widest)
+        narrowest, widest = _rounded(shortest, np.minimum(most / at, wide * at))
         outside = bool(
             first < 1 or last > room[0] or (narrowest < 1).any() or (widest > room[1]).any()
         )
@@ -63,10 +62,12 @@ class Sizes:
         return int(((rows - self.heights + 1) * across).sum())
 
 
-def _rounded(low: float, high: float) -> tuple[int, int]:
-    """The least and the largest whole number that real ones between these round to.
+def _rounded(low: Any, high: Any) -> tuple[Any, Any]:
+    """The least and the largest whole numbers that real ones between these round to.
 
-    The ends themselves are never drawn, so an end halfway between two counts inwards.
+    The ends themselves are never drawn, so one halfway between two counts inwards; unless there is
+    nothing between them, and it is all that is drawn.
     """
-    first = math.floor(low + 0.5)
-    return first, max(first, math.ceil(high - 0.5))
+    first, last = np.floor(low + 0.5), np.ceil(high - 0.5)
+    alone = first > last
+    return np.where(alone, np.rint(low), first), np.where(alone, np.rint(low), last)

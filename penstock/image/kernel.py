@@ -3,10 +3,12 @@
 It is optional. What it does not know (``Unsupported``) the pure road does: decode, crop, resize.
 The weights are those of PIL's and torchvision's antialiased bilinear; on photographs the mean
 difference to PIL is 0.2 grey levels, and 0.7 where a shrink by 4 or more begins within libjpeg.
+What ``augment`` does has the bits of ``draft``, but for turns, where it takes torchvision's pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -100,6 +102,30 @@ def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[A
     One pass of 0.05 ms for 224 x 224 pixels, where OpenCV takes four and 0.15 ms.
     """
     _kernel().look_up(image, table, out)
+
+
+def augment(
+    image: NDArray[np.uint8],
+    steps: Sequence[tuple[int, float]],
+    fill: tuple[int, int, int],
+    out: NDArray[Any],
+    *,
+    table: NDArray[np.float32] | None = None,
+) -> bool:
+    """Changes of an image (height, width, 3) by number and magnitude, one after the other.
+
+    The numbers are places in ``augment_table.CHANGES``. ``fill`` is what comes in from outside.
+    ``out`` is as for ``region``. Tells whether ``out`` was written: not if it is uint8 and the
+    steps change nothing. RandAugment's two take 0.08 ms at 224 x 224, and as floats 0.1 ms.
+    """
+    try:
+        written: bool = _kernel().augment(image, steps, fill, table, out)
+    except (BufferError, OverflowError, TypeError, ValueError) as error:
+        raise PipelineError(
+            f"the kernel cannot apply {steps} to an array of {image.dtype} and shape "
+            f"{image.shape}: {error}. Give finite magnitudes, and contiguous arrays."
+        ) from error
+    return written
 
 
 def _kernel() -> Any:

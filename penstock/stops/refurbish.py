@@ -18,10 +18,12 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
-from penstock.stops.stop import Hold, Site, Step, Upstream
+from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream
 from penstock.store import Store
 
 Reuse = int | Literal["auto"]
+
+_NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,36 @@ class Refurbish(Hold):
         generation_of, keeps = renewal.generation, renewal.keeps
         reused = renewal.reuse > 1
 
+        def look(index: int, generation: int) -> Any:
+            before = store.corrupt
+            frame = store.get_tagged([place(index, generation)], [generation])[0]
+            tally.corrupt += store.corrupt - before
+            return _NOTHING if frame is None else encoding.decode(frame)
+
+        def keep(index: int, generation: int, fresh: Any) -> Any:
+            value = encoding.encode(fresh)
+            store.put_tagged([(place(index, generation), generation, value)])
+            # A sample must not tell whether it was kept: where keeping changes it, it always does.
+            return encoding.decode(value) if encoding.lossy else fresh
+
         def one(index: int, epoch: int, upstream: Upstream) -> Any:
             generation = generation_of(index, epoch)
             kept = reused and keeps(index)
-            if kept:
-                frame = store.get_tagged([place(index, generation)], [generation])[0]
-                if frame is not None:
-                    tally.hits[number] += 1
-                    return encoding.decode(frame)
+            try:
+                found = look(index, generation) if kept else _NOTHING
+            except Exception as error:
+                raise StageFailure(self.name, index) from error
+            if found is not _NOTHING:
+                tally.hits[number] += 1
+                return found
             tally.misses[number] += 1
             fresh = upstream(Keys(generation, [index]))[0]
-            if kept and not site.trial:
-                value = encoding.encode(fresh)
-                store.put_tagged([(place(index, generation), generation, value)])
-            return fresh
+            if not kept or site.trial:
+                return fresh
+            try:
+                return keep(index, generation, fresh)
+            except Exception as error:
+                raise StageFailure(self.name, index) from error
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             # One at a time: what is worth keeping takes longer than a look into the store.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment, compiled
+from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment, normalized
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import check_image
 from penstock.operation import Operation
@@ -46,11 +44,8 @@ class Toned(Joined):
         def call(value: Any, key: Key) -> Any:
             out = None if rows is None else rows.next(self.on, augment.field)
             params = augment.draw(keyed.at(key), value.shape)
-            image, table = compiled(check_image(augment.name, value), params, fill, smooth)
-            if table is None:
-                return normalize.apply_to(image, None, out)
-            levels = normalize.table(image.shape[2])
-            return normalize.look_up(image, np.take_along_axis(levels, table, axis=1), out)
+            image = check_image(augment.name, value)
+            return normalized(image, params, fill, smooth, normalize, out)
 
         return each(self.name, lambda sample, key: place(sample, call, key))
 

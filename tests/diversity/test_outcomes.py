@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import penstock.audio as ps_audio
 import penstock.image as ps_image
 from penstock.audio.masking import SpecAugment
 from penstock.errors import PipelineError
-from penstock.image.augment_table import NAMES
+from penstock.image.augment_table import NAMES, WIDE
 from penstock.image.boxes import Sizes
 from penstock.operation import LEVELS, Operation
 
@@ -92,6 +93,9 @@ def test_a_random_operation_of_the_users_is_unknown_unless_it_says() -> None:
         (image.random_resized_crop(4, ratio=(1, 1)), (8, 8, 3)),
         (image.random_resized_crop(4, scale=(0.4, 0.7)), (5, 5, 3)),
         (image.random_resized_crop(4, scale=(0.5, 0.5), ratio=(1, 1)), (7, 7, 3)),
+        # All boxes are 2.5 pixels high and wide, which round() makes 2; and 3.5, which it makes 4.
+        (image.random_resized_crop(4, scale=(0.25, 0.25), ratio=(1, 1)), (5, 5, 3)),
+        (image.random_resized_crop(4, scale=(0.25, 0.25), ratio=(1, 1)), (7, 7, 3)),
         # No box has room: only the one it falls back to.
         (image.random_resized_crop(4, scale=(1, 1), ratio=(3, 4)), (6, 6, 3)),
         (image.random_resized_crop(4, ratio=(3, 4)), (6, 6, 3)),
@@ -231,15 +235,17 @@ def test_trivialaugment_counts_changes_strengths_and_ways(bins: int) -> None:
     assert augment.outcomes((60, 60, 3)) == found
 
 
-def test_steps_of_one_effect_leave_the_same_pixels() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 3), dtype=np.uint8)
-    rng = np.random.default_rng(1)
-    for augment in (image.trivial_augment(), image.rand_augment(1, 1)):
-        by_effect: dict[Any, bytes] = {}
-        for _ in range(1_500):
-            (step,) = augment.draw(rng, pixels.shape)
-            left = augment.apply(pixels, (step,)).tobytes()
-            assert by_effect.setdefault(step.effect, left) == left
+def test_steps_leave_the_same_pixels_where_their_effect_is_one_and_only_there() -> None:
+    # No pixel is black, so that stretching the contrast shows; some are white, which solarizing
+    # inverts first; and no shift is as long as a side.
+    pixels = np.random.default_rng(0).integers(5, 256, (40, 41, 3), dtype=np.uint8)
+    augment = image.trivial_augment()
+    left: dict[Any, set[bytes]] = {}
+    for name, strong, way in product(NAMES, range(31), (False, True)):
+        step = WIDE.step(name, strong / 30, way, 40, 41)
+        left.setdefault(step.effect, set()).add(augment.apply(pixels, (step,)).tobytes())
+    assert {len(results) for results in left.values()} == {1}
+    assert len(set().union(*left.values())) == len(left) == augment.outcomes(pixels.shape)
 
 
 def test_a_factor_from_a_range_counts_as_levels_and_the_order_counts_too() -> None:

@@ -353,10 +353,11 @@ def test_the_drawing_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None
     assert "&lt;own &amp; only&gt; (strength 0.00)" in text
 
 
-def test_labels_of_the_drawing_do_not_touch_and_lie_in_it() -> None:
-    p = files()
-    for _ in range(24):
-        p = p.map(image.random_flip())
+@pytest.mark.parametrize("outcomes", [2.0, 1.0001], ids=["spread", "all at the bottom"])
+def test_labels_of_the_drawing_do_not_touch_and_lie_in_it(outcomes: float) -> None:
+    p = files().map(Says(1e9))
+    for _ in range(23):
+        p = p.map(Says(outcomes))
     root = ET.fromstring(p.diversity()._repr_svg_())
     high = float(root.attrib["height"])
     labels = [

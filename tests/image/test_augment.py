@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.image import auto_augment, rand_augment, trivial_augment
+from penstock.image import auto_augment, kernel, rand_augment, trivial_augment
 from penstock.image.augment import applied
 from penstock.image.augment_table import NAMES, NARROW, WIDE, Step
 from penstock.image.policies import POLICIES
@@ -20,8 +20,18 @@ MOVED = ["ShearX", "ShearY", "Rotate"]
 BLENDED = ["Color", "Contrast", "Sharpness"]
 
 
+@pytest.fixture(params=["kernel", "draft"])
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who makes our pixels."""
+    if request.param == "draft":
+        monkeypatch.setattr(kernel, "_switched_off", lambda: True)
+    elif not kernel.available():
+        pytest.skip(kernel.why_not())
+    return str(request.param)
+
+
 @pytest.fixture
-def change(torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[..., Any]:
+def change(road: str, torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[..., Any]:
     """One change of torchvision's automatic augmentation."""
 
     def call(image: Any, step: Step, fill: list[float] | None = None, smooth: bool = False) -> Any:

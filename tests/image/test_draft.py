@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.image import color_jitter, colour, tone, warp
+from penstock.image import color_jitter, colour, kernel, tone, warp
 from penstock.image.augment import applied, compiled
 from penstock.image.augment_table import CHANGES, NARROW, WIDE, Step
 from penstock.image.draft import Draft
@@ -20,6 +20,14 @@ from penstock.image.tone import Tone, Tones
 LEVELS = np.arange(256, dtype=np.uint8)
 TABLES = ["Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert"]
 NEAREST = ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_the_kernel() -> Iterator[None]:
+    """Every image is drafted: what the kernel does has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "_switched_off", lambda: True)
+        yield
 
 
 @st.composite
