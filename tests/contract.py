@@ -47,6 +47,9 @@ def pipelines() -> dict[str, Pipeline]:
         "drop last": ps.from_dataset(numbers).map(noise).batch(8, drop_last=True),
         "text": ps.from_dataset([{"x": float(i), "name": f"n{i}"} for i in range(53)]).batch(8),
         "ragged": ps.from_dataset([np.arange(i % 5 + 1) for i in range(53)]).batch(8, pad=-1),
+        "refurbished": ps.from_dataset(numbers).map(noise).refurbish(2).map(noise).batch(8),
+        "echoed": ps.from_dataset(pairs).map(noise, on=0).echo(1.5).map(noise, on=0).batch(8),
+        "echoed batches": ps.from_dataset(pairs).map(noise, on=0).batch(8).echo(2),
         "collate": ps.from_dataset(numbers).map(noise).batch(8, collate=sum_and_all),
     }
 

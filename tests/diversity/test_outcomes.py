@@ -237,12 +237,12 @@ def test_trivialaugment_counts_changes_strengths_and_ways(bins: int) -> None:
 
 def test_steps_leave_the_same_pixels_where_their_effect_is_one_and_only_there() -> None:
     # No pixel is black, so that stretching the contrast shows; some are white, which solarizing
-    # inverts first; and no shift is as long as a side.
+    # inverts first; no shift is as long as a side, and some are less than a pixel apart.
     pixels = np.random.default_rng(0).integers(5, 256, (40, 41, 3), dtype=np.uint8)
-    augment = image.trivial_augment()
+    augment = image.trivial_augment(bins=45)
     left: dict[Any, set[bytes]] = {}
-    for name, strong, way in product(NAMES, range(31), (False, True)):
-        step = WIDE.step(name, strong / 30, way, 40, 41)
+    for name, strong, way in product(NAMES, range(45), (False, True)):
+        step = WIDE.step(name, strong / 44, way, 40, 41)
         left.setdefault(step.effect, set()).add(augment.apply(pixels, (step,)).tobytes())
     assert {len(results) for results in left.values()} == {1}
     assert len(set().union(*left.values())) == len(left) == augment.outcomes(pixels.shape)
