@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import audio, cache, load, memory, overhead, randaugment, start
+from benchmarks import audio, cache, encode, load, memory, overhead, randaugment, refurbish, start
 from benchmarks import chart as charts
 from benchmarks.benchmark import Benchmark, count
 from benchmarks.report import show, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
-    for module in (overhead, load, randaugment, audio, cache, memory, start)
+    for module in (overhead, load, randaugment, audio, cache, refurbish, encode, memory, start)
 }
 
 

@@ -155,8 +155,9 @@ static Py_ssize_t changes_of(PyObject *steps, Change **changes) {
   for (Py_ssize_t i = 0; i < count; i++) {
     Change *one = *changes + i;
     PyObject *step = PySequence_GetItem(steps, i);
-    int fine = step && PyArg_ParseTuple(step, "id;a step is a code and a magnitude", &one->code,
-                                        &one->magnitude);
+    int fine = step && PyTuple_Check(step) &&
+               PyArg_ParseTuple(step, "id", &one->code, &one->magnitude);
+    if (step && !PyTuple_Check(step)) PyErr_SetString(PyExc_TypeError, "a step must be a tuple");
     Py_XDECREF(step);
     if (!fine) return -1;
     if (one->code < 0 || one->code >= CHANGES || !isfinite(one->magnitude)) {

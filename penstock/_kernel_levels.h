@@ -109,7 +109,7 @@ EXACT static void steepen(Table table, double factor, const uint64_t sums[3], do
 static void stretch(Table table, uint8_t low, uint8_t high) {
   float step = (float)(high - low) * (float)(1.0 / 255);
   keep_levels(table);
-  if (low == high || (low == 0 && high == 255)) return;
+  if (low == high) return;
   for (int level = 0; level < 256; level++) table[level] = cut((float)(level - low) / step);
 }
 

@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from penstock.errors import MissingExtraError, PipelineError
 from penstock.image.native import Image, load_cv2, load_simplejpeg, with_channels
-from penstock.packing import pack, unpack
+from penstock.packing import Packed, pack, unpack
 from penstock.store.value import Buffer
 from penstock.tree import is_namedtuple
 
 NAMES = ("raw", "lossless", "jpeg")
 DEFAULT = "raw"
-"""A kept photograph (500 x 375) is there again in 0.06 ms; the others take 1.5 to 2 ms, as long as
-decoding its file. They pay where memory is short and what they spare takes longer than that."""
+"""A kept photograph (500 x 375) is there again in 0.1 ms. The others take 1.2 and 1.8 ms, about as
+long as decoding its file (1.6 ms), and pay where memory is short and all above takes longer."""
 
 QUALITY = 95
-"""With colours at full resolution, photographs come back within 1.1 grey levels on average and 22
-at worst (4:2:0: 2.0 and 143), in a fifth of the room."""
+"""With colours at full resolution, photographs come back within 1.0 grey levels on average and 25
+at worst, in a fifth of the room; with 4:2:0 it would be 2.0 and 137."""
 
 # libjpeg makes no larger one.
 _JPEG_SIDE = 65_500
@@ -77,14 +77,18 @@ class Encoding:
         return self.name.startswith("jpeg")
 
     def encode(self, sample: Any) -> bytearray:
+        return self.packed(sample).tobytes()
+
+    def packed(self, sample: Any) -> Packed:
+        """The same, about to be written somewhere: till then the sample must not change."""
         if self.name != "raw":
             sample = _made_smaller(sample, self._smaller)
-        return pack(sample).tobytes()
+        return pack(sample)
 
     def decode(self, data: Buffer) -> Any:
         """The sample. What can be written to is taken over: its arrays may look into ``data``."""
         view = memoryview(data)
-        return unpack(view)
+        return unpack(bytearray(view) if view.readonly else view)
 
     def _smaller(self, image: Image) -> Smaller | None:
         if not self.lossy:
@@ -157,7 +161,7 @@ def from_jpeg(data: Buffer, colourspace: str) -> Image:
 def _lossless(image: Image) -> Smaller | None:
     """Each level as what it has more than green, left of it and above it, and then zstd.
 
-    PNG takes a fifth more room, and three times as long (see ``python -m benchmarks encode``).
+    PNG takes a fifth more room, and four to five times as long (``python -m benchmarks encode``).
     """
     height, width, channels = image.shape
     if height * width > _LOSSLESS_PIXELS:

@@ -24,13 +24,15 @@ from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo, claims_of
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, StageFailure, Stop
-from penstock.store import RunDir, Store, Value
+from penstock.store import RunDir, Store
 
 UNBOUNDED = 1 << 40
 """The budget of a store on disk where none is given: the disk is the limit."""
 
-WEIGHED = 16
-"""Samples that are prepared to learn how large one is, where refurbish has a budget."""
+WEIGHED, ROOMY = 16, 0.85
+"""Samples that are prepared to learn how large one is, where refurbish has a budget, and how much
+of it they may be taken to fill: so few tell it within a tenth, samples lie there in two generations
+while one takes the other's place, and the file is a tenth larger than what it holds."""
 
 
 class Holds:
@@ -175,15 +177,10 @@ def _room(stop: Refurbish, above: Road) -> int:
                 (sample,) = road.get(Keys(0, [index]))
             except StageFailure:
                 continue  # a bad sample is reported when its turn comes
-            costs.append(Store.cost(_nbytes(encoding.encode(sample))))
+            costs.append(Store.cost(encoding.packed(sample).nbytes, tagged=True))
     if not costs:
         return samples
-    return min(samples, int(stop.budget * len(costs) / sum(costs)))
-
-
-def _nbytes(value: Value) -> int:
-    parts = value if isinstance(value, (list, tuple)) else (value,)
-    return sum(memoryview(part).nbytes for part in parts)
+    return min(samples, int(ROOMY * stop.budget * len(costs) / sum(costs)))
 
 
 def _check_ranks(stop: Refurbish, options: Options) -> None:

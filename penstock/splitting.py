@@ -162,7 +162,7 @@ def _giving(samples: list[Any]) -> Upstream:
 
 def _keep(sample: Any, store: Store, encoding: Encoding, clock: Clock) -> Keeping:
     started = clock()
-    store.put_tagged([(0, 0, encoding.encode(sample))])
+    store.put_tagged([(0, 0, encoding.packed(sample))])
     put = clock()
     (kept,) = store.get_tagged([0], [0])
     nbytes = 0 if kept is None else kept.nbytes

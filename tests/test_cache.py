@@ -168,7 +168,7 @@ def test_losing_the_store_in_mid_run_changes_no_batch(tmp_path: Path) -> None:
     pipeline = ps.from_files(write_files(tmp_path)).cache("1MB").map(length, random=False).batch(8)
     with pipeline.loader(workers=2, kind="threads", seed=1) as loader:
         first = [plain(batch) for batch in loader]
-        (store,) = loader._caches._stores.values()
+        (store,) = loader._holds.caches._stores.values()
         store.delete_many(store.keys())
         loader.set_epoch(0)
         assert [plain(batch) for batch in loader] == first

@@ -27,10 +27,13 @@ ALL = [*EXACT, "jpeg", "jpeg:80"]
 
 
 def picture(height: int = 120, width: int = 160, channels: int = 3) -> Any:
-    """Slopes, edges and a little noise: about as hard as a photograph."""
+    """Slopes, edges of light and of colour, and a little noise: as hard as a photograph."""
     y, x = np.mgrid[:height, :width]
-    planes = [128 + 90 * np.sin(x / (17 + 5 * c) + y / 29) + 30 * (x > y) for c in range(channels)]
-    noise = np.random.default_rng(0).normal(0, 2, (height, width, 1))
+    planes = [
+        100 + 50 * np.sin(x / (17 + 5 * c) + y / 29) + 100 * (x > y + 20 * c)
+        for c in range(channels)
+    ]
+    noise = np.random.default_rng(0).normal(0, 1, (height, width, 1))
     return (np.stack(planes, axis=-1) + noise).clip(0, 255).astype(np.uint8)
 
 

@@ -4,6 +4,10 @@ A baseline JPEG is decoded from its top, so that rows below the crop can be left
 file states the height that is needed. simplejpeg then finds data where it expects the end, says so
 of every such file, and has made the pixels by then: the same bits as of the whole picture. Over
 random resized crops this, and memory that is used again, spare 11 % of decoding and resizing.
+
+A shrink by 4 or more begins within libjpeg, which halves, quarters or divides by eight faster than
+it decodes: 12 million pixels become 224 x 224 in half the time. On photographs the result is 0.8
+grey levels from torchvision in the mean (3.0 at worst), where the single operations are 1.0 (4.7).
 """
 
 from __future__ import annotations
@@ -18,15 +22,23 @@ from penstock.image.codec import Decode
 from penstock.image.kernel import Unsupported
 from penstock.image.native import Image, load_cv2, load_simplejpeg
 from penstock.image.normalizing import look_up
-from penstock.image.resample import resize
+from penstock.image.resample import resize, resize_part
 from penstock.image.scratch import Scratch
 from penstock.operation import file_bytes
 
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _PROGRESSIVE = 0xC2
 
+_SQUARE = (b"\x11\x11\x11", b"\x22\x11\x11")
+"""How often the three components are sampled for which libjpeg's shrinking is good: others get
+colours that are too coarse, 1 to 3 grey levels off."""
+
 _BELOW = 2
 """Rows below the crop that are decoded too: colour of half the height looks that far."""
+
+_LEFT = 2
+"""The shrink that is left to do after libjpeg's, at least. It cuts frequencies off sharply: with
+less left, the difference to torchvision grows to 2 grey levels."""
 
 _MORE_DATA = re.compile(r"extraneous bytes before marker 0xd[0-79]$")
 """What is said of a file that goes on below the height it states; told only if nothing was wrong
@@ -37,13 +49,17 @@ _PICTURE, _FILE = Scratch(most=1 << 25), Scratch(most=1 << 25)
 
 
 class _Header(NamedTuple):
-    """The size of a JPEG, and at which byte its height stands."""
+    """The size of a JPEG, and at which byte its height stands.
+
+    ``square`` is whether colour has all of the resolution, or half of it both ways.
+    """
 
     height: int
     width: int
     components: int
     at: int
     progressive: bool
+    square: bool
 
 
 def size(data: Any) -> tuple[int, int, int]:
@@ -64,13 +80,15 @@ def region(
     """Decode a box into ``out``, as ``kernel.region`` does."""
     cv2 = load_cv2()
     top, left, height, width = box
-    picture = _rows(file_bytes(data, "image"), top + height)[
-        top : top + height, left : left + width
-    ]
     wanted = out.shape[:2] if table is None else out.shape[1:]
     full = full or (wanted[0], wanted[1])
-    last = not flip and table is None and full == wanted
-    image = resize(picture, *full, out if last else None)
+    picture, by = _rows(file_bytes(data, "image"), top + height, _divisor(box, full))
+    target = out if not flip and table is None and full == wanted else None
+    if by == 1:
+        image = resize(picture[top : top + height, left : left + width], *full, target)
+    else:
+        part = (top / by, left / by, height / by, width / by)
+        image = resize_part(picture, part, *full, target)
     image = image[corner[0] : corner[0] + wanted[0], corner[1] : corner[1] + wanted[1]]
     if flip:
         image = cv2.flip(image, 1, dst=out if table is None else None)
@@ -91,18 +109,29 @@ def _header(data: memoryview) -> _Header:
             at += 2 + (data[at + 2] << 8 | data[at + 3])
         bits, components = data[at + 4], data[at + 9]
         height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
+        sampling = bytes(data[at + 11 : at + 18 : 3])
     except IndexError:
         raise Unsupported("it is cut short within its header") from None
     if bits != 8 or components not in (1, 3) or not height or not width:
         raise Unsupported("it is not of 8 bits, or neither grey nor in three colours")
-    return _Header(height, width, components, at + 5, marker == _PROGRESSIVE)
+    square = components == 1 or sampling in _SQUARE
+    return _Header(height, width, components, at + 5, marker == _PROGRESSIVE, square)
 
 
-def _rows(data: memoryview, upto: int) -> Image:
-    """The picture down to a row at least; the next call in this thread may overwrite it."""
+def _divisor(box: tuple[int, int, int, int], full: tuple[int, int]) -> int:
+    """By what libjpeg may divide a picture of which this box is shrunk to ``full``."""
+    shrink = min(box[2] / full[0], box[3] / full[1])
+    return next((by for by in (8, 4, 2) if shrink >= _LEFT * by), 1)
+
+
+def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
+    """The picture down to a row at least, and what it is divided by: ``by``, or 1.
+
+    The next call in this thread may overwrite it.
+    """
     header = _header(data)
     height, width = header.height, header.width
-    memory = _PICTURE.take(3 * height * width)
+    by = by if header.square else 1
     upto = min(height, upto + _BELOW)
     stated: memoryview = data
     if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
@@ -111,9 +140,13 @@ def _rows(data: memoryview, upto: int) -> Image:
         stated[header.at], stated[header.at + 1] = divmod(upto, 256)
     else:
         upto = height
+    rows, columns = -(-upto // by), -(-width // by)
+    memory = _PICTURE.take(3 * rows * columns)
     try:
-        load_simplejpeg().decode_jpeg(stated, "RGB", buffer=memory)
+        load_simplejpeg().decode_jpeg(
+            stated, "RGB", min_height=rows, min_width=columns, min_factor=by, buffer=memory
+        )
     except ValueError as error:
         if upto == height or not _MORE_DATA.search(str(error)):
-            return Decode().apply(data, None)  # whose word on odd files is final
-    return memory[: 3 * upto * width].reshape(upto, width, 3)
+            return Decode().apply(data, None), 1  # whose word on odd files is final
+    return memory.reshape(rows, columns, 3), by

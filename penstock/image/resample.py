@@ -55,71 +55,100 @@ def resize(image: Image, height: int, width: int, out: Image | None = None) -> I
     if rows == height and columns == width:
         return image
     cv2 = load_cv2()
-    if rows > _HALVE * height or columns > _HALVE * width:
-        return _halve(cv2, image, height, width, out)
-    return _blur_and_sample(
-        cv2,
-        image,
-        height,
-        width,
-        out,
-        ((rows / height) ** 2 - 1) / 6,
-        ((columns / width) ** 2 - 1) / 6,
+    image = _soften(cv2, image, rows / height, columns / width)
+    return with_channels(
+        cv2.resize(
+            image,
+            (width, height),
+            dst=_target(out, height, width, image),
+            interpolation=cv2.INTER_LINEAR,
+        )
     )
 
 
-def _halve(cv2: Any, image: Image, height: int, width: int, out: Image | None) -> Image:
+def resize_part(
+    image: Image,
+    box: tuple[float, float, float, float],
+    height: int,
+    width: int,
+    out: Image | None = None,
+) -> Image:
+    """As ``resize``, of a part (top, left, height, width) that may begin and end within pixels.
+
+    Sampling between pixels costs 0.37 ms for 224 x 224, three times what it costs ``resize``.
+    """
+    cv2 = load_cv2()
+    top, left, rows, columns = box
+    first, begin = int(top), int(left)
+    part = image[first : math.ceil(top + rows), begin : math.ceil(left + columns)]
+    image = _soften(cv2, part, rows / height, columns / width)
+    # Softening may have halved it; what is measured from its edges goes with it.
+    halved, across = image.shape[0] / part.shape[0], image.shape[1] / part.shape[1]
+    down, right = halved * rows / height, across * columns / width
+    back = np.array(
+        [
+            [right, 0.0, across * (left - begin) + right / 2 - 0.5],
+            [0.0, down, halved * (top - first) + down / 2 - 0.5],
+        ]
+    )
+    return with_channels(
+        cv2.warpAffine(
+            image,
+            back,
+            (width, height),
+            dst=_target(out, height, width, image),
+            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_REPLICATE,
+        )
+    )
+
+
+def _target(out: Image | None, height: int, width: int, image: Image) -> Image | None:
+    """``out`` where OpenCV can write into it; it knows no axis of one channel."""
+    colour = image.ndim > 2 and fits(out, (height, width, *image.shape[2:]), image.dtype)
+    return out if colour else None
+
+
+def _soften(cv2: Any, image: Image, down: float, across: float) -> Image:
+    """What bilinear sampling lacks for shrinks by these factors; large ones are halved first."""
     halvings = [0, 0]
-    rows, columns = image.shape[:2]
-    while rows > _HALVE * height or columns > _HALVE * width:
-        if rows > _HALVE * height:
+    while down > _HALVE or across > _HALVE:
+        rows, columns = image.shape[:2]
+        if down > _HALVE:
             rows //= 2
             halvings[0] += 1
-        if columns > _HALVE * width:
+        if across > _HALVE:
             columns //= 2
             halvings[1] += 1
+        down *= rows / image.shape[0]
+        across *= columns / image.shape[1]
         # Exactly a half is the mean of two pixels. An odd side is a little more than a half:
         # the weights drift along it, and no pixel moves.
         image = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_LINEAR)
     # The boxes have blurred already, by (4**n - 1)/12 source pixels.
-    return _blur_and_sample(
+    return _blur(
         cv2,
         image,
-        height,
-        width,
-        out,
-        ((rows / height) ** 2 - 1) / 6 - (1 - 0.25 ** halvings[0]) / 12,
-        ((columns / width) ** 2 - 1) / 6 - (1 - 0.25 ** halvings[1]) / 12,
+        (down**2 - 1) / 6 - (1 - 0.25 ** halvings[0]) / 12,
+        (across**2 - 1) / 6 - (1 - 0.25 ** halvings[1]) / 12,
     )
 
 
-def _blur_and_sample(
-    cv2: Any,
-    image: Image,
-    height: int,
-    width: int,
-    out: Image | None,
-    down: float,
-    across: float,
-) -> Image:
-    """Blur by these variances in pixels, then sample bilinearly."""
-    if down > _NO_BLUR or across > _NO_BLUR:
-        rows, sigma_rows = _kernel(down)
-        columns, sigma_columns = _kernel(across)
-        image = cv2.GaussianBlur(
-            image,
-            (columns, rows),
-            sigma_columns,
-            dst=_BLURRED.take(image.nbytes).view(image.dtype).reshape(image.shape),
-            sigmaY=sigma_rows,
-            borderType=cv2.BORDER_REPLICATE,
-        )
-    # OpenCV knows no axis of one channel, so that only colour can be written in place.
-    if image.ndim == 2 or not fits(out, (height, width, *image.shape[2:]), image.dtype):
-        out = None
-    return with_channels(
-        cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
+def _blur(cv2: Any, image: Image, down: float, across: float) -> Image:
+    """Blur by these variances in pixels; the next call in this thread may overwrite the result."""
+    if down <= _NO_BLUR and across <= _NO_BLUR:
+        return image
+    rows, sigma_rows = _kernel(down)
+    columns, sigma_columns = _kernel(across)
+    blurred: Image = cv2.GaussianBlur(
+        image,
+        (columns, rows),
+        sigma_columns,
+        dst=_BLURRED.take(image.nbytes).view(image.dtype).reshape(image.shape),
+        sigmaY=sigma_rows,
+        borderType=cv2.BORDER_REPLICATE,
     )
+    return blurred
 
 
 def _kernel(variance: float) -> tuple[int, float]:

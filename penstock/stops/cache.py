@@ -56,8 +56,7 @@ class Cache(Hold):
             missing = [i for i, frame in enumerate(frames) if frame is None]
             tally.hits[number] += len(frames) - len(missing)
             tally.misses[number] += len(missing)
-            # A bytearray, because maps may work in place on what they are given.
-            samples = [None if frame is None else unpack(bytearray(frame)) for frame in frames]
+            samples = [None if frame is None else unpack(frame) for frame in frames]
             if not missing:
                 return samples
             wanted = keys.pick(missing)
@@ -65,11 +64,11 @@ class Cache(Hold):
             for i, sample in zip(missing, fresh, strict=True):
                 samples[i] = sample
             if not store.sealed and not site.trial:
-                packed = [pack(sample).tobytes() for sample in fresh]
+                packed = [pack(sample) for sample in fresh]
                 kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
                 for index, frame, put in zip(wanted.indices, packed, kept, strict=True):
                     if put:
-                        site.offers.append((number, index, store.cost(len(frame))))
+                        site.offers.append((number, index, store.cost(frame.nbytes)))
             return samples
 
         return step

@@ -92,13 +92,12 @@ class Echo(Hold):
                         base = key.replica // most
                         fresh = upstream(Keys(key.epoch, [key.index], [base] if base else None))[0]
                         if not site.trial:
-                            kept = pack(fresh).tobytes()
-                            store.put_tagged([(place(key.index, key.epoch), _tag(key, most), kept)])
+                            at = place(key.index, key.epoch)
+                            store.put_tagged([(at, _tag(key, most), pack(fresh))])
                         tally.misses[number] += 1
                         return fresh
             tally.hits[number] += 1
-            # A bytearray, because maps may work in place on what they are given.
-            return unpack(bytearray(frame))
+            return unpack(frame)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             return [one(key, upstream) for key in keys]

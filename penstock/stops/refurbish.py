@@ -58,7 +58,8 @@ class Refurbish(Hold):
 
     def fingerprint(self) -> str | None:
         # Not the budget: how many samples it keeps stands in a checkpoint as a number.
-        return fingerprint(("refurbish", self.reuse, self.encode))
+        how = self.encode if Encoding(self.encode).lossy else "exact"
+        return fingerprint(("refurbish", self.reuse, how))
 
     def step(self, site: Site) -> Step:
         store, renewal, number, tally = self.store, self.renewal, self.number, site.tally
@@ -75,10 +76,10 @@ class Refurbish(Hold):
             return _NOTHING if frame is None else encoding.decode(frame)
 
         def keep(index: int, generation: int, fresh: Any) -> Any:
-            value = encoding.encode(fresh)
+            value = encoding.packed(fresh)
             store.put_tagged([(place(index, generation), generation, value)])
             # A sample must not tell whether it was kept: where keeping changes it, it always does.
-            return encoding.decode(value) if encoding.lossy else fresh
+            return encoding.decode(value.tobytes()) if encoding.lossy else fresh
 
         def one(index: int, epoch: int, upstream: Upstream) -> Any:
             generation = generation_of(index, epoch)

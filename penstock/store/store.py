@@ -342,7 +342,7 @@ class Store:
             if kind in self._warned:
                 return
             self._warned.add(kind)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _no_room(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-/* Feeds the kernel broken JPEGs: driver FOLDER COUNT SEED [FIRST].
+/* Feeds the kernel broken JPEGs, and absurd changes of images: driver FOLDER COUNT SEED [FIRST].
  *
  * Input number n depends on the files in FOLDER, on SEED and on n alone, so a finding is repeated
  * by giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their
@@ -6,6 +6,7 @@
  */
 #define PENSTOCK_FUZZ
 #include "../../penstock/_kernel_region.h"
+#include "../../penstock/_kernel_augment.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -36,7 +37,10 @@ static uint64_t draw(void) {
 static size_t below(size_t limit) { return limit ? draw() % limit : 0; }
 
 static void keep_finding(void) {
-  if (!current.length) return;
+  if (!current.length) {
+    fprintf(stderr, "it is input %ld\n", current_number);
+    return;
+  }
   char name[64];
   snprintf(name, sizeof name, "finding-%ld.jpg", current_number);
   FILE *file = fopen(name, "wb");
@@ -227,8 +231,60 @@ static int decode_one(Bytes data, Box box, Target to, int normal, void *out) {
   return kind;
 }
 
+static long augmented;
+
+/* Of every size, from what a change is meant for to what no image has use for; always finite. */
+static double some_magnitude(void) {
+  static const double telling[] = {0, 1, -1, 0.5, 45, 90, 180, 255, 256, 1e-320, 1e9, 1e300, -1e300};
+  double unit = (double)(draw() >> 11) / (double)(1LL << 53) * 2 - 1;
+  switch (below(4)) {
+    case 0: return telling[below(13)];
+    case 1: return unit * 400;
+    case 2: return unit * pow(10, (double)below(20));
+  }
+  return unit;
+}
+
+/* A small image through some changes: within its memory, and alike with AVX2 and without. */
+static void augment_one(void) {
+  int most = below(8) ? 40 : 300;
+  Target to = {.height = some_side(most), .width = some_side(most)};
+  size_t size = (size_t)to.height * to.width * 3;
+  uint8_t *image = malloc(size), fill[3] = {(uint8_t)draw(), (uint8_t)draw(), 0};
+  int levels = 1 + (int)below(256), darkest = (int)below(257 - levels);
+  for (size_t i = 0; i < size; i++) image[i] = (uint8_t)(darkest + below(levels));
+  float table[768];
+  for (int i = 0; i < 768; i++) table[i] = (float)i;
+  Change changes[6];
+  size_t count = below(6);
+  for (size_t i = 0; i < count; i++) changes[i] = (Change){(int)below(CHANGES), some_magnitude()};
+
+  int normal = !below(2), changed[2];
+  size_t bytes = size * (normal ? sizeof(float) : 1);
+  uint8_t *out[2] = {malloc(bytes), malloc(bytes)};
+  for (int plain = 0; plain < 2; plain++) {
+    only_plain = plain;
+    memset(out[plain], 7, bytes);
+    if (normal)
+      to.floats = (float *)out[plain], to.table = table;
+    else
+      to.bytes = out[plain];
+    demand(augment(image, changes, count, fill, to, changed + plain) == FINE, "a refusal");
+  }
+  demand(changed[0] == changed[1] && !memcmp(out[0], out[1], bytes), "other bits without AVX2");
+  free(out[0]);
+  free(out[1]);
+  free(image);
+  augmented++;
+}
+
 static void run(long number, uint64_t seed) {
   state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
+  current_number = number;
+  if (!below(4)) {
+    augment_one();
+    return;
+  }
   const Bytes *from = &seeds[below(seed_count)];
   Bytes b = {malloc(from->length + 1), from->length};
   memcpy(b.bytes, from->bytes, from->length);
@@ -241,7 +297,6 @@ static void run(long number, uint64_t seed) {
   memcpy(exact.bytes, b.bytes, b.length);
   free(b.bytes);
   current = exact;
-  current_number = number;
 
   int full_height = 40, full_width = 40, components = 0;
   frame_size(exact.bytes, exact.length, &full_height, &full_width, &components);
@@ -306,6 +361,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
-  printf("%d out of memory; %ld decoded without libjpeg\n", counts[NO_MEMORY], decoded_alone);
+  printf("%d out of memory; %ld decoded without libjpeg; ", counts[NO_MEMORY], decoded_alone);
+  printf("%ld augmented\n", augmented);
   return 0;
 }

@@ -1,4 +1,4 @@
-"""The kernel's automatic augmentation: the bits of a draft, torchvision's turns, and no byte more."""
+"""Automatic augmentation by the kernel: a draft's bits, torchvision's turns, no byte beyond."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import PipelineError
 from penstock.image import kernel, normalize, rand_augment
 from penstock.image.augment import applied, normalized
-from penstock.image.augment_table import CHANGES, NARROW, NUMBERS, WIDE, Step
+from penstock.image.augment_table import CHANGES, NARROW, NUMBERS, WIDE, Space, Step
 from penstock.image.draft import Draft
 
 pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
@@ -42,7 +42,7 @@ def steps_of(draw: Callable[..., Any], names: list[str], most: int = 5) -> tuple
     def one() -> Step:
         name = draw(st.sampled_from(names))
         if draw(st.booleans()):
-            space = draw(st.sampled_from([NARROW, WIDE]))
+            space: Space = draw(st.sampled_from([NARROW, WIDE]))
             strength = draw(st.sampled_from([0.0, 0.1, 0.3, 0.65, 1.0]))
             return space.step(name, strength, draw(st.booleans()), 30, 40)
         largest = LARGEST.get(name, 3.0)
@@ -72,6 +72,27 @@ def test_the_kernel_makes_the_bits_of_a_draft(
     found = applied(image, steps, fill, False)
     np.testing.assert_array_equal(found, drafted(image, steps, fill))
     np.testing.assert_array_equal(image, before)
+
+
+COUNTING = ["AutoContrast", "Contrast", "Equalize", "Solarize", "TranslateX", "ShearY", "Color"]
+
+
+@given(images(), steps_of(COUNTING), fills)
+@settings(max_examples=300, deadline=None)
+def test_what_was_counted_is_believed_only_while_it_holds(
+    image: Any, steps: tuple[Step, ...], fill: tuple[float, ...]
+) -> None:
+    found = applied(image, steps, fill, False)
+    np.testing.assert_array_equal(found, drafted(image, steps, fill))
+
+
+def test_levels_of_a_large_bright_image_add_up() -> None:
+    image = np.full((300, 400, 3), 255, np.uint8)
+    image[::7, ::5] = (3, 90, 250)
+    steps = (Step("Contrast", 0.4),)
+    np.testing.assert_array_equal(
+        applied(image, steps, (0.0,), False), drafted(image, steps, (0.0,))
+    )
 
 
 @pytest.mark.parametrize("name", UNTURNED)
@@ -246,6 +267,7 @@ def test_what_does_not_fit_is_refused(
 def test_the_kernel_counts_the_changes_as_the_table_does(photo: Any) -> None:
     assert list(NUMBERS) == list(CHANGES)
     assert list(NUMBERS.values()) == list(range(15))
+    photo = photo // 2 + np.uint8(20)
     out = np.empty_like(photo)
     for name, number in NUMBERS.items():
         step = NARROW.step(name, 0.7, False, *photo.shape[:2])

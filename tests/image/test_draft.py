@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.image import color_jitter, colour, kernel, tone, warp
-from penstock.image.augment import applied, compiled
+from penstock.image import color_jitter, colour, kernel, normalize, tone, warp
+from penstock.image.augment import applied, compiled, normalized
 from penstock.image.augment_table import CHANGES, NARROW, WIDE, Step
 from penstock.image.draft import Draft
 from penstock.image.jitter import Jitter
@@ -98,6 +98,16 @@ def test_tables_and_moves_in_any_order_have_the_bits_of_changes_in_turn(
     if table is not None:
         found = np.stack([one[found[..., c]] for c, one in enumerate(table)], axis=2)
     np.testing.assert_array_equal(found, in_turn(image, steps, fill, False))
+
+
+@given(images(), step_lists(list(CHANGES)), fills, st.booleans(), st.sampled_from(["chw", "hwc"]))
+@settings(max_examples=200, deadline=None)
+def test_floats_are_what_normalize_makes_of_the_bytes(
+    image: Any, steps: Any, fill: tuple[float, ...], smooth: bool, layout: str
+) -> None:
+    after = normalize(0.4, 0.2, layout=layout)
+    found = normalized(image, steps, fill, smooth, after, None)
+    np.testing.assert_array_equal(found, after.apply(applied(image, steps, fill, smooth), None))
 
 
 @given(

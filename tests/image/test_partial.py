@@ -1,16 +1,17 @@
-"""Without the kernel: only the rows that a crop needs, with the bits of the whole picture."""
+"""Without the kernel: only the rows that a crop needs, and great shrinks begun in libjpeg."""
 
 from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from image.jpegs import KINDS, Box, encode, picture
+from image.jpegs import KINDS, Box, by_pil, encode, picture
 
 from penstock.errors import SourceError
 from penstock.image import decode, normalize, partial
@@ -37,6 +38,7 @@ def test_the_pixels_are_those_of_the_whole_picture(
     crop: tuple[bytes, Box], wanted: tuple[int, int], flip: bool, floats: bool
 ) -> None:
     data, box = crop
+    assume(min(box[2] / wanted[0], box[3] / wanted[1]) < 4)
     expected = whole(data, box, wanted)
     if flip:
         expected = np.ascontiguousarray(expected[:, ::-1])
@@ -58,6 +60,75 @@ def test_a_part_of_the_resized_box_is_cut_out(full: tuple[int, int], data: st.Da
     out = np.empty((8, 9, 3), np.uint8)
     partial.region(file, box, out, full=full, corner=(top, left))
     np.testing.assert_array_equal(out, whole(file, box, full)[top : top + 8, left : left + 9])
+
+
+def part_of(data: bytes, box: Box, size: tuple[int, int], **options: Any) -> np.ndarray:
+    out = np.full((*size, 3), 7, np.uint8)
+    partial.region(data, box, out, **options)
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("box", "size"),
+    [
+        ((0, 0, 420, 510), (105, 127)),
+        ((13, 27, 367, 403), (61, 73)),  # by 5.5, from odd corners
+        ((6, 9, 413, 491), (50, 41)),  # by 8 and 12
+        ((1, 2, 401, 333), (12, 20)),
+        ((0, 101, 340, 330), (61, 20)),  # by 5.6 one way, by 16 the other
+    ],
+)
+def test_a_great_shrink_stays_close_to_pil(kind: str, box: Box, size: tuple[int, int]) -> None:
+    data = encode(picture(420, 510), kind)
+    expected = by_pil(data, box, size)
+    apart = np.abs(part_of(data, box, size) - expected).mean()
+    assert apart <= 2.0
+    assert apart <= np.abs(whole(data, box, size) - expected).mean() + 0.4
+
+
+@pytest.mark.parametrize("corner", range(8))
+@pytest.mark.parametrize(("by", "within"), [(4, 0.6), (8, 0.8), (17, 1.0)])
+def test_a_great_shrink_moves_nothing(corner: int, by: int, within: float) -> None:
+    down, right = np.mgrid[0:300, 0:300] * 255 / 299
+    data = encode(np.dstack([down, right, down]).round().astype(np.uint8), "444", 100)
+    size = 280 // by
+    found = part_of(data, (corner, 7 - corner, size * by + 3, size * by), (size, size))
+    centres = np.arange(size) + 0.5
+    for axis, first, step in ((0, corner, by + 3 / size), (1, 7 - corner, by)):
+        expected = (first + centres * step - 0.5) * 255 / 299
+        means = found[..., axis].mean(axis=1 - axis)
+        # Half a pixel of what libjpeg makes is 0.9, 1.7 and 3.4 here.
+        assert np.abs(means - expected)[1:-1].max() < within
+
+
+@pytest.mark.parametrize("kind", ["444", "420", "gray"])
+@pytest.mark.parametrize("by", [1, 2, 4, 8])
+def test_rows_that_are_left_out_change_no_bit_of_the_others(kind: str, by: int) -> None:
+    data = memoryview(encode(picture(203, 151), kind))
+    expected = partial._rows(data, 203, by)[0].copy()
+    for upto in range(1, 203, 7):
+        rows, divided = partial._rows(data, upto, by)
+        assert divided == by
+        wanted = -(-upto // by)
+        np.testing.assert_array_equal(rows[:wanted], expected[:wanted])
+
+
+def test_a_part_of_a_great_shrink_is_flipped_and_normalized() -> None:
+    data, box = encode(picture(420, 510)), (13, 27, 367, 403)
+    full = part_of(data, box, (61, 73))
+    found = part_of(data, box, (20, 30), full=(61, 73), corner=(5, 7), flip=True)
+    expected = np.ascontiguousarray(full[5:25, 7:37][:, ::-1])
+    np.testing.assert_array_equal(found, expected)
+    out = np.empty((3, 61, 73), np.float32)
+    partial.region(data, box, out, table=normalize().table(3))
+    np.testing.assert_array_equal(out, normalize().apply(full, None))
+
+
+def test_a_great_shrink_of_an_odd_file_is_left_to_decode() -> None:
+    good = encode(picture(420, 510))
+    odd, box = good[:-2] + bytes(5) + good[-2:], (13, 27, 407, 403)
+    np.testing.assert_array_equal(part_of(odd, box, (61, 73)), whole(good, box, (61, 73)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,10 +157,13 @@ def test_restarts_do_not_hide_the_end() -> None:
 
 
 @pytest.mark.parametrize("box", [(0, 0, 40, 90), (80, 0, 40, 90)])
-def test_a_file_that_is_cut_short_is_an_error_wherever_the_crop_is(box: Box) -> None:
+@pytest.mark.parametrize("size", [(40, 90), (9, 20)])
+def test_a_file_that_is_cut_short_is_an_error_wherever_the_crop_is(
+    box: Box, size: tuple[int, int]
+) -> None:
     data = encode(picture(120, 90), quality=95)
     with pytest.raises(SourceError, match=r"[Pp]remature end"):
-        partial.region(data[: len(data) * 3 // 4], box, np.empty((40, 90, 3), np.uint8))
+        part_of(data[: len(data) * 3 // 4], box, size)
 
 
 def test_damage_above_the_end_of_the_crop_is_an_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.image.resample import resize
+from penstock.image.resample import resize, resize_part
 
 side = st.integers(1, 70)
 
@@ -68,6 +68,25 @@ def test_halving_an_odd_side_moves_nothing(length: int) -> None:
     expected = centres / (length - 1) * 65535
     # The edges blend with what is beyond them; within, half a source pixel would be 160.
     assert np.abs(found - expected)[1:-1].max() < 40
+
+
+@pytest.mark.parametrize(("height", "width"), [(100, 90), (61, 70), (30, 23), (24, 160)])
+def test_a_part_of_whole_pixels_is_what_resizing_it_makes(
+    photo: Any, height: int, width: int
+) -> None:
+    found = resize_part(photo, (20, 30, 200, 250), height, width)
+    expected = resize(photo[20:220, 30:280], height, width).astype(int)
+    assert np.abs(found - expected).max() <= 2
+
+
+@pytest.mark.parametrize("length", [33.0, 61.5, 93.25, 180.75])
+@pytest.mark.parametrize("first", [0.0, 3.25, 6.5, 11.75])
+def test_a_part_begins_and_ends_within_pixels(first: float, length: float) -> None:
+    ramp = np.repeat(np.linspace(0, 65535, 200)[:, None], 8, axis=1)[..., None]
+    found = resize_part(ramp.astype(np.uint16), (first, 0, length, 8), 23, 8)[:, 0, 0].astype(float)
+    centres = first + (np.arange(23) + 0.5) * length / 23 - 0.5
+    # A tenth of a pixel of the ramp is 33.
+    assert np.abs(found - centres / 199 * 65535)[2:-2].max() < 33
 
 
 def test_the_same_size_costs_nothing(photo: Any) -> None:

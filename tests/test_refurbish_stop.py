@@ -1,0 +1,202 @@
+"""The refurbish stop by itself: what it asks for, what it keeps, and what it counts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.encoding import Encoding
+from penstock.errors import PipelineError
+from penstock.meter import Tally
+from penstock.order import Renewal
+from penstock.random import Keys
+from penstock.stops.refurbish import Refurbish, place
+from penstock.stops.stop import Site, StageFailure
+from penstock.store import Store
+
+N = 30
+
+
+class Upstream:
+    """Answers with what it was asked for, and remembers it."""
+
+    def __init__(self, image: bool = False) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._image = image
+
+    def __call__(self, keys: Keys) -> list[Any]:
+        assert keys.replicas is None
+        self.asked += [(index, keys.epoch) for index in keys.indices]
+        return [self.sample(index, keys.epoch) for index in keys.indices]
+
+    def sample(self, index: int, generation: int) -> Any:
+        if not self._image:
+            return np.array([index, generation, 0.5])
+        y, x = np.mgrid[:40, :60]
+        levels = 128 + 100 * np.sin((x + index) / 7 + (y + generation) / 11)
+        return np.stack([levels, levels[::-1], levels[:, ::-1]], axis=-1).astype(np.uint8)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(tmp_path / "store", budget=50_000_000)
+    yield found
+    found.destroy()
+
+
+def refurbish(store: Store, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
+    renewal = Renewal(N, reuse, kept, seed=7)
+    return Refurbish(reuse, encode=encode, number=1, store=store, renewal=renewal)
+
+
+def site() -> Site:
+    return Site(seed=7, tally=Tally(3, 2))
+
+
+def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Store) -> None:
+    stop, upstream, here = refurbish(store, kept=20), Upstream(), site()
+    step, renewal = stop.step(here), stop.renewal
+    assert renewal is not None
+    for epoch in range(8):
+        upstream.asked.clear()
+        here.tally.clear()
+        found = step(Keys(epoch, list(range(N)), list(range(N))), upstream)
+        generations = [renewal.generation(index, epoch) for index in range(N)]
+        assert [row.tolist() for row in found] == [
+            [index, generation, 0.5] for index, generation in enumerate(generations)
+        ]
+        fresh = [index for index in range(N) if renewal.is_fresh(index, epoch)]
+        assert upstream.asked == [(index, generations[index]) for index in fresh]
+        assert here.tally.misses == [0, len(fresh)]
+        assert here.tally.hits == [0, N - len(fresh)]
+    held = store.keys()
+    kept = {key // 2 for key in held}
+    assert kept == {index for index in range(N) if renewal.keeps(index)}
+    assert len(kept) == 20
+
+
+def test_what_is_not_kept_goes_straight_through(store: Store) -> None:
+    for stop in (refurbish(store, kept=0), refurbish(store, reuse=1)):
+        upstream = Upstream()
+        step = stop.step(site())
+        for _ in range(2):
+            step(Keys(4, [1, 2]), upstream)
+        assert upstream.asked == [(1, 4), (2, 4)] * 2
+        assert len(store) == 0
+
+
+@pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg", "jpeg:50"])
+def test_a_sample_does_not_tell_whether_it_was_kept(store: Store, encode: str) -> None:
+    stop, upstream = refurbish(store, encode=encode), Upstream(image=True)
+    step = stop.step(site())
+    first = [sample.copy() for sample in step(Keys(0, list(range(5))), upstream)]
+    again = step(Keys(0, list(range(5))), upstream)
+    assert len(upstream.asked) == 5
+    np.testing.assert_array_equal(first, again)
+    exact = [upstream.sample(index, 0) for index in range(5)]
+    assert np.array_equal(first, exact) is not Encoding(encode).lossy
+    store.delete_many(store.keys())
+    np.testing.assert_array_equal(first, step(Keys(0, list(range(5))), upstream))
+    assert len(upstream.asked) == 10
+
+
+@pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg"])
+def test_working_in_place_on_a_sample_changes_none_that_is_kept(store: Store, encode: str) -> None:
+    step, upstream = refurbish(store, encode=encode).step(site()), Upstream(image=True)
+    [sample] = step(Keys(0, [3]), upstream)
+    expected = sample.copy()
+    for _ in range(3):
+        sample += 1
+        [sample] = step(Keys(0, [3]), upstream)
+        np.testing.assert_array_equal(sample, expected)
+    assert upstream.asked == [(3, 0)]
+
+
+@pytest.mark.filterwarnings("ignore:the store:RuntimeWarning")
+def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
+    full = Store(tmp_path / "full", budget=0, overshoot=0)
+    gone = Store(tmp_path / "gone", budget=1_000_000)
+    gone.destroy()
+    for store in (full, gone):
+        upstream, here = Upstream(), site()
+        step = refurbish(store).step(here)
+        for _ in range(2):
+            assert [row[0] for row in step(Keys(0, [4, 5]), upstream)] == [4, 5]
+        assert upstream.asked == [(4, 0), (5, 0)] * 2
+        assert here.tally.misses[1] == 4
+    full.destroy()
+
+
+def test_damage_is_a_miss_that_is_counted(store: Store) -> None:
+    stop, upstream, here = refurbish(store), Upstream(), site()
+    step = stop.step(here)
+    step(Keys(0, [4]), upstream)
+    environment = store._attached()
+    assert environment is not None
+
+    def flip(transaction: Any) -> None:
+        key = place(4, 0).to_bytes(8, "little")
+        value = bytearray(transaction.get(key))
+        value[-1] ^= 1
+        transaction.put(key, value)
+
+    environment.write(flip)
+    with pytest.warns(RuntimeWarning, match="damaged bytes"):
+        [found] = step(Keys(0, [4]), upstream)
+    assert found.tolist() == [4, 0, 0.5]
+    assert (here.tally.corrupt, here.tally.misses[1], here.tally.hits[1]) == (1, 2, 0)
+    step(Keys(0, [4]), upstream)
+    assert here.tally.hits[1] == 1
+
+
+def test_a_trial_keeps_nothing(store: Store) -> None:
+    here, upstream = site(), Upstream()
+    here.trial = True
+    refurbish(store).step(here)(Keys(0, [1]), upstream)
+    assert len(store) == 0
+
+
+def test_a_sample_that_cannot_be_kept_is_named(store: Store) -> None:
+    step = refurbish(store).step(site())
+    with pytest.raises(StageFailure) as found:
+        step(Keys(0, [6]), lambda keys: [(byte for byte in b"never pickled")])
+    assert (found.value.stage, found.value.index) == ("refurbish", 6)
+    assert found.value.__cause__ is not None
+
+
+def test_a_failure_above_keeps_its_name(store: Store) -> None:
+    def broken(keys: Keys) -> list[Any]:
+        raise StageFailure("decode", keys.indices[0])
+
+    with pytest.raises(StageFailure) as found:
+        refurbish(store).step(site())(Keys(0, [6]), broken)
+    assert (found.value.stage, found.value.index) == ("decode", 6)
+
+
+def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: Store) -> None:
+    stop, upstream = refurbish(store), Upstream()
+    stop.step(site())(Keys(0, [1, 2]), upstream)
+    copy = pickle.loads(pickle.dumps(stop))
+    found = copy.step(site())(Keys(0, [2, 1]), upstream)
+    assert [row[0] for row in found] == [2, 1]
+    assert len(upstream.asked) == 2
+
+
+def test_without_a_store_it_does_not_run() -> None:
+    with pytest.raises(PipelineError, match="only through a loader"):
+        Refurbish(3).step(site())
+
+
+def test_it_is_known_by_what_changes_batches(store: Store) -> None:
+    stop = refurbish(store)
+    assert stop.name == "refurbish"
+    same = replace(stop, budget=5, where="disk", number=4, store=None, renewal=None)
+    assert same.fingerprint() == stop.fingerprint()
+    for other in (replace(stop, reuse=4), replace(stop, encode="jpeg")):
+        assert other.fingerprint() != stop.fingerprint()
