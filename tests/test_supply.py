@@ -71,7 +71,7 @@ class ByHand:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.loader.ProcessPool", ByHand)
+    monkeypatch.setattr("penstock.pools.make.ProcessPool", ByHand)
 
 
 def engine_of(loader: Loader) -> Engine:
