@@ -1,5 +1,5 @@
-/* The Python module penstock._kernel: `size`, `region`, `look_up` and `augment`; other threads run
-   meanwhile. */
+/* The Python module penstock._kernel: `size`, `region`, `resize`, `look_up` and `augment`; other
+   threads run meanwhile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -66,18 +66,30 @@ static int is_table(const Py_buffer *table) {
   return 0;
 }
 
-static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
+static int is_rgb(const Py_buffer *image) {
+  if (image->ndim == 3 && !strcmp(image->format ? image->format : "B", "B") &&
+      image->shape[2] == 3 && image->shape[0] <= 65535 && image->shape[1] <= 65535)
+    return 1;
+  PyErr_SetString(PyExc_ValueError,
+                  "image must be uint8 of shape (height, width, 3), with sides of up to 65535");
+  return 0;
+}
+
+/* `region` of the bytes of a JPEG, `resize` of an image that is decoded. */
+static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
   PyObject *given, *given_out, *given_table;
   Box box;
   Target to = {0};
-  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiii:region", &given, &box.top, &box.left,
-                        &box.height, &box.width, &given_out, &to.flip, &given_table,
-                        &to.full_height, &to.full_width, &to.top, &to.left))
+  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiii", &given, &box.top, &box.left, &box.height,
+                        &box.width, &given_out, &to.flip, &given_table, &to.full_height,
+                        &to.full_width, &to.top, &to.left))
     return NULL;
   Py_buffer data, out, table;
   int normal = given_table != Py_None;
-  if (PyObject_GetBuffer(given, &data, PyBUF_SIMPLE)) return NULL;
+  int wanted = decoded ? PyBUF_C_CONTIGUOUS | PyBUF_FORMAT : PyBUF_SIMPLE;
+  if (PyObject_GetBuffer(given, &data, wanted)) return NULL;
   PyObject *result = NULL;
+  if (decoded && !is_rgb(&data)) goto release_data;
   if (PyObject_GetBuffer(given_out, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
     goto release_data;
   if (normal) {
@@ -91,7 +103,10 @@ static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
   char why[JMSG_LENGTH_MAX] = "";
   int kind;
   Py_BEGIN_ALLOW_THREADS;
-  kind = region(data.buf, (size_t)data.len, box, to, why);
+  if (decoded)
+    kind = resample(data.buf, (int)data.shape[0], (int)data.shape[1], box, to, why);
+  else
+    kind = region(data.buf, (size_t)data.len, box, to, why);
   Py_END_ALLOW_THREADS;
   if (kind)
     fail(module, kind, why);
@@ -107,11 +122,18 @@ release_data:
   return result;
 }
 
+static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
+  return framed(module, arguments, 0);
+}
+
+static PyObject *kernel_resize(PyObject *module, PyObject *arguments) {
+  return framed(module, arguments, 1);
+}
+
 static int is_image(const Py_buffer *image, const Target *to) {
-  if (image->ndim == 3 && !strcmp(image->format ? image->format : "B", "B") &&
-      image->shape[2] == 3 && image->shape[0] == to->height && image->shape[1] == to->width)
-    return 1;
-  PyErr_SetString(PyExc_ValueError, "image must be uint8 of shape (height, width, 3), as out is");
+  if (!is_rgb(image)) return 0;
+  if (image->shape[0] == to->height && image->shape[1] == to->width) return 1;
+  PyErr_SetString(PyExc_ValueError, "image must have the height and width of out");
   return 0;
 }
 
@@ -244,6 +266,9 @@ static PyMethodDef methods[] = {
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"region", kernel_region, METH_VARARGS,
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
+     "out_left]) -> None"},
+    {"resize", kernel_resize, METH_VARARGS,
+     "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {"augment", kernel_augment, METH_VARARGS,

@@ -150,6 +150,16 @@ static int has_end(const uint8_t *from, size_t length) {
   return 0;
 }
 
+static int check_places(Decoder *d, int height, int width, Box box, Target to) {
+  if (box.top < 0 || box.left < 0 || box.height < 1 || box.width < 1 ||
+      box.height > height - box.top || box.width > width - box.left)
+    return refuse(d, OUTSIDE, "the box does not lie within the image");
+  if (to.top < 0 || to.left < 0 || to.full_height > 65535 || to.full_width > 65535 ||
+      to.height > to.full_height - to.top || to.width > to.full_width - to.left)
+    return refuse(d, OUTSIDE, "the part does not lie within the resized box");
+  return FINE;
+}
+
 /* Read the header, and refuse what the rest cannot do. */
 static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target to) {
   j_decompress_ptr jpeg = &d->jpeg;
@@ -169,14 +179,7 @@ static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target
   if (jpeg->jpeg_color_space != JCS_GRAYSCALE && jpeg->jpeg_color_space != JCS_YCbCr &&
       jpeg->jpeg_color_space != JCS_RGB)
     return refuse(d, UNSUPPORTED, "its colours are neither grey, YCbCr nor RGB");
-  if (box.top < 0 || box.left < 0 || box.height < 1 || box.width < 1 ||
-      box.height > (int)jpeg->image_height - box.top ||
-      box.width > (int)jpeg->image_width - box.left)
-    return refuse(d, OUTSIDE, "the box does not lie within the image");
-  if (to.top < 0 || to.left < 0 || to.full_height > 65535 || to.full_width > 65535 ||
-      to.height > to.full_height - to.top || to.width > to.full_width - to.left)
-    return refuse(d, OUTSIDE, "the part does not lie within the resized box");
-  return FINE;
+  return check_places(d, (int)jpeg->image_height, (int)jpeg->image_width, box, to);
 }
 
 /* By how much libjpeg itself is to shrink. */
@@ -309,6 +312,14 @@ static void give_out(Bench *b, Target to, int y, int count) {
   }
 }
 
+/* One row of the target, of the rows in `taps`; every full block of them is given out. */
+static void blend_row(Bench *b, Target to, int y) {
+  int taps = b->down.taps, filled = y % LANES + 1;
+  blend_rows(b->rows + (filled - 1) * b->rows_stride, b->taps,
+             b->down.weights + (size_t)y * taps, taps, (int)b->row_bytes);
+  if (filled == LANES || y + 1 == to.height) give_out(b, to, y + 1 - filled, filled);
+}
+
 static int stream(Decoder *d, Bench *b, Target to) {
   int taps = b->down.taps, read = 0;
   for (int y = 0; y < to.height; y++) {
@@ -325,10 +336,7 @@ static int stream(Decoder *d, Bench *b, Target to) {
     }
     for (int k = 0; k < taps; k++)
       b->taps[k] = b->ring + ((b->down.first[y] + k) % taps) * b->ring_stride + b->skipped;
-    blend_rows(b->rows + (y % LANES) * b->rows_stride, b->taps,
-               b->down.weights + (size_t)y * taps, taps, (int)b->row_bytes);
-    int filled = y % LANES + 1;
-    if (filled == LANES || y + 1 == to.height) give_out(b, to, y + 1 - filled, filled);
+    blend_row(b, to, y);
   }
   return FINE;
 }
@@ -408,6 +416,28 @@ static int region(const uint8_t *data, size_t length, Box box, Target to, char *
   int kind = decode(&d, data, length, box, to);
   jpeg_destroy_decompress(&d.jpeg);
   drop_scan(&d);
+  free(d.scratch);
+  return kind;
+}
+
+/* The same of an image that is decoded already: `height` rows of `width` RGB pixels. */
+static int resample(const uint8_t *pixels, int height, int width, Box box, Target to, char *why) {
+  Decoder d;
+  memset(&d, 0, sizeof d);
+  d.trouble.why = why;
+  int kind = check_places(&d, height, width, box, to);
+  if (kind) return kind;
+  Bench b = {
+      .down = axis_of(box.top, box.height, to.full_height, to.top, to.height),
+      .across = axis_of(box.left, box.width, to.full_width, to.left, to.width),
+  };
+  kind = lay_out(&d, &b, b.down.upto - b.down.from, b.across.upto - b.across.from, to, 1);
+  const uint8_t *from = pixels + ((size_t)b.down.from * width + b.across.from) * 3;
+  for (int y = 0; !kind && y < to.height; y++) {
+    for (int k = 0; k < b.down.taps; k++)
+      b.taps[k] = from + (size_t)(b.down.first[y] + k) * width * 3;
+    blend_row(&b, to, y);
+  }
   free(d.scratch);
   return kind;
 }

@@ -360,7 +360,7 @@ class Pipeline:
 
 def _fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
     modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
-    if not modules & {"penstock.image.codec", "penstock.image.augment"}:
+    if not any(module.startswith("penstock.image.") for module in modules):
         return stops  # nothing to fuse, and no need to load what could
     from penstock.stops.fused import fuse
     from penstock.stops.toned import tone

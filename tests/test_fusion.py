@@ -187,6 +187,59 @@ def test_a_fused_road_is_bit_equal_in_every_pool(
         assert [plain(b) for b in loader] == expected
 
 
+DECODED = {
+    "crop": [image.random_resized_crop(64)],
+    "crop, flip": [image.random_resized_crop(64), image.random_flip()],
+    "crop, flip, normalize": [
+        image.random_resized_crop(64),
+        image.random_flip(),
+        image.normalize(),
+    ],
+    "resize, center_crop, normalize": [image.resize(72), image.center_crop(64), image.normalize()],
+}
+
+
+@pytest.mark.parametrize("below", DECODED)
+def test_what_is_decoded_already_is_framed_in_one_step_too(
+    below: str, decoder: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations: list[Any] = DECODED[below]
+    pipeline: Any = ps.from_folder(photos).map(image.decode()).cache("10MB")
+    for operation in operations:
+        pipeline = pipeline.map(operation)
+    pipeline = pipeline.batch(24)
+    together = "+".join(operation.name for operation in operations)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        names = [stage.name for stage in loader.stats().stages]
+        fused = next(iter(loader))
+    if decoder == "kernel":
+        assert names == ["source", "decode", "cache", together]
+        assert "the compiled kernel takes only what is wanted" in pipeline.explain()
+    else:
+        assert len(names) == 3 + len(operations)
+    alone = one_by_one(pipeline, monkeypatch)
+    assert fused[1].tolist() == alone[1].tolist()
+    assert fused[0].shape == alone[0].shape
+    scale = 255 * 0.226 if fused[0].dtype == np.float32 else 1.0
+    apart = np.abs(fused[0].astype(np.float32) - alone[0].astype(np.float32)) * scale
+    assert apart.reshape(24, -1).mean(axis=1).max() <= TOLERANCE[decoder]
+
+
+def test_images_that_the_kernel_cannot_resize_go_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    pictures = [
+        rng.integers(0, 256, (40, 50, 1), dtype=np.uint8),
+        rng.integers(0, 256, (40, 100, 3), dtype=np.uint8)[:, ::2],
+        rng.integers(0, 256, (40, 50, 3), dtype=np.uint8),
+    ]
+    for picture in pictures:
+        pipeline = ps.from_dataset([picture]).map(image.resize((20, 25))).batch(1)
+        (found,) = next(iter(pipeline.loader(workers=0)))
+        expected = image.resize((20, 25)).apply(picture, None)
+        assert found.shape == expected.shape
+        assert np.abs(found.astype(int) - expected).mean() <= 6.0  # noise, the worst to resize
+
+
 def test_what_does_not_belong_together_is_not_fused(photos: Path) -> None:
     def names(pipeline: Any) -> list[str]:
         return [stop.name for stop in fuse(pipeline.stops)]

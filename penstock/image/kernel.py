@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from penstock import config
 from penstock.errors import PipelineError, SourceError
 
+MOST_SIDE = 65_535
+"""The longest side of an image that it resizes."""
+
 
 class Unsupported(Exception):
     """A file, or a request, for the pure road: no JPEG, or a kind that the kernel leaves out."""
@@ -82,18 +85,34 @@ def region(
     box are not read: damage there goes unseen, but not a missing end of the file.
     """
     kernel = _kernel()
-    top, left, height, width = box
     try:
-        kernel.region(data, top, left, height, width, out, flip, table, *(full or (0, 0)), *corner)
+        kernel.region(data, *box, out, flip, table, *(full or (0, 0)), *corner)
     except kernel.Unsupported as error:
         raise Unsupported(str(error)) from None
     except kernel.Damaged as error:
         raise _damaged(data, error) from None
     except (BufferError, OverflowError, TypeError, ValueError) as error:
-        raise PipelineError(
-            f"the kernel cannot decode box {tuple(box)} into an array of {out.dtype} and shape "
-            f"{out.shape}: {error}. Draw the box from size(data), and give a contiguous array."
-        ) from error
+        raise _misplaced("decode", box, out, error) from error
+
+
+def resize(
+    image: NDArray[np.uint8],
+    box: tuple[int, int, int, int],
+    out: NDArray[Any],
+    *,
+    flip: bool = False,
+    table: NDArray[np.float32] | None = None,
+    full: tuple[int, int] | None = None,
+    corner: tuple[int, int] = (0, 0),
+) -> None:
+    """As ``region``, of an image (height, width, 3) that is decoded already."""
+    kernel = _kernel()
+    try:
+        kernel.resize(image, *box, out, flip, table, *(full or (0, 0)), *corner)
+    except kernel.Unsupported as error:
+        raise Unsupported(str(error)) from None
+    except (BufferError, OverflowError, TypeError, ValueError) as error:
+        raise _misplaced("resize", box, out, error) from error
 
 
 def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[Any]) -> None:
@@ -133,6 +152,15 @@ def _kernel() -> Any:
     if kernel is None or _switched_off():
         raise Unsupported(why_not())
     return kernel
+
+
+def _misplaced(
+    what: str, box: tuple[int, int, int, int], out: NDArray[Any], error: Exception
+) -> PipelineError:
+    return PipelineError(
+        f"the kernel cannot {what} box {tuple(box)} into an array of {out.dtype} and shape "
+        f"{out.shape}: {error}. Draw the box from the image's size, and give contiguous arrays."
+    )
 
 
 def _damaged(data: Any, why: Exception) -> SourceError:

@@ -1,4 +1,4 @@
-"""The fused stop: decode, crop, resize, flip and normalize in one step that decodes the crop."""
+"""The fused stop: crop, resize, flip and normalize in one step, with decode where it is above."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
 from penstock.stops.stop import Joined, Site, Step, Stop, each
 
+_RESIZING = (Resize, RandomResizedCrop)
+
 Framing = Resize | CenterCrop | RandomCrop | RandomResizedCrop
 
 
@@ -29,7 +31,7 @@ class Fused(Joined):
     they cannot do goes the way of the single operations.
     """
 
-    decode: Decode
+    decode: Decode | None
     framing: tuple[Framing, ...]
     flip: RandomFlip | None
     normalize: Normalize | None
@@ -44,6 +46,8 @@ class Fused(Joined):
     @property
     def how(self) -> str:
         """Who does it, for people."""
+        if self.decode is None:
+            return "in one step: the compiled kernel takes only what is wanted"
         if kernel.available():
             return "in one step: the compiled kernel decodes only what is wanted"
         return (
@@ -53,21 +57,25 @@ class Fused(Joined):
 
     def step(self, site: Site) -> Step:
         keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]
-        place = Field(self.name, self.on, self.decode.field).replace
+        field = self.operations[0].field
+        place = Field(self.name, self.on, field).replace
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
         rows = site.rows
         decoder = kernel if kernel.available() else partial
+        size, take = (decoder.size, decoder.region)
+        if self.decode is None:
+            size, take = _size, kernel.resize
 
         def call(data: Any, key: Key) -> Any:
             # Asked for whatever becomes of this sample: rows are given one after the other.
-            out = None if rows is None else rows.next(self.on, self.decode.field)
+            out = None if rows is None else rows.next(self.on, field)
             try:
-                frame, flip = self._draw(decoder.size(data), key, keyed)
+                frame, flip = self._draw(size(data), key, keyed)
                 shape = (*frame.size, 3) if table is None else (3, *frame.size)
                 if out is None or not fits(out, shape, dtype):
                     out = np.empty(shape, dtype)
-                decoder.region(
+                take(
                     data,
                     frame.box,
                     out,
@@ -85,7 +93,8 @@ class Fused(Joined):
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
         """What is wanted of a picture of this size, drawn as the operations would one by one."""
         frame = Frame.of(size[0], size[1])
-        for number, operation in enumerate(self.framing, start=1):
+        first = 0 if self.decode is None else 1
+        for number, operation in enumerate(self.framing, start=first):
             params: Any = None
             if operation.random:
                 params = operation.draw(keyed[number].at(key), (*frame.size, 3))
@@ -95,7 +104,7 @@ class Fused(Joined):
             frame = made
         if self.flip is None:
             return frame, False
-        return frame, self.flip.draw(keyed[len(self.framing) + 1].at(key), (*frame.size, 3))
+        return frame, self.flip.draw(keyed[len(self.framing) + first].at(key), (*frame.size, 3))
 
     def _one_by_one(self, value: Any, key: Key, keyed: list[Keyed]) -> Any:
         for operation, drawn in zip(self.operations, keyed, strict=True):
@@ -116,31 +125,53 @@ def fuse(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
 
 
 def _run_at(stops: tuple[Stop, ...]) -> Fused | None:
-    """The longest run from here: decode, what frames, then perhaps a flip, perhaps normalize."""
+    """The longest run from here: what frames, then perhaps a flip, perhaps normalize.
+
+    Above it stands decode; without it only the kernel can do the rest in one step.
+    """
     on = getattr(stops[0], "on", None)
     parts: list[Any] = []
     for stop in stops:
         if getattr(stop, "on", None) != on:
             break
         parts.append(getattr(stop, "function", None))
-    decode = parts.pop(0) if parts else None
-    if not (isinstance(decode, Decode) and decode.mode == "rgb"):
+    decode = None
+    if parts and isinstance(parts[0], Decode):
+        decode = parts.pop(0)
+        if decode.mode != "rgb":
+            return None
+    elif not kernel.available():
         return None
     framing: list[Framing] = []
     while parts and isinstance(parts[0], Framing) and not _resized_again(framing, parts[0]):
         framing.append(parts.pop(0))
-    if not framing:
-        return None
+    if not framing or (decode is None and not any(isinstance(f, _RESIZING) for f in framing)):
+        return None  # cutting alone costs next to nothing
     flip = normalize = None
     if parts and isinstance(parts[0], RandomFlip) and not parts[0].vertical:
         flip = parts.pop(0)
     if parts and isinstance(parts[0], Normalize) and parts[0].layout == "chw":
         normalize = parts.pop(0)
-    count = 1 + len(framing) + (flip is not None) + (normalize is not None)
+    count = (decode is not None) + len(framing) + (flip is not None) + (normalize is not None)
     ordinals = tuple(getattr(stop, "ordinal", 0) for stop in stops[:count])
     return Fused(decode, tuple(framing), flip, normalize, ordinals, on)
 
 
 def _resized_again(framing: list[Framing], following: Framing) -> bool:
-    resizing = (Resize, RandomResizedCrop)
-    return isinstance(following, resizing) and any(isinstance(f, resizing) for f in framing)
+    return isinstance(following, _RESIZING) and any(isinstance(f, _RESIZING) for f in framing)
+
+
+def _size(image: Any) -> tuple[int, int, int]:
+    """Of an image that the kernel can resize: the others go one by one."""
+    if (
+        type(image) is not np.ndarray
+        or image.dtype != np.uint8
+        or image.ndim != 3
+        or image.shape[2] != 3
+        or not image.flags.c_contiguous
+        or not image.size
+        or max(image.shape) > kernel.MOST_SIDE
+    ):
+        raise kernel.Unsupported("only images of three channels")
+    height, width, channels = image.shape
+    return height, width, channels

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image.jpegs import KINDS, Box, by_kernel, by_pil, encode, picture
 
+from penstock.errors import PipelineError
 from penstock.image import decode, kernel, normalize, random_resized_crop
 from penstock.image.normalizing import _table
 
@@ -225,3 +226,49 @@ def test_looking_up_refuses_what_does_not_fit(
 ) -> None:
     with pytest.raises(ValueError, match="must"):
         kernel.look_up(image, table, out)
+
+
+@given(
+    sides=st.tuples(st.integers(1, 80), st.integers(1, 80)),
+    places=st.tuples(*[st.floats(0, 1)] * 4),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    flip=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_box_of_an_image_is_resized_as_pil_does(
+    sides: tuple[int, int],
+    places: tuple[float, ...],
+    size: tuple[int, int],
+    flip: bool,
+    seed: int,
+) -> None:
+    from PIL import Image as Pillow
+
+    height, width = sides
+    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    top, left = int(places[0] * (height - 1)), int(places[1] * (width - 1))
+    rows = 1 + int(places[2] * (height - top - 1))
+    columns = 1 + int(places[3] * (width - left - 1))
+    out = np.empty((*size, 3), np.uint8)
+    kernel.resize(picture, (top, left, rows, columns), out, flip=flip)
+    part = Pillow.fromarray(picture[top : top + rows, left : left + columns])
+    wanted = np.asarray(part.resize((size[1], size[0]), Pillow.Resampling.BILINEAR))
+    found = out[:, ::-1] if flip else out
+    assert np.abs(found.astype(int) - wanted).max() <= 2
+
+
+def test_a_resize_beyond_the_image_or_of_another_kind_is_refused() -> None:
+    picture = np.zeros((8, 9, 3), np.uint8)
+    out = np.empty((4, 4, 3), np.uint8)
+    for box in [(-1, 0, 4, 4), (0, 0, 9, 4), (0, 6, 4, 4), (0, 0, 0, 4), (2**31 - 1, 0, 1, 1)]:
+        with pytest.raises(PipelineError, match=r"resize box .* within the image"):
+            kernel.resize(picture, box, out)
+    with pytest.raises(PipelineError, match="within the resized box"):
+        kernel.resize(picture, (0, 0, 8, 9), out, full=(5, 5), corner=(2, 0))
+    for other in (picture[:, :, 0], picture.astype(np.float32), picture[:, ::2], picture[:, :, :2]):
+        with pytest.raises(PipelineError, match="resize"):
+            kernel.resize(other, (0, 0, 1, 1), out)
+    for target in (np.empty((4, 4), np.uint8), np.empty((4, 4, 3), np.float32)):
+        with pytest.raises(PipelineError, match="out must"):
+            kernel.resize(picture, (0, 0, 8, 9), target)

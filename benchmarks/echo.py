@@ -1,0 +1,138 @@
+"""Data echoing where reading is slow: time, and fresh samples, until a small CNN is good enough.
+
+The source is throttled so that reading a sample takes ``--ratio`` times as long as everything after
+it. Then what is read is used several times: before augmentation, after it, or as whole batches.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.alone import AloneError, alone
+from benchmarks.benchmark import Benchmark, count
+from benchmarks.echo_table import figure, found
+from benchmarks.echo_work import Outcome, Setting, Work, pace, settings, until_good
+from benchmarks.measure import progress
+from benchmarks.plot import add_plot_argument, write
+from benchmarks.report import Found
+from benchmarks.training import DATA, find, surroundings
+
+FACTORS = (1, 2, 3, 4, 5)
+
+RATIO, TARGET, LIMIT, SEEDS, BATCH = 6.0, 0.5, 180.0, 1, 64
+
+
+def run(options: Namespace) -> Found:
+    train, test = find(options.data, options.test)
+    work = Work(
+        train,
+        test,
+        options.samples,
+        options.batch,
+        options.workers,
+        options.target,
+        options.limit,
+    )
+    progress("echo: measuring the pace of training")
+    timeout = 240 + 10 * options.seconds
+    downstream: float = alone(
+        pace, work, options.seconds, timeout=timeout, environment=surroundings()
+    ).value
+    work = replace(work, rate=downstream / options.ratio)
+    progress(f"  {downstream:,.0f} samples/s, so {work.rate:,.0f} may be read a second")
+    outcomes: dict[Setting, list[Outcome]] = {one: [] for one in settings(options.factors)}
+    wrong = []
+    for seed in range(options.seeds):
+        for setting, found_so_far in outcomes.items():
+            progress(f"echo: seed {seed + 1} of {options.seeds}: {setting.title}")
+            try:
+                value: Outcome = alone(
+                    until_good,
+                    work,
+                    setting,
+                    seed,
+                    timeout=600 + 5 * work.limit,
+                    environment=surroundings(),
+                ).value
+            except AloneError as error:
+                progress(error.printed or f"  {error}")
+                wrong.append(f"echo: {setting.title}, seed {seed}: failed: {error}")
+                continue
+            found_so_far.append(value)
+            end = value.last
+            progress(f"  {end.accuracy:.1%} in {end.seconds:.1f} s, {end.fresh:,} fresh samples")
+    result = found(work, downstream, options.ratio, outcomes, tuple(wrong))
+    if options.plot is not None:
+        write(options.plot, figure(result.data))
+    return result
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _factors(text: str) -> tuple[int, ...]:
+    return tuple(sorted({count(part.strip()) for part in text.split(",")}))
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("test", type=Path, nargs="?", metavar="TEST", help="second file of --data")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help=f"of each setting ({SEEDS})")
+    parser.add_argument(
+        "--factors",
+        type=_factors,
+        default=FACTORS,
+        metavar="LIST",
+        help=f"before augmentation ({','.join(map(str, FACTORS))})",
+    )
+    parser.add_argument(
+        "--target", type=_share, default=TARGET, help=f"share of the test set ({TARGET})"
+    )
+    parser.add_argument(
+        "--limit",
+        type=_positive,
+        default=LIMIT,
+        metavar="SECONDS",
+        help=f"after which nobody goes on ({LIMIT:g})",
+    )
+    parser.add_argument(
+        "--ratio",
+        type=_positive,
+        default=RATIO,
+        help=f"how much longer reading takes than all that follows ({RATIO:g})",
+    )
+    add_plot_argument(parser)
+    parser.set_defaults(seconds=6.0)
+    parser.epilog = (
+        "Here --samples is how many of the training set are used (all), and --seconds for how long "
+        "the pace of training is measured (6); --rounds and --warm-up do nothing."
+    )
+
+
+BENCHMARK = Benchmark(
+    "echo",
+    "time and fresh samples to a target accuracy where reading is slow (trains on CIFAR-10)",
+    run,
+    _arguments,
+    needs_data=True,
+    data=DATA,
+    files=(".parquet",),
+)
