@@ -230,14 +230,16 @@ static int shift_by(Draft *d, int code, double pixels) {
   return FINE;
 }
 
-/* What a second-level cache has room for. */
+/* What a second-level cache has room for, and a line of it. */
 #define NEARBY ((size_t)1 << 19)
+#define LINE 64
 
-/* For moves that take each pixel from a place of its own. An image that is not in the cache would
-   come line by line, and late, because no processor foresees such places: half as slow again. */
+/* For moves that take each pixel from a place of its own. No processor foresees such places, and an
+   image that is not in the cache would come line by line, each waited for: that doubles the time.
+   Read in order it comes by itself. */
 static int prepare_places(Draft *d) {
-  for (size_t at = 0; at < d->pass.size && d->pass.size <= NEARBY; at += 64)
-    __builtin_prefetch(d->pass.pixels + at);
+  const volatile uint8_t *pixels = d->pass.pixels;
+  for (size_t at = 0; at < d->pass.size && d->pass.size <= NEARBY; at += LINE) (void)pixels[at];
   return get_room(&d->pass.places, 2 * (size_t)d->pass.width * sizeof *d->pass.places);
 }
 
