@@ -9,14 +9,38 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import audio, cache, encode, load, memory, overhead, randaugment, refurbish, start
+from benchmarks import (
+    accuracy,
+    audio,
+    cache,
+    echo,
+    encode,
+    load,
+    memory,
+    overhead,
+    randaugment,
+    refurbish,
+    start,
+)
 from benchmarks import chart as charts
 from benchmarks.benchmark import Benchmark, count
 from benchmarks.report import show, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
-    for module in (overhead, load, randaugment, audio, cache, refurbish, encode, memory, start)
+    for module in (
+        overhead,
+        load,
+        randaugment,
+        audio,
+        cache,
+        refurbish,
+        encode,
+        accuracy,
+        echo,
+        memory,
+        start,
+    )
 }
 
 

@@ -31,6 +31,7 @@ from benchmarks.training import (
     Recipe,
     Student,
     as_images,
+    check,
     endless,
     find,
     normalized,
@@ -110,7 +111,7 @@ class Work:
     epochs: int
     batch: int
     workers: int
-    recipe: Recipe = RECIPE
+    recipe: Recipe
 
     @property
     def steps(self) -> int:
@@ -160,7 +161,8 @@ def prepared(work: Work, setting: Setting) -> Make:
 def run(options: Namespace) -> Found:
     train, test = find(options.data, options.test)
     samples = options.samples or SAMPLES
-    work = Work(train, test, samples, options.epochs, options.batch, options.workers)
+    check(train, test, samples, options.batch)
+    work = Work(train, test, samples, options.epochs, options.batch, options.workers, RECIPE)
     lanes = _raced(work, options)
     runs: dict[str, list[Trained]] = {setting.title: [] for setting in SETTINGS}
     wrong = [f"accuracy: {lane.title}: {lane.why_not}" for lane in lanes if lane.why_not]

@@ -17,15 +17,19 @@ from benchmarks.echo_work import Outcome, Setting, Work, pace, settings, until_g
 from benchmarks.measure import progress
 from benchmarks.plot import add_plot_argument, write
 from benchmarks.report import Found
-from benchmarks.training import DATA, find, surroundings
+from benchmarks.training import DATA, Recipe, check, find, surroundings
 
 FACTORS = (1, 2, 3, 4, 5)
 
-RATIO, TARGET, LIMIT, SEEDS, BATCH = 6.0, 0.5, 180.0, 1, 64
+RATIO, TARGET, LIMIT, SEEDS = 6.0, 0.55, 180.0, 1
+
+RECIPE = Recipe(width=12, rate=0.05)
+"""Narrow, so that steps are many and a target is reached within minutes."""
 
 
 def run(options: Namespace) -> Found:
     train, test = find(options.data, options.test)
+    check(train, test, options.samples, options.batch)
     work = Work(
         train,
         test,
@@ -34,6 +38,7 @@ def run(options: Namespace) -> Found:
         options.workers,
         options.target,
         options.limit,
+        RECIPE,
     )
     progress("echo: measuring the pace of training")
     timeout = 240 + 10 * options.seconds

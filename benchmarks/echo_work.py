@@ -40,9 +40,6 @@ TESTED, EVERY = 2_000, 25
 """Images of the test set, and after how many steps: a test takes about half a second, which counts
 for nobody."""
 
-RECIPE = Recipe(width=12, rate=0.05)
-"""Narrow, so that steps are many and a target is reached within minutes."""
-
 WARM = 20
 """Steps before the pace of training is measured."""
 
@@ -90,8 +87,8 @@ class Work:
     workers: int
     target: float
     limit: float
+    recipe: Recipe
     rate: float | None = None
-    recipe: Recipe = RECIPE
 
 
 @dataclass(frozen=True)
@@ -157,8 +154,9 @@ def until_good(work: Work, setting: Setting, seed: int) -> Outcome:
             if late or accuracy >= work.target:
                 break
         wait = loader.stats().wait
-    step = max(watch() - wait, 0.0) / seen
-    return Outcome(seed, marks[-1].accuracy >= work.target, tuple(marks), step, wait / watch())
+    end = marks[-1]
+    step = max(end.seconds - wait, 0.0) / seen
+    return Outcome(seed, end.accuracy >= work.target, tuple(marks), step, wait / end.seconds)
 
 
 def _loader(work: Work, setting: Setting, seed: int, watch: Stopwatch) -> Loader:

@@ -86,17 +86,34 @@ def rows(path: Path, most: int | None = None) -> list[Row]:
 
     found: list[Row] = []
     with pyarrow.parquet.ParquetFile(path) as file:
-        lacking = [name for name in COLUMNS if name not in file.schema_arrow.names]
-        if lacking:
-            raise SystemExit(f"{path} has no column {' and none '.join(lacking)}.")
         for part in file.iter_batches(columns=list(COLUMNS)):
             images, labels = (part.column(name).to_pylist() for name in COLUMNS)
             found += zip(map(_bytes, images), labels, strict=True)
             if most is not None and len(found) >= most:
-                return found[:most]
-    if most is not None:
-        raise SystemExit(f"{path} has {len(found)} images, and {most} are asked for.")
-    return found
+                break
+    return found[:most]
+
+
+def check(train: Path, test: Path, samples: int | None, batch: int) -> None:
+    """Refuse files that lack what is needed, before anybody has trained for minutes."""
+    import pyarrow.parquet
+
+    for path in (train, test):
+        with pyarrow.parquet.ParquetFile(path) as file:
+            lacking = [name for name in COLUMNS if name not in file.schema_arrow.names]
+            there = file.metadata.num_rows
+        if lacking:
+            raise SystemExit(f"{path} has no column {' and none '.join(lacking)}.")
+        least = max(batch, samples or 0) if path == train else 1
+        if there < least:
+            raise SystemExit(
+                f"{path} has {there} images, and at least {least} are needed; give another file, "
+                "or fewer with --samples and --batch."
+            )
+    if samples is not None and samples < batch:
+        raise SystemExit(
+            f"--samples {samples} are fewer than a batch of {batch}; give a smaller --batch."
+        )
 
 
 def _bytes(value: Any) -> bytes:

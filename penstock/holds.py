@@ -21,7 +21,7 @@ from penstock.random import Key, Keyed, Keys
 from penstock.road import Road, scope_of
 from penstock.source.source import Source
 from penstock.stops.cache import Cache
-from penstock.stops.echo import Echo, claims_of
+from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, StageFailure, Stop
 from penstock.store import RunDir, Store
@@ -47,6 +47,7 @@ class Holds:
         road = pipeline.road(options.seed)
         stops: list[Stop] = []
         caches: dict[int, Store] = {}
+        self._claims: list[Path] = []
         self._refurbish: Refurbish | None = None
         self._echo: Echo | None = None
         self.renewal: Renewal | None = None
@@ -60,16 +61,24 @@ class Holds:
                     kept = _room(stop, above)
                 self.renewal = stop.renewal or _renewal(stop, len(road.source), kept, options)
                 store = _refurbish_store(stop, above)
-                stop = self._refurbish = replace(stop, store=store, renewal=self.renewal)
+                stop = self._refurbish = replace(
+                    stop, store=store, renewal=self.renewal, claims=self._claims_file()
+                )
                 _check_ranks(stop, options)
             elif isinstance(stop, Echo):
-                stop = self._echo = replace(stop, store=_memory_store(memory() // 4))
+                store = _memory_store(memory() // 4)
+                stop = self._echo = replace(stop, store=store, claims=self._claims_file())
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
         self.caches = Caches(caches, len(road.source))
         held = [stop.store for stop in (self._refurbish, self._echo) if stop is not None]
         self._stores = [*caches.values(), *(store for store in held if store is not None)]
         self._started = False
+
+    def _claims_file(self) -> Path:
+        path = RunDir.current().path / f"{uuid.uuid4().hex}.claims"
+        self._claims.append(path)
+        return path
 
     def open(self) -> None:
         """Make the stores ready before any worker asks for them."""
@@ -114,7 +123,8 @@ class Holds:
                 store.close()
             else:
                 store.destroy()
-                claims_of(store).unlink(missing_ok=True)
+        for file in self._claims:
+            file.unlink(missing_ok=True)
 
 
 def _cache_store(stop: Cache, source: Source, above: Sequence[Stop]) -> Store:

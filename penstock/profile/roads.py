@@ -24,7 +24,7 @@ from penstock.random import Keys
 from penstock.road import SOURCE, Road
 from penstock.source.source import Source
 from penstock.stops.cache import Cache
-from penstock.stops.echo import Echo, claims_of
+from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, Site, Step, Stop, names_of
 from penstock.store import RunDir, Store
@@ -127,7 +127,6 @@ class ProbedRoad:
     def close(self) -> None:
         for store in self.stores.values():
             store.destroy()
-            claims_of(store).unlink(missing_ok=True)
         if isinstance(self._source, Drawn):
             self._source.restart()
 

@@ -34,14 +34,15 @@ over several batches; four batches are as many as are prepared ahead anyway."""
 class Echo(Hold):
     """Uses a sample ``factor`` times, its copies spread over ``window`` samples.
 
-    Below ``batch`` it is batches that it repeats, and nothing asks it for samples. ``store`` is
-    ``None`` in a pipeline and set when a loader opens it.
+    Below ``batch`` it is batches that it repeats, and nothing asks it for samples. ``store`` and
+    ``claims``, the file whose locks say who prepares what, are set when a loader opens it.
     """
 
     factor: float | Literal["auto"]
     window: int
     number: int = 0
     store: Store | None = None
+    claims: Path | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Echo(Hold):
         if store is None:
             raise PipelineError("echo() has no store: a pipeline runs only through a loader.")
         most = self.most
-        claims = Claims(claims_of(store))
+        claims = Claims(self.claims)
 
         def get(key: Key) -> memoryview | None:
             return store.get_tagged([place(key.index, key.epoch)], [_tag(key, most)])[0]
@@ -129,11 +130,6 @@ def make_echo(
 def place(index: int, epoch: int) -> int:
     """Where a sample is kept: the next epoch may begin before the last copies of this one."""
     return 2 * index + epoch % 2
-
-
-def claims_of(store: Store) -> Path:
-    """The file whose locks say who is preparing what."""
-    return store.place.with_name(store.place.name + ".claims")
 
 
 def _tag(key: Key, most: int) -> int:

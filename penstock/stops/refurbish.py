@@ -8,6 +8,7 @@ so losing what is kept costs time and changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream
-from penstock.store import Store
+from penstock.store import Claims, Store
 
 Reuse = int | Literal["auto"]
 
@@ -30,8 +31,8 @@ _NOTHING = object()
 class Refurbish(Hold):
     """Uses what comes from above ``reuse`` times.
 
-    ``budget`` bounds what is kept. ``store`` and ``renewal`` are ``None`` in a pipeline and set
-    when a loader opens it.
+    ``budget`` bounds what is kept. ``store``, ``renewal`` and ``claims``, the file whose locks say
+    who prepares what, are set when a loader opens it.
     """
 
     reuse: Reuse
@@ -41,6 +42,7 @@ class Refurbish(Hold):
     number: int = 0
     store: Store | None = None
     renewal: Renewal | None = None
+    claims: Path | None = None
 
     @property
     def name(self) -> str:
@@ -68,6 +70,7 @@ class Refurbish(Hold):
         encoding = Encoding(self.encode)
         generation_of, keeps = renewal.generation, renewal.keeps
         reused = renewal.reuse > 1
+        claims = Claims(self.claims)
 
         def look(index: int, generation: int) -> Any:
             before = store.corrupt
@@ -81,24 +84,40 @@ class Refurbish(Hold):
             # A sample must not tell whether it was kept: where keeping changes it, it always does.
             return encoding.decode(value.tobytes()) if encoding.lossy else fresh
 
+        def found(index: int, generation: int) -> Any:
+            try:
+                return look(index, generation)
+            except Exception as error:
+                raise StageFailure(self.name, index) from error
+
+        def fresh(index: int, generation: int, upstream: Upstream) -> Any:
+            tally.misses[number] += 1
+            return upstream(Keys(generation, [index]))[0]
+
+        def renewed(index: int, generation: int, upstream: Upstream) -> Any:
+            # The next epoch may ask for what this one is just making: then it is worth waiting for.
+            with claims.claim(place(index, generation)):
+                sample = found(index, generation)
+                if sample is not _NOTHING:
+                    tally.hits[number] += 1
+                    return sample
+                sample = fresh(index, generation, upstream)
+                try:
+                    return keep(index, generation, sample)
+                except Exception as error:
+                    raise StageFailure(self.name, index) from error
+
         def one(index: int, epoch: int, upstream: Upstream) -> Any:
             generation = generation_of(index, epoch)
-            kept = reused and keeps(index)
-            try:
-                found = look(index, generation) if kept else _NOTHING
-            except Exception as error:
-                raise StageFailure(self.name, index) from error
-            if found is not _NOTHING:
+            if not reused or not keeps(index):
+                return fresh(index, generation, upstream)
+            sample = found(index, generation)
+            if sample is not _NOTHING:
                 tally.hits[number] += 1
-                return found
-            tally.misses[number] += 1
-            fresh = upstream(Keys(generation, [index]))[0]
-            if not kept or site.trial:
-                return fresh
-            try:
-                return keep(index, generation, fresh)
-            except Exception as error:
-                raise StageFailure(self.name, index) from error
+                return sample
+            if site.trial:
+                return fresh(index, generation, upstream)
+            return renewed(index, generation, upstream)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             # One at a time: what is worth keeping takes longer than a look into the store.

@@ -18,11 +18,11 @@ class Claims:
     """Locks by number on one file, for threads and processes alike.
 
     They belong to the open file, so each worker has a ``Claims`` of its own; the system takes
-    them back from a worker that dies. Where there are no such locks (they are Linux's) every
-    claim is granted: then a sample may be prepared twice, with the same outcome.
+    them back from a worker that dies. Where there are no such locks (they are Linux's), or no file,
+    every claim is granted: then a sample may be prepared twice, with the same outcome.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._fd: int | None = None
         self._pid = 0
@@ -41,6 +41,8 @@ class Claims:
             fcntl.fcntl(fd, _LOCK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0))
 
     def _open(self) -> int | None:
+        if self._path is None:
+            return None
         if self._fd is None or self._pid != os.getpid():  # a fork would share its parent's claims
             with suppress(OSError):
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

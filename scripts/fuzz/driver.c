@@ -231,7 +231,7 @@ static int decode_one(Bytes data, Box box, Target to, int normal, void *out) {
   return kind;
 }
 
-static long augmented;
+static long augmented, resampled;
 
 /* Of every size, from what a change is meant for to what no image has use for; always finite. */
 static double some_magnitude(void) {
@@ -278,11 +278,45 @@ static void augment_one(void) {
   augmented++;
 }
 
+/* A box of a small image in another size: within its memory, refused where it lies outside. */
+static void resample_one(void) {
+  int rows = some_side(below(8) ? 60 : 500), columns = some_side(below(8) ? 60 : 500);
+  size_t size = (size_t)rows * columns * 3;
+  uint8_t *image = malloc(size);
+  for (size_t i = 0; i < size; i++) image[i] = (uint8_t)draw();
+  Box box = {0, 0, some_side(rows), some_side(columns)};
+  box.top = (int)below(rows - box.height + 1);
+  box.left = (int)below(columns - box.width + 1);
+  if (!below(16)) box = (Box){(int)draw(), (int)draw(), (int)draw(), (int)draw()};
+  if (!below(16)) box.top = rows - (int)below(3), box.height = (int)below(4);
+  Target to = {.height = some_side(90), .width = some_side(90), .flip = (int)(draw() & 1)};
+  to.full_height = to.height + (below(4) ? 0 : (int)below(100));
+  to.full_width = to.width + (below(4) ? 0 : (int)below(100));
+  to.top = (int)below(to.full_height - to.height + 1 + !below(16));
+  to.left = (int)below(to.full_width - to.width + 1);
+  static float table[768];
+  int normal = !below(3);
+  void *out = malloc((size_t)to.height * to.width * 3 * (normal ? sizeof(float) : 1));
+  if (normal)
+    to.floats = out, to.table = table;
+  else
+    to.bytes = out;
+  char why[JMSG_LENGTH_MAX] = "";
+  int kind = resample(image, rows, columns, box, to, why);
+  demand(kind == FINE || ((kind == OUTSIDE || kind == UNSUPPORTED) && why[0]), "an odd outcome");
+  free(out);
+  free(image);
+  resampled++;
+}
+
 static void run(long number, uint64_t seed) {
   state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
   current_number = number;
   if (!below(4)) {
-    augment_one();
+    if (below(3))
+      augment_one();
+    else
+      resample_one();
     return;
   }
   const Bytes *from = &seeds[below(seed_count)];
@@ -362,6 +396,6 @@ int main(int argc, char **argv) {
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; %ld decoded without libjpeg; ", counts[NO_MEMORY], decoded_alone);
-  printf("%ld augmented\n", augmented);
+  printf("%ld augmented, %ld resized\n", augmented, resampled);
   return 0;
 }
