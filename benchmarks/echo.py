@@ -21,7 +21,7 @@ from benchmarks.training import DATA, Recipe, check, find, surroundings
 
 FACTORS = (1, 2, 3, 4, 5)
 
-RATIO, TARGET, LIMIT, SEEDS = 6.0, 0.55, 180.0, 1
+RATIO, TARGET, LIMIT, SEEDS = 6.0, 0.55, 180.0, 2
 
 RECIPE = Recipe(width=12, rate=0.05)
 """Narrow, so that steps are many and a target is reached within minutes."""
@@ -42,9 +42,13 @@ def run(options: Namespace) -> Found:
     )
     progress("echo: measuring the pace of training")
     timeout = 240 + 10 * options.seconds
-    downstream: float = alone(
-        pace, work, options.seconds, timeout=timeout, environment=surroundings()
-    ).value
+    try:
+        downstream: float = alone(
+            pace, work, options.seconds, timeout=timeout, environment=surroundings()
+        ).value
+    except AloneError as error:
+        progress(error.printed)
+        raise SystemExit(f"no pace to set the source by, for training failed: {error}") from error
     work = replace(work, rate=downstream / options.ratio)
     progress(f"  {downstream:,.0f} samples/s, so {work.rate:,.0f} may be read a second")
     outcomes: dict[Setting, list[Outcome]] = {one: [] for one in settings(options.factors)}

@@ -31,10 +31,6 @@ FASTER = {2: 1.5, 3: 1.9}
 LEVEL = 1.2
 """How many times as fast as with eviction by counting, where an accelerator sets the pace."""
 
-STRAY = 0.02
-"""How far the share of samples prepared anew may be from what is due: two workers that need the
-same one at the same moment both prepare it."""
-
 AHEAD = 4
 """Batches that may be prepared and not taken yet when counting begins, or when it ends."""
 
@@ -183,7 +179,7 @@ def _strays(name: str, lanes: Sequence[Lane], work: Reused) -> list[str]:
         for number in work.reuse
         for make in (echo, reference_count, as_built)
     }
-    allowed = STRAY + AHEAD * work.batch / (work.samples * work.cycle)
+    allowed = AHEAD * work.batch / (work.samples * work.cycle)
     wrong = []
     for lane in lanes:
         wanted = due.get(lane.title)

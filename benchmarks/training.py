@@ -158,6 +158,11 @@ def surroundings() -> dict[str, str]:
     return {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
+def cores() -> int:
+    """How many threads train."""
+    return len(os.sched_getaffinity(0))
+
+
 def network(width: int) -> Any:
     """Four convolutions. Its parameters come from torch's global generator."""
     from torch import nn
@@ -198,7 +203,7 @@ class Student:
         from torch.optim import swa_utils
 
         recipe = self.recipe
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(cores())
         torch.manual_seed(self.seed)
         self._model = network(recipe.width).to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.SGD(

@@ -268,7 +268,7 @@ def test_a_store_that_lost_samples_makes_the_figures_worthless(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     usual = {"rate": 1.0, "cpu": 1.0, "memory": 1e6}
-    shares = {as_built(2).title: 0.6, reference_count(2).title: 0.51}
+    shares = {as_built(2).title: 0.6, reference_count(2).title: 0.505}
     raced(monkeypatch, lambda title: {"fresh": shares.get(title, 0.5), **usual})
     found = refurbish._throughput(work(data=tmp_path, samples=600), options(tmp_path))
     assert found.wrong == (
