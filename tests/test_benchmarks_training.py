@@ -222,7 +222,7 @@ def test_times_are_compared_seed_by_seed_with_no_echo() -> None:
     outcomes = {
         BASE: [outcome(0, 40.0, 800), outcome(1, 20.0, 400), outcome(2, 9.0, 9, reached=False)],
         Setting(PLACES[0], 2): [outcome(1, 10.0, 300), outcome(2, 1.0, 1)],
-        Setting(PLACES[2], 2): [outcome(0, 60.0, 700, reached=False)],
+        Setting(PLACES[2], 2): [outcome(0, 1.0, 70, reached=False)],
     }
     made = found(WORK, 100.0, 5.0, outcomes)
     rows = {row[0]: row[1:] for row in made.tables[0].rows}
