@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.meter import CacheStats
 from penstock.order import Admission
-from penstock.store import Store
+from penstock.store import AnyStore
 
 Offer = tuple[int, int, int]
 """What a worker put into a store: (which cache, sample, what it occupies)."""
@@ -21,7 +21,7 @@ class Caches:
     keep.
     """
 
-    def __init__(self, stores: Mapping[int, Store], samples: int) -> None:
+    def __init__(self, stores: Mapping[int, AnyStore], samples: int) -> None:
         self._admissions: dict[int, Admission] = {}
         self._stores = stores
         self._samples = samples

@@ -16,7 +16,6 @@ from penstock.fingerprint import fingerprint
 from penstock.meter import EchoStats, Held, RefurbishStats
 from penstock.options import Options
 from penstock.order import BatchKeys, Renewal
-from penstock.pipeline import Pipeline
 from penstock.random import Key, Keyed, Keys
 from penstock.road import Road, scope_of
 from penstock.source.source import Source
@@ -24,7 +23,7 @@ from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, StageFailure, Stop
-from penstock.store import RunDir, Store
+from penstock.store import AnyStore, RunDir, Store, memory_store
 
 UNBOUNDED = 1 << 40
 """The budget of a store on disk where none is given: the disk is the limit."""
@@ -40,33 +39,34 @@ class Holds:
 
     ``kept`` is how many samples refurbish keeps; where it is not given and there is a budget, a
     few samples are prepared to find out. It decides which samples are always fresh, so it belongs
-    to a checkpoint.
+    to a checkpoint. ``shared`` says that workers are processes of their own.
     """
 
-    def __init__(self, pipeline: Pipeline, options: Options, kept: int | None = None) -> None:
-        road = pipeline.road(options.seed)
+    def __init__(
+        self, road: Road, options: Options, kept: int | None = None, *, shared: bool
+    ) -> None:
         stops: list[Stop] = []
-        caches: dict[int, Store] = {}
+        caches: dict[int, AnyStore] = {}
         self._claims: list[Path] = []
         self._refurbish: Refurbish | None = None
         self._echo: Echo | None = None
         self.renewal: Renewal | None = None
         for at, stop in enumerate(road.stops):
             if isinstance(stop, Cache):
-                stop = replace(stop, store=_cache_store(stop, road.source, tuple(stops)))
+                stop = replace(stop, store=_cache_store(stop, road.source, tuple(stops), shared))
                 caches[stop.number] = stop.store  # type: ignore[assignment]
             elif isinstance(stop, Refurbish):
                 above = replace(road, stops=road.stops[:at])
                 if kept is None:
                     kept = _room(stop, above)
                 self.renewal = stop.renewal or _renewal(stop, len(road.source), kept, options)
-                store = _refurbish_store(stop, above)
+                store = _refurbish_store(stop, above, shared)
                 stop = self._refurbish = replace(
                     stop, store=store, renewal=self.renewal, claims=self._claims_file()
                 )
                 _check_ranks(stop, options)
             elif isinstance(stop, Echo):
-                store = _memory_store(memory() // 4)
+                store = memory_store(memory() // 4, shared=shared)
                 stop = self._echo = replace(stop, store=store, claims=self._claims_file())
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
@@ -127,25 +127,21 @@ class Holds:
             file.unlink(missing_ok=True)
 
 
-def _cache_store(stop: Cache, source: Source, above: Sequence[Stop]) -> Store:
+def _cache_store(stop: Cache, source: Source, above: Sequence[Stop], shared: bool) -> AnyStore:
     overshoot = (1 << 30) + stop.budget // 8  # what workers put in before it is decided on
     if stop.where == "memory":
-        return _memory_store(stop.budget, overshoot)
+        return memory_store(stop.budget, overshoot, shared=shared)
     made_of = _made_of(stop, source, above)
     return _disk_store(stop.where, stop.budget, fingerprint(made_of), overshoot)
 
 
-def _refurbish_store(stop: Refurbish, above: Road) -> Store:
+def _refurbish_store(stop: Refurbish, above: Road, shared: bool) -> AnyStore:
     # A budget bounds how many samples are kept; without one the store takes what there is.
     if stop.where == "memory":
-        return _memory_store(stop.budget or memory())
+        return memory_store(stop.budget or memory(), shared=shared)
     made_of = _made_of(stop, above.source, above.stops)
     identity = fingerprint(("refurbish", made_of, above.seed, stop.encode))
     return _disk_store(stop.where, stop.budget or UNBOUNDED, identity)
-
-
-def _memory_store(budget: int, overshoot: int | None = None) -> Store:
-    return Store(RunDir.current().path / uuid.uuid4().hex, budget, overshoot=overshoot)
 
 
 def _disk_store(where: str, budget: int, identity: str, overshoot: int | None = None) -> Store:

@@ -73,15 +73,23 @@ class Loader:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
         custom = custom or Custom()
         self._written = pipeline
-        pipeline, self._chosen = settle(pipeline, options.seed)
-        self.pipeline = pipeline
         self.options = options
+        self.choice: Choice = choose(
+            pipeline.road(options.seed),
+            batch.collate,
+            options.workers,
+            options.kind,
+            config.cores(),
+            gil_enabled(),
+        )
+        shared = self.choice.own_processes
+        self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
         self._custom = custom
         self._batch = batch
         self._stream = isinstance(pipeline.source, StreamSource)
         if self._stream:
             _check_stream_options(options)
-        self._echoing = Echoing(pipeline)
+        self._echoing = Echoing(self.pipeline)
         self._assemble(None)
         self._engine: Engine | None = None
         self._pid = os.getpid()
@@ -99,11 +107,9 @@ class Loader:
     def _assemble(self, kept: int | None) -> None:
         """The road and all that depends on what refurbish keeps."""
         options, batch = self.options, self._batch
-        self._holds = Holds(self.pipeline, options, kept)
+        written = self.pipeline.road(options.seed)
+        self._holds = Holds(written, options, kept, shared=self.choice.own_processes)
         road = self._holds.road
-        self.choice: Choice = choose(
-            road, batch.collate, options.workers, options.kind, config.cores(), gil_enabled()
-        )
         self._plan: Plan | None = None
         if not self._stream:
             renewal, sampling = self._holds.renewal, self._custom.plan

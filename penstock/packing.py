@@ -22,6 +22,7 @@ import numpy as np
 _ALIGN = 64
 _HEAD = struct.Struct("<IQ")
 _LENGTH = struct.Struct("<Q")
+_LARGE = 1 << 16
 
 
 def aligned(offset: int) -> int:
@@ -52,7 +53,7 @@ class Packed:
         at += len(self._blob)
         for buffer in self._buffers:
             at = aligned(at)
-            target[at : at + buffer.nbytes] = buffer
+            _copy(buffer, target[at : at + buffer.nbytes])
             at += buffer.nbytes
 
     def digest(self) -> bytes:
@@ -67,6 +68,14 @@ class Packed:
         frame = bytearray(self.nbytes)
         self.write_into(memoryview(frame))
         return frame
+
+
+def _copy(buffer: memoryview, target: memoryview) -> None:
+    if buffer.nbytes < _LARGE:
+        target[:] = buffer
+    else:
+        # NumPy lets other threads run meanwhile.
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(buffer, np.uint8))
 
 
 def pack(value: Any, *, by_value: bool = False) -> Packed:

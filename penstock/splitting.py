@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from penstock.source.source import Source
 from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream
-from penstock.store import RunDir, Store
+from penstock.store import AnyStore, memory_store
 
 MEASURED, WARM = 24, 4
 """Samples that are timed, and that go before them to load and fill whatever is needed once."""
@@ -36,18 +35,20 @@ ROOM = 256 << 20
 
 
 def settle(
-    pipeline: Pipeline, seed: int, tell: Callable[[str], None] | None = None
+    pipeline: Pipeline, seed: int, tell: Callable[[str], None] | None = None, *, shared: bool
 ) -> tuple[Pipeline, dict[str, Any] | None]:
     """The pipeline with what ``refurbish("auto")`` came to, and that as plain data.
 
-    Any other pipeline is returned as it is, with ``None``.
+    Any other pipeline is returned as it is, with ``None``. ``shared`` says that samples will be
+    kept where several processes see them.
     """
     stop = next((s for s in pipeline.stops if isinstance(s, Refurbish)), None)
     if stop is None or stop.reuse != "auto":
         return pipeline, None
     bare = without(pipeline)
     counted = count(bare)
-    costs = _measure(bare, seed, stop.encode, time.perf_counter)
+    with _scratch(shared) as store:
+        costs = _measure(bare, seed, store, Encoding(stop.encode), time.perf_counter)
     samples = len(bare.source)  # type: ignore[arg-type]
     parts = [
         replace(part, seconds=cost) for part, cost in zip(counted.parts, costs.parts, strict=True)
@@ -103,7 +104,9 @@ class _Costs:
     whole: float = 0.0
 
 
-def _measure(pipeline: Pipeline, seed: int, encode: str, clock: Clock) -> _Costs:
+def _measure(
+    pipeline: Pipeline, seed: int, store: AnyStore, encoding: Encoding, clock: Clock
+) -> _Costs:
     """What a few samples cost, step by step in this thread, and what keeping them would."""
     source: Source = pipeline.source  # type: ignore[assignment]
     maps = [stop for stop in pipeline.stops if isinstance(stop, Map)]
@@ -113,9 +116,8 @@ def _measure(pipeline: Pipeline, seed: int, encode: str, clock: Clock) -> _Costs
     times: list[list[float]] = [[] for _ in range(len(maps) + 1)]
     keeps: list[list[Keeping]] = [[] for _ in range(len(maps) + 1)]
     in_all: list[float] = []
-    encoding = Encoding(encode)
     indices = Keyed(seed, "refurbish/auto").fresh(Key(0)).permutation(len(source))
-    with _scratch() as store, scope_of(whole, own_process=False):
+    with scope_of(whole, own_process=False):
         first, last = road.open(), whole.open()
         for index in indices[: MEASURED + WARM].tolist():
             keys = Keys(0, [index])
@@ -160,7 +162,7 @@ def _giving(samples: list[Any]) -> Upstream:
     return lambda keys: samples
 
 
-def _keep(sample: Any, store: Store, encoding: Encoding, clock: Clock) -> Keeping:
+def _keep(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> Keeping:
     started = clock()
     store.put_tagged([(0, 0, encoding.packed(sample))])
     put = clock()
@@ -174,8 +176,8 @@ def _keep(sample: Any, store: Store, encoding: Encoding, clock: Clock) -> Keepin
 
 
 @contextmanager
-def _scratch() -> Iterator[Store]:
-    store = Store(RunDir.current().path / uuid.uuid4().hex, ROOM)
+def _scratch(shared: bool) -> Iterator[AnyStore]:
+    store = memory_store(ROOM, shared=shared)
     try:
         yield store
     finally:

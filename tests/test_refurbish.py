@@ -62,9 +62,12 @@ def test_a_pool_changes_no_bit_and_no_count(pool: Workers, expected: Any) -> Non
         stats = loader.stats().refurbish
     assert found == bits(expected)
     assert stats is not None
-    # All in epoch 0, then a third of 53 in each of six epochs.
-    assert (stats.fresh, stats.reused) == (N + 2 * N, 4 * N)
     assert stats.kept == N
+    assert stats.fresh + stats.reused == 7 * N
+    # All in epoch 0, then a third of 53 in each of six epochs. Where the first batches of the next
+    # epoch are begun early, they may have prepared some that were due in this one's last.
+    early = (N + 2 * N) - stats.fresh
+    assert early == 0 if pool.workers == 0 else 0 <= early <= 8
 
 
 def test_the_partial_part_is_used_again_and_the_final_part_is_always_fresh(expected: Any) -> None:

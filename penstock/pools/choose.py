@@ -21,6 +21,11 @@ class Choice:
     workers: int
     why: str
 
+    @property
+    def own_processes(self) -> bool:
+        """Whether the workers see only what is shared with them."""
+        return self.kind == "processes"
+
     def __str__(self) -> str:
         if self.kind == "none":
             return f"in this process ({self.why})"

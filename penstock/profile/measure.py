@@ -97,9 +97,17 @@ class _Measurement:
         plans = [pipeline.stops]
         if [*map(id, self.compiled.stops)] != [*map(id, pipeline.stops)]:
             plans.append(self.compiled.stops)
+        batch = pipeline.batching
+        collate = None if batch is None else batch.collate
+        self.cores = config.cores()
+        self.choice = choose(self.compiled, collate, "auto", "auto", self.cores, gil_enabled())
         self.roads = [
             ProbedRoad(
-                Drawn(source) if isinstance(source, StreamSource) else source, stops, seed, clocks
+                Drawn(source) if isinstance(source, StreamSource) else source,
+                stops,
+                seed,
+                clocks,
+                shared=self.choice.own_processes,
             )
             for stops in plans
         ]
@@ -255,10 +263,6 @@ class _Measurement:
                 self.roads, ledgers, self.left, self.batchings, strict=True
             )
         ]
-        batch = self.pipeline.batching
-        collate = None if batch is None else batch.collate
-        cores = config.cores()
-        choice = choose(self.compiled, collate, "auto", "auto", cores, gil_enabled())
         kind = type(self.pipeline.source).__name__
         many = "samples" if self.length is None else f"{self.length:,} samples"
         return Profile(
@@ -267,8 +271,8 @@ class _Measurement:
             rounds=len(self.reading),
             written=made[0],
             fused=made[-1],
-            cores=cores,
-            workers=str(choice),
+            cores=self.cores,
+            workers=str(self.choice),
             bad=len(self.bad),
             bad_samples=tuple(self.bad.values())[:LISTED_BAD_SAMPLES],
             hint=hint(self.pipeline, made[-1], self.length),

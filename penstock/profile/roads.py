@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -27,7 +26,7 @@ from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, Site, Step, Stop, names_of
-from penstock.store import RunDir, Store
+from penstock.store import AnyStore, memory_store
 
 ROOM = 256 << 20
 """Bytes that the store of a cache may hold during a profile before it is emptied."""
@@ -45,7 +44,7 @@ class ProbedRoad:
     """A source and stops with a probe between them, in this thread.
 
     Stops that keep samples get stores of their own in memory, so that nothing of the user's is
-    filled or read.
+    filled or read; ``shared`` ones where a loader would have workers in processes of their own.
     """
 
     def __init__(
@@ -54,11 +53,13 @@ class ProbedRoad:
         stops: Sequence[Stop],
         seed: int,
         clocks: Clocks,
+        *,
+        shared: bool,
     ) -> None:
         self.stops = tuple(stops)
         self.names = [SOURCE, *names_of(self.stops)]
         self.book = Book(len(self.names), clocks)
-        self.stores: dict[int, Store] = {}
+        self.stores: dict[int, AnyStore] = {}
         self.kept: dict[int, float] = {}
         """Bytes that a sample takes in each store."""
         self._source = source
@@ -66,8 +67,7 @@ class ProbedRoad:
         self._hits: dict[int, Step] = {}
         for stage, stop in enumerate(self.stops, start=1):
             if isinstance(stop, Hold):
-                place = RunDir.current().path / uuid.uuid4().hex
-                self.stores[stage] = Store(place, 2 * ROOM)
+                self.stores[stage] = memory_store(2 * ROOM, shared=shared)
                 stop = _opened(stop, self.stores[stage], len(source), seed)
                 self._hits[stage] = stop.step(Site(seed, Tally(1, stop.number + 1)))
             # Nothing stands below the last stop, which may write straight into the batch: ``get``
@@ -131,7 +131,7 @@ class ProbedRoad:
             self._source.restart()
 
 
-def _opened(stop: Hold, store: Store, samples: int, seed: int) -> Hold:
+def _opened(stop: Hold, store: AnyStore, samples: int, seed: int) -> Hold:
     """A stop that keeps samples, with a store of its own and every sample in its first version."""
     if isinstance(stop, Cache):
         return replace(stop, store=store)

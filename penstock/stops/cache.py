@@ -14,7 +14,7 @@ from penstock.errors import PipelineError
 from penstock.packing import pack, unpack
 from penstock.random import Keys
 from penstock.stops.stop import Hold, Site, Step, Upstream
-from penstock.store import Store
+from penstock.store import AnyStore
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Cache(Hold):
     budget: int
     where: str = "memory"
     number: int = 0
-    store: Store | None = None
+    store: AnyStore | None = None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from penstock.order import Echo as Dealt
 from penstock.packing import pack, unpack
 from penstock.random import Key, Keys
 from penstock.stops.stop import Hold, Site, Step, Upstream
-from penstock.store import Claims, Store
+from penstock.store import AnyStore, Claims
 
 MOST = 8
 """The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
@@ -41,7 +41,7 @@ class Echo(Hold):
     factor: float | Literal["auto"]
     window: int
     number: int = 0
-    store: Store | None = None
+    store: AnyStore | None = None
     claims: Path | None = None
 
     @property

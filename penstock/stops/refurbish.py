@@ -20,7 +20,7 @@ from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream
-from penstock.store import Claims, Store
+from penstock.store import AnyStore, Claims
 
 Reuse = int | Literal["auto"]
 
@@ -40,7 +40,7 @@ class Refurbish(Hold):
     where: str = "memory"
     encode: str = "raw"
     number: int = 0
-    store: Store | None = None
+    store: AnyStore | None = None
     renewal: Renewal | None = None
     claims: Path | None = None
 

@@ -1,10 +1,23 @@
-"""Bytes by key, kept in LMDB on the memory file system or on a disk, and shared by processes."""
+"""Bytes by key, in this process's memory, or in LMDB where other processes and runs see them."""
 
 from __future__ import annotations
 
 from penstock.store.claim import Claims
+from penstock.store.heap import Heap
+from penstock.store.memory import AnyStore, memory_store
 from penstock.store.rundir import RunDir, collect_stale, stale
 from penstock.store.store import Store
 from penstock.store.value import Value, cost
 
-__all__ = ["Claims", "RunDir", "Store", "Value", "collect_stale", "cost", "stale"]
+__all__ = [
+    "AnyStore",
+    "Claims",
+    "Heap",
+    "RunDir",
+    "Store",
+    "Value",
+    "collect_stale",
+    "cost",
+    "memory_store",
+    "stale",
+]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from penstock.store.samples import Samples
-from penstock.store.value import MAX_NBYTES, Buffer, Value, cost, frame, header_nbytes
+from penstock.store.value import MAX_NBYTES, Buffer, Head, Value, cost, frame, header_nbytes
+
+
+class Shelf(Protocol):
+    """Where values are put, as it is while nobody else changes it."""
+
+    def head(self, key: int) -> Head | None: ...
+
+    def put(self, key: int, framed: Buffer, tag: int | None) -> None: ...
 
 
 class Item(NamedTuple):
@@ -30,7 +37,7 @@ class Taken(NamedTuple):
     refused: int
 
 
-def put_all(samples: Samples, items: Sequence[Item], room: int | None) -> Taken:
+def put_all(shelf: Shelf, items: Sequence[Item], room: int | None) -> Taken:
     """Put what ``room`` allows; nothing at all where it is ``None``.
 
     What an item replaces makes room for it. LMDB gives those pages out again only after this
@@ -39,7 +46,7 @@ def put_all(samples: Samples, items: Sequence[Item], room: int | None) -> Taken:
     held: list[bool] = []
     refused = 0
     for key, framed, tag, price in items:
-        old = samples.head(key)
+        old = shelf.head(key)
         # One tag further on: whoever puts this was late, and must not undo what came after.
         if old is not None and (tag is None or old.tag in (tag, tag + 1)):
             held.append(tag in (None, old.tag))
@@ -49,7 +56,7 @@ def put_all(samples: Samples, items: Sequence[Item], room: int | None) -> Taken:
             held.append(False)
             refused += 1
             continue
-        samples.put(key, framed, whole=tag is None)
+        shelf.put(key, framed, tag)
         room += freed - price
         held.append(True)
     return Taken(held, refused)

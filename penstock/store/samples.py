@@ -44,10 +44,10 @@ class Samples:
         value = payload(key, first, lambda: self._rest(packed))
         return value, value is not None
 
-    def put(self, key: int, framed: Buffer, *, whole: bool) -> None:
+    def put(self, key: int, framed: Buffer, tag: int | None) -> None:
         """Put a value, in place of any that is there."""
         packed, view = pack_key(key), memoryview(framed)
-        end = len(view) if whole else PIECE
+        end = len(view) if tag is None else PIECE
         self._transaction.put(packed, view[:end])
         number = 0
         for number, start in enumerate(range(end, len(view), PIECE), start=1):

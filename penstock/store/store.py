@@ -1,4 +1,4 @@
-"""Bytes by integer key, with a budget: what every cache keeps its samples in."""
+"""Bytes by integer key, with a budget: what samples are kept in for several processes or runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.store import opening
 from penstock.store.environment import Closed, Environment, registry
 from penstock.store.putting import Item, Taken, put_all
 from penstock.store.samples import Samples
-from penstock.store.value import Value, cost, unpack_key
+from penstock.store.value import Value, cost, slack, unpack_key
 
 T = TypeVar("T")
 
@@ -60,8 +60,7 @@ class Store:
         self.budget = budget
         self.identity = identity
         self.persistent = persistent
-        # cost() is within an eighth of the truth, and never under it for long.
-        self.overshoot = budget // 8 + (1 << 20) if overshoot is None else overshoot
+        self.overshoot = slack(budget) if overshoot is None else overshoot
         self.corrupt = 0
         """Values this process has found damaged, and dropped."""
         self.full = 0

@@ -97,6 +97,17 @@ def _written(key: int, value: Writer, tag: int | None) -> bytearray:
     return framed
 
 
+def laid_out(value: Value) -> Buffer:
+    """The value in memory of its own, with no header."""
+    if hasattr(value, "write_into"):
+        writer = cast(Writer, value)
+        made = np.empty(writer.nbytes, np.uint8).data
+        writer.write_into(made)
+        return made
+    parts: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)
+    return b"".join(parts)
+
+
 class Head(NamedTuple):
     """What the header of a sound value says; ``tag`` is ``None`` where it has none."""
 
@@ -142,7 +153,7 @@ def payload(
         pieces += rest()
         if sum(map(len, pieces)) != found.length:
             return None
-    content = _copy(pieces)
+    content = copied(pieces)
     # Seeded with the key, so that a sound value under another value's key is found out too, and
     # with the tag, so that a damaged tag is.
     proof = xxhash.xxh3_64_intdigest(content, seed=_seed(key, found.tag))
@@ -159,7 +170,8 @@ def _seed(key: int, tag: int | None) -> int:
     return (key if tag is None else key + (tag + 1) * _SPREAD) & _WORD
 
 
-def _copy(pieces: Sequence[memoryview]) -> memoryview:
+def copied(pieces: Sequence[memoryview]) -> memoryview:
+    """One copy of them all, which may be written to."""
     if len(pieces) > 1 or len(pieces[0]) < _LARGE:
         return memoryview(bytearray().join(pieces))
     copy = np.empty(len(pieces[0]), np.uint8)
@@ -196,3 +208,9 @@ def _cost(stored: int, page: int) -> int:
         return pages * page + int(entry / _FILL * leaf / page) + 2
     most = (page - _PAGE_HEADER) // (node + (node & 1) + _SLOT)
     return int(leaf / (_FILL * most if most > 2 else 1)) + 1
+
+
+def slack(budget: int) -> int:
+    """What a store takes past its budget unless told: ``cost`` is within an eighth of the truth,
+    and never under it for long."""
+    return budget // 8 + (1 << 20)
