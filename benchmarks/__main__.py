@@ -23,7 +23,8 @@ from benchmarks import (
     start,
 )
 from benchmarks import chart as charts
-from benchmarks.benchmark import Benchmark, count
+from benchmarks.arguments import count, drawing, positive
+from benchmarks.benchmark import Benchmark
 from benchmarks.report import show, write_json
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -79,13 +80,13 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
             metavar="LIST",
             help=f"all (which is the default), none, or some of: {', '.join(chosen.peers)}",
         )
-        own.add_argument("--chart", type=_drawing, metavar="FILE", help="draw it, as .svg or .png")
+        own.add_argument("--chart", type=drawing, metavar="FILE", help="draw it, as .svg or .png")
     own.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
     own.add_argument("--rounds", type=count, default=5, help="rounds of a race (5)")
-    own.add_argument("--seconds", type=_seconds, default=4.0, help="of each run (4)")
+    own.add_argument("--seconds", type=positive, default=4.0, help="of each run (4)")
     own.add_argument(
         "--warm-up",
-        type=_seconds,
+        type=positive,
         default=3.0,
         metavar="SECONDS",
         help="before each run; give more where starting worker processes takes longer (3)",
@@ -117,7 +118,7 @@ def redraw(argv: Sequence[str]) -> int:
         prog="python -m benchmarks chart", description="Draw what benchmarks wrote with --json."
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
-    parser.add_argument("--chart", type=_drawing, metavar="FILE", required=True)
+    parser.add_argument("--chart", type=drawing, metavar="FILE", required=True)
     options = parser.parse_args(argv)
     data: dict[str, object] = {}
     for file in options.files:
@@ -141,13 +142,6 @@ def _peers(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return peers
 
 
-def _drawing(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in charts.SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(charts.SUFFIXES)}")
-    return path
-
-
 def _data(files: tuple[str, ...]) -> Callable[[str], Path]:
     def data(text: str) -> Path:
         path = Path(text).resolve()
@@ -157,16 +151,6 @@ def _data(files: tuple[str, ...]) -> Callable[[str], Path]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder{nor}")
 
     return data
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
 
 
 if __name__ == "__main__":

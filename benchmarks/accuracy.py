@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.alone import AloneError, alone
-from benchmarks.benchmark import Benchmark, count
+from benchmarks.arguments import count
+from benchmarks.benchmark import Benchmark
 from benchmarks.courses import Throughput
 from benchmarks.measure import Contestant, Lane, Make, Spread, progress, race
 from benchmarks.plot import Figure, Point, Range, Series, add_plot_argument, write

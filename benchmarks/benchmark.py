@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,10 +27,3 @@ class Benchmark:
     peers: tuple[str, ...] = ()
     data: str = "folder of classes, each a folder of JPEGs"
     files: tuple[str, ...] = ()
-
-
-def count(text: str) -> int:
-    """An argument that counts something."""
-    if not text.isdigit() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)

@@ -6,12 +6,13 @@ it. Then what is read is used several times: before augmentation, after it, or a
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.alone import AloneError, alone
-from benchmarks.benchmark import Benchmark, count
+from benchmarks.arguments import count, positive, share
+from benchmarks.benchmark import Benchmark
 from benchmarks.echo_table import figure, found
 from benchmarks.echo_work import Outcome, Setting, Work, pace, settings, until_good
 from benchmarks.measure import progress
@@ -78,26 +79,6 @@ def run(options: Namespace) -> Found:
     return result
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
 def _factors(text: str) -> tuple[int, ...]:
     return tuple(sorted({count(part.strip()) for part in text.split(",")}))
 
@@ -113,18 +94,18 @@ def _arguments(parser: ArgumentParser) -> None:
         help=f"before augmentation ({','.join(map(str, FACTORS))})",
     )
     parser.add_argument(
-        "--target", type=_share, default=TARGET, help=f"share of the test set ({TARGET})"
+        "--target", type=share, default=TARGET, help=f"share of the test set ({TARGET})"
     )
     parser.add_argument(
         "--limit",
-        type=_positive,
+        type=positive,
         default=LIMIT,
         metavar="SECONDS",
         help=f"after which nobody goes on ({LIMIT:g})",
     )
     parser.add_argument(
         "--ratio",
-        type=_positive,
+        type=positive,
         default=RATIO,
         help=f"how much longer reading takes than all that follows ({RATIO:g})",
     )

@@ -6,7 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 
 from benchmarks.alone import AloneError, alone, memory_of_tree
-from benchmarks.benchmark import Benchmark, count
+from benchmarks.arguments import count
+from benchmarks.benchmark import Benchmark
 from benchmarks.measure import progress
 from benchmarks.report import Found, Table
 

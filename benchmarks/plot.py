@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from benchmarks.chart import LETTER, MARGIN, STYLE, SUFFIXES, WIDTH
+from benchmarks.arguments import drawing
+from benchmarks.chart import LETTER, MARGIN, STYLE, WIDTH
 
 HEIGHT = 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 74, 52
@@ -126,15 +127,8 @@ class _Box(NamedTuple):
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
     """``--chart`` for a benchmark that draws what it found itself."""
     parser.add_argument(
-        "--chart", dest="plot", type=_drawing, metavar="FILE", help="draw it, as .svg or .png"
+        "--chart", dest="plot", type=drawing, metavar="FILE", help="draw it, as .svg or .png"
     )
-
-
-def _drawing(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(SUFFIXES)}")
-    return path
 
 
 def write(path: Path, figure: Figure) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.alone import AloneError, alone
-from benchmarks.benchmark import Benchmark, count
-from benchmarks.chart import SUFFIXES
+from benchmarks.arguments import count, drawing
+from benchmarks.benchmark import Benchmark
 from benchmarks.measure import Lane, Run, progress, race, turns
 from benchmarks.race_table import CPU, MEMORY, RATE, Column, Versus, found, joined
 from benchmarks.report import Found
@@ -203,15 +202,8 @@ def _coloured(made: Found, reuse: Sequence[int]) -> Found:
     return replace(made, data=data)
 
 
-def _drawing(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in SUFFIXES:
-        raise ArgumentTypeError(f"{text!r} ends in none of {', '.join(SUFFIXES)}")
-    return path
-
-
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--chart", type=_drawing, metavar="FILE", help="draw it, as .svg or .png")
+    parser.add_argument("--chart", type=drawing, metavar="FILE", help="draw it, as .svg or .png")
     parser.add_argument(
         "--photographs",
         type=count,

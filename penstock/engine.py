@@ -177,7 +177,6 @@ class Engine:
                 opened = True
             elif piece.kind == "probe":
                 self._schedule.done(piece.id, outcome.report.busy)
-                self._discard(outcome.report.offers)
                 self._learn(job, outcome.layout)
                 opened = True
             else:

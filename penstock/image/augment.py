@@ -87,7 +87,12 @@ def normalized(
 def _for_kernel(image: Image, smooth: bool) -> bool:
     """Whether the kernel does this image. Who asks must not matter: its turns are not OpenCV's."""
     height, width, channels = image.shape
-    return channels == 3 and not smooth and max(height, width) < 1 << 16 and kernel.available()
+    return (
+        channels == 3
+        and not smooth
+        and max(height, width) <= kernel.MOST_SIDE
+        and kernel.available()
+    )
 
 
 def _by_kernel(

@@ -84,15 +84,7 @@ def region(
     each channel it is float32 (3, height, width). ``flip`` mirrors left to right. Rows below the
     box are not read: damage there goes unseen, but not a missing end of the file.
     """
-    kernel = _kernel()
-    try:
-        kernel.region(data, *box, out, flip, table, *(full or (0, 0)), *corner)
-    except kernel.Unsupported as error:
-        raise Unsupported(str(error)) from None
-    except kernel.Damaged as error:
-        raise _damaged(data, error) from None
-    except (BufferError, OverflowError, TypeError, ValueError) as error:
-        raise _misplaced("decode", box, out, error) from error
+    _resized("region", data, box, out, flip, table, full, corner)
 
 
 def resize(
@@ -106,13 +98,7 @@ def resize(
     corner: tuple[int, int] = (0, 0),
 ) -> None:
     """As ``region``, of an image (height, width, 3) that is decoded already."""
-    kernel = _kernel()
-    try:
-        kernel.resize(image, *box, out, flip, table, *(full or (0, 0)), *corner)
-    except kernel.Unsupported as error:
-        raise Unsupported(str(error)) from None
-    except (BufferError, OverflowError, TypeError, ValueError) as error:
-        raise _misplaced("resize", box, out, error) from error
+    _resized("resize", image, box, out, flip, table, full, corner)
 
 
 def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[Any]) -> None:
@@ -154,13 +140,29 @@ def _kernel() -> Any:
     return kernel
 
 
-def _misplaced(
-    what: str, box: tuple[int, int, int, int], out: NDArray[Any], error: Exception
-) -> PipelineError:
-    return PipelineError(
-        f"the kernel cannot {what} box {tuple(box)} into an array of {out.dtype} and shape "
-        f"{out.shape}: {error}. Draw the box from the image's size, and give contiguous arrays."
-    )
+def _resized(
+    how: str,
+    of: Any,
+    box: tuple[int, int, int, int],
+    out: NDArray[Any],
+    flip: bool,
+    table: NDArray[np.float32] | None,
+    full: tuple[int, int] | None,
+    corner: tuple[int, int],
+) -> None:
+    kernel = _kernel()
+    try:
+        getattr(kernel, how)(of, *box, out, flip, table, *(full or (0, 0)), *corner)
+    except kernel.Unsupported as error:
+        raise Unsupported(str(error)) from None
+    except kernel.Damaged as error:
+        raise _damaged(of, error) from None
+    except (BufferError, OverflowError, TypeError, ValueError) as error:
+        raise PipelineError(
+            f"the kernel cannot {'decode' if how == 'region' else how} box {tuple(box)} into an "
+            f"array of {out.dtype} and shape {out.shape}: {error}. Draw the box from the image's "
+            "size, and give contiguous arrays."
+        ) from error
 
 
 def _damaged(data: Any, why: Exception) -> SourceError:

@@ -19,7 +19,7 @@ from penstock.order import BatchKeys
 from penstock.order import Echo as Dealt
 from penstock.packing import pack, unpack
 from penstock.random import Key, Keys
-from penstock.stops.stop import Hold, Site, Step, Upstream
+from penstock.stops.stop import Hold, Site, Step, Upstream, place
 from penstock.store import AnyStore, Claims
 
 MOST = 8
@@ -125,11 +125,6 @@ def make_echo(
     made = Echo(factor, window, number)
     checked = made.dealt(0, lambda epoch: 1.0)
     return made if factor == "auto" else Echo(float(factor), checked.window, number)
-
-
-def place(index: int, epoch: int) -> int:
-    """Where a sample is kept: the next epoch may begin before the last copies of this one."""
-    return 2 * index + epoch % 2
 
 
 def _tag(key: Key, most: int) -> int:

@@ -19,7 +19,7 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
-from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream
+from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place
 from penstock.store import AnyStore, Claims
 
 Reuse = int | Literal["auto"]
@@ -140,11 +140,6 @@ class Refurbish(Hold):
             )
             if renewal.keeps(index)
         ]
-
-
-def place(index: int, generation: int) -> int:
-    """Where a sample is kept: the next epoch may renew it while this one still needs it."""
-    return 2 * index + generation % 2
 
 
 def make_refurbish(

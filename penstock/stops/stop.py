@@ -134,6 +134,12 @@ class Hold(Stop):
         raise NotImplementedError
 
 
+def place(index: int, version: int) -> int:
+    """Where a sample is kept that there may be two versions of: the next epoch may need the new
+    one while this one still needs the old."""
+    return 2 * index + version % 2
+
+
 class Joined(Stop):
     """Several maps as one step. It comes after checking, and pipelines are known without it."""
 
