@@ -12,13 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from penstock.errors import DeadlySampleError
-from penstock.job import Job, Ready, deadly
+from penstock.job import Job, Ready, struck
 from penstock.meter import BadSample, Meter
 from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
 from penstock.pools.pool import Outcome, Pool, Task
-from penstock.pools.runner import Report, Work, substitutes
+from penstock.pools.runner import Report, Work
 from penstock.schedule import Kind, Piece, Schedule, ahead
 from penstock.slots import Layout, Ring
 
@@ -93,14 +92,16 @@ class Engine:
         try:
             while True:
                 with self._lock:
-                    self._raise_failure()
+                    failure, self._failure = self._failure, None
+                    if failure is not None:
+                        raise failure
                     # What the loop gave back since may be what a worker found missing.
                     opened = self._open() or self._starved
                     job = self._take_ready()
-                    if job is not None:
-                        opened = self._open() or opened
-                    else:
+                    if job is None:
                         self._supply_next()
+                    elif job.error is None:
+                        opened = self._open() or opened
                     ended = job is None and not self._jobs and self._pending is None
                 if opened:
                     self.pool.notify()
@@ -117,6 +118,11 @@ class Engine:
         """Let workers see what was changed in the dataset since they were started."""
         if self._started and self.pool.outdated():
             self.close()
+
+    def wake(self) -> None:
+        """There may be more to prepare now, while ``next`` waits in another thread."""
+        with self._progress:
+            self._progress.notify_all()
 
     def stop(self) -> None:
         """Drop everything that is open."""
@@ -151,16 +157,7 @@ class Engine:
                 return None
             job.running += 1
             self._tasks[piece.id] = (job, piece)
-            return Task(
-                piece.id,
-                piece.kind,
-                job.keys.cut(piece.first, piece.count),
-                piece.first,
-                job.slot,
-                job.layout,
-                job.columns,
-                job.plan.number,
-            )
+            return job.task(piece)
 
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
@@ -298,22 +295,26 @@ class Engine:
     # Ending.
 
     def _take_ready(self) -> Job | None:
+        number = self._finished()
+        if number is None:
+            return None
+        self._schedule.drop(number)
+        return self._jobs.pop(number)
+
+    def _finished(self) -> int | None:
+        """A batch that can be handed out now."""
         for number, job in self._jobs.items():
-            if job.error is not None or job.complete:
-                if job.running:
-                    # A piece of a batch that is done over is still writing into its slot.
-                    return None
-                del self._jobs[number]
-                self._schedule.drop(number)
-                if job.error is not None:
-                    job.give_back(self.ring)
-                    raise job.error
-                return job
+            # A piece of a batch that is done over may still be writing into its slot.
+            if (job.error is not None or job.complete) and not job.running:
+                return number
             if self._in_order:
                 return None
         return None
 
     def _hand_out(self, job: Job) -> Ready:
+        if job.error is not None:
+            job.give_back(self.ring)
+            return self._refuse(job, job.error)
         offers = job.offers()
         if offers:
             self._admit(offers)
@@ -325,7 +326,7 @@ class Engine:
         for bad in job.bad:
             self.meter.bad(bad)
         slot = job.slot
-        ready = job.ready(self.ring)
+        ready = self._ready(job)
         if slot is not None and job.kind != "rows":
             self._whole_size = max(self._whole_size, slot.size)
         if ready.rows:
@@ -334,6 +335,14 @@ class Engine:
             self._rotation.ended(job.plan)
         return ready
 
+    def _ready(self, job: Job) -> Ready:
+        """A finished batch, in the form in which it is handed out."""
+        return job.ready(self.ring)
+
+    def _refuse(self, job: Job, error: BaseException) -> Ready:
+        """What is handed out in place of a batch that could not be prepared."""
+        raise error
+
     def _fail(self, job: Job, error: BaseException) -> None:
         job.error = error
         self._schedule.drop(self._number(job))
@@ -341,31 +350,13 @@ class Engine:
             self._pending = None
 
     def _deadly(self, job: Job, piece: Piece, reason: str) -> None:
-        index = job.keys.indices[piece.first] if job.keys.indices else -1
-        name = self.work.road.source.name(index)
-        error = deadly(index, name, piece.count, reason)
-        if self.work.on_error == "raise" or piece.kind != "rows":
+        error = struck(self.work, job, piece, reason)
+        if error is not None:
             self._fail(job, error)
-            return
-        if self.work.on_error == "substitute":
-            self._substitute(job, piece, error, reason)
-            return
-        job.reports[piece.first] = Report(bad=[(index, name, "worker", reason)])
-        if not self._schedule.outstanding(piece.batch):
+        elif self.work.on_error == "substitute":
+            self._schedule.again(piece)
+        elif not self._schedule.outstanding(piece.batch):
             job.complete = True
-
-    def _substitute(self, job: Job, piece: Piece, error: DeadlySampleError, reason: str) -> None:
-        row = piece.first
-        if row not in job.deadly:
-            key = next(iter(job.keys.cut(row, 1)))
-            job.deadly[row] = iter(substitutes(self.work.road, key))
-            job.bad.append(BadSample(key.index, error.name, "worker", reason))
-        other = next(job.deadly[row], None)
-        if other is None:
-            self._fail(job, error)
-            return
-        job.keys.indices[row] = other
-        self._schedule.again(piece)
 
     def _came_back(self, task: int, outcome: Outcome) -> tuple[Job, Piece] | None:
         """What a task was for, or ``None`` if nobody waits for it any more."""
@@ -394,15 +385,9 @@ class Engine:
     def _number(self, job: Job) -> int:
         return next(number for number, found in self._jobs.items() if found is job)
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
     def _wait(self) -> None:
         with self._progress:
-            first = next(iter(self._jobs.values()), None)
-            if first is not None and (first.complete or first.error) and not first.running:
+            if self._finished() is not None:
                 return
             if self._failure is None:
                 self._progress.wait(timeout=1.0)

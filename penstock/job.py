@@ -13,10 +13,10 @@ from penstock.errors import DeadlySampleError
 from penstock.meter import BadSample
 from penstock.order.deal import BatchKeys
 from penstock.packing import unpack
-from penstock.pools.pool import InSlot
-from penstock.pools.runner import Report
+from penstock.pools.pool import InSlot, Task
+from penstock.pools.runner import Report, Work, substitutes
 from penstock.random import Keys
-from penstock.schedule import Kind
+from penstock.schedule import Kind, Piece
 from penstock.slots import Layout, Ring, Slot, leased_columns
 from penstock.tree import fill
 
@@ -61,6 +61,12 @@ class Job:
         replicas = plan.replicas.tolist() if plan.replicas is not None else None
         keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
         return cls(plan, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
+
+    def task(self, piece: Piece) -> Task:
+        """The work that one of its pieces is."""
+        keys = self.keys.cut(piece.first, piece.count)
+        first, number = piece.first, self.plan.number
+        return Task(piece.id, piece.kind, keys, first, self.slot, self.layout, self.columns, number)
 
     def pieces(self) -> list[tuple[int, Report]]:
         """The pieces in the order of their rows."""
@@ -109,7 +115,32 @@ class Job:
             self.slot = None
 
 
-def deadly(index: int, name: str, count: int, reason: str) -> DeadlySampleError:
+def struck(work: Work, job: Job, piece: Piece, reason: str) -> DeadlySampleError | None:
+    """A piece has killed its worker twice: the error, or ``None`` where it is done without.
+
+    To be left out it is reported as bad; to be substituted, its row has another sample's key.
+    """
+    index = job.keys.indices[piece.first] if job.keys.indices else -1
+    name = work.road.source.name(index)
+    error = _deadly(index, name, piece.count, reason)
+    if work.on_error == "raise" or piece.kind != "rows":
+        return error
+    if work.on_error == "skip":
+        job.reports[piece.first] = Report(bad=[(index, name, "worker", reason)])
+        return None
+    row = piece.first
+    if row not in job.deadly:
+        key = next(iter(job.keys.cut(row, 1)))
+        job.deadly[row] = iter(substitutes(work.road, key))
+        job.bad.append(BadSample(key.index, name, "worker", reason))
+    other = next(job.deadly[row], None)
+    if other is None:
+        return error
+    job.keys.indices[row] = other
+    return None
+
+
+def _deadly(index: int, name: str, count: int, reason: str) -> DeadlySampleError:
     """What is said of a piece that killed its worker twice: ``count`` samples from ``index`` on."""
     what = f"{name} (index {index})"
     if count > 1:

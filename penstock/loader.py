@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import config
+from penstock.assembly import Assembly, Recipe
 from penstock.closing import close_at_exit
 from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
-from penstock.holds import Holds
-from penstock.meter import Meter, Stats
+from penstock.meter import Stats
 from penstock.options import Options, is_whole
 from penstock.order import BatchKeys, Cursor
 from penstock.order.plan import Batches, Plan
 from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
 from penstock.plans import plan_of
-from penstock.pools.choose import Choice, choose, gil_enabled
+from penstock.pools.choose import Choice
 from penstock.pools.launch import Start
-from penstock.pools.make import make_pool
-from penstock.pools.runner import Work
 from penstock.pools.worker import Init
-from penstock.slots import Ring
 from penstock.source.stream import StreamSource
 from penstock.splitting import placed, settle
 from penstock.state import check_dealing, check_state, describe
@@ -74,14 +69,7 @@ class Loader:
         custom = custom or Custom()
         self._written = pipeline
         self.options = options
-        self.choice: Choice = choose(
-            pipeline.road(options.seed),
-            batch.collate,
-            options.workers,
-            options.kind,
-            config.cores(),
-            gil_enabled(),
-        )
+        self.choice: Choice = _recipe(pipeline, options, custom).choice()
         shared = self.choice.own_processes
         self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
         self._custom = custom
@@ -106,16 +94,13 @@ class Loader:
 
     def _assemble(self, kept: int | None) -> None:
         """The road and all that depends on what refurbish keeps."""
-        options, batch = self.options, self._batch
-        written = self.pipeline.road(options.seed)
-        self._holds = Holds(written, options, kept, shared=self.choice.own_processes)
-        road = self._holds.road
+        recipe = _recipe(self.pipeline, self.options, self._custom, kept)
+        self._assembly = Assembly(recipe, self.choice)
+        self._holds, self._meter = self._assembly.holds, self._assembly.meter
         self._plan: Plan | None = None
         if not self._stream:
-            renewal, sampling = self._holds.renewal, self._custom.plan
-            self._plan = plan_of(self.pipeline, options, renewal, self._echoing.factors, sampling)
-        self._work = Work(road, batch.collate, self._custom.fallback, options.on_error, batch.size)
-        self._meter = Meter(road.stages, len(road.holds), time.perf_counter)
+            renewal, factors = self._holds.renewal, self._echoing.factors
+            self._plan = plan_of(self.pipeline, self.options, renewal, factors, self._custom.plan)
 
     # Iterating.
 
@@ -210,7 +195,7 @@ class Loader:
         """The engine, preparing from the cursor on."""
         engine = self._engine
         if engine is None:
-            engine = self._engine = self._make_engine()
+            engine = self._engine = self._assembly.engine(in_order=self.options.in_order)
             self._finalizer = close_at_exit(self, engine, self._holds)
             self._at = None
         if self._at != self._cursor:
@@ -355,28 +340,11 @@ class Loader:
                 "loader in the process that iterates it."
             )
 
-    def _make_engine(self) -> Engine:
-        self._holds.open()
-        options = self.options
-        pool = make_pool(
-            self.choice, self._work, options.seed, self._custom.init, self._custom.start
-        )
-        layout = None
-        whole = self._stream or self._batch.collate is not None
-        if not whole:
-            layout = self.pipeline.layout(self._batch.size)
-        return Engine(
-            self._work,
-            pool,
-            Ring(options.memory_budget, shared=pool.own_process),
-            self._meter,
-            prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
-            layout=layout,
-            in_order=options.in_order,
-            timeout=options.timeout,
-            admit=self._holds.caches.admit,
-            discard=self._holds.caches.discard,
-        )
+
+def _recipe(
+    pipeline: Pipeline, options: Options, custom: Custom, kept: int | None = None
+) -> Recipe:
+    return Recipe(pipeline, options, custom.fallback, custom.init, custom.start, kept)
 
 
 def _check_stream_options(options: Options) -> None:

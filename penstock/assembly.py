@@ -1,0 +1,93 @@
+"""All that a pipeline needs to run: its road with stores, its workers, its meter, its engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import config
+from penstock.engine import Engine
+from penstock.errors import PipelineError
+from penstock.holds import Holds
+from penstock.meter import Meter
+from penstock.options import Options
+from penstock.pipeline import Pipeline
+from penstock.pools.choose import Choice, choose, gil_enabled
+from penstock.pools.launch import Start
+from penstock.pools.make import make_pool
+from penstock.pools.pool import Pool
+from penstock.pools.runner import Work
+from penstock.pools.worker import Init
+from penstock.slots import Ring
+from penstock.source.stream import StreamSource
+from penstock.stops.batch import Collate
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is run, and how: all of it travels to another process by value."""
+
+    pipeline: Pipeline
+    options: Options
+    fallback: Collate
+    init: Init | None = None
+    start: Start = "program"
+    kept: int | None = None
+
+    def choice(self, cores: int | None = None) -> Choice:
+        """The workers it is best run with."""
+        batch = self.pipeline.batching
+        if batch is None:
+            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        return choose(
+            self.pipeline.road(self.options.seed),
+            batch.collate,
+            self.options.workers,
+            self.options.kind,
+            cores or config.cores(),
+            gil_enabled(),
+        )
+
+
+MakeEngine = Callable[..., Engine]
+
+
+class Assembly:
+    """A recipe with its stores, its work and its meter. Nothing runs before ``engine``."""
+
+    def __init__(self, recipe: Recipe, choice: Choice) -> None:
+        pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
+        if batch is None:
+            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        self.recipe = recipe
+        self.choice = choice
+        written = pipeline.road(options.seed)
+        self.holds = Holds(written, options, recipe.kept, shared=choice.own_processes)
+        road = self.holds.road
+        self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
+        self.meter = Meter(road.stages, len(road.holds), time.perf_counter)
+
+    def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
+        """An engine over a pool of its own; ``staged`` batches are there for other processes."""
+        recipe, options = self.recipe, self.recipe.options
+        self.holds.open()
+        pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
+        batch = recipe.pipeline.batching
+        whole = isinstance(recipe.pipeline.source, StreamSource) or self.work.collate is not None
+        layout = None
+        if not whole and batch is not None:
+            layout = recipe.pipeline.layout(batch.size)
+        return make(
+            self.work,
+            pool,
+            Ring(options.memory_budget, shared=staged or pool.own_process),
+            self.meter,
+            prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
+            layout=layout,
+            timeout=options.timeout,
+            admit=self.holds.caches.admit,
+            discard=self.holds.caches.discard,
+            **more,
+        )

@@ -1,0 +1,1 @@
+"""The node: one background process that prepares batches once for every job on the machine."""
