@@ -37,10 +37,12 @@ class Recipe:
     kept: int | None = None
 
     def choice(self, cores: int | None = None) -> Choice:
-        """The workers it is best run with."""
-        batch = self.pipeline.batching
+        """The workers it is best run with: of their node, where jobs share one."""
+        batch, options = self.pipeline.batching, self.options
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        if options.share is not None:
+            return Choice("node", 0, f"share={options.share!r}")
         return choose(
             self.pipeline.road(self.options.seed),
             batch.collate,

@@ -126,3 +126,42 @@ def disk_dir() -> Path:
     except RuntimeError:  # a user without a home, as containers have them
         return Path(tempfile.gettempdir()) / f"penstock-cache-{os.getuid()}"
     return home / "penstock"
+
+
+def runtime_dir() -> Path:
+    """Where the node of this user has its socket, its lock and its log."""
+    named = os.environ.get("PENSTOCK_RUNTIME_DIR")
+    if named:
+        return Path(named)
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.access(session, os.W_OK):
+        return Path(session) / "penstock"
+    return Path(tempfile.gettempdir()) / f"penstock-node-{os.getuid()}"
+
+
+def node_workers() -> int:
+    """How many workers a node has for all its groups together."""
+    named = os.environ.get("PENSTOCK_NODE_WORKERS", "")
+    if not named:
+        return cores()
+    if not named.isdecimal() or int(named) < 1:
+        raise PipelineError(f"PENSTOCK_NODE_WORKERS is {named!r}; give a number from 1 on.")
+    return int(named)
+
+
+def node_staging() -> int:
+    """Bytes of batches that a node may hold for all its groups together.
+
+    An eighth of the memory: what is staged is needed within seconds, or not at all.
+    """
+    named = os.environ.get("PENSTOCK_NODE_STAGING", "")
+    return size(named, "PENSTOCK_NODE_STAGING") if named else memory() // 8
+
+
+def node_idle() -> float:
+    """Seconds that a node without members waits before it ends."""
+    named = os.environ.get("PENSTOCK_NODE_IDLE", "")
+    try:
+        return float(named) if named else 10.0
+    except ValueError:
+        raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give seconds.") from None

@@ -114,6 +114,11 @@ class Engine:
         finally:
             self.meter.waited(self.meter.clock() - started)
 
+    @property
+    def restarts(self) -> int:
+        """Workers that died and were replaced."""
+        return self.pool.restarts
+
     def refresh(self) -> None:
         """Let workers see what was changed in the dataset since they were started."""
         if self._started and self.pool.outdated():

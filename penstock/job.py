@@ -84,7 +84,7 @@ class Job:
             ended = self.kind == "pull" and not any(r.taken for _, r in pieces)
             return Ready(self.plan, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
-            _close_gaps(self.columns, pieces)
+            closed_up(self.columns, pieces)
             leaves: list[Any] = list(leased_columns(self.layout, ring.lease(self.slot), rows))
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
@@ -154,7 +154,7 @@ def _deadly(index: int, name: str, count: int, reason: str) -> DeadlySampleError
     )
 
 
-def _close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
+def closed_up(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
     """Move rows up over those that skipped samples left empty."""
     at = 0
     for first, report in pieces:

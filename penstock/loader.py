@@ -12,9 +12,11 @@ from penstock.closing import close_at_exit
 from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
-from penstock.meter import Stats
+from penstock.meter import Held, Stats
+from penstock.node.member import Attached
+from penstock.node.share import attached, check_shared
 from penstock.options import Options, is_whole
-from penstock.order import BatchKeys, Cursor
+from penstock.order import BatchKeys, Cursor, Deal, Turned
 from penstock.order.plan import Batches, Plan
 from penstock.order.rotation import Rotation
 from penstock.pipeline import Pipeline
@@ -76,10 +78,13 @@ class Loader:
         self._batch = batch
         self._stream = isinstance(pipeline.source, StreamSource)
         if self._stream:
-            _check_stream_options(options)
+            options.check_stream()
+        self._shared = options.share is not None
+        if self._shared:
+            check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
         self._assemble(None)
-        self._engine: Engine | None = None
+        self._engine: Engine | Attached | None = None
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -101,6 +106,8 @@ class Loader:
         if not self._stream:
             renewal, factors = self._holds.renewal, self._echoing.factors
             self._plan = plan_of(self.pipeline, self.options, renewal, factors, self._custom.plan)
+            if self._shared and isinstance(self._plan, Deal):
+                self._plan = Turned(self._plan)
 
     # Iterating.
 
@@ -164,7 +171,8 @@ class Loader:
                 break
             if self._stream and ready.ended:
                 continue
-            self._holds.handed_out(ready.plan)
+            if not self._shared:
+                self._holds.handed_out(ready.plan)
             self._advance(ready.plan)
             if epoch.left is not None:
                 epoch.left -= 1
@@ -191,11 +199,11 @@ class Loader:
             self._cursor = self._cursor._replace(batch=self._cursor.batch + 1)
         self._at = self._cursor
 
-    def _running(self) -> Engine:
+    def _running(self) -> Engine | Attached:
         """The engine, preparing from the cursor on."""
         engine = self._engine
         if engine is None:
-            engine = self._engine = self._assembly.engine(in_order=self.options.in_order)
+            engine = self._engine = self._make_engine()
             self._finalizer = close_at_exit(self, engine, self._holds)
             self._at = None
         if self._at != self._cursor:
@@ -208,7 +216,7 @@ class Loader:
             else:
                 # As it was before the first batch: what is full now may still hold samples of
                 # batches on their way, which are taken out when those are handed out.
-                self._settled = self._holds.settled()
+                self._settled = self._shared or self._holds.settled()
                 self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
                 engine.start(iter(self._batches))
             self._at = self._cursor
@@ -233,7 +241,8 @@ class Loader:
                 "batches delivered out of order cannot be counted: with in_order=False, take "
                 "state_dict() between epochs."
             )
-        sampler = getattr(self._plan, "epoch_state", None)
+        plan = self._plan
+        sampler = getattr(plan, "epoch_state", None)
         return {
             **describe(self.pipeline, self.options, self._custom.order_name),
             "cursor": self._cursor.as_dict(),
@@ -241,6 +250,7 @@ class Loader:
             "refurbish": self._chosen,
             "kept": None if self._holds.renewal is None else self._holds.renewal.kept,
             "echo": self._echoing.state(self._cursor.epoch),
+            "turned": plan.first(self._cursor) if isinstance(plan, Turned) else 0,
             "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
         }
 
@@ -264,6 +274,7 @@ class Loader:
             check_dealing(state, mine)
         self._echoing.restore(cursor.epoch, state.get("echo"))
         self._keep(state.get("kept"))
+        self._turn_to(state, mine, cursor)
         restore = getattr(self._plan, "restore", None)
         if restore is not None:
             restore(state.get("sampler"))
@@ -284,6 +295,16 @@ class Loader:
             )
         self._assemble_again(kept)
 
+    def _turn_to(self, state: Mapping[str, Any], mine: Mapping[str, Any], cursor: Cursor) -> None:
+        """Go on with an epoch that was begun in the middle, among others that shared it."""
+        first = state.get("turned") or 0
+        if self._plan is None or not first:
+            return
+        check_dealing(state, mine)
+        if not isinstance(self._plan, Turned):
+            self._plan = Turned(self._plan)
+        self._plan.firsts[cursor.epoch] = int(first)
+
     def _choose(self, chosen: Any) -> None:
         """Do what ``refurbish("auto")`` came to where a checkpoint was taken."""
         if chosen != self._chosen:
@@ -300,9 +321,11 @@ class Loader:
 
     def stats(self) -> Stats:
         """A frozen snapshot of what happened so far."""
-        restarts = self._engine.pool.restarts if self._engine is not None else 0
+        restarts = self._engine.restarts if self._engine is not None else 0
         epoch = self._cursor.epoch
-        held = self._holds.stats(self._meter.answered(), self._echoing.factor(epoch))
+        held = Held()  # what a node keeps, `penstock status` shows
+        if not self._shared:
+            held = self._holds.stats(self._meter.answered(), self._echoing.factor(epoch))
         held = self._echoing.counted(held, epoch)
         return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
 
@@ -340,25 +363,20 @@ class Loader:
                 "loader in the process that iterates it."
             )
 
+    def _make_engine(self) -> Engine | Attached:
+        if not self._shared:
+            return self._assembly.engine(in_order=self.options.in_order)
+        about = describe(self.pipeline, self.options, self._custom.order_name)
+        engine = attached(self._assembly, about)
+        if isinstance(self._plan, Turned):
+            self._plan.begin = engine.begin
+        return engine
+
 
 def _recipe(
     pipeline: Pipeline, options: Options, custom: Custom, kept: int | None = None
 ) -> Recipe:
     return Recipe(pipeline, options, custom.fallback, custom.init, custom.start, kept)
-
-
-def _check_stream_options(options: Options) -> None:
-    if options.on_error == "substitute":
-        raise PipelineError(
-            'on_error="substitute" on a stream, which has no other samples to choose from. '
-            'Give on_error="skip".'
-        )
-    if options.world > 1 or options.order is not None:
-        what = "order" if options.order is not None else f"world={options.world}"
-        raise PipelineError(
-            f"{what} on a stream, which comes in its own order and cannot be dealt to ranks. "
-            "Split it where it is made, or give it __len__ and __getitem__."
-        )
 
 
 class _Epoch:

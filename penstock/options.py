@@ -30,6 +30,8 @@ class Options:
     # Half of the machine's memory: a loop that keeps that many batches is a mistake.
     memory: int | str | None = None
     in_order: bool = True
+    share: str | None = None
+    lag: Literal["detach", "wait"] = "detach"
 
     def __post_init__(self) -> None:
         if self.workers != "auto" and (not is_whole(self.workers) or self.workers < 0):
@@ -47,6 +49,27 @@ class Options:
             raise PipelineError(f"order is {self.order!r}, which has no indices(n, seed, epoch).")
         if self.memory is not None:
             config.size(self.memory, "memory")
+        _one_of("lag", self.lag, ("detach", "wait"))
+        if self.share is not None and (not isinstance(self.share, str) or not self.share):
+            raise PipelineError(
+                f"share is {self.share!r}; give a name that the jobs of one search have in common."
+            )
+        if self.share is not None and not self.in_order:
+            raise PipelineError("in_order=False with share: members take batches in order.")
+
+    def check_stream(self) -> None:
+        """Refuse what makes no sense on a stream."""
+        if self.on_error == "substitute":
+            raise PipelineError(
+                'on_error="substitute" on a stream, which has no other samples to choose from. '
+                'Give on_error="skip".'
+            )
+        if self.world > 1 or self.order is not None:
+            what = "order" if self.order is not None else f"world={self.world}"
+            raise PipelineError(
+                f"{what} on a stream, which comes in its own order and cannot be dealt to ranks. "
+                "Split it where it is made, or give it __len__ and __getitem__."
+            )
 
     @property
     def dealt_by(self) -> Order:

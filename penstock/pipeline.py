@@ -196,6 +196,8 @@ class Pipeline:
         on_error: Literal["raise", "skip", "substitute"] = "raise",
         timeout: float | None = None,
         memory: int | str | None = None,
+        share: str | None = None,
+        lag: Literal["detach", "wait"] = "detach",
     ) -> Loader:
         """Something to iterate: an epoch of NumPy batches each time.
 
@@ -203,6 +205,10 @@ class Pipeline:
         everything random. ``rank`` and ``world`` give this process its part of every epoch.
         ``timeout`` is how many seconds a worker may take over a few samples before it is taken
         for hung; ``memory`` bounds the shared memory that batches may take.
+
+        ``share`` names a group of jobs on this machine that have their batches prepared once for
+        all, in a background process. A job that falls behind by more than there is room for is
+        served by preparing again; with ``lag="wait"`` the others wait for it.
         """
         from penstock.loader import Loader
 
@@ -221,6 +227,8 @@ class Pipeline:
                 on_error=on_error,
                 timeout=timeout,
                 memory=memory,
+                share=share,
+                lag=lag,
             ),
         )
 

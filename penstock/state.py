@@ -58,37 +58,40 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             f"the checkpoint has version {state.get('version')!r}, and this Penstock reads "
             f"{VERSION}."
         )
-    differences = []
-    for what in ("seed", "order", "samples"):
-        if state.get(what) != mine[what]:
-            differences.append(f"{what} was {state.get(what)!r} and is {mine[what]!r}")
-    if _differ(state.get("data"), mine["data"]):
-        differences.append("the data is not the same (files, sizes or times have changed)")
-    theirs = list(state["stops"])
-    ours = list(mine["stops"])
-    if [name for name, _ in theirs] != [name for name, _ in ours]:
-        differences.append(
-            f"the stops were {[name for name, _ in theirs]} and are {[name for name, _ in ours]}"
-        )
-    else:
-        for (name, before), (_, now) in zip(theirs, ours, strict=True):
-            if _differ(before, now):
-                differences.append(f"{name} has changed (its code or its parameters)")
-    if differences:
+    found = differences(state, mine)
+    if found:
         raise StateError(
-            "the checkpoint does not belong to this loader: " + "; ".join(differences) + ". "
+            "the checkpoint does not belong to this loader: " + "; ".join(found) + ". "
             "Resume with what it was taken from, or start anew."
         )
 
 
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions, in words."""
+    found = []
+    for what in ("seed", "order", "samples"):
+        if theirs.get(what) != mine[what]:
+            found.append(f"{what} was {theirs.get(what)!r} and is {mine[what]!r}")
+    if _differ(theirs.get("data"), mine["data"]):
+        found.append("the data is not the same (files, sizes or times have changed)")
+    before, now = list(theirs["stops"]), list(mine["stops"])
+    names = [name for name, _ in before], [name for name, _ in now]
+    if names[0] != names[1]:
+        return [*found, f"the stops were {names[0]} and are {names[1]}"]
+    for (name, one), (_, other) in zip(before, now, strict=True):
+        if _differ(one, other):
+            found.append(f"{name} has changed (its code or its parameters)")
+    return found
+
+
 def check_dealing(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse to go on with an echoed epoch in another way than it was begun."""
+    """Refuse to go on with an epoch that was echoed, or begun in the middle, in another way."""
     theirs = state.get("dealing")
     if theirs != mine["dealing"]:
         raise StateError(
-            f"the checkpoint was taken within an echoed epoch dealt as {theirs}, and this loader "
-            f"deals {mine['dealing']}: which samples have copies to come depends on that. Resume "
-            "with the same, or from a checkpoint taken between epochs."
+            f"the checkpoint was taken within an epoch that was echoed, or begun in the middle, "
+            f"and dealt as {theirs}; this loader deals {mine['dealing']}: what is still to come "
+            "depends on that. Resume with the same, or from a checkpoint taken between epochs."
         )
 
 

@@ -132,16 +132,23 @@ class State:
         return self._settle(now)
 
     def begin(
-        self, member: int, epoch: int, length: int | None, first: int | None, now: float
+        self,
+        member: int,
+        epoch: int,
+        length: int | None,
+        first: int | None,
+        done: int,
+        now: float,
     ) -> tuple[int, list[Decision]]:
         """A member begins an epoch: with which batch, so that it can go along with the others.
 
-        ``first`` is given by one that knows: it goes on with an epoch that it has begun before.
+        ``first`` is given by one that knows: it goes on with an epoch of which it has had ``done``
+        batches before.
         """
         found = self.members[member]
         if first is None:
             first = self._live(member, epoch, length)
-        found.epoch, found.first, found.length, found.done = epoch, first, length, 0
+        found.epoch, found.first, found.length, found.done = epoch, first, length, done
         return first, self._settle(now)
 
     def _live(self, member: int, epoch: int, length: int | None) -> int:
@@ -190,23 +197,26 @@ class State:
             self._batches[name].holders.discard(member)
         return self._settle(now)
 
+    def tick(self, now: float) -> list[Decision]:
+        """Time has passed."""
+        return self._settle(now)
+
     # Preparing.
 
     def choose(self, now: float) -> tuple[Name | None, list[Decision]]:
         """The batch to prepare next, and what has to go for it."""
         wanted = [(key, name) for name in self._open() if (key := self._urgency(name)) is not None]
-        if not wanted:
-            return None, []
-        key, name = min(wanted)
-        dropped = self._room(name, starving=key[:2] == (0, 0))
-        if dropped is None:
-            return None, []
-        batch = self._batches[name]
-        batch.status = "preparing"
-        self._turn += 1
-        for member in batch.seekers:
-            self.members[member].served = self._turn
-        return name, dropped
+        dropped: list[Decision] = []
+        for key, name in sorted(wanted):
+            # Whoever has to wait for room must not keep waiting one who need not.
+            if self._room(name, dropped, starving=key[:2] == (0, 0)):
+                batch = self._batches[name]
+                batch.status = "preparing"
+                self._turn += 1
+                for member in batch.seekers:
+                    self.members[member].served = self._turn
+                return name, dropped
+        return None, dropped
 
     def prepared(self, name: Name, nbytes: int, now: float) -> list[Decision]:
         batch = self._batches.get(name)
@@ -229,6 +239,10 @@ class State:
         return told + self._settle(now)
 
     # Looking.
+
+    def is_open(self, name: Name) -> bool:
+        """Whether it is wanted and nobody prepares it yet."""
+        return name in self._batches and self._batches[name].status == "wanted"
 
     @property
     def staged(self) -> int:
@@ -286,20 +300,19 @@ class State:
                     return True
         return False
 
-    def _room(self, name: Name, *, starving: bool) -> list[Decision] | None:
-        """What goes to make room for this batch; ``None`` where it has to wait for room.
+    def _room(self, name: Name, dropped: list[Decision], *, starving: bool) -> bool:
+        """Make room for this batch by dropping others; false where it has to wait for room.
 
         A member with nothing at all to go on with is made to wait only for one that all have
         agreed to wait for.
         """
-        dropped: list[Decision] = []
         while self.staged + self._largest > self.budget:
             victim = self._victim()
             if victim is None:
-                return dropped if starving and not self._awaited(name) else None
+                return starving and not self._awaited(name)
             self._forget(victim)
             dropped.append(Drop(victim))
-        return dropped
+        return True
 
     def _victim(self) -> Name | None:
         """What can best be done without: what no one has asked for, and of that what comes last."""

@@ -10,6 +10,7 @@ from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
 from penstock.order.renew import Renewal
 from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
+from penstock.order.turned import Turned
 
 __all__ = [
     "Admission",
@@ -26,6 +27,7 @@ __all__ = [
     "Sampled",
     "Sequential",
     "Shuffled",
+    "Turned",
     "Weighted",
     "check",
     "replicas",

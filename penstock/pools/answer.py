@@ -38,14 +38,14 @@ def to_message(task: int, outcome: Outcome, nbytes: int | None) -> list[Any]:
         nbytes,
         bytes(pack(layout).tobytes()) if layout is not None else None,
         outcome.changed,
-        _pack_error(error) if error is not None else None,
+        pack_error(error) if error is not None else None,
     ]
 
 
 def from_message(message: list[Any]) -> Outcome:
     _, _, rows, taken, busy, tally, offers, bad, objects, nbytes, layout, changed, error = message
     if error is not None:
-        return Outcome(Report(), error=_unpack_error(error))
+        return Outcome(Report(), error=unpack_error(error))
     report = Report(
         rows,
         taken,
@@ -63,7 +63,7 @@ def from_message(message: list[Any]) -> Outcome:
     )
 
 
-def _unpack_error(frame: bytes) -> BaseException:
+def unpack_error(frame: bytes) -> BaseException:
     error, cause, text = unpack(frame)
     if error is None:
         return WorkerError(f"a worker failed with an error that cannot be sent:\n{text}")
@@ -75,7 +75,7 @@ def _unpack_error(frame: bytes) -> BaseException:
     return error  # type: ignore[no-any-return]
 
 
-def _pack_error(error: BaseException) -> bytes:
+def pack_error(error: BaseException) -> bytes:
     """An exception, its cause and its traceback, in whatever form can travel."""
     text = "".join(traceback.format_exception(error))
     for pair in ((error, error.__cause__), (error, None)):

@@ -10,7 +10,7 @@ from penstock.errors import PipelineError
 from penstock.road import Road, Tap, draws_globally
 from penstock.stops.batch import Collate, Pad
 
-Kind = Literal["none", "threads", "processes"]
+Kind = Literal["none", "threads", "processes", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Choice:
     def __str__(self) -> str:
         if self.kind == "none":
             return f"in this process ({self.why})"
+        if self.kind == "node":
+            return f"in the node of this machine ({self.why})"
         one = {"threads": "thread", "processes": "process"}[self.kind]
         return f"{self.workers} {one if self.workers == 1 else self.kind} ({self.why})"
 

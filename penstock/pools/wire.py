@@ -1,4 +1,4 @@
-"""Messages between the training process and its workers: msgpack over a Unix socket pair.
+"""Messages between the processes of one machine: msgpack over Unix sockets.
 
 Every message is one packet; descriptors travel along with it. A message too long for a packet
 goes into a memfd of its own.
@@ -42,6 +42,11 @@ class Wire:
             socket.send_fds(self.socket, [_BESIDE], [*fds, beside])
         finally:
             os.close(beside)
+
+    def post(self, message: Sequence[Any]) -> None:
+        """Send a short message without waiting; BlockingIOError where that cannot be done."""
+        body = msgpack.packb(message, use_bin_type=True)
+        self.socket.sendmsg([_INLINE + body], [], socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[list[Any], list[int]] | None:
         """The next message and its descriptors, ``None`` when the other end is gone."""

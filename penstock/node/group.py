@@ -1,0 +1,264 @@
+"""A group: the jobs that share one pipeline, and the engine that prepares for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.assembly import Assembly, Recipe
+from penstock.meter import Meter
+from penstock.node.protocol import named
+from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
+from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
+from penstock.order.deal import BatchKeys
+from penstock.packing import pack, unpack
+from penstock.pools.answer import pack_error
+from penstock.pools.wire import Known, Wire
+from penstock.slots import Layout
+
+
+class Peer:
+    """One member's end of the line."""
+
+    def __init__(self, number: int, wire: Wire, pid: int) -> None:
+        self.number = number
+        self.wire = wire
+        self.pid = pid
+        self.part = ""
+        self.group: Group | None = None
+        self.since = time.time()
+        self._known = Known()
+        self._layout: Layout | None = None
+
+    def send(self, message: list[Any], fds: list[int] | None = None) -> None:
+        # One that is gone is noticed where its messages are read.
+        with contextlib.suppress(OSError):
+            self.wire.send(message, fds or [])
+
+    def give(self, name: Name, staged: Staged) -> None:
+        """Send a batch: where it lies, and what of that the member does not know yet."""
+        fds: list[int] = []
+        slot = layout = None
+        if staged.slot is not None:
+            slot = staged.slot.id
+            known, _ = self._known.touch(slot)
+            if not known:
+                fds = [staged.slot.fd]
+        if staged.layout is not None and staged.layout is not self._layout:
+            self._layout = staged.layout
+            layout = bytes(pack(staged.layout).tobytes())
+        whole = staged.layout is None
+        self.send(
+            [
+                "batch",
+                *name[1:],
+                slot,
+                layout,
+                whole,
+                staged.rows,
+                staged.nbytes,
+                staged.beside,
+                staged.bad,
+            ],
+            fds,
+        )
+
+
+class Group:
+    """Prepares batches for its members in a thread of its own, until ``close``.
+
+    ``description`` says what it prepares: members must have the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: Mapping[str, Any],
+        budget: int,
+        crew: Crew,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.peers: dict[int, Peer] = {}
+        self.broken: bytes | None = None
+        self.coded = False
+        self.state = State(budget)
+        self.meter: Meter | None = None
+        self.assembly: Assembly | None = None
+        self._crew = crew
+        self._clock = clock
+        self.lock = threading.Lock()
+        self._wake = threading.Condition(self.lock)
+        self._engine: StagingEngine | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._events = 0
+        self._seen = -1
+        """How many events there were when there was last nothing to prepare."""
+        self._wanted: dict[Name, BatchKeys] = {}
+        self._names: dict[int, tuple[Name, BatchKeys]] = {}
+        self._staged: dict[Name, Staged] = {}
+
+    # What members say.
+
+    def join(self, peer: Peer, part: str, lag: Lag) -> None:
+        peer.group, peer.part = self, part
+        with self.lock:
+            self.peers[peer.number] = peer
+            self.state.join(peer.number, part, lag, self._clock())
+
+    def leave(self, peer: Peer) -> None:
+        self._on(lambda now: self.state.leave(peer.number, now))
+        with self.lock:
+            self.peers.pop(peer.number, None)
+
+    def begin(
+        self, peer: Peer, epoch: int, length: int | None, first: int | None, done: int
+    ) -> None:
+        with self.lock:
+            now = self._clock()
+            found, made = self.state.begin(peer.number, epoch, length, first, done, now)
+            if first is None:
+                peer.send(["first", epoch, found])
+            self._carry_out(made)
+
+    def want(self, peer: Peer, keys: BatchKeys) -> None:
+        name = named(peer.part, keys)
+
+        def want(now: float) -> list[Decision]:
+            made = self.state.want(peer.number, name, now)
+            if self.state.is_open(name):
+                self._wanted[name] = keys
+            return made
+
+        self._on(want)
+
+    def rewind(self, peer: Peer) -> None:
+        self._on(lambda now: self.state.rewind(peer.number, now))
+
+    def took(self, peer: Peer, *name: Any) -> None:
+        self._on(lambda now: self.state.took(peer.number, Name(peer.part, *name), now))
+
+    def released(self, peer: Peer, *name: Any) -> None:
+        self._on(lambda now: self.state.released(peer.number, Name(peer.part, *name), now))
+
+    def code(self, path: list[str], fd: int) -> None:
+        """The pipeline: begin to prepare."""
+        if self.coded:
+            os.close(fd)
+            return
+        self.coded = True
+        self._thread = threading.Thread(
+            target=self._run, args=(path, fd), name=f"penstock-{self.name}", daemon=True
+        )
+        self._thread.start()
+
+    def _on(self, event: Callable[[float], list[Decision]]) -> None:
+        with self.lock:
+            self._carry_out(event(self._clock()))
+            for name in [one for one in self._wanted if not self.state.is_open(one)]:
+                del self._wanted[name]
+            self._events += 1
+            self._wake.notify_all()
+            engine = self._engine
+        if engine is not None:
+            # Without the lock: an engine that looks for the next batch takes its own first.
+            engine.wake()
+
+    # Preparing.
+
+    def _run(self, path: list[str], fd: int) -> None:
+        try:
+            engine = self._make(path, fd)
+            while not self._closing:
+                ready = engine.next()
+                if ready is None:
+                    self._idle()
+                    continue
+                with self.lock:
+                    name, _ = self._names.pop(id(ready.plan))
+                    self._carry_out(self._came(name, ready.value))
+                if self.assembly is not None:
+                    self.assembly.holds.handed_out(ready.plan)
+        except BaseException as error:
+            with self.lock:
+                self.broken = pack_error(error)
+                for peer in self.peers.values():
+                    peer.send(["broken", self.broken])
+        finally:
+            if self._engine is not None:
+                self._engine.close()
+            if self.assembly is not None:
+                self.assembly.holds.close()
+
+    def _make(self, path: list[str], fd: int) -> StagingEngine:
+        # What the pipeline is made of must be importable here as it is there.
+        sys.path.extend(place for place in path if place not in sys.path)
+        with_code = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        os.close(fd)
+        recipe: Recipe = unpack(with_code)
+        assembly = Assembly(recipe, recipe.choice(self._crew.size))
+        engine = assembly.engine(StagingEngine, staged=True, crew=self._crew)
+        if not isinstance(engine, StagingEngine):
+            raise TypeError("a group needs an engine that stages")
+        engine.start(Plans(self))
+        with self.lock:
+            self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
+        return engine
+
+    def _idle(self) -> None:
+        with self.lock:
+            if not self._closing and self._events == self._seen:
+                self._wake.wait(timeout=1.0)
+            self._carry_out(self.state.tick(self._clock()))
+
+    def next_plan(self) -> BatchKeys | None:
+        """The batch to prepare next. The engine's lock is held here, so no engine is called."""
+        with self.lock:
+            name, made = self.state.choose(self._clock())
+            self._carry_out(made)
+            if name is None:
+                self._seen = self._events
+                return None
+            keys = self._wanted.pop(name)
+            # A copy of its own: it is known by where it lies for as long as it is prepared.
+            plan = keys._replace(indices=keys.indices)
+            self._names[id(plan)] = (name, plan)
+            return plan
+
+    def _came(self, name: Name, value: Staged | Failed) -> list[Decision]:
+        if isinstance(value, Failed):
+            return self.state.failed(name, pack_error(value.error), self._clock())
+        self._staged[name] = value
+        return self.state.prepared(name, value.size, self._clock())
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for one in decisions:
+            if isinstance(one, Give):
+                self.peers[one.member].give(one.name, self._staged[one.name])
+            elif isinstance(one, Fail):
+                self.peers[one.member].send(["failed", *one.name[1:], one.error])
+            elif isinstance(one, Drop):
+                staged = self._staged.pop(one.name, None)
+                if staged is not None and staged.slot is not None and self._engine is not None:
+                    self._engine.ring.release(staged.slot)
+
+    # Ending.
+
+    def close(self) -> None:
+        with self.lock:
+            self._closing = True
+            self._wake.notify_all()
+            engine, thread = self._engine, self._thread
+        if engine is not None:
+            engine.stop()
+            engine.wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=30)

@@ -1,0 +1,383 @@
+"""A member's end: to a loader it is the engine, and what it hands out the node has prepared."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import penstock
+from penstock.assembly import Recipe
+from penstock.errors import PenstockError, PipelineError, WorkerError
+from penstock.job import Ready
+from penstock.meter import BadSample, Meter
+from penstock.node.place import Place
+from penstock.node.protocol import VERSION, keys_out, named
+from penstock.node.start import connect
+from penstock.node.state import WINDOW, Lag, Name
+from penstock.order.deal import BatchKeys
+from penstock.order.rotation import Rotation
+from penstock.packing import pack, unpack
+from penstock.pools.answer import unpack_error
+from penstock.pools.wire import Known, Wire
+from penstock.slots import Layout, leased_columns, shared_file
+from penstock.tree import fill
+
+DEPTH = 4
+"""Batches that are asked for ahead: the node prepares them while this job is busy."""
+
+KEPT = 4
+"""Batches that a loop may keep as they are. Of more it gets copies, so that a job that collects
+batches does not take the others' room."""
+
+TRIES = 3
+"""How often in a row a node may die before one batch has come of it."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What is shared, with whom: ``description`` must be the same for all members."""
+
+    group: str
+    recipe: Recipe
+    description: Mapping[str, Any]
+    part: str
+    lag: Lag
+
+
+@dataclass(slots=True)
+class _Arrived:
+    value: Any
+    rows: int
+    nbytes: int
+    bad: list[Any]
+    error: BaseException | None = None
+
+
+@dataclass
+class _Line:
+    """A connection to one node, and what that node knows of this member."""
+
+    wire: Wire
+    known: Known = field(default_factory=Known)
+    slots: dict[int, _Slot] = field(default_factory=dict)
+    layout: Layout | None = None
+    unsent: deque[Name] = field(default_factory=deque)
+
+    def release(self, name: Name) -> None:
+        """May be called wherever the collector runs, so it waits for nothing and no lock."""
+        try:
+            self.wire.post(["released", *name[1:]])
+        except BlockingIOError:
+            self.unsent.append(name)
+        except OSError:
+            pass  # the node is gone, and its books with it
+
+    def send(self, message: Sequence[Any]) -> None:
+        while self.unsent:
+            self.wire.send(["released", *self.unsent.popleft()[1:]])
+        self.wire.send(message)
+
+
+class _Slot:
+    """A slot of the node's, mapped so that what this job writes there is seen by nobody else."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = 0
+        weakref.finalize(self, os.close, fd)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at what lies there now, not at what was written here over an earlier batch."""
+        size = os.fstat(self.fd).st_size
+        if size != self.size:
+            writable = mmap.PROT_READ | mmap.PROT_WRITE
+            self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            self.size = size
+        else:
+            self.map.madvise(mmap.MADV_DONTNEED)
+
+
+class Attached:
+    """Has batches prepared by the node. It is used like an ``Engine``, from one thread at a time.
+
+    A node that dies is started again, and asked for what was not handed out yet.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        meter: Meter,
+        place: Place | None = None,
+        *,
+        prefetch: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.restarts = 0
+        self._membership = membership
+        self._place = place or Place()
+        self._meter = meter
+        self._depth = prefetch or DEPTH
+        self._timeout = timeout
+        self._line: _Line | None = None
+        self._plans: Iterator[BatchKeys] = iter(())
+        self._wants: deque[tuple[Name, BatchKeys]] = deque()
+        self._arrived: dict[Name, _Arrived] = {}
+        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._leased = 0
+        self._begun: tuple[int, int | None, int] | None = None
+        self._done = 0
+        self._first: int | None = None
+        self._deaths = 0
+
+    # What the loader calls.
+
+    def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
+        """Have these batches from now on; whatever was asked for before is forgotten."""
+        self._arrived.clear()
+        self._wants.clear()
+        self._plans = plans
+        self._begun = None
+        if self._line is not None:
+            self._send("rewind")
+
+    def next(self) -> Ready | None:
+        """The next batch, or ``None`` after the last. Waits for it."""
+        started = self._meter.clock()
+        self._meter.start()
+        try:
+            while True:
+                self._ask()
+                if not self._wants:
+                    return None
+                name, plan = self._wants[0]
+                if name in self._arrived:
+                    self._wants.popleft()
+                    return self._hand_out(name, plan, self._arrived.pop(name))
+                self._hear()
+        finally:
+            self._meter.waited(self._meter.clock() - started)
+
+    def begin(self, epoch: int, length: int | None, first: int | None = None, done: int = 0) -> int:
+        """Begin an epoch: with which batch, if that is left to the node."""
+        self._first = first
+        self._begun, self._done = (epoch, length, first or 0), done
+        self._send("begin", epoch, length, first, done)
+        while self._first is None:
+            self._hear()
+        self._begun = (epoch, length, self._first)
+        return self._first
+
+    def refresh(self) -> None:
+        """A dataset that changes between epochs is not seen to change by a node."""
+
+    def close(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.wire.close()
+
+    # Asking.
+
+    def _ask(self) -> None:
+        while len(self._wants) < self._depth:
+            plan = next(self._plans, None)
+            if plan is None:
+                return
+            if self._begun is None or self._begun[0] != plan.epoch:
+                self.begin(plan.epoch, None, 0)
+            name = named(self._membership.part, plan)
+            self._wants.append((name, plan))
+            self._send("want", *keys_out(plan))
+
+    def _send(self, *message: Any) -> None:
+        line = self._attached()
+        try:
+            line.send(message)
+        except OSError:
+            self._lost()
+
+    def _attached(self) -> _Line:
+        line = self._line
+        while line is None:
+            line = _Line(Wire(connect(self._place)))
+            try:
+                self._join(line)
+            except (ConnectionResetError, BrokenPipeError):
+                line.wire.close()
+                self._died()
+                line = None
+            except BaseException:
+                line.wire.close()
+                raise
+        self._line = line
+        return line
+
+    def _join(self, line: _Line) -> None:
+        mine = self._membership
+        release, recipe = penstock.__version__, mine.recipe
+        line.wire.send(
+            ["join", VERSION, release, mine.group, dict(mine.description), mine.part, mine.lag]
+        )
+        received = line.wire.receive()
+        if received is None:
+            raise ConnectionResetError
+        (word, *said), _ = received
+        if word == "broken":
+            raise unpack_error(said[0])
+        if word != "welcome":
+            raise PipelineError(f"share={mine.group!r}: {said[0]}")
+        if said[0]:
+            fd = _code(recipe)
+            try:
+                line.wire.send(["code", _path()], [fd])
+            finally:
+                os.close(fd)
+
+    def _lost(self) -> None:
+        """The node is gone. Go on with another, from where this job stands."""
+        while True:
+            self.close()
+            self._died()
+            self.restarts += 1
+            try:
+                line = self._attached()
+                if self._begun is not None:
+                    epoch, length, first = self._begun
+                    asked = first if self._first is not None else None
+                    line.wire.send(["begin", epoch, length, asked, self._done])
+                for name, plan in self._wants:
+                    if name not in self._arrived:
+                        line.wire.send(["want", *keys_out(plan)])
+                return
+            except (ConnectionResetError, BrokenPipeError):
+                continue
+
+    def _died(self) -> None:
+        self._deaths += 1
+        if self._deaths > TRIES:
+            raise WorkerError(
+                f"the node has died {self._deaths} times before it could prepare a batch. What it "
+                f"said last is in {self._place.log}."
+            )
+
+    # Hearing.
+
+    def _hear(self) -> None:
+        line = self._attached()
+        line.wire.socket.settimeout(self._timeout)
+        try:
+            received = line.wire.receive()
+        except TimeoutError:
+            raise WorkerError(
+                f"the node has sent nothing for {self._timeout:g} s. See `penstock status`, and "
+                f"its log, {self._place.log}."
+            ) from None
+        except OSError:
+            received = None
+        if received is None:
+            self._lost()
+            return
+        (word, *said), fds = received
+        if word == "batch":
+            self._deaths = 0
+            self._batch(line, said, fds)
+        elif word == "failed":
+            name = Name(self._membership.part, *said[:3])
+            self._arrived[name] = _Arrived(None, 0, 0, [], unpack_error(said[3]))
+        elif word == "first":
+            if self._begun is not None and self._begun[0] == said[0]:
+                self._first = said[1]
+        elif word == "broken":
+            self.close()
+            raise unpack_error(said[0])
+        else:
+            self.close()
+            raise PenstockError(f"share={self._membership.group!r}: {said[0]}")
+
+    def _batch(self, line: _Line, said: list[Any], fds: list[int]) -> None:
+        *_, slot, layout, whole, rows, nbytes, beside, bad = said
+        name = Name(self._membership.part, *said[:3])
+        if layout is not None:
+            line.layout = unpack(layout)
+        if slot is None:
+            line.release(name)
+            self._arrived[name] = _Arrived(None, rows, nbytes, bad)
+            return
+        known, forgotten = line.known.touch(slot)
+        if known:
+            line.slots[slot].refresh()
+        else:
+            line.slots[slot] = _Slot(fds[0])
+        if forgotten is not None:
+            del line.slots[forgotten]
+        lease = self._lease(line, line.slots[slot], name)
+        value: Any
+        if whole or line.layout is None:
+            value = unpack(memoryview(lease).cast("B")[:nbytes])
+        else:
+            leaves: list[Any] = list(leased_columns(line.layout, lease, rows))
+            for number, objects in (unpack(beside) if beside is not None else {}).items():
+                leaves[number] = objects
+            value = fill(line.layout.skeleton, leaves)
+        if any(name == wanted for wanted, _ in self._wants):
+            self._arrived[name] = _Arrived(value, rows, nbytes, bad)
+
+    def _lease(self, line: _Line, slot: _Slot, name: Name) -> Any:
+        buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
+        self._leased += 1
+        number, leases, release = self._leased, self._leases, line.release
+
+        def end(_: object) -> None:
+            leases.pop(number, None)
+            release(name)
+
+        leases[number] = weakref.ref(buffer, end)
+        return buffer
+
+    def _hand_out(self, name: Name, plan: BatchKeys, arrived: _Arrived) -> Ready:
+        if arrived.error is not None:
+            raise arrived.error
+        if self._begun is not None and plan.epoch == self._begun[0]:
+            self._done += 1
+        value = arrived.value
+        if len(self._leases) > KEPT + WINDOW:
+            value = _copied(value)
+        self._send("took", *name[1:])
+        for one in arrived.bad:
+            self._meter.bad(BadSample(*one))
+        if arrived.rows:
+            self._meter.delivered(arrived.rows, arrived.nbytes)
+        return Ready(plan, value, arrived.rows, arrived.nbytes)
+
+
+def _copied(value: Any) -> Any:
+    """The same value in memory of its own."""
+    return unpack(pack(value).tobytes())
+
+
+def _code(recipe: Recipe) -> int:
+    """The recipe as one file of shared memory."""
+    try:
+        packed = pack(recipe, by_value=True)
+    except Exception as error:
+        raise PipelineError(
+            f"the pipeline cannot be sent to the node: {type(error).__name__}: {error}. Open "
+            "files, locks and connections when first needed (leave them out in __getstate__)."
+        ) from error
+    fd = shared_file(packed.nbytes)
+    with mmap.mmap(fd, packed.nbytes) as target:
+        view = memoryview(target)
+        packed.write_into(view)
+        view.release()
+    return fd
+
+
+def _path() -> list[str]:
+    return [os.path.abspath(place) for place in sys.path]

@@ -1,0 +1,34 @@
+"""The node as a program: detached from whoever started it, with its log as its only output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from penstock import config
+from penstock.node.place import Place
+from penstock.node.service import Service, say
+
+
+def main() -> None:
+    """Run a node in the directory that is the first argument, unless there is one already."""
+    place = Place(Path(sys.argv[1]))
+    claim = place.claim()
+    if claim is None:
+        return
+    # Ctrl-C in the terminal of the job that started it is not meant for it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    service = Service(
+        place,
+        workers=config.node_workers(),
+        staging=config.node_staging(),
+        idle=config.node_idle(),
+        say=say,
+    )
+    try:
+        service.run()
+    finally:
+        os.close(claim)

@@ -1,0 +1,51 @@
+"""What members and the node say to each other: the words, and what travels in them.
+
+A member says ``join``, then ``begin`` an epoch, ``want`` its batches in turn, ``took`` one, and
+``released`` it when nothing looks at it any more. The node answers ``welcome`` (and with it whether
+it needs the pipeline, which then comes as ``code``) or ``refused``; ``first`` to ``begin``; and
+sends ``batch`` or ``failed`` for what was wanted, ``broken`` if the group cannot go on. Whoever
+only looks says ``look``, and is answered with ``status``; ``stop`` ends the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.node.state import Name
+from penstock.order.deal import BatchKeys
+
+VERSION = 1
+"""Of these messages. Node and members must have the same."""
+
+
+def named(part: str, keys: BatchKeys) -> Name:
+    """The name of a batch: the same in every process for the same samples in the same place."""
+    digest = hashlib.blake2b(digest_size=8)
+    for one in (keys.indices, keys.replicas):
+        digest.update(b"-" if one is None else np.ascontiguousarray(one, "<i8").tobytes() + b"+")
+    return Name(part, keys.epoch, keys.number, digest.hexdigest())
+
+
+def keys_out(keys: BatchKeys) -> list[Any]:
+    """Keys as a message has them."""
+    return [keys.epoch, keys.number, *map(_out, (keys.indices, keys.replicas, keys.spent))]
+
+
+def keys_in(message: list[Any]) -> BatchKeys:
+    epoch, number, *arrays = message
+    indices, replicas, spent = map(_in, arrays)
+    if indices is None:
+        raise ValueError("a batch without samples")
+    return BatchKeys(epoch, number, indices, replicas, spent)
+
+
+def _out(array: NDArray[np.int64] | None) -> bytes | None:
+    return None if array is None else np.ascontiguousarray(array, "<i8").tobytes()
+
+
+def _in(data: bytes | None) -> NDArray[np.int64] | None:
+    return None if data is None else np.frombuffer(data, "<i8").astype(np.int64)

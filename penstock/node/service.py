@@ -1,0 +1,194 @@
+"""The node's main loop: it lets members in, hears what they say, and ends when all have gone."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import penstock
+from penstock.errors import PenstockError
+from penstock.node.group import Group, Peer
+from penstock.node.place import Place, peer_of
+from penstock.node.protocol import VERSION, keys_in
+from penstock.node.staging import Crew
+from penstock.node.status import status_of
+from penstock.pools.wire import Wire
+from penstock.state import differences
+
+Say = Callable[[str], None]
+
+
+class Service:
+    """One node. ``run`` returns when nobody has needed it for ``idle`` seconds."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        workers: int,
+        staging: int,
+        idle: float,
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.place = place
+        self.staging = staging
+        self.started = time.time()
+        self.groups: dict[str, Group] = {}
+        self.peers: dict[int, Peer] = {}
+        self.crew = Crew(workers)
+        self._idle = idle
+        self._say = say
+        self._clock = clock
+        self._next = 0
+        self._ending = False
+        self._selector = selectors.DefaultSelector()
+        self._handlers: dict[str, Callable[[Peer, list[Any], list[int]], None]] = {
+            "join": self._join,
+            "code": self._code,
+            "begin": lambda peer, said, _: _group(peer).begin(peer, *said),
+            "want": lambda peer, said, _: _group(peer).want(peer, keys_in(said)),
+            "rewind": lambda peer, said, _: _group(peer).rewind(peer),
+            "took": lambda peer, said, _: _group(peer).took(peer, *said),
+            "released": lambda peer, said, _: _group(peer).released(peer, *said),
+            "look": lambda peer, said, _: peer.send(["status", status_of(self)]),
+            "stop": self._stop,
+        }
+
+    def run(self) -> None:
+        listener = self.place.listen()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._say(f"node {os.getpid()} begins: {self.crew.size} workers")
+        alone = self._clock()
+        try:
+            while not self._ending:
+                for event, _ in self._selector.select(timeout=0.5):
+                    if event.data is None:
+                        self._accept(listener)
+                    else:
+                        self._hear(event.data)
+                if any(peer.group is not None for peer in self.peers.values()):
+                    alone = self._clock()
+                elif self._clock() - alone > self._idle:
+                    break
+        finally:
+            # First, so that nobody attaches to a node that is about to go.
+            self.place.socket.unlink(missing_ok=True)
+            listener.close()
+            for peer in list(self.peers.values()):
+                peer.wire.close()
+            for group in list(self.groups.values()):
+                group.close()
+            self._selector.close()
+            self._say(f"node {os.getpid()} ends")
+
+    def _accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        pid, uid = peer_of(sock)
+        if uid != os.getuid():
+            # The directory is this user's alone; whoever got here is root, or was given a line.
+            self._say(f"process {pid} of user {uid} was turned away")
+            sock.close()
+            return
+        self._next += 1
+        peer = Peer(self._next, Wire(sock), pid)
+        self.peers[peer.number] = peer
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            received = peer.wire.receive()
+        except OSError:
+            received = None
+        if received is None:
+            self._part(peer)
+            return
+        message, fds = received
+        try:
+            self._handlers[message[0]](peer, message[1:], fds)
+        except PenstockError as error:
+            peer.send(["refused", str(error)])
+        except Exception:  # one that talks nonsense must not take the others with it
+            self._say(f"process {peer.pid} said {message[:1]!r}:\n{traceback.format_exc()}")
+            peer.send(["refused", f"the node did not understand {message[:1]!r}"])
+            self._part(peer)
+
+    def _part(self, peer: Peer) -> None:
+        if self.peers.pop(peer.number, None) is None:
+            return
+        self._selector.unregister(peer.wire.socket)
+        peer.wire.close()
+        group = peer.group
+        if group is None:
+            return
+        group.leave(peer)
+        self._say(f"{group.name}: process {peer.pid} has left, {len(group.peers)} are there")
+        if not group.peers:
+            del self.groups[group.name]
+            group.close()
+            self._deal_budget()
+
+    def _join(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
+        version, release, name, description, part, lag = said
+        if version != VERSION or release != penstock.__version__:
+            peer.send(
+                [
+                    "refused",
+                    f"a node of Penstock {penstock.__version__} is running (process "
+                    f"{os.getpid()}), and this is {release}. Wait until its jobs have ended, or "
+                    "set PENSTOCK_RUNTIME_DIR to another directory to have a node of your own.",
+                ]
+            )
+            return
+        group = self.groups.get(name)
+        if group is not None and group.broken is not None:
+            peer.send(["broken", group.broken])
+            return
+        if group is None:
+            group = self.groups[name] = Group(name, description, self.staging, self.crew)
+            self._deal_budget()
+        else:
+            found = differences(group.description, description)
+            if found:
+                peer.send(["refused", _differs(name, found, group)])
+                return
+        group.join(peer, part, lag)
+        self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
+        peer.send(["welcome", not group.coded])
+
+    def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
+        _group(peer).code(said[0], fds[0])
+
+    def _stop(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
+        self._ending = True
+        peer.send(["status", status_of(self)])
+
+    def _deal_budget(self) -> None:
+        for group in self.groups.values():
+            group.state.budget = self.staging // len(self.groups)
+
+
+def _group(peer: Peer) -> Group:
+    if peer.group is None:
+        raise PenstockError("a member must join before it says anything else")
+    return peer.group
+
+
+def _differs(name: str, found: list[str], group: Group) -> str:
+    others = ", ".join(str(peer.pid) for peer in group.peers.values())
+    return (
+        f"the jobs of {name!r} (process {others}) prepare something else: {'; '.join(found)}. Give "
+        "this job a name of its own, or make the two alike."
+    )
+
+
+def say(line: str) -> None:
+    """Into the log, with the time."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stderr.flush()

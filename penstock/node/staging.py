@@ -1,0 +1,172 @@
+"""A group's engine: it stages finished batches in shared memory instead of handing them out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.engine import Engine
+from penstock.job import Job, Ready, closed_up
+from penstock.order.deal import BatchKeys
+from penstock.packing import pack
+from penstock.pools.pool import InSlot, Outcome, Task
+from penstock.slots import Layout, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch in a slot: rows in a layout, or, without one, ``nbytes`` of a packed value.
+
+    ``beside`` has what is not in the slot: fields of text or bytes, packed.
+    """
+
+    slot: Slot | None
+    layout: Layout | None
+    rows: int
+    nbytes: int
+    beside: bytes | None
+    bad: list[tuple[int, str, str, str]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes."""
+        return 0 if self.slot is None else self.slot.size
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch that could not be prepared."""
+
+    error: BaseException
+
+
+class Supply(Protocol):
+    """Says which batch to prepare next, as often as it is asked."""
+
+    def next_plan(self) -> BatchKeys | None: ...
+
+
+class Plans(Iterator[BatchKeys]):
+    """What is to be prepared as of now; unlike other iterators it may have more later."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply = supply
+
+    def __next__(self) -> BatchKeys:
+        plan = self._supply.next_plan()
+        if plan is None:
+            raise StopIteration
+        return plan
+
+
+class Crew:
+    """How many tasks all groups of a node together may be at."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._busy = 0.0
+        self._lock = threading.Lock()
+        self._engines: list[StagingEngine] = []
+
+    def enrol(self, engine: StagingEngine) -> None:
+        with self._lock:
+            self._engines.append(engine)
+
+    def dismiss(self, engine: StagingEngine) -> None:
+        with self._lock:
+            self._engines = [one for one in self._engines if one is not engine]
+
+    def begin(self, share: float) -> bool:
+        with self._lock:
+            if self._busy + share > self.size + 1e-9:
+                return False
+            self._busy += share
+            return True
+
+    def end(self, share: float, of: StagingEngine) -> None:
+        with self._lock:
+            self._busy -= share
+            waiting = [one for one in self._engines if one is not of and one.idle]
+        for one in waiting:
+            one.idle = False
+            one.pool.notify()
+
+
+class StagingEngine(Engine):
+    """An engine that works for several members, as part of a crew.
+
+    ``share`` is how much of a worker one task takes: worker processes have two tasks in hand, and
+    work on one of them.
+    """
+
+    def __init__(self, *args: Any, crew: Crew, **options: Any) -> None:
+        super().__init__(*args, in_order=False, **options)
+        self.share = 0.5 if self.pool.own_process else 1.0
+        self.idle = False
+        self._crew = crew
+        crew.enrol(self)
+
+    def take(self, worker: int) -> Task | None:
+        if not self._crew.begin(self.share):
+            self.idle = True
+            return None
+        task = super().take(worker)
+        if task is None:
+            self._crew.end(self.share, self)
+        return task
+
+    def done(self, task: int, outcome: Outcome) -> None:
+        super().done(task, outcome)
+        self._crew.end(self.share, self)
+
+    def lost(self, task: int, *, guilty: bool, reason: str) -> None:
+        super().lost(task, guilty=guilty, reason=reason)
+        self._crew.end(self.share, self)
+
+    def close(self) -> None:
+        super().close()
+        self._crew.dismiss(self)
+
+    def _ready(self, job: Job) -> Ready:
+        staged = self._stage(job)
+        return Ready(job.plan, staged, staged.rows, staged.nbytes)
+
+    def _refuse(self, job: Job, error: BaseException) -> Ready:
+        return Ready(job.plan, Failed(error), 0, 0)
+
+    def _stage(self, job: Job) -> Staged:
+        pieces = job.pieces()
+        rows = sum(report.rows for _, report in pieces)
+        bad = [(one.index, one.name, one.stage, one.error) for one in job.bad]
+        slot, layout, beside = job.slot, job.layout, None
+        if rows == 0:
+            job.give_back(self.ring)
+            return Staged(None, None, 0, 0, None, bad)
+        if job.kind == "rows" and layout is not None:
+            closed_up(job.columns, pieces)
+            objects = {
+                number: [v for _, report in pieces for v in report.objects[number]]
+                for number, leaf in enumerate(layout.leaves)
+                if leaf.dtype is None
+            }
+            nbytes = sum(leaf.nbytes for leaf in layout.leaves) * rows
+            beside = bytes(pack(objects).tobytes()) if objects else None
+        elif isinstance(job.value, InSlot) and slot is not None:
+            slot.refresh()
+            nbytes, layout = job.value.nbytes, None
+        else:
+            slot, nbytes, layout = *self._packed(job.value), None
+        job.columns, job.slot = [], None
+        return Staged(slot, layout, rows, nbytes, beside, bad)
+
+    def _packed(self, value: Any) -> tuple[Slot, int]:
+        """A value that is in no slot yet, in one."""
+        packed = pack(value)
+        with self._lock:
+            slot = self.ring.acquire(packed.nbytes)
+        if slot is None:
+            raise self.ring.exhausted(packed.nbytes)
+        packed.write_into(memoryview(slot.map))
+        return slot, packed.nbytes

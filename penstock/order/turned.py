@@ -1,0 +1,76 @@
+"""An epoch begun in the middle: a plan's batches from one on to the last, then those before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Protocol
+
+from penstock.order.cursor import Cursor
+from penstock.order.deal import BatchKeys
+from penstock.order.plan import Plan
+
+
+class Begin(Protocol):
+    """Says with which batch to begin an epoch of ``length`` batches; ``first`` if that is known."""
+
+    def __call__(
+        self, epoch: int, length: int | None, first: int | None = None, done: int = 0
+    ) -> int: ...
+
+
+class Turned:
+    """A plan whose epochs may begin with any batch; all else about them is as it was.
+
+    ``begin`` is asked when an epoch is begun; without it all begin with their first. ``firsts``
+    has the answers. An epoch that was begun in the middle can only be gone on with in batches of
+    the same size and with the same number of ranks: its cursor counts batches.
+
+    >>> from penstock.order import Deal, Sequential
+    >>> turned = Turned(Deal(Sequential(), n=6, seed=0, batch_size=2), lambda *_: 1)
+    >>> [batch.indices.tolist() for batch in turned.batches(Cursor())]
+    [[2, 3], [4, 5], [0, 1]]
+    """
+
+    def __init__(self, plan: Plan, begin: Begin | None = None) -> None:
+        self.plan = plan
+        self.begin = begin
+        self.firsts: dict[int, int] = {}
+
+    @property
+    def ahead(self) -> bool:
+        return self.plan.ahead
+
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        epoch = cursor.epoch
+        length = self.plan.length(Cursor(epoch))
+        first = self.firsts.get(epoch, 0) if cursor.batch else None
+        if self.begin is not None:
+            first = self.begin(epoch, length, first, cursor.batch)
+        first = first or 0
+        self.firsts = {e: f for e, f in self.firsts.items() if e >= epoch - 1}
+        self.firsts[epoch] = first
+        if not first:
+            return self.plan.batches(cursor)
+        return islice(self._from(epoch, first), cursor.batch, None)
+
+    def _from(self, epoch: int, first: int) -> Iterator[BatchKeys]:
+        return chain(
+            islice(self.plan.batches(Cursor(epoch)), first, None),
+            islice(self.plan.batches(Cursor(epoch)), first),
+        )
+
+    def length(self, cursor: Cursor) -> int | None:
+        if not self.firsts.get(cursor.epoch):
+            return self.plan.length(cursor)
+        length = self.plan.length(Cursor(cursor.epoch))
+        return None if length is None else max(0, length - cursor.batch)
+
+    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
+        if not self.firsts.get(cursor.epoch):
+            return self.plan.after(cursor, batch)
+        return cursor._replace(batch=cursor.batch + 1)
+
+    def first(self, cursor: Cursor) -> int:
+        """With which batch the epoch was begun, as far as that matters to whoever goes on."""
+        return self.firsts.get(cursor.epoch, 0) if cursor.batch else 0
