@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import config
+from penstock.commons import Commons
 from penstock.engine import Engine
 from penstock.errors import PipelineError
 from penstock.holds import Holds
@@ -59,14 +60,15 @@ MakeEngine = Callable[..., Engine]
 class Assembly:
     """A recipe with its stores, its work and its meter. Nothing runs before ``engine``."""
 
-    def __init__(self, recipe: Recipe, choice: Choice) -> None:
+    def __init__(self, recipe: Recipe, choice: Choice, commons: Commons | None = None) -> None:
         pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
         self.recipe = recipe
         self.choice = choice
         written = pipeline.road(options.seed)
-        self.holds = Holds(written, options, recipe.kept, shared=choice.own_processes)
+        own = choice.own_processes
+        self.holds = Holds(written, options, recipe.kept, shared=own, commons=commons)
         road = self.holds.road
         self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
         self.meter = Meter(road.stages, len(road.holds), time.perf_counter)

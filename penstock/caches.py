@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
+from penstock.commons import Commons
 from penstock.meter import CacheStats
 from penstock.order import Admission
 from penstock.store import AnyStore
@@ -21,10 +23,15 @@ class Caches:
     keep.
     """
 
-    def __init__(self, stores: Mapping[int, AnyStore], samples: int) -> None:
+    def __init__(
+        self, stores: Mapping[int, AnyStore], samples: int, commons: Commons | None = None
+    ) -> None:
         self._admissions: dict[int, Admission] = {}
         self._stores = stores
         self._samples = samples
+        self._commons = commons
+        # What is had in common is admitted to by several engines.
+        self._admitting = nullcontext() if commons is None else commons.admitting
         self._found: dict[int, int] = {}
         self._open = False
 
@@ -32,18 +39,24 @@ class Caches:
         """Make the stores ready before any worker asks for them."""
         for number, store in self._stores.items():
             store.open()
-            # What an earlier run left in a store on disk counts against its budget.
-            self._found[number] = store.used if len(store) else 0
-            room = 0 if store.sealed else max(0, store.budget - self._found[number])
-            self._admissions[number] = Admission(room)
+            self._admissions[number] = self._admission(number, store)
         self._open = True
+
+    def _admission(self, number: int, store: AnyStore) -> Admission:
+        # What an earlier run left in a store on disk counts against its budget.
+        found = self._found[number] = store.used if store.persistent and len(store) else 0
+        admission = Admission(0 if store.sealed else max(0, store.budget - found))
+        if self._commons is None:
+            return admission
+        return self._commons.admission(store, admission)
 
     def admit(self, offers: list[Offer]) -> None:
         """Decide on what a batch put in, in its order."""
         refused: defaultdict[int, list[int]] = defaultdict(list)
-        for number, index, cost in offers:
-            if not self._admissions[number].offer(index, cost):
-                refused[number].append(index)
+        with self._admitting:
+            for number, index, cost in offers:
+                if not self._admissions[number].offer(index, cost):
+                    refused[number].append(index)
         for number, indices in refused.items():
             store = self._stores[number]
             if not store.sealed:

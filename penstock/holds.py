@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.caches import Caches
+from penstock.commons import Commons
 from penstock.config import disk_dir, memory
 from penstock.encoding import Encoding
 from penstock.errors import FingerprintError
@@ -39,11 +40,18 @@ class Holds:
 
     ``kept`` is how many samples refurbish keeps; where it is not given and there is a budget, a
     few samples are prepared to find out. It decides which samples are always fresh, so it belongs
-    to a checkpoint. ``shared`` says that workers are processes of their own.
+    to a checkpoint. ``shared`` says that workers are processes of their own; what is cached in
+    memory is had in common with others where there are ``commons``.
     """
 
     def __init__(
-        self, road: Road, options: Options, kept: int | None = None, *, shared: bool
+        self,
+        road: Road,
+        options: Options,
+        kept: int | None = None,
+        *,
+        shared: bool,
+        commons: Commons | None = None,
     ) -> None:
         stops: list[Stop] = []
         caches: dict[int, AnyStore] = {}
@@ -53,7 +61,7 @@ class Holds:
         self.renewal: Renewal | None = None
         for at, stop in enumerate(road.stops):
             if isinstance(stop, Cache):
-                stop = replace(stop, store=_cache_store(stop, road.source, tuple(stops), shared))
+                stop = replace(stop, store=_cache_store(stop, road.source, stops, shared, commons))
                 caches[stop.number] = stop.store  # type: ignore[assignment]
             elif isinstance(stop, Refurbish):
                 above = replace(road, stops=road.stops[:at])
@@ -70,7 +78,8 @@ class Holds:
                 stop = self._echo = replace(stop, store=store, claims=self._claims_file())
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
-        self.caches = Caches(caches, len(road.source))
+        self.caches = Caches(caches, len(road.source), commons)
+        self._commons = commons
         held = [stop.store for stop in (self._refurbish, self._echo) if stop is not None]
         self._stores = [*caches.values(), *(store for store in held if store is not None)]
         self._started = False
@@ -121,16 +130,26 @@ class Holds:
         for store in self._stores:
             if store.persistent:
                 store.close()
+            elif self._commons is not None and self._commons.release(store):
+                continue
             else:
                 store.destroy()
         for file in self._claims:
             file.unlink(missing_ok=True)
 
 
-def _cache_store(stop: Cache, source: Source, above: Sequence[Stop], shared: bool) -> AnyStore:
+def _cache_store(
+    stop: Cache, source: Source, above: Sequence[Stop], shared: bool, commons: Commons | None
+) -> AnyStore:
     overshoot = (1 << 30) + stop.budget // 8  # what workers put in before it is decided on
     if stop.where == "memory":
-        return memory_store(stop.budget, overshoot, shared=shared)
+
+        def make() -> AnyStore:
+            return memory_store(stop.budget, overshoot, shared=shared)
+
+        if commons is None:
+            return make()
+        return commons.store(f"{fingerprint(_made_of(stop, source, above))} {shared}", make)
     made_of = _made_of(stop, source, above)
     return _disk_store(stop.where, stop.budget, fingerprint(made_of), overshoot)
 

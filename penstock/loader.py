@@ -13,8 +13,8 @@ from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
 from penstock.meter import Held, Stats
-from penstock.node.member import Attached
-from penstock.node.share import attached, check_shared
+from penstock.node.recut import Recut
+from penstock.node.share import Member, attached, check_shared
 from penstock.options import Options, is_whole
 from penstock.order import BatchKeys, Cursor, Deal, Turned
 from penstock.order.plan import Batches, Plan
@@ -84,7 +84,7 @@ class Loader:
             check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
         self._assemble(None)
-        self._engine: Engine | Attached | None = None
+        self._engine: Engine | Member | None = None
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -106,8 +106,6 @@ class Loader:
         if not self._stream:
             renewal, factors = self._holds.renewal, self._echoing.factors
             self._plan = plan_of(self.pipeline, self.options, renewal, factors, self._custom.plan)
-            if self._shared and isinstance(self._plan, Deal):
-                self._plan = Turned(self._plan)
 
     # Iterating.
 
@@ -199,7 +197,7 @@ class Loader:
             self._cursor = self._cursor._replace(batch=self._cursor.batch + 1)
         self._at = self._cursor
 
-    def _running(self) -> Engine | Attached:
+    def _running(self) -> Engine | Member:
         """The engine, preparing from the cursor on."""
         engine = self._engine
         if engine is None:
@@ -363,12 +361,15 @@ class Loader:
                 "loader in the process that iterates it."
             )
 
-    def _make_engine(self) -> Engine | Attached:
+    def _make_engine(self) -> Engine | Member:
         if not self._shared:
             return self._assembly.engine(in_order=self.options.in_order)
         about = describe(self.pipeline, self.options, self._custom.order_name)
-        engine = attached(self._assembly, about)
-        if isinstance(self._plan, Turned):
+        plan = self._plan.plan if isinstance(self._plan, Turned) else self._plan
+        engine = attached(self._assembly, about, plan)
+        if isinstance(plan, Deal) and not isinstance(engine, Recut):
+            # Among others an epoch may be begun where they are.
+            self._plan = self._plan if isinstance(self._plan, Turned) else Turned(plan)
             self._plan.begin = engine.begin
         return engine
 

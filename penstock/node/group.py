@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.assembly import Assembly, Recipe
+from penstock.commons import Commons
 from penstock.meter import Meter
 from penstock.node.protocol import named
 from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
@@ -73,19 +74,23 @@ class Peer:
 class Group:
     """Prepares batches for its members in a thread of its own, until ``close``.
 
-    ``description`` says what it prepares: members must have the same.
+    ``description`` says what it prepares: members must have the same. ``unit`` is how many samples
+    make a batch here; members may have batches that divide it, or are multiples of it.
     """
 
     def __init__(
         self,
         name: str,
         description: Mapping[str, Any],
+        unit: int,
         budget: int,
         crew: Crew,
+        commons: Commons,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.description = description
+        self.unit = unit
         self.peers: dict[int, Peer] = {}
         self.broken: bytes | None = None
         self.coded = False
@@ -93,6 +98,7 @@ class Group:
         self.meter: Meter | None = None
         self.assembly: Assembly | None = None
         self._crew = crew
+        self._commons = commons
         self._clock = clock
         self.lock = threading.Lock()
         self._wake = threading.Condition(self.lock)
@@ -204,7 +210,7 @@ class Group:
         with_code = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         os.close(fd)
         recipe: Recipe = unpack(with_code)
-        assembly = Assembly(recipe, recipe.choice(self._crew.size))
+        assembly = Assembly(recipe, recipe.choice(self._crew.size), self._commons)
         engine = assembly.engine(StagingEngine, staged=True, crew=self._crew)
         if not isinstance(engine, StagingEngine):
             raise TypeError("a group needs an engine that stages")

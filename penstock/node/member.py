@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import sys
-import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import penstock
@@ -17,6 +15,7 @@ from penstock.assembly import Recipe
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.job import Ready
 from penstock.meter import BadSample, Meter
+from penstock.node.line import Leases, Line
 from penstock.node.place import Place
 from penstock.node.protocol import VERSION, keys_out, named
 from penstock.node.start import connect
@@ -25,9 +24,8 @@ from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
 from penstock.packing import pack, unpack
 from penstock.pools.answer import unpack_error
-from penstock.pools.wire import Known, Wire
-from penstock.slots import Layout, leased_columns, shared_file
-from penstock.tree import fill
+from penstock.pools.wire import Wire
+from penstock.slots import shared_file
 
 DEPTH = 4
 """Batches that are asked for ahead: the node prepares them while this job is busy."""
@@ -42,12 +40,18 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Membership:
-    """What is shared, with whom: ``description`` must be the same for all members."""
+    """What is shared, with whom: ``description`` must be the same for all members.
+
+    ``part`` tells ranks apart, ``size`` is that of this member's batches, and ``cuts`` says that it
+    can make them of batches of another size.
+    """
 
     group: str
     recipe: Recipe
     description: Mapping[str, Any]
     part: str
+    size: int
+    cuts: bool
     lag: Lag
 
 
@@ -58,51 +62,6 @@ class _Arrived:
     nbytes: int
     bad: list[Any]
     error: BaseException | None = None
-
-
-@dataclass
-class _Line:
-    """A connection to one node, and what that node knows of this member."""
-
-    wire: Wire
-    known: Known = field(default_factory=Known)
-    slots: dict[int, _Slot] = field(default_factory=dict)
-    layout: Layout | None = None
-    unsent: deque[Name] = field(default_factory=deque)
-
-    def release(self, name: Name) -> None:
-        """May be called wherever the collector runs, so it waits for nothing and no lock."""
-        try:
-            self.wire.post(["released", *name[1:]])
-        except BlockingIOError:
-            self.unsent.append(name)
-        except OSError:
-            pass  # the node is gone, and its books with it
-
-    def send(self, message: Sequence[Any]) -> None:
-        while self.unsent:
-            self.wire.send(["released", *self.unsent.popleft()[1:]])
-        self.wire.send(message)
-
-
-class _Slot:
-    """A slot of the node's, mapped so that what this job writes there is seen by nobody else."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.size = 0
-        weakref.finalize(self, os.close, fd)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Look at what lies there now, not at what was written here over an earlier batch."""
-        size = os.fstat(self.fd).st_size
-        if size != self.size:
-            writable = mmap.PROT_READ | mmap.PROT_WRITE
-            self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
-            self.size = size
-        else:
-            self.map.madvise(mmap.MADV_DONTNEED)
 
 
 class Attached:
@@ -121,23 +80,29 @@ class Attached:
         timeout: float | None = None,
     ) -> None:
         self.restarts = 0
+        self.unit: int | None = None
+        """How many samples the group's batches have, once it is known."""
+        self._part = ""
         self._membership = membership
         self._place = place or Place()
         self._meter = meter
         self._depth = prefetch or DEPTH
         self._timeout = timeout
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._plans: Iterator[BatchKeys] = iter(())
         self._wants: deque[tuple[Name, BatchKeys]] = deque()
         self._arrived: dict[Name, _Arrived] = {}
-        self._leases: dict[int, weakref.ref[Any]] = {}
-        self._leased = 0
+        self._leases: Leases = {}
         self._begun: tuple[int, int | None, int] | None = None
         self._done = 0
         self._first: int | None = None
         self._deaths = 0
 
     # What the loader calls.
+
+    def join(self) -> None:
+        """Become a member now, rather than when the first batch is asked for."""
+        self._attached()
 
     def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
         """Have these batches from now on; whatever was asked for before is forgotten."""
@@ -181,7 +146,7 @@ class Attached:
     def close(self) -> None:
         line, self._line = self._line, None
         if line is not None:
-            line.wire.close()
+            line.close()
 
     # Asking.
 
@@ -192,7 +157,8 @@ class Attached:
                 return
             if self._begun is None or self._begun[0] != plan.epoch:
                 self.begin(plan.epoch, None, 0)
-            name = named(self._membership.part, plan)
+            self._attached()
+            name = named(self._part, plan)
             self._wants.append((name, plan))
             self._send("want", *keys_out(plan))
 
@@ -203,27 +169,39 @@ class Attached:
         except OSError:
             self._lost()
 
-    def _attached(self) -> _Line:
+    def _attached(self) -> Line:
         line = self._line
         while line is None:
-            line = _Line(Wire(connect(self._place)))
+            line = Line(Wire(connect(self._place)))
             try:
                 self._join(line)
             except (ConnectionResetError, BrokenPipeError):
-                line.wire.close()
+                line.close()
                 self._died()
                 line = None
             except BaseException:
-                line.wire.close()
+                line.close()
                 raise
         self._line = line
         return line
 
-    def _join(self, line: _Line) -> None:
+    def _join(self, line: Line) -> None:
         mine = self._membership
         release, recipe = penstock.__version__, mine.recipe
+        about = dict(mine.description)
         line.wire.send(
-            ["join", VERSION, release, mine.group, dict(mine.description), mine.part, mine.lag]
+            [
+                "join",
+                VERSION,
+                release,
+                mine.group,
+                about,
+                mine.part,
+                mine.size,
+                mine.cuts,
+                self.unit,
+                mine.lag,
+            ]
         )
         received = line.wire.receive()
         if received is None:
@@ -233,6 +211,7 @@ class Attached:
             raise unpack_error(said[0])
         if word != "welcome":
             raise PipelineError(f"share={mine.group!r}: {said[0]}")
+        self.unit, self._part = said[1:]
         if said[0]:
             fd = _code(recipe)
             try:
@@ -289,7 +268,7 @@ class Attached:
             self._deaths = 0
             self._batch(line, said, fds)
         elif word == "failed":
-            name = Name(self._membership.part, *said[:3])
+            name = Name(self._part, *said[:3])
             self._arrived[name] = _Arrived(None, 0, 0, [], unpack_error(said[3]))
         elif word == "first":
             if self._begun is not None and self._begun[0] == said[0]:
@@ -301,45 +280,12 @@ class Attached:
             self.close()
             raise PenstockError(f"share={self._membership.group!r}: {said[0]}")
 
-    def _batch(self, line: _Line, said: list[Any], fds: list[int]) -> None:
-        *_, slot, layout, whole, rows, nbytes, beside, bad = said
-        name = Name(self._membership.part, *said[:3])
-        if layout is not None:
-            line.layout = unpack(layout)
-        if slot is None:
-            line.release(name)
-            self._arrived[name] = _Arrived(None, rows, nbytes, bad)
-            return
-        known, forgotten = line.known.touch(slot)
-        if known:
-            line.slots[slot].refresh()
-        else:
-            line.slots[slot] = _Slot(fds[0])
-        if forgotten is not None:
-            del line.slots[forgotten]
-        lease = self._lease(line, line.slots[slot], name)
-        value: Any
-        if whole or line.layout is None:
-            value = unpack(memoryview(lease).cast("B")[:nbytes])
-        else:
-            leaves: list[Any] = list(leased_columns(line.layout, lease, rows))
-            for number, objects in (unpack(beside) if beside is not None else {}).items():
-                leaves[number] = objects
-            value = fill(line.layout.skeleton, leaves)
+    def _batch(self, line: Line, said: list[Any], fds: list[int]) -> None:
+        name = Name(self._part, *said[:3])
+        value = line.value(name, said[3:], fds, self._leases)
+        *_, rows, nbytes, _, bad = said
         if any(name == wanted for wanted, _ in self._wants):
             self._arrived[name] = _Arrived(value, rows, nbytes, bad)
-
-    def _lease(self, line: _Line, slot: _Slot, name: Name) -> Any:
-        buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
-        self._leased += 1
-        number, leases, release = self._leased, self._leases, line.release
-
-        def end(_: object) -> None:
-            leases.pop(number, None)
-            release(name)
-
-        leases[number] = weakref.ref(buffer, end)
-        return buffer
 
     def _hand_out(self, name: Name, plan: BatchKeys, arrived: _Arrived) -> Ready:
         if arrived.error is not None:

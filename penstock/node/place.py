@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock import config
 from penstock.errors import StoreError
-from penstock.store.place import own_directory
+from penstock.store.place import check_own, own_directory
 
 SOCKET, LOCK, STARTING, LOG = "node.sock", "node.lock", "starting.lock", "node.log"
 
@@ -68,6 +68,11 @@ class Place:
 
     def connect(self) -> sockets.socket | None:
         """A line to the node; ``None`` where there is no node."""
+        try:
+            # Whoever else could put a socket there could send anything.
+            check_own(self.path)
+        except FileNotFoundError:
+            return None
         sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         try:
             sock.connect(str(self.socket))

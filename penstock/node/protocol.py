@@ -22,6 +22,17 @@ VERSION = 1
 """Of these messages. Node and members must have the same."""
 
 
+def common(size: int, unit: int, cuts: bool) -> int:
+    """The batch size that a member of this size asks for, in a group that prepares ``unit``.
+
+    ``cuts`` says that it can make its batches of others.
+
+    >>> common(32, 64, True), common(128, 64, True), common(48, 64, True), common(32, 64, False)
+    (64, 64, 48, 32)
+    """
+    return unit if cuts and (size % unit == 0 or unit % size == 0) else size
+
+
 def named(part: str, keys: BatchKeys) -> Name:
     """The name of a batch: the same in every process for the same samples in the same place."""
     digest = hashlib.blake2b(digest_size=8)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import penstock
+from penstock.commons import Commons
 from penstock.errors import PenstockError
 from penstock.node.group import Group, Peer
 from penstock.node.place import Place, peer_of
-from penstock.node.protocol import VERSION, keys_in
+from penstock.node.protocol import VERSION, common, keys_in
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
 from penstock.pools.wire import Wire
@@ -43,6 +44,7 @@ class Service:
         self.groups: dict[str, Group] = {}
         self.peers: dict[int, Peer] = {}
         self.crew = Crew(workers)
+        self.commons = Commons()
         self._idle = idle
         self._say = say
         self._clock = clock
@@ -85,6 +87,7 @@ class Service:
                 peer.wire.close()
             for group in list(self.groups.values()):
                 group.close()
+            self.commons.close()
             self._selector.close()
             self._say(f"node {os.getpid()} ends")
 
@@ -135,7 +138,7 @@ class Service:
             self._deal_budget()
 
     def _join(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        version, release, name, description, part, lag = said
+        version, release, name, description, part, size, cuts, unit, lag = said
         if version != VERSION or release != penstock.__version__:
             peer.send(
                 [
@@ -151,16 +154,18 @@ class Service:
             peer.send(["broken", group.broken])
             return
         if group is None:
-            group = self.groups[name] = Group(name, description, self.staging, self.crew)
+            group = self.groups[name] = Group(
+                name, description, unit or size, self.staging, self.crew, self.commons
+            )
             self._deal_budget()
         else:
             found = differences(group.description, description)
             if found:
                 peer.send(["refused", _differs(name, found, group)])
                 return
-        group.join(peer, part, lag)
+        group.join(peer, f"{part} x {common(size, group.unit, cuts)}", lag)
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
-        peer.send(["welcome", not group.coded])
+        peer.send(["welcome", not group.coded, group.unit, peer.part])
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         _group(peer).code(said[0], fds[0])

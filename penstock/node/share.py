@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,18 @@ from typing import Any
 from penstock.assembly import Assembly
 from penstock.errors import PipelineError
 from penstock.node.member import Attached, Membership
+from penstock.node.protocol import common
+from penstock.node.recut import Recut
 from penstock.options import Options
+from penstock.order import Deal
+from penstock.order.plan import Plan
 from penstock.pipeline import Pipeline
 from penstock.plans import follows_pace
 from penstock.source.stream import StreamSource
 from penstock.stops.refurbish import Refurbish
+
+Member = Attached | Recut
+"""What a loader that shares has in place of an engine."""
 
 
 def check_shared(pipeline: Pipeline, options: Options) -> None:
@@ -32,8 +40,8 @@ def check_shared(pipeline: Pipeline, options: Options) -> None:
         )
 
 
-def attached(assembly: Assembly, about: Mapping[str, Any]) -> Attached:
-    """The member that takes the place of an engine."""
+def attached(assembly: Assembly, about: Mapping[str, Any], plan: Plan | None) -> Member:
+    """The member that takes the place of an engine, for the batches of this plan."""
     recipe, options = assembly.recipe, assembly.recipe.options
     unknown = [name for name, known in about["stops"] if known is None]
     if about["data"] is None:
@@ -47,12 +55,30 @@ def attached(assembly: Assembly, about: Mapping[str, Any]) -> Attached:
     kept = None if renewal is None else renewal.kept
     alone = replace(options, share=None, lag="detach", workers="auto", rank=0, world=1)
     description = {**about, "on_error": options.on_error, "kept": kept}
-    size = assembly.work.rows
+    whole = isinstance(plan, Deal) and not getattr(plan.order, "blocks", False)
     membership = Membership(
         str(options.share),
         replace(recipe, options=alone, kept=kept),
         description,
-        f"{options.rank}/{options.world} x {size}",
-        options.lag,
+        f"{options.rank}/{options.world}",
+        assembly.work.rows,
+        # Where bad samples are left out, a batch's rows are not where they would be.
+        cuts=whole and assembly.work.collate is None and options.on_error != "skip",
+        lag=options.lag,
     )
-    return Attached(membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout)
+    member = Attached(
+        membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout
+    )
+    member.join()
+    size, unit = membership.size, member.unit or membership.size
+    if isinstance(plan, Deal) and unit != size:
+        if common(size, unit, membership.cuts) == unit:
+            return Recut(member, plan, size, unit)
+        warnings.warn(
+            f"share={options.share!r}: batches of {size} cannot be made of the group's, which have "
+            f"{unit} samples, so this job has its own prepared. Give a size that divides {unit}, "
+            "or a multiple of it.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return member

@@ -296,7 +296,9 @@ class State:
                 continue
             if other.length == member.length:
                 there = (other.first + other.done) % member.length
-                if 0 < (there - at) % member.length <= MERGE:
+                behind = (there - at) % member.length
+                # Behind by what the other has had and it has still to come.
+                if 0 < behind <= min(MERGE, other.done, member.length - member.done):
                     return True
         return False
 

@@ -7,6 +7,7 @@ so losing what is kept costs time and changes nothing.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,9 @@ from penstock.store import AnyStore, Claims
 Reuse = int | Literal["auto"]
 
 _NOTHING = object()
+
+Wanted = list[tuple[int, int]]
+"""Samples by (index, generation)."""
 
 
 @dataclass(frozen=True)
@@ -72,56 +76,76 @@ class Refurbish(Hold):
         reused = renewal.reuse > 1
         claims = Claims(self.claims)
 
-        def look(index: int, generation: int) -> Any:
+        def look(wanted: Wanted) -> list[Any]:
+            """What the store has of these; ``_NOTHING`` for what it has not."""
             before = store.corrupt
-            frame = store.get_tagged([place(index, generation)], [generation])[0]
+            places = [place(*one) for one in wanted]
+            frames = store.get_tagged(places, [generation for _, generation in wanted])
             tally.corrupt += store.corrupt - before
-            return _NOTHING if frame is None else encoding.decode(frame)
-
-        def keep(index: int, generation: int, fresh: Any) -> Any:
-            value = encoding.packed(fresh)
-            store.put_tagged([(place(index, generation), generation, value)])
-            # A sample must not tell whether it was kept: where keeping changes it, it always does.
-            return encoding.decode(value.tobytes()) if encoding.lossy else fresh
-
-        def found(index: int, generation: int) -> Any:
-            try:
-                return look(index, generation)
-            except Exception as error:
-                raise StageFailure(self.name, index) from error
-
-        def fresh(index: int, generation: int, upstream: Upstream) -> Any:
-            tally.misses[number] += 1
-            return upstream(Keys(generation, [index]))[0]
-
-        def renewed(index: int, generation: int, upstream: Upstream) -> Any:
-            # The next epoch may ask for what this one is just making: then it is worth waiting for.
-            with claims.claim(place(index, generation)):
-                sample = found(index, generation)
-                if sample is not _NOTHING:
-                    tally.hits[number] += 1
-                    return sample
-                sample = fresh(index, generation, upstream)
+            found = []
+            for (index, _), frame in zip(wanted, frames, strict=True):
                 try:
-                    return keep(index, generation, sample)
+                    found.append(_NOTHING if frame is None else encoding.decode(frame))
                 except Exception as error:
                     raise StageFailure(self.name, index) from error
+            return found
 
-        def one(index: int, epoch: int, upstream: Upstream) -> Any:
-            generation = generation_of(index, epoch)
-            if not reused or not keeps(index):
-                return fresh(index, generation, upstream)
-            sample = found(index, generation)
-            if sample is not _NOTHING:
-                tally.hits[number] += 1
-                return sample
-            if site.trial:
-                return fresh(index, generation, upstream)
-            return renewed(index, generation, upstream)
+        def keep(wanted: Wanted, fresh: list[Any]) -> list[Any]:
+            packed = []
+            for (index, _), sample in zip(wanted, fresh, strict=True):
+                try:
+                    packed.append(encoding.packed(sample))
+                except Exception as error:
+                    raise StageFailure(self.name, index) from error
+            items = zip(wanted, packed, strict=True)
+            store.put_tagged([(place(*one), one[1], value) for one, value in items])
+            # A sample must not tell whether it was kept: where keeping changes it, it always does.
+            return [encoding.decode(v.tobytes()) for v in packed] if encoding.lossy else fresh
+
+        def make(wanted: Wanted, upstream: Upstream) -> list[Any]:
+            """These from above, as many at a time as are of one generation."""
+            fresh: dict[int, Any] = {}
+            for generation in dict.fromkeys(generation for _, generation in wanted):
+                indices = [index for index, of in wanted if of == generation]
+                made = upstream(Keys(generation, indices))
+                fresh.update(zip(indices, made, strict=True))
+            tally.misses[number] += len(wanted)
+            return [fresh[index] for index, _ in wanted]
+
+        def renew(wanted: Wanted, upstream: Upstream) -> list[Any]:
+            # The next epoch may ask for what this one is just making: then it is worth waiting for.
+            with ExitStack() as claimed:
+                # All claim in the same order, or two could wait for each other.
+                for claim in sorted(place(*one) for one in wanted):
+                    claimed.enter_context(claims.claim(claim))
+                found = look(wanted)
+                missing = [i for i, one in enumerate(found) if one is _NOTHING]
+                if missing:
+                    due = [wanted[i] for i in missing]
+                    for i, sample in zip(missing, keep(due, make(due, upstream)), strict=True):
+                        found[i] = sample
+                # Last, because what fails is tried again, one by one, and counted then.
+                tally.hits[number] += len(found) - len(missing)
+                return found
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            # One at a time: what is worth keeping takes longer than a look into the store.
-            return [one(index, keys.epoch, upstream) for index in keys.indices]
+            epoch = keys.epoch
+            wanted = [(index, generation_of(index, epoch)) for index in keys.indices]
+            samples: list[Any] = [_NOTHING] * len(wanted)
+            kept = [i for i, (index, _) in enumerate(wanted) if reused and keeps(index)]
+            for i, sample in zip(kept, look([wanted[i] for i in kept]), strict=True):
+                samples[i] = sample
+            missing = [i for i, sample in enumerate(samples) if sample is _NOTHING]
+            due = set() if site.trial else set(kept)
+            for get, some in (
+                (renew, [i for i in missing if i in due]),
+                (make, [i for i in missing if i not in due]),
+            ):
+                made = get([wanted[i] for i in some], upstream) if some else []
+                for i, sample in zip(some, made, strict=True):
+                    samples[i] = sample
+            tally.hits[number] += len(samples) - len(missing)
+            return samples
 
         return step
 

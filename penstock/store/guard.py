@@ -18,8 +18,10 @@ from pathlib import Path
 FORMAT = 1
 """Of the values and the records beside them. A store of another format is started anew."""
 
+STATE = "state.json"
+"""The file that says what a store holds, and how it was left."""
+
 _GUARD = "guard"
-_STATE = "state.json"
 
 
 def boot_id() -> str:
@@ -73,10 +75,21 @@ class Guard:
         except FileNotFoundError:
             return False
 
+    def holders(self) -> tuple[int, ...]:
+        """The processes that have the store open, as far as the kernel tells who they are."""
+        try:
+            found, locks = os.fstat(self._fd), Path("/proc/locks").read_text()
+        except OSError:
+            return ()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        held = [words for line in locks.splitlines() if (words := line.split())[1] == "FLOCK"]
+        numbers = {int(words[4]) for words in held if words[5] == device}
+        return tuple(sorted(number for number in numbers if number > 0))
+
     def read(self) -> State | None:
         """The state; ``None`` where there is none, ValueError where it cannot be read."""
         try:
-            found = json.loads((self.place / _STATE).read_bytes())
+            found = json.loads((self.place / STATE).read_bytes())
         except FileNotFoundError:
             return None
         try:
@@ -86,13 +99,13 @@ class Guard:
 
     def write(self, state: State, *, durable: bool) -> None:
         """Replace the state in one step."""
-        partial = self.place / f"{_STATE}.{os.getpid()}"
+        partial = self.place / f"{STATE}.{os.getpid()}"
         with open(partial, "w", opener=_private) as file:
             json.dump(asdict(state), file)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(partial, self.place / _STATE)
+        os.replace(partial, self.place / STATE)
         if durable:
             directory = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -139,16 +152,16 @@ class Guard:
 
 
 def is_store(place: Path) -> bool:
-    return (place / _STATE).exists()
+    return (place / STATE).exists()
 
 
 def remove(place: Path, names: tuple[str, ...]) -> None:
     """Remove a store's own files and, if nothing else lies there, its directory."""
     with suppress(FileNotFoundError):
         # The guard goes first: who waits for its lock then sees that it waits for nothing.
-        for path in (place / _GUARD, place / _STATE, *(place / name for name in names)):
+        for path in (place / _GUARD, place / STATE, *(place / name for name in names)):
             path.unlink(missing_ok=True)
-        for path in place.glob(f"{_STATE}.*"):
+        for path in place.glob(f"{STATE}.*"):
             path.unlink(missing_ok=True)
     with suppress(OSError):
         place.rmdir()

@@ -19,7 +19,9 @@ SAMPLES = b"samples"
 PIECES = b"pieces"
 """The database of what comes after the first piece of a value that lies in several."""
 
-_DATA = "data.mdb"
+DATA = "data.mdb"
+"""What LMDB calls the file that holds everything."""
+
 _LOCK = "lock.mdb"
 
 # Each process needs a place in the reader table for every thread that reads at the moment.
@@ -38,10 +40,11 @@ def load() -> ModuleType:
     return module
 
 
-def open_lmdb(lmdb: ModuleType, place: Path, map_size: int) -> Any:
+def open_lmdb(lmdb: ModuleType, place: Path, map_size: int, *, readonly: bool = False) -> Any:
     return lmdb.open(
         str(place),
         map_size=map_size,
+        readonly=readonly,
         create=False,
         mode=0o600,
         # A sample is read whole and in shuffled order: what lies behind it is not wanted next.
@@ -99,7 +102,7 @@ def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) ->
     """Make the store sound, or start it anew. Called while no other process has it open."""
     place = guard.place
     lmdb = load()
-    has_data = (place / _DATA).exists()
+    has_data = (place / DATA).exists()
     wrong = ""
     try:
         state = guard.read()
@@ -113,11 +116,13 @@ def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) ->
                 "another place."
             )
         if state is not None:
-            wrong = _mistrust(place, state, identity)
+            if state.format == FORMAT:
+                check_identity(place, state.identity, identity)
+            wrong = mistrust(state)
     if not wrong and has_data:
         wrong = _unreadable(lmdb, place, map_size)
     if wrong:
-        for name in (_DATA, _LOCK):
+        for name in (DATA, _LOCK):
             (place / name).unlink(missing_ok=True)
     guard.write(State(identity, boot_id()), durable=persistent)
     _make(lmdb, place, map_size)
@@ -139,11 +144,10 @@ def check_identity(place: Path, found: str, identity: str) -> None:
         )
 
 
-def _mistrust(place: Path, state: State, identity: str) -> str:
-    """Why the content cannot be used, as the state tells it."""
+def mistrust(state: State) -> str:
+    """Why the content cannot be used, as the state tells it; nothing where it can."""
     if state.format != FORMAT:
         return f"it is of format {state.format}, and this version of Penstock has {FORMAT}"
-    check_identity(place, state.identity, identity)
     if state.damaged:
         return "its index was found damaged"
     if not state.clean and state.boot != boot_id():
@@ -156,20 +160,34 @@ def _unreadable(lmdb: ModuleType, place: Path, map_size: int) -> str:
     try:
         env = open_lmdb(lmdb, place, map_size)
         try:
-            pages, page = env.info()["last_pgno"] + 1, env.stat()["psize"]
+            whole, there = whole_size(env), os.path.getsize(place / DATA)
         finally:
             env.close()
-        missing = pages * page - os.path.getsize(place / _DATA)
-        if missing > _LOOSE_TAIL:
-            return f"its file was cut short by {missing} bytes"
-        if missing > 0:
-            # Reading past the end of a file kills the process; an empty page is only an error.
-            os.truncate(place / _DATA, pages * page)
-        return _unreadable_tree(lmdb, place, map_size, walk=missing > 0)
+        wrong = lengthen(place, whole)
+        return wrong or _unreadable_tree(lmdb, place, map_size, walk=there < whole)
     except (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError):
         raise
     except lmdb.Error as error:
         return f"LMDB cannot open it ({error})"
+
+
+def whole_size(env: Any) -> int:
+    """Bytes that the file has, or nearly: up to the end of the last page given out."""
+    return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])
+
+
+def lengthen(place: Path, whole: int) -> str:
+    """Let the file have its whole size; says why that would be wrong, where it would.
+
+    Called while no other process has the store open: one that writes would lose what it adds.
+    """
+    missing = whole - os.path.getsize(place / DATA)
+    if missing > _LOOSE_TAIL:
+        return f"its file was cut short by {missing} bytes"
+    if missing > 0:
+        # Reading past the end of a file kills the process; an empty page is only an error.
+        os.truncate(place / DATA, whole)
+    return ""
 
 
 def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
@@ -210,4 +228,4 @@ def _make(lmdb: ModuleType, place: Path, map_size: int) -> None:
 
 def remove(place: Path) -> None:
     if guards.is_store(place):
-        guards.remove(place, (_DATA, _LOCK))
+        guards.remove(place, (DATA, _LOCK))

@@ -25,6 +25,7 @@ from penstock.order.plan import Plan
 from penstock.pools.launch import Start
 from penstock.torch.batches import Tensors, can_pin
 from penstock.torch.build import At, Reuse, build
+from penstock.torch.sharing import Watched, check_shared
 from penstock.torch.worker import Init
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -49,7 +50,10 @@ class DataLoader:
       and ``final``, two callables; ``reuse_size``, ``reuse_where`` and ``reuse_encode`` say how
       much is kept, where and how,
     - ``echo``: how often everything is used (data echoing), with ``echo_at`` to say where:
-      ``"sample"`` (before augmentation), ``"augmented"`` or ``"batch"``; and ``echo_window``.
+      ``"sample"`` (before augmentation), ``"augmented"`` or ``"batch"``; and ``echo_window``,
+    - ``share``: a name that the jobs of one search have in common: each batch is then prepared
+      once for all of them, by workers of the node's own (``num_workers`` is not used); ``lag``
+      says whether they wait for the slowest (``"wait"``) or not (``"detach"``).
 
     Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
     ``state_dict`` resumes exactly.
@@ -101,6 +105,8 @@ class DataLoader:
         echo: float | Literal["auto"] | None = None,
         echo_at: At = "sample",
         echo_window: int | None = None,
+        share: str | None = None,
+        lag: Literal["detach", "wait"] = "detach",
     ) -> None:
         streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         _check(
@@ -109,13 +115,20 @@ class DataLoader:
             shuffle=shuffle,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            num_workers=num_workers,
+            num_workers="auto" if share is not None else num_workers,
             drop_last=drop_last,
             timeout=timeout,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
+        self._watched: Watched | None = None
+        if share is not None:
+            check_shared(
+                share, streaming=streaming, worker_init_fn=worker_init_fn, in_order=in_order
+            )
+            if not persistent_workers:
+                self._watched = Watched(dataset, share)
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         self.sampler = sampler
@@ -175,7 +188,7 @@ class DataLoader:
         )
         if echo is not None and echo_at == "batch":
             pipeline = pipeline.echo(echo, window=echo_window)
-        workers = num_workers if isinstance(num_workers, int) else 1
+        workers = num_workers if isinstance(num_workers, int) and share is None else 1
         options = Options(
             workers=num_workers,
             kind=kind,
@@ -188,6 +201,8 @@ class DataLoader:
             timeout=timeout or None,
             memory=memory,
             in_order=in_order,
+            share=share,
+            lag=lag,
         )
         pin = can_pin(pin_memory)
         convert: Tensors | None = Tensors(list, pin)
@@ -195,7 +210,7 @@ class DataLoader:
             convert = _Pin() if pin else None
         custom = Custom(
             init=Init(worker_init_fn),
-            start=_start(multiprocessing_context),
+            start="program" if share is not None else _start(multiprocessing_context),
             convert=convert,
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
@@ -216,6 +231,8 @@ class DataLoader:
         return None if collate_fn is default_collate else collate_fn
 
     def __iter__(self) -> Iterator[Any]:
+        if self._watched is not None:
+            self._watched.look()
         return iter(self._loader)
 
     def __len__(self) -> int:

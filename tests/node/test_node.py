@@ -1,0 +1,378 @@
+"""Jobs that share a node: what each gets, whatever the others and the node do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PipelineError, SampleError, WorkerError
+from penstock.node import member
+from penstock.node.look import look
+from penstock.node.place import Place
+from tests.node.conftest import gone
+
+N, BATCH = 53, 8
+LENGTH = -(-N // BATCH)
+
+
+def noisy(value: Any, rng: np.random.Generator) -> Any:
+    return np.array([value, rng.random()])
+
+
+def pipeline(batch: int = BATCH) -> ps.Pipeline:
+    return ps.from_dataset(np.arange(float(N))).map(noisy).batch(batch)
+
+
+def rows(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[Any]]:
+    """What a loader that shares with nobody delivers."""
+    with pipeline().loader(seed=5, workers=0) as loader:
+        return [rows(loader) for _ in range(3)]
+
+
+def in_order_of_number(epoch: list[Any], expected: list[Any]) -> list[Any]:
+    """An epoch that may have been begun in the middle, turned back."""
+    first = expected.index(epoch[0])
+    return epoch[len(epoch) - first :] + epoch[: len(epoch) - first]
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_what_is_shared_is_what_one_alone_would_have(
+    place: Place, kind: Any, alone: list[list[Any]]
+) -> None:
+    found: dict[int, list[list[Any]]] = {}
+
+    def run(number: int) -> None:
+        with pipeline().loader(seed=5, kind=kind, share="a") as loader:
+            found[number] = [rows(loader) for _ in range(3)]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: alone, 1: alone, 2: alone}
+
+
+def test_every_batch_is_prepared_once_for_all(place: Place, alone: list[list[Any]]) -> None:
+    with (
+        pipeline().loader(seed=5, share="a") as one,
+        pipeline().loader(seed=5, share="a") as other,
+    ):
+        for mine, theirs, expected in zip(one, other, alone[0], strict=True):
+            assert mine.tolist() == theirs.tolist() == expected
+        status = look(place)
+        assert status is not None
+        (group,) = status["groups"]
+        # The next epoch is begun early, by as many batches as are asked for ahead.
+        assert LENGTH <= group["prepared"] <= LENGTH + member.DEPTH
+        assert group["given"] >= 2 * LENGTH
+        assert [one["pid"] for one in group["members"]] == [os.getpid()] * 2
+
+
+def test_the_last_one_out_lets_the_node_end(place: Place) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        rows(loader)
+        status = look(place)
+    assert status is not None
+    assert gone(status["pid"])
+    assert look(place) is None
+    assert not place.socket.exists()
+    with pipeline().loader(seed=5, share="a") as loader:
+        assert len(rows(loader)) == LENGTH
+
+
+def test_only_this_user_can_open_where_the_node_lives(place: Place) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        next(iter(loader))
+        assert place.path.stat().st_mode & 0o777 == 0o700
+        assert place.socket.stat().st_mode & 0o777 == 0o600
+    place.path.chmod(0o755)
+    with (
+        pipeline().loader(seed=5, share="a") as loader,
+        pytest.raises(ps.PenstockError, match="chmod 700"),
+    ):
+        next(iter(loader))
+    place.path.chmod(0o700)
+
+
+def test_another_pipeline_is_refused_with_what_differs(place: Place) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        next(iter(loader))
+        for other, differs in [
+            (pipeline().loader(seed=6, share="a"), "seed was 5 and is 6"),
+            (
+                ps.from_dataset(np.arange(float(N)))
+                .map(np.sqrt, random=False)
+                .batch(8)
+                .loader(seed=5, share="a"),
+                r"the stops were \['noisy'\] and are \['sqrt'\]",
+            ),
+        ]:
+            with other, pytest.raises(PipelineError, match=f"share='a': .*{differs}"):
+                next(iter(other))
+        # Under another name both are there at once.
+        with pipeline().loader(seed=6, share="b") as other:
+            assert len(rows(other)) == LENGTH
+
+
+def test_what_one_writes_the_others_do_not_see(place: Place, alone: list[list[Any]]) -> None:
+    with (
+        pipeline().loader(seed=5, share="a") as one,
+        pipeline().loader(seed=5, share="a") as other,
+    ):
+        for epoch in range(3):
+            for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+                assert mine.tolist() == alone[epoch][number]
+                mine[:] = -1.0
+                assert theirs.tolist() == alone[epoch][number]
+
+
+def test_batches_may_be_kept(place: Place, alone: list[list[Any]]) -> None:
+    with pipeline(1).loader(seed=5, share="a") as loader:
+        kept = list(loader)
+        later = list(loader)
+    assert [batch.tolist()[0] for batch in kept] == [r for batch in alone[0] for r in batch]
+    assert [batch.tolist()[0] for batch in later] == [r for batch in alone[1] for r in batch]
+
+
+def test_a_member_that_joins_late_has_everything_once(
+    place: Place, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NODE_STAGING", "1")
+    with pipeline().loader(seed=5, share="a") as one:
+        first = iter(one)
+        for _ in range(5):
+            next(first)
+        with pipeline().loader(seed=5, share="a") as late:
+            epochs = [rows(late) for _ in range(2)]
+    assert in_order_of_number(epochs[0], alone[0]) == alone[0]
+    assert in_order_of_number(epochs[1], alone[1]) == alone[1]
+
+
+def test_one_that_began_in_the_middle_goes_on_from_its_checkpoint(
+    place: Place, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NODE_STAGING", "1")
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "30")
+    with pipeline().loader(seed=5, share="a") as one:
+        first = iter(one)
+        for _ in range(2):
+            next(first)
+        with pipeline().loader(seed=5, share="a") as late:
+            epoch = iter(late)
+            begun = [next(epoch).tolist() for _ in range(2)]
+            state = json.loads(json.dumps(late.state_dict()))
+    assert state["turned"] > 0
+    for options in ({"share": "a"}, {"workers": 0}):
+        with pipeline().loader(seed=5, **options) as again:
+            again.load_state_dict(state)
+            rest = rows(again)
+            assert in_order_of_number(begun + rest, alone[0]) == alone[0]
+            assert in_order_of_number(rows(again), alone[1]) == alone[1]
+    with (
+        pipeline(4).loader(seed=5, workers=0) as other,
+        pytest.raises(ps.PenstockError, match="begun in the middle"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_ranks_get_disjoint_parts(place: Place) -> None:
+    seen: dict[int, list[float]] = {}
+    with (
+        pipeline().loader(seed=5, share="a", rank=0, world=2) as one,
+        pipeline().loader(seed=5, share="a", rank=1, world=2) as other,
+    ):
+        for rank, loader in enumerate((one, other)):
+            seen[rank] = [row[0] for batch in loader for row in batch.tolist()]
+    expected = []
+    for rank in range(2):
+        with pipeline().loader(seed=5, workers=0, rank=rank, world=2) as loader:
+            expected.append([row[0] for batch in loader for row in batch.tolist()])
+    assert [seen[0], seen[1]] == expected
+    assert set(seen[0]) | set(seen[1]) == set(range(N))
+
+
+def bad(value: Any) -> Any:
+    if value == 11:
+        raise ValueError("not this one")
+    return value
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_bad_sample_is_an_error_for_who_wants_it_and_the_group_lives_on(
+    place: Place, kind: Any
+) -> None:
+    written = ps.from_dataset(np.arange(float(N))).map(bad, random=False).batch(BATCH)
+    with written.loader(seed=5, kind=kind, shuffle=False, share="a") as loader:
+        epoch = iter(loader)
+        assert next(epoch).tolist() == list(range(8))
+        with pytest.raises(SampleError, match="not this one"):
+            next(epoch)
+        loader.set_epoch(1)
+        assert next(iter(loader)).tolist() == list(range(8))
+    skipping = written.loader(seed=5, shuffle=False, share="b", kind=kind, on_error="skip")
+    with skipping as loader:
+        assert [row for batch in loader for row in batch.tolist()] == [
+            float(i) for i in range(N) if i != 11
+        ]
+        (one,) = loader.stats().bad_samples
+        assert (one.index, one.stage) == (11, "bad")
+
+
+def test_a_pipeline_that_the_node_cannot_load_is_an_error(place: Place) -> None:
+    class Sulking:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return 0.0
+
+        def __reduce__(self) -> Any:
+            return int, ("sulking",)
+
+    written = ps.from_dataset(Sulking(), version="1", random=False).batch(2)
+    with written.loader(share="a") as loader, pytest.raises(ValueError, match="sulking"):
+        next(iter(loader))
+
+
+def test_streams_and_what_measures_itself_are_refused() -> None:
+    with pytest.raises(PipelineError, match=r"share='a' on a stream"):
+        ps.from_dataset(lambda: iter(range(3))).batch(2).loader(share="a")
+    with pytest.raises(PipelineError, match="share='a' with \"auto\""):
+        pipeline().echo("auto").loader(share="a")
+    with pytest.raises(PipelineError, match="share is ''"):
+        pipeline().loader(share="")
+
+
+def test_another_version_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        next(iter(loader))
+        monkeypatch.setattr(member, "VERSION", 999)
+        with (
+            pipeline().loader(seed=5, share="a") as other,
+            pytest.raises(PipelineError, match=r"a node of Penstock .* is running"),
+        ):
+            next(iter(other))
+
+
+JOB = """
+import json, sys
+sys.path.insert(0, {root!r})
+from tests.node.test_node import pipeline
+with pipeline().loader(seed=5, share="a") as loader:
+    for epoch in range({epochs}):
+        for number, batch in enumerate(loader):
+            print(json.dumps([epoch, batch.tolist()]), flush=True)
+            if (epoch, number) == ({at}, 3):
+                sys.stdin.readline()
+"""
+
+
+class Script:
+    """A job in a process of its own, that stops in an epoch until it is told to go on."""
+
+    def __init__(self, epochs: int = 2, at: int = 0) -> None:
+        root = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", JOB.format(root=root, epochs=epochs, at=at)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.epochs: list[list[Any]] = [[] for _ in range(epochs)]
+
+    def read(self, batches: int) -> None:
+        for _ in range(batches):
+            line = self.process.stdout.readline()  # type: ignore[union-attr]
+            epoch, batch = json.loads(line)
+            self.epochs[epoch].append(batch)
+
+    def finish(self) -> list[list[Any]]:
+        out, _ = self.process.communicate("\n", timeout=120)
+        for line in out.splitlines():
+            epoch, batch = json.loads(line)
+            self.epochs[epoch].append(batch)
+        assert self.process.returncode == 0
+        return self.epochs
+
+
+def turned_back(epochs: list[list[Any]], alone: list[list[Any]]) -> list[list[Any]]:
+    return [in_order_of_number(one, all) for one, all in zip(epochs, alone, strict=False)]
+
+
+def test_a_killed_member_disturbs_nobody(place: Place, alone: list[list[Any]]) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        victim = Script()
+        victim.read(4)
+        first = iter(loader)
+        mine = [next(first).tolist() for _ in range(3)]
+        victim.process.kill()
+        victim.process.communicate()
+        mine += rows(first)
+        assert [mine, rows(loader)] == alone[:2]
+        status = look(place)
+    assert status is not None
+    assert [len(group["members"]) for group in status["groups"]] == [1]
+
+
+def test_a_killed_node_loses_and_repeats_nothing(place: Place, alone: list[list[Any]]) -> None:
+    jobs = [Script(), Script()]
+    for job in jobs:
+        job.read(4)
+    with pipeline().loader(seed=5, share="a") as loader:
+        first = iter(loader)
+        mine = [next(first).tolist() for _ in range(2)]
+        status = look(place)
+        assert status is not None
+        os.kill(status["pid"], signal.SIGKILL)
+        assert gone(status["pid"])
+        mine += rows(first)
+        assert in_order_of_number(mine, alone[0]) == alone[0]
+        assert in_order_of_number(rows(loader), alone[1]) == alone[1]
+        assert loader.stats().pool.restarts == 1
+        for job in jobs:
+            assert turned_back(job.finish(), alone) == alone[:2]
+        again = look(place)
+    assert again is not None
+    assert again["pid"] != status["pid"]
+
+
+def test_a_paused_member_goes_on_where_it_was(place: Place, alone: list[list[Any]]) -> None:
+    job = Script()
+    job.read(4)
+    job.process.send_signal(signal.SIGSTOP)
+    with pipeline().loader(seed=5, share="a") as loader:
+        assert in_order_of_number(rows(loader), alone[0]) == alone[0]
+        assert in_order_of_number(rows(loader), alone[1]) == alone[1]
+        job.process.send_signal(signal.SIGCONT)
+        assert turned_back(job.finish(), alone) == alone[:2]
+
+
+def killed(value: Any) -> Any:
+    if value == 11:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+
+def test_a_sample_that_kills_the_node_is_an_error_in_the_end(place: Place) -> None:
+    written = ps.from_dataset(np.arange(float(N))).map(killed, random=False).batch(BATCH)
+    with written.loader(seed=5, kind="threads", shuffle=False, share="a") as loader:
+        epoch = iter(loader)
+        with pytest.raises(WorkerError, match=r"the node has died 4 times.*node\.log"):
+            for _ in epoch:
+                pass
