@@ -16,6 +16,9 @@ from penstock.errors import PenstockError
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("penstock.doctor.command", "show what this machine offers and what is amiss"),
     "profile": ("penstock.profile.command", "show what each stop of a pipeline costs"),
+    "status": ("penstock.node.status_command", "show what the node of this machine is doing"),
+    "stop": ("penstock.node.stop_command", "end the node of this machine"),
+    "store": ("penstock.store.command", "list, verify and clear what is kept"),
 }
 """A command's name, its module (see ``Command``), and its line in the help."""
 

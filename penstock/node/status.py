@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
+from penstock import config
+from penstock.pools.answer import unpack_error
+
 if TYPE_CHECKING:
+    from penstock.assembly import Assembly
+    from penstock.meter import Meter
     from penstock.node.group import Group
     from penstock.node.service import Service
 
 
 def status_of(service: Service) -> dict[str, Any]:
-    times = os.times()
     return {
+        "release": penstock.__version__,
         "pid": os.getpid(),
         "place": str(service.place.path),
+        "log": str(service.place.log),
         "up": time.time() - service.started,
-        "cpu": times.user + times.system + times.children_user + times.children_system,
+        "cpu": cpu_seconds(),
+        "cores": config.cores(),
         "workers": service.crew.size,
         "staging": service.staging,
         "groups": [_group(group) for group in service.groups.values()],
@@ -30,6 +40,7 @@ def _group(group: Group) -> dict[str, Any]:
         found: dict[str, Any] = {
             "name": group.name,
             "ready": group.assembly is not None,
+            "broken": None if group.broken is None else str(unpack_error(group.broken)),
             "staged": state.staged,
             "staged_batches": state.staged_batches,
             "budget": state.budget,
@@ -39,6 +50,7 @@ def _group(group: Group) -> dict[str, Any]:
                 {
                     "pid": group.peers[number].pid,
                     "part": member.part,
+                    "lag": member.lag,
                     "epoch": member.epoch,
                     "batch": member.done,
                     "batches": member.length,
@@ -50,17 +62,56 @@ def _group(group: Group) -> dict[str, Any]:
                 if number in group.peers
             ],
         }
-    if group.assembly is not None and group.meter is not None:
-        held = group.assembly.holds.stats(group.meter.answered(), 1.0)
-        found["workers"] = str(group.assembly.choice)
-        found["caches"] = [
+        assembly, meter = group.assembly, group.meter
+    if assembly is not None and meter is not None:
+        found.update(_held(assembly, meter))
+    return found
+
+
+def _held(assembly: Assembly, meter: Meter) -> dict[str, Any]:
+    held = assembly.holds.stats(meter.answered(), 1.0)
+    found: dict[str, Any] = {
+        "workers": str(assembly.choice),
+        "caches": [
             {
                 "hits": one.hits,
                 "misses": one.misses,
                 "samples": one.admitted,
                 "bytes": one.used,
                 "budget": one.budget,
+                "full": one.full,
             }
             for one in held.caches
-        ]
+        ],
+        "refurbish": None,
+    }
+    if held.refurbish is not None:
+        one = held.refurbish
+        found["refurbish"] = {
+            "fresh": one.fresh,
+            "reused": one.reused,
+            "kept": one.kept,
+            "bytes": one.used,
+        }
     return found
+
+
+def cpu_seconds() -> float:
+    """Seconds of CPU that this process and its workers have used, living or dead."""
+    # The system adds up those of children that have ended.
+    own = os.times()
+    used = own.user + own.system + own.children_user + own.children_system
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                used += _used_by(child)
+    return used
+
+
+def _used_by(pid: str) -> float:
+    try:
+        # A process may have any name, with brackets in it too; what follows has fixed places.
+        words = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -129,7 +129,10 @@ def remove(place: Path) -> bool:
     """Remove a store; false, and nothing is done, where a living process has it open."""
     if not guards.is_store(place):
         raise StoreError(f"{place} is not a store of Penstock's. Remove it by hand, if you wish.")
-    guard = Guard(place)
+    try:
+        guard = Guard(place)
+    except FileNotFoundError:
+        return True  # somebody else has just removed it
     try:
         if not guard.alone():
             return False

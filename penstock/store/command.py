@@ -30,6 +30,9 @@ examples:
 What a living process has open is never removed.
 """
 
+LEAST = 4
+"""Characters of a fingerprint that have to be written: an empty variable in a script is no name."""
+
 _AGES = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -127,7 +130,7 @@ def _clear(arguments: argparse.Namespace) -> int:
     stores = _chosen(stores, names)
     freed = kept_back = 0
     for one in stores:
-        if time.time() - one.last_use < arguments.older_than and not one.in_use:
+        if time.time() - one.last_use < arguments.older_than:
             continue
         if one.where == "memory" or not remove(one.place):
             # What lies in memory goes when its process does.
@@ -162,6 +165,10 @@ def _chosen(stores: list[Kept], names: Sequence[str]) -> list[Kept]:
         return stores
     chosen: list[Kept] = []
     for name in names:
+        if len(name) < LEAST:
+            raise StoreError(
+                f"{name!r} is too little of a fingerprint. Write {LEAST} characters or more."
+            )
         found = [one for one in stores if one.identity.startswith(name)]
         known = sorted({one.identity for one in found})
         if not found:

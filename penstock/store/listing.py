@@ -16,11 +16,9 @@ _UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 def listed(stores: Sequence[Kept], left: Sequence[Leftover], now: float) -> list[str]:
     """All that is kept, by where it lies."""
     out: list[str] = []
-    for title, where in (("on disk", "disk"), ("in memory", "memory")):
-        found = [one for one in stores if one.where == where]
-        if found:
-            rows = [("fingerprint", "kind", "samples", "size", "last use", ""), *_rows(found, now)]
-            out += [title, *(f"  {line}" for line in aligned(rows, right={2, 3})), ""]
+    for title, found in _by_title(stores).items():
+        rows = [("fingerprint", "kind", "samples", "size", "last use", ""), *_rows(found, now)]
+        out += [title, *(f"  {line}" for line in aligned(rows, right={2, 3})), ""]
     if left:
         rows = [(str(one.place), show_size(one.nbytes)) for one in left]
         out += ["left in memory by dead processes: penstock store clear --all removes it"]
@@ -90,6 +88,16 @@ def aligned(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _by_title(stores: Sequence[Kept]) -> dict[str, list[Kept]]:
+    found: dict[str, list[Kept]] = {}
+    for one in stores:
+        # In memory every process has a directory of its own.
+        disk = one.where == "disk"
+        root = one.place.parent if disk else one.place.parent.parent
+        found.setdefault(f"{'on disk' if disk else 'in memory'}, {root}", []).append(one)
+    return found
 
 
 def _rows(stores: Sequence[Kept], now: float) -> list[tuple[str, ...]]:

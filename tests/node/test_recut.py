@@ -1,0 +1,150 @@
+"""Members with batches of other sizes, and groups with caches in common."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import pipelines
+
+import penstock as ps
+from penstock.node import member
+from penstock.node.look import look
+from penstock.node.place import Place
+
+N = 53
+
+
+def noisy(value: Any, rng: np.random.Generator) -> Any:
+    return np.array([value, rng.random()])
+
+
+def twice(value: Any) -> Any:
+    return 2 * value
+
+
+def written(batch: int, drop_last: bool = False) -> ps.Pipeline:
+    return ps.from_dataset(np.arange(float(N))).map(noisy).batch(batch, drop_last=drop_last)
+
+
+def rows(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+def alone(pipeline: ps.Pipeline, epochs: int = 2, **options: Any) -> list[list[Any]]:
+    with pipeline.loader(seed=5, workers=0, **options) as loader:
+        return [rows(loader) for _ in range(epochs)]
+
+
+def prepared(place: Place) -> list[int]:
+    status = look(place)
+    assert status is not None
+    return [group["prepared"] for group in status["groups"]]
+
+
+@pytest.mark.parametrize("size", [2, 4, 16, 24])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_sizes_that_divide_or_multiply_are_served_from_the_same_samples(
+    place: Place, size: int, drop_last: bool
+) -> None:
+    with (
+        written(8).loader(seed=5, share="a") as first,
+        written(size, drop_last).loader(seed=5, share="a") as other,
+    ):
+        epochs = iter(first), iter(other)
+        found: tuple[list[Any], list[Any]] = ([next(epochs[0]).tolist()], [])
+        # Whoever has had fewer samples goes on, so that the two stay together.
+        while True:
+            had = [sum(map(len, one)) for one in found]
+            order = sorted((0, 1), key=lambda which: had[which])
+            batch = next(epochs[order[0]], None)
+            if batch is None:
+                batch = next(epochs[order[1]], None)
+                if batch is None:
+                    break
+                found[order[1]].append(batch.tolist())
+            else:
+                found[order[0]].append(batch.tolist())
+        assert found[0] == alone(written(8))[0]
+        assert found[1] == alone(written(size, drop_last))[0]
+        # Once for both, and a few of the next epoch, which is begun early.
+        assert prepared(place)[0] <= -(-N // 8) + member.DEPTH
+        assert rows(other) == alone(written(size, drop_last))[1]
+
+
+def test_a_size_that_fits_nothing_is_served_by_itself_and_said_so(place: Place) -> None:
+    with (
+        written(8).loader(seed=5, share="a") as first,
+        written(12).loader(seed=5, share="a") as other,
+    ):
+        assert rows(first) == alone(written(8))[0]
+        with pytest.warns(RuntimeWarning, match="batches of 12 cannot be made of the group's"):
+            assert rows(other) == alone(written(12))[0]
+
+
+def test_a_member_of_another_size_goes_on_from_its_checkpoint(place: Place) -> None:
+    with written(8).loader(seed=5, share="a") as first:
+        rows(first)
+        with written(4).loader(seed=5, share="a") as other:
+            epoch = iter(other)
+            begun = [next(epoch).tolist() for _ in range(3)]
+            state = other.state_dict()
+        for size in (4, 8):  # 8: what is left of the epoch in larger steps
+            with written(size).loader(seed=5, share="a") as again:
+                again.load_state_dict(state)
+                rest = rows(again)
+            flat = [row for batch in begun + rest for row in batch]
+            assert flat == [row for batch in alone(written(4))[0] for row in batch]
+
+
+def test_ranks_of_another_size_are_served_too(place: Place) -> None:
+    with written(8).loader(seed=5, share="a", rank=1, world=2) as first:
+        rows(first)
+        with written(4).loader(seed=5, share="a", rank=1, world=2) as other:
+            assert rows(other) == alone(written(4), rank=1, world=2)[0]
+
+
+@pytest.mark.parametrize("name", [*pipelines()])
+def test_the_node_changes_no_bit_on_any_road(place: Place, name: str) -> None:
+    pipeline = pipelines()[name]
+    found: dict[str, list[Any]] = {}
+
+    def run(who: str, **options: Any) -> None:
+        with pipeline.loader(seed=5, **options) as loader:
+            found[who] = [[repr(batch) for batch in loader] for _ in range(3)]
+
+    run("alone", workers=0)
+    jobs = [threading.Thread(target=run, args=(str(i),), kwargs={"share": "a"}) for i in range(2)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert found["0"] == found["1"] == found["alone"]
+
+
+def cached(below: Any) -> ps.Pipeline:
+    doubled = ps.from_dataset(np.arange(float(N)), random=False).map(twice, random=False)
+    return doubled.cache("1MB").map(below).batch(8)
+
+
+def noisier(value: Any, rng: np.random.Generator) -> Any:
+    return value + 10 * rng.random()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_groups_with_the_same_above_their_caches_have_one_cache(place: Place, kind: Any) -> None:
+    with cached(noisy).loader(seed=5, kind=kind, share="a") as one:
+        rows(one)
+        with cached(noisier).loader(seed=6, kind=kind, share="b") as other:
+            found = rows(other)
+            status = look(place)
+    with cached(noisier).loader(seed=6, workers=0) as loader:
+        assert found == rows(loader)
+    assert status is not None
+    caches = {group["name"]: group["caches"][0] for group in status["groups"]}
+    assert caches["a"]["misses"] == N
+    assert caches["b"]["misses"] == 0
+    assert caches["b"]["hits"] >= N
+    assert caches["a"]["bytes"] == caches["b"]["bytes"] > 0
