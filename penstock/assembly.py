@@ -67,8 +67,14 @@ class Assembly:
         self.recipe = recipe
         self.choice = choice
         written = pipeline.road(options.seed)
-        own = choice.own_processes
-        self.holds = Holds(written, options, recipe.kept, shared=own, commons=commons)
+        self.holds = Holds(
+            written,
+            options,
+            recipe.kept,
+            shared=choice.own_processes,
+            commons=commons,
+            stacks=batch.collate is None,
+        )
         road = self.holds.road
         self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
         self.meter = Meter(road.stages, len(road.holds), time.perf_counter)

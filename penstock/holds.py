@@ -41,7 +41,8 @@ class Holds:
     ``kept`` is how many samples refurbish keeps; where it is not given and there is a budget, a
     few samples are prepared to find out. It decides which samples are always fresh, so it belongs
     to a checkpoint. ``shared`` says that workers are processes of their own; what is cached in
-    memory is had in common with others where there are ``commons``.
+    memory is had in common with others where there are ``commons``. ``stacks`` says that samples
+    are copied into batches, and that nobody else sees them.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Holds:
         *,
         shared: bool,
         commons: Commons | None = None,
+        stacks: bool = False,
     ) -> None:
         stops: list[Stop] = []
         caches: dict[int, AnyStore] = {}
@@ -60,6 +62,10 @@ class Holds:
         self._echo: Echo | None = None
         self.renewal: Renewal | None = None
         for at, stop in enumerate(road.stops):
+            if isinstance(stop, (Cache, Refurbish, Echo)):
+                careful = stacks and all(below.careful for below in road.stops[at + 1 :])
+                in_memory = isinstance(stop, Echo) or stop.where == "memory"
+                stop = replace(stop, lends=careful and in_memory and not shared)
             if isinstance(stop, Cache):
                 stop = replace(stop, store=_cache_store(stop, road.source, stops, shared, commons))
                 caches[stop.number] = stop.store  # type: ignore[assignment]
@@ -149,7 +155,8 @@ def _cache_store(
 
         if commons is None:
             return make()
-        return commons.store(f"{fingerprint(_made_of(stop, source, above))} {shared}", make)
+        same = fingerprint(_made_of(stop, source, above))
+        return commons.store(f"{same} {shared} {stop.lends}", make)
     made_of = _made_of(stop, source, above)
     return _disk_store(stop.where, stop.budget, fingerprint(made_of), overshoot)
 

@@ -18,7 +18,7 @@ from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, Operation
 from penstock.options import Options
 from penstock.order import Order
-from penstock.road import Road, Tap
+from penstock.road import Road, Tap, fused
 from penstock.slots import Layout, Leaf
 from penstock.source import (
     DatasetSource,
@@ -244,7 +244,7 @@ class Pipeline:
         """Compile it."""
         source = self.source
         tapped = Tap(source) if isinstance(source, StreamSource) else source
-        return Road(tapped, _fused(self.stops), seed)
+        return Road(tapped, fused(self.stops), seed)
 
     def explain(self) -> str:
         """The road as it will run: what is done in one step, and why some is not.
@@ -257,7 +257,7 @@ class Pipeline:
         batch       2 samples, stacked in place
         """
         lines = [f"{'source':<11} {type(self.source).__name__}"]
-        for stop in _fused(self.stops):
+        for stop in fused(self.stops):
             note = ""
             if isinstance(stop, Joined):
                 note = stop.how
@@ -364,16 +364,6 @@ class Pipeline:
         made = replace(self, stops=(*self.stops, stop))
         _ = made.fields  # an operation that cannot follow another says so now
         return made
-
-
-def _fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
-    if not any(module.startswith("penstock.image.") for module in modules):
-        return stops  # nothing to fuse, and no need to load what could
-    from penstock.stops.fused import fuse
-    from penstock.stops.toned import tone
-
-    return tone(fuse(stops))
 
 
 def from_folder(

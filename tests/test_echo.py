@@ -177,7 +177,7 @@ def test_a_resume_within_an_epoch_needs_the_same_dealing() -> None:
             state = loader.state_dict()
         with (
             ROADS[name].loader(seed=5, workers=0, rank=0, world=2) as other,
-            pytest.raises(StateError, match="echoed epoch"),
+            pytest.raises(StateError, match="epoch that was echoed"),
         ):
             other.load_state_dict(state)
 

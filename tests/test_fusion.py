@@ -35,7 +35,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def one_by_one(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first batch of the road with nothing fused."""
-    monkeypatch.setattr("penstock.pipeline._fused", lambda stops: stops)
+    monkeypatch.setattr("penstock.pipeline.fused", lambda stops: stops)
     with pipeline.loader(workers=0, seed=3) as loader:
         assert "decode" in [s.name for s in loader.stats().stages]
         return next(iter(loader))
@@ -167,7 +167,7 @@ def test_an_augmentation_and_normalize_have_the_bits_of_one_by_one(
     with pipeline.loader(workers=0, seed=3) as loader:
         assert loader.stats().stages[-1].name == f"{augment.name}+normalize"
         batches = [next(iter(loader)) for _ in range(3)]
-    monkeypatch.setattr("penstock.pipeline._fused", lambda stops: fuse(stops))
+    monkeypatch.setattr("penstock.pipeline.fused", lambda stops: fuse(stops))
     with pipeline.loader(workers=0, seed=3) as loader:
         assert loader.stats().stages[-1].name == "normalize"
         for batch in batches:

@@ -38,6 +38,7 @@ ROOMS = [
     "pipeline",
     "profile",
     "diversity",
+    "commons",
     "caches",
     "holds",
     "job",

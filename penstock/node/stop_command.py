@@ -41,15 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing.\n"
         )
         return 1
-    ended = None if seen is None else stop(place)
-    if ended is None:
+    if seen is None:
         sys.stdout.write("No node is running.\n")
         return 0
-    if not gone(ended["pid"]):
-        raise WorkerError(
-            f"the node (process {ended['pid']}) was told to end and has not after {PATIENCE:g} s. "
-            f"Its log is {place.log}. `kill -9 {ended['pid']}` ends it."
-        )
+    # Its jobs start another only when this one is gone: one that starts before would find the
+    # lock of the old one taken, and give up.
+    with place.starting():
+        ended = stop(place) or seen
+        if not gone(ended["pid"]):
+            raise WorkerError(
+                f"the node (process {ended['pid']}) was told to end and has not after "
+                f"{PATIENCE:g} s. Its log is {place.log}. `kill -9 {ended['pid']}` ends it."
+            )
     sys.stdout.write(f"The node (process {ended['pid']}) has ended.\n")
     if members:
         sys.stdout.write("Its jobs start another by themselves, and lose nothing.\n")

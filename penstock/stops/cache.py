@@ -11,9 +11,8 @@ from typing import Any
 
 from penstock.config import show_size
 from penstock.errors import PipelineError
-from penstock.packing import pack, unpack
 from penstock.random import Keys
-from penstock.stops.stop import Hold, Site, Step, Upstream
+from penstock.stops.stop import Hold, Site, Step, Upstream, stored, taken
 from penstock.store import AnyStore
 
 
@@ -27,6 +26,7 @@ class Cache(Hold):
     budget: int
     where: str = "memory"
     number: int = 0
+    lends: bool = False
     store: AnyStore | None = None
 
     @property
@@ -45,7 +45,7 @@ class Cache(Hold):
         return None
 
     def step(self, site: Site) -> Step:
-        store, number, tally = self.store, self.number, site.tally
+        store, number, tally, lends = self.store, self.number, site.tally, self.lends
         if store is None:
             raise PipelineError("cache() has no store: a pipeline runs only through a loader.")
 
@@ -56,7 +56,7 @@ class Cache(Hold):
             missing = [i for i, frame in enumerate(frames) if frame is None]
             tally.hits[number] += len(frames) - len(missing)
             tally.misses[number] += len(missing)
-            samples = [None if frame is None else unpack(frame) for frame in frames]
+            samples = [None if frame is None else taken(frame) for frame in frames]
             if not missing:
                 return samples
             wanted = keys.pick(missing)
@@ -64,7 +64,7 @@ class Cache(Hold):
             for i, sample in zip(missing, fresh, strict=True):
                 samples[i] = sample
             if not store.sealed and not site.trial:
-                packed = [pack(sample) for sample in fresh]
+                packed: list[Any] = [stored(sample, lends) for sample in fresh]
                 kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
                 for index, frame, put in zip(wanted.indices, packed, kept, strict=True):
                     if put:

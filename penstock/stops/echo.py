@@ -17,9 +17,8 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys
 from penstock.order import Echo as Dealt
-from penstock.packing import pack, unpack
 from penstock.random import Key, Keys
-from penstock.stops.stop import Hold, Site, Step, Upstream, place
+from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
 from penstock.store import AnyStore, Claims
 
 MOST = 8
@@ -41,6 +40,7 @@ class Echo(Hold):
     factor: float | Literal["auto"]
     window: int
     number: int = 0
+    lends: bool = False
     store: AnyStore | None = None
     claims: Path | None = None
 
@@ -77,10 +77,10 @@ class Echo(Hold):
         store, number, tally = self.store, self.number, site.tally
         if store is None:
             raise PipelineError("echo() has no store: a pipeline runs only through a loader.")
-        most = self.most
+        most, lends = self.most, self.lends
         claims = Claims(self.claims)
 
-        def get(key: Key) -> memoryview | None:
+        def get(key: Key) -> Any:
             return store.get_tagged([place(key.index, key.epoch)], [_tag(key, most)])[0]
 
         def one(key: Key, upstream: Upstream) -> Any:
@@ -94,11 +94,12 @@ class Echo(Hold):
                         fresh = upstream(Keys(key.epoch, [key.index], [base] if base else None))[0]
                         if not site.trial:
                             at = place(key.index, key.epoch)
-                            store.put_tagged([(at, _tag(key, most), pack(fresh))])
+                            value: Any = stored(fresh, lends)
+                            store.put_tagged([(at, _tag(key, most), value)])
                         tally.misses[number] += 1
                         return fresh
             tally.hits[number] += 1
-            return unpack(frame)
+            return taken(frame)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             return [one(key, upstream) for key in keys]

@@ -20,8 +20,9 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
-from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place
+from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
 from penstock.store import AnyStore, Claims
+from penstock.store.value import Lent
 
 Reuse = int | Literal["auto"]
 
@@ -44,6 +45,7 @@ class Refurbish(Hold):
     where: str = "memory"
     encode: str = "raw"
     number: int = 0
+    lends: bool = False
     store: AnyStore | None = None
     renewal: Renewal | None = None
     claims: Path | None = None
@@ -74,6 +76,7 @@ class Refurbish(Hold):
         encoding = Encoding(self.encode)
         generation_of, keeps = renewal.generation, renewal.keeps
         reused = renewal.reuse > 1
+        lends = self.lends and encoding.name == "raw"
         claims = Claims(self.claims)
 
         def look(wanted: Wanted) -> list[Any]:
@@ -85,16 +88,19 @@ class Refurbish(Hold):
             found = []
             for (index, _), frame in zip(wanted, frames, strict=True):
                 try:
-                    found.append(_NOTHING if frame is None else encoding.decode(frame))
+                    if type(frame) is Lent:
+                        found.append(frame.sample)
+                    else:
+                        found.append(_NOTHING if frame is None else encoding.decode(frame))
                 except Exception as error:
                     raise StageFailure(self.name, index) from error
             return found
 
         def keep(wanted: Wanted, fresh: list[Any]) -> list[Any]:
-            packed = []
+            packed: list[Any] = []
             for (index, _), sample in zip(wanted, fresh, strict=True):
                 try:
-                    packed.append(encoding.packed(sample))
+                    packed.append(stored(sample, True) if lends else encoding.packed(sample))
                 except Exception as error:
                     raise StageFailure(self.name, index) from error
             items = zip(wanted, packed, strict=True)

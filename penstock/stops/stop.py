@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.meter import Tally
 from penstock.operation import Operation, Spec
+from penstock.packing import Packed, pack, unpack
 from penstock.random import Key, Keys
+from penstock.store.value import Lent
+from penstock.tree import flatten
 
 Upstream = Callable[[Keys], list[Any]]
 Step = Callable[[Keys, Upstream], list[Any]]
@@ -93,10 +97,12 @@ class Stop:
 
     ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
     ``global_random``: it may draw from the global generators, which only a process can own.
+    ``careful``: it never changes what it is given, but makes something new of it.
     """
 
     threadsafe: ClassVar[bool] = True
     global_random: ClassVar[bool] = False
+    careful: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -118,10 +124,13 @@ class Stop:
 class Hold(Stop):
     """A stop that keeps samples, and counts when it had one (a hit) and when it had not.
 
-    ``number`` counts the holds of a pipeline; tallies have a place for each.
+    ``number`` counts the holds of a pipeline; tallies have a place for each. One that ``lends``
+    hands out what it keeps instead of copies: its store is in this process, and nothing below it
+    changes what it is given.
     """
 
     number: int
+    lends: bool
 
     @property
     def note(self) -> str:
@@ -132,6 +141,26 @@ class Hold(Stop):
     def written(self) -> str:
         """How a user would write it."""
         raise NotImplementedError
+
+
+def stored(sample: Any, lends: bool) -> Packed | Lent:
+    """A sample as it is put into a store: as bytes, or, where nobody below changes it, itself."""
+    packed = pack(sample)
+    if lends and all(map(_stacks, flatten(sample)[0])):
+        return Lent(sample, packed.nbytes)
+    return packed
+
+
+def _stacks(leaf: Any) -> bool:
+    """Whether it is copied into a batch, or cannot be changed; objects are handed out."""
+    if isinstance(leaf, np.ndarray):
+        return not leaf.dtype.hasobject
+    return isinstance(leaf, (int, float, complex, str, bytes, np.generic))
+
+
+def taken(frame: Any) -> Any:
+    """The sample that a store had."""
+    return frame.sample if type(frame) is Lent else unpack(frame)
 
 
 def place(index: int, version: int) -> int:

@@ -115,11 +115,12 @@ def verify(kept: Kept, told: Told | None = None) -> Proof:
         if values < total and not kept.in_use:
             wrong = f"{total - values} of its {total} values are not in its index"
     except FileNotFoundError:
-        pass  # removed meanwhile
+        return Proof(values, damaged)  # removed meanwhile
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         wrong = f"its index is damaged ({error})"
     except lmdb.Error as error:
-        raise StoreError(f"the store {kept.place} cannot be read: {error}.") from error
+        if (kept.place / DATA).exists():
+            raise StoreError(f"the store {kept.place} cannot be read: {error}.") from error
     if wrong:
         _declare_damaged(kept.place)
     return Proof(values, damaged, wrong)
@@ -311,8 +312,6 @@ def _keys_after(transaction: Any, last: int | None) -> list[int]:
 
 def _lengthened(place: Path) -> str:
     """Make sure that the file can be read to its end, unless somebody else has done so."""
-    if not (place / DATA).exists():
-        return ""
     guard = Guard(place)
     try:
         return opening.lengthen(place, _whole_size(place)) if guard.alone() else ""

@@ -5,20 +5,26 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from penstock.config import show_size
 from penstock.store.putting import Item, put_all
-from penstock.store.value import Buffer, Head, Value, copied, cost, laid_out, slack
+from penstock.store.value import Buffer, Head, Lent, Value, copied, cost, laid_out, slack
 
 
 class _Kept(NamedTuple):
     tag: int | None
-    value: Buffer
+    value: Buffer | Lent
+
+    def taken(self) -> memoryview | Lent:
+        """A copy that belongs to the caller, or what is lent."""
+        return self.value if isinstance(self.value, Lent) else copied([memoryview(self.value)])
 
 
 class Heap:
     """A ``Store`` that no other process sees: a value is copied once to put it, and once to get it.
+
+    One that is ``Lent`` is not copied at all.
 
     Values cost what they cost in a ``Store``, so what a budget has room for does not depend on the
     kind of the workers. There is no proof to check: nothing but this object reaches what it holds.
@@ -54,27 +60,27 @@ class Heap:
     def open(self) -> None:
         """It always is."""
 
-    def get_many(self, keys: Sequence[int]) -> list[memoryview | None]:
-        """See ``Store.get_many``."""
+    def get_many(self, keys: Sequence[int]) -> list[Any]:
+        """See ``Store.get_many``. What was put as ``Lent`` comes back as that."""
         with self._lock:
             found = [self._kept.get(key) for key in keys]
         # Copied outside the lock: what is kept is replaced, never changed.
-        return [None if one is None else copied([memoryview(one.value)]) for one in found]
+        return [None if one is None else one.taken() for one in found]
 
-    def get_tagged(self, keys: Sequence[int], tags: Sequence[int]) -> list[memoryview | None]:
-        """See ``Store.get_tagged``."""
+    def get_tagged(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
+        """See ``Store.get_tagged``. What was put as ``Lent`` comes back as that."""
         with self._lock:
             found = [self._kept.get(key) for key in keys]
         return [
-            None if one is None or one.tag != tag else copied([memoryview(one.value)])
+            None if one is None or one.tag != tag else one.taken()
             for one, tag in zip(found, tags, strict=True)
         ]
 
-    def put_many(self, items: Sequence[tuple[int, Value]]) -> list[bool]:
+    def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
         """See ``Store.put_many``."""
         return self._put([_item(key, None, value) for key, value in items])
 
-    def put_tagged(self, items: Sequence[tuple[int, int, Value]]) -> list[bool]:
+    def put_tagged(self, items: Sequence[tuple[int, int, Value | Lent]]) -> list[bool]:
         """See ``Store.put_tagged``."""
         return self._put([_item(*item) for item in items])
 
@@ -99,7 +105,7 @@ class Heap:
         found = self._kept.get(key)
         return None if found is None else Head(0, len(found.value), 0, found.tag)
 
-    def put(self, key: int, framed: Buffer, tag: int | None) -> None:
+    def put(self, key: int, framed: Any, tag: int | None) -> None:
         """Put it in place of any that is there; for ``put_all``."""
         self._drop(key)
         self._kept[key] = _Kept(tag, framed)
@@ -142,6 +148,6 @@ class Heap:
             self.used = 0
 
 
-def _item(key: int, tag: int | None, value: Value) -> Item:
-    made = laid_out(value)
+def _item(key: int, tag: int | None, value: Value | Lent) -> Item:
+    made: Any = value if isinstance(value, Lent) else laid_out(value)
     return Item(key, made, tag, cost(len(made), tagged=tag is not None))

@@ -22,6 +22,22 @@ class Writer(Protocol):
     def write_into(self, target: memoryview) -> None: ...
 
 
+class Lent:
+    """A sample that is kept as it is, and handed out again and again: nobody may change it.
+
+    ``nbytes`` is what it would be as bytes.
+    """
+
+    __slots__ = ("nbytes", "sample")
+
+    def __init__(self, sample: Any, nbytes: int) -> None:
+        self.sample = sample
+        self.nbytes = nbytes
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
 Value = Buffer | Sequence[Buffer] | Writer
 """What can be put: bytes, a list or tuple of the parts that make them up in their order, or
 something that writes them itself."""
