@@ -29,6 +29,8 @@ class Line:
         self._slots: dict[int, _Slot] = {}
         self._layout: Layout | None = None
         self._unsent: deque[Name] = deque()
+        self._pid = os.getpid()
+        _lines.add(self)
 
     def send(self, message: Sequence[Any]) -> None:
         while self._unsent:
@@ -37,6 +39,8 @@ class Line:
 
     def release(self, name: Name) -> None:
         """May be called wherever the collector runs, so it waits for nothing and no lock."""
+        if os.getpid() != self._pid:
+            return  # a fork lets go of copies of its own
         try:
             self.wire.post(["released", *name[1:]])
         except BlockingIOError:
@@ -86,6 +90,18 @@ class Line:
 
     def close(self) -> None:
         self.wire.close()
+
+
+_lines: weakref.WeakSet[Line] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # A copy of the socket would keep the node from seeing that this member has gone.
+    for line in list(_lines):
+        line.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Slot:

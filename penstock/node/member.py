@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import penstock
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.job import Ready
 from penstock.meter import BadSample, Meter
 from penstock.node.line import Leases, Line
 from penstock.node.place import Place
-from penstock.node.protocol import VERSION, keys_out, named
+from penstock.node.protocol import RELEASE, VERSION, keys_out, named
 from penstock.node.start import connect
 from penstock.node.state import WINDOW, Lag, Name
 from penstock.order.deal import BatchKeys
@@ -187,13 +186,12 @@ class Attached:
 
     def _join(self, line: Line) -> None:
         mine = self._membership
-        release, recipe = penstock.__version__, mine.recipe
         about = dict(mine.description)
         line.wire.send(
             [
                 "join",
                 VERSION,
-                release,
+                RELEASE,
                 mine.group,
                 about,
                 mine.part,
@@ -213,7 +211,7 @@ class Attached:
             raise PipelineError(f"share={mine.group!r}: {said[0]}")
         self.unit, self._part = said[1:]
         if said[0]:
-            fd = _code(recipe)
+            fd = _code(mine.recipe)
             try:
                 line.wire.send(["code", _path()], [fd])
             finally:

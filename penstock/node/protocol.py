@@ -10,16 +10,21 @@ only looks says ``look``, and is answered with ``status``; ``stop`` ends the nod
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import penstock
 from penstock.node.state import Name
 from penstock.order.deal import BatchKeys
 
 VERSION = 1
 """Of these messages. Node and members must have the same."""
+
+RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
+"""Who speaks: what one release packs, only the same can be sure to unpack."""
 
 
 def common(size: int, unit: int, cuts: bool) -> int:

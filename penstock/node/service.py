@@ -11,12 +11,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import penstock
 from penstock.commons import Commons
 from penstock.errors import PenstockError
 from penstock.node.group import Group, Peer
 from penstock.node.place import Place, peer_of
-from penstock.node.protocol import VERSION, common, keys_in
+from penstock.node.protocol import RELEASE, VERSION, common, keys_in
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
 from penstock.pools.wire import Wire
@@ -139,11 +138,11 @@ class Service:
 
     def _join(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         version, release, name, description, part, size, cuts, unit, lag = said
-        if version != VERSION or release != penstock.__version__:
+        if (version, release) != (VERSION, RELEASE):
             peer.send(
                 [
                     "refused",
-                    f"a node of Penstock {penstock.__version__} is running (process "
+                    f"a node of Penstock {RELEASE} is running (process "
                     f"{os.getpid()}), and this is {release}. Wait until its jobs have ended, or "
                     "set PENSTOCK_RUNTIME_DIR to another directory to have a node of your own.",
                 ]

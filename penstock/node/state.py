@@ -19,8 +19,11 @@ MERGE = 64
 then on both are served by one preparation."""
 
 GATHER = 30.0
-"""Seconds after a member has joined in which all that there is room for is kept: the jobs of a
+"""Seconds after a member has joined in which batches that all have had are kept: the jobs of a
 search are started one after the other, and each loads its framework first."""
+
+GATHERED = 256 << 20
+"""Bytes that are kept for that, at most."""
 
 Lag = Literal["detach", "wait"]
 
@@ -361,7 +364,7 @@ class State:
             return True
         # For those that join a little later, while there is room.
         live = any(m.part == name.part and m.epoch == name.epoch for m in self.members.values())
-        return gathering and live and 2 * self.staged <= self.budget
+        return gathering and live and self.staged <= min(GATHERED, self.budget // 2)
 
     def _give(self, number: int, member: Member) -> list[Decision]:
         made: list[Decision] = []

@@ -101,6 +101,7 @@ def verify(kept: Kept, told: Told | None = None) -> Proof:
     if kept.void:
         return Proof(0, 0, kept.void)
     values = damaged = 0
+    wrong = ""
     lmdb = opening.load()
     try:
         wrong = _lengthened(kept.place)
@@ -114,11 +115,10 @@ def verify(kept: Kept, told: Told | None = None) -> Proof:
                     told(values, max(values, total))
         if values < total and not kept.in_use:
             wrong = f"{total - values} of its {total} values are not in its index"
-    except FileNotFoundError:
-        return Proof(values, damaged)  # removed meanwhile
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         wrong = f"its index is damaged ({error})"
-    except lmdb.Error as error:
+    except (FileNotFoundError, lmdb.Error) as error:
+        # One that is not there, or was removed meanwhile, has nothing that could be damaged.
         if (kept.place / DATA).exists():
             raise StoreError(f"the store {kept.place} cannot be read: {error}.") from error
     if wrong:

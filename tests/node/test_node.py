@@ -270,6 +270,20 @@ def test_another_version_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatc
             next(iter(other))
 
 
+def test_a_fork_of_a_member_changes_nothing(place: Place, alone: list[list[Any]]) -> None:
+    with pipeline().loader(seed=5, share="a") as loader:
+        epoch = iter(loader)
+        mine = [next(epoch)]
+        child = os.fork()
+        if child == 0:
+            mine.clear()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert mine[0].tolist() == alone[0][0]
+        assert rows(epoch) == alone[0][1:]
+        assert loader.stats().pool.restarts == 0
+
+
 JOB = """
 import json, sys
 sys.path.insert(0, {root!r})
