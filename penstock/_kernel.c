@@ -1,10 +1,11 @@
-/* The Python module penstock._kernel: `size`, `region`, `resize`, `look_up` and `augment`; other
-   threads run meanwhile. */
+/* The Python module penstock._kernel: `size`, `region`, `resize`, `look_up`, `augment` and
+   `read_file`; other threads run meanwhile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "_kernel_region.h"
 #include "_kernel_augment.h"
+#include "_kernel_files.h"
 
 typedef struct {
   PyObject *damaged, *unsupported;
@@ -263,6 +264,7 @@ static int kernel_clear(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
+    {"read_file", kernel_read_file, METH_O, "read_file(path) -> bytes"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"region", kernel_region, METH_VARARGS,
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "

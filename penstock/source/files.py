@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import config
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
@@ -84,24 +86,46 @@ def _compact(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:
     return np.array(labels, dtype=np.float64) if kinds == {float} else list(labels)
 
 
-def read_file(path: str) -> bytes:
-    """All of a file. Without the layers of ``open``, which cost as much as reading a small file."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+@lru_cache(maxsize=1)
+def _reader() -> Callable[[str], bytes]:
+    """The kernel's way of reading a file, where there is a kernel.
+
+    It gives up the GIL once and not for every system call: with two threads a file of 110 KB takes
+    0.06 ms instead of 0.13, most of which is waiting to have the GIL back.
+    """
+    if not config.no_kernel():
         try:
-            size = os.fstat(file).st_size
-            data = os.read(file, size + 1)
-            if len(data) == size:
-                return data
-            # More than one read takes, a file that grows, or one that does not know its size.
-            parts = [data]
-            while parts[-1]:
-                parts.append(os.read(file, 1 << 24))
-            return b"".join(parts)
-        finally:
-            os.close(file)
+            from penstock import _kernel
+        except ImportError:
+            pass
+        else:
+            return getattr(_kernel, "read_file", _read)
+    return _read
+
+
+def read_file(path: str) -> bytes:
+    """All of a file."""
+    try:
+        return _reader()(path)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _read(path: str) -> bytes:
+    """Without the layers of ``open``, which cost as much as reading a small file."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        data = os.read(file, size + 1)
+        if len(data) == size:
+            return data
+        # More than one read takes, a file that grows, or one that does not know its size.
+        parts = [data]
+        while parts[-1]:
+            parts.append(os.read(file, 1 << 24))
+        return b"".join(parts)
+    finally:
+        os.close(file)
 
 
 def stat_files(count: int, path: Callable[[int], str]) -> NDArray[np.int64]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.errors import PipelineError, SourceError
+from penstock.image import kernel
 from penstock.operation import ArraySpec, BytesSpec
-from penstock.source import FilesSource
+from penstock.source import FilesSource, files
 from penstock.source.files import read_file
 
 
@@ -96,6 +99,46 @@ def test_a_file_without_permission_is_named(paths: list[Path]) -> None:
         FilesSource(paths).read([0])
 
 
-def test_a_file_that_does_not_know_its_size_is_read_whole() -> None:
+@pytest.fixture(params=["kernel", "pure"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Read by the kernel, where there is one, and without."""
+    if request.param == "kernel" and not kernel.available():
+        pytest.skip(kernel.why_not())
+    if request.param == "pure":
+        monkeypatch.setenv("PENSTOCK_NO_KERNEL", "1")
+    files._reader.cache_clear()
+    assert (files._reader() is files._read) == (request.param == "pure")
+    yield
+    files._reader.cache_clear()
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 3_000_000])
+def test_a_file_of_any_size_is_read_whole(reader: None, tmp_path: Path, size: int) -> None:
+    content = np.random.default_rng(size).bytes(size)
+    (tmp_path / "ünö").write_bytes(content)
+    assert read_file(str(tmp_path / "ünö")) == content
+
+
+def test_a_file_that_does_not_know_its_size_is_read_whole(reader: None, tmp_path: Path) -> None:
     assert read_file("/proc/self/status").startswith(b"Name:")
     assert read_file("/dev/null") == b""
+    os.mkfifo(tmp_path / "pipe")
+    content = np.random.default_rng(0).bytes(300_000)
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
+    writer.start()
+    assert read_file(str(tmp_path / "pipe")) == content
+    writer.join()
+
+
+def test_what_cannot_be_read_is_named(reader: None, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="none is not there"):
+        read_file(str(tmp_path / "none"))
+    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
+        read_file(str(tmp_path))
+    with pytest.raises(ValueError, match="null byte"):
+        read_file("a\0b")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(SourceError):
+            read_file(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
