@@ -198,6 +198,20 @@ def disk_stores(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.OK, "Disk", "disk caches", text)
 
 
+def node(facts: Facts) -> Iterator[Finding]:
+    if facts.no_node:
+        yield Finding(
+            Level.WARNING,
+            "Disk",
+            "node",
+            'jobs with share="..." will fail',
+            why=facts.no_node,
+            remedies=(
+                Remedy("use another place:", "export PENSTOCK_RUNTIME_DIR=/short/path/of/your/own"),
+            ),
+        )
+
+
 def open_files(facts: Facts) -> Iterator[Finding]:
     yield _limit(facts, "open files", facts.files, FEW_FILES, 65536, "ulimit -n", "nofile")
 
@@ -243,6 +257,7 @@ CHECKS = (
     *MEMORY_CHECKS,
     temporary_directory,
     disk_stores,
+    node,
     open_files,
     processes,
     *PACKAGE_CHECKS,

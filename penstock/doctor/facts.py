@@ -27,6 +27,7 @@ _SETTINGS = (
     *THREAD_SETTINGS,
     "CUDA_VISIBLE_DEVICES",
     "PENSTOCK_CACHE_DIR",
+    "PENSTOCK_RUNTIME_DIR",
     "PENSTOCK_SHM_DIR",
     "PYTHON_GIL",
     "TMPDIR",
@@ -116,6 +117,8 @@ class Facts:
     opencv: tuple[str, ...] = ()
     no_kernel: str = ""
     """Why the compiled kernel is not used; empty if it is."""
+    no_node: str = ""
+    """Why no node could be started; empty if one could."""
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -149,6 +152,7 @@ def gather() -> Facts:
         packages=look_at_packages(),
         opencv=installed_opencv(),
         no_kernel=kernel.why_not(),
+        no_node=look_at_node(),
         settings=settings,
     )
 
@@ -200,6 +204,24 @@ def collect_leftovers(before: Leftovers) -> Leftovers:
     after = look_for_leftovers(place)
     collected = tuple(one for one in before.found if one[0] in removed)
     return replace(after, collected=collected, tried=True)
+
+
+def look_at_node() -> str:
+    """What is amiss with the directory in which a node has its socket; empty if nothing is."""
+    try:
+        from penstock.node.place import Place as NodePlace
+        from penstock.store.place import check_own
+
+        place = NodePlace()
+        if place.path.exists():
+            check_own(place.path)
+    except (ImportError, OSError):
+        return ""  # the missing package, or directory for temporary files, is reported by name
+    except PenstockError as error:
+        return str(error)
+    if look_at_place(place.path).writable:
+        return ""
+    return f"{place.path} cannot be written to."
 
 
 def _or_none(place: Callable[[], str | Path]) -> Path | None:

@@ -91,7 +91,7 @@ def _group_lines(group: Snapshot, now: float, rate: str) -> list[str]:
                 str(one["pid"]),
                 part(one["part"]),
                 str(one["epoch"]),
-                f"{one['batch']:,}{length}",
+                f"{'?' if one['batch'] is None else format(one['batch'], ',')}{length}",
                 str(one["ready"]),
                 "?" if late is None else f"{late:,}",
                 f"{span(now - one['joined'], units=1)} ago",

@@ -6,6 +6,7 @@ import os
 import selectors
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Service:
         self._clock = clock
         self._next = 0
         self._ending = False
+        self._closing: list[threading.Thread] = []
         self._selector = selectors.DefaultSelector()
         self._handlers: dict[str, Callable[[Peer, list[Any], list[int]], None]] = {
             "join": self._join,
@@ -86,6 +88,8 @@ class Service:
                 peer.wire.close()
             for group in list(self.groups.values()):
                 group.close()
+            for closing in self._closing:
+                closing.join()
             self.commons.close()
             self._selector.close()
             self._say(f"node {os.getpid()} ends")
@@ -133,8 +137,11 @@ class Service:
         self._say(f"{group.name}: process {peer.pid} has left, {len(group.peers)} are there")
         if not group.peers:
             del self.groups[group.name]
-            group.close()
             self._deal_budget()
+            # Its workers may be deep in a sample: the others must not wait for that.
+            closing = threading.Thread(target=group.close, name=f"penstock-end-{group.name}")
+            closing.start()
+            self._closing = [one for one in self._closing if one.is_alive()] + [closing]
 
     def _join(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         version, release, name, description, part, size, cuts, unit, lag = said

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.meter import Meter
     from penstock.node.group import Group
     from penstock.node.service import Service
+    from penstock.node.state import Member
 
 
 def status_of(service: Service) -> dict[str, Any]:
@@ -51,9 +52,7 @@ def _group(group: Group) -> dict[str, Any]:
                     "pid": group.peers[number].pid,
                     "part": member.part,
                     "lag": member.lag,
-                    "epoch": member.epoch,
-                    "batch": member.done,
-                    "batches": member.length,
+                    **position(member),
                     "taken": member.taken,
                     "ready": state.lead(number),
                     "joined": group.peers[number].since,
@@ -66,6 +65,17 @@ def _group(group: Group) -> dict[str, Any]:
     if assembly is not None and meter is not None:
         found.update(_held(assembly, meter))
     return found
+
+
+def position(member: Member) -> dict[str, int | None]:
+    """Where its loop is. It asks ahead, and so may have begun an epoch before the last is over."""
+    epochs = [name.epoch for name in (*member.untaken, *member.wants)]
+    epoch, batches = min([member.epoch, *epochs]), member.length
+    batch: int | None = member.done
+    if epoch < member.epoch:
+        # All that is left of the epoch before has been asked for.
+        batch = None if batches is None else max(0, batches - epochs.count(epoch))
+    return {"epoch": epoch, "batch": batch, "batches": batches}
 
 
 def _held(assembly: Assembly, meter: Meter) -> dict[str, Any]:

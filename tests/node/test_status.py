@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -22,12 +23,13 @@ from penstock.node import look as looking
 from penstock.node.look import gone, look
 from penstock.node.place import Place
 from penstock.node.rendering import behind, lines_of, part, saved
-from penstock.node.status import cpu_seconds
+from penstock.node.state import Name, State
+from penstock.node.status import cpu_seconds, position
 
 NOW = 10_000.0
 
 
-def member(pid: int, batch: int, **more: Any) -> dict[str, Any]:
+def member(pid: int, batch: int | None, **more: Any) -> dict[str, Any]:
     return {
         "pid": pid,
         "part": "0/1 x 64",
@@ -182,6 +184,34 @@ def test_batches_of_another_size_and_other_epochs_are_compared_by_the_epoch() ->
     assert "?" in lines_of(snapshot(group(members=[unknown])), NOW)[-4]
 
 
+def test_a_member_that_asks_ahead_is_where_its_loop_is() -> None:
+    state = State(budget=1 << 30)
+    state.join(1, "0/1 x 8", "detach", 0.0)
+    names = [Name("0/1 x 8", number // 6, number % 6, "") for number in range(12)]
+    places = []
+    for number, name in enumerate(names[:10]):
+        if number % 6 == 0:
+            state.begin(1, number // 6, 6, 0, 0, 0.0)
+        state.want(1, name, 0.0)
+        if number >= 3:  # it asks for three more than it has taken
+            taken = names[number - 3]
+            state.choose(0.0)
+            state.prepared(taken, 1, 0.0)
+            state.took(1, taken, 0.0)
+            places.append(tuple(position(state.members[1]).values()))
+    assert places == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6), (0, 5, 6), (1, 0, 6), (1, 1, 6)]
+    state.begin(1, 2, None, 0, 0, 0.0)
+    assert position(state.members[1]) == {"epoch": 1, "batch": None, "batches": None}
+
+
+def test_a_place_that_is_not_known_is_a_question_mark() -> None:
+    unknown = member(4, None, batches=None)
+    row = next(
+        line for line in lines_of(snapshot(group(members=[unknown])), NOW) if "by 64" in line
+    )
+    assert row.split()[5:8] == ["?", "3", "?"]
+
+
 @given(st.lists(st.integers(0, 782), min_size=1))
 def test_somebody_is_the_furthest_and_nobody_is_behind_by_less(batches: list[int]) -> None:
     found = behind([member(1, batch) for batch in batches])
@@ -308,11 +338,15 @@ def slowly(value: Any) -> Any:
 
 def test_members_get_another_node_where_the_old_one_takes_its_time_to_end(place: Place) -> None:
     slow = ps.from_dataset(np.arange(16.0)).map(slowly, random=False, version="1").batch(8)
+    had: list[float] = []
     with slow.loader(seed=3, share="slow", kind="threads") as loader:
         epoch = iter(loader)
-        had = next(epoch).tolist()
-        assert cli.main(["stop", "--now"]) == 0
         had += next(epoch).tolist()
+        # It waits for the next batch all the while, and sees at once that the node is going.
+        rest = threading.Thread(target=lambda: had.extend(next(epoch).tolist()))
+        rest.start()
+        assert cli.main(["stop", "--now"]) == 0
+        rest.join()
     assert sorted(had) == list(range(16))
 
 

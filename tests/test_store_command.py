@@ -1,0 +1,255 @@
+"""``penstock store``: what is kept is listed, proved and cleared, and what is in use stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import cli, config
+from penstock.store import RunDir, Store, memory_store
+from penstock.store.command import age
+
+MB = 1_000_000
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The place of disk stores, with two in it, and a memory file system of the test's own."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path / "shm"))
+    monkeypatch.setattr(config, "SMALL_SHM", 0)
+    (tmp_path / "shm").mkdir()
+    place = tmp_path / "stores"
+    fill(place / "aaaa1111")
+    fill(place / "bbbb2222")
+    yield place
+    RunDir.current().close()
+
+
+def fill(place: Path) -> None:
+    store = Store(place, budget=100 * MB, identity=place.name, persistent=True)
+    assert all(store.put_many([(key, bytes([key]) * 20_000) for key in range(20)]))
+    store.close()
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    def ask(*words: object) -> tuple[int, str, str]:
+        code = cli.main(["store", *map(str, words)])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return ask
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from penstock.store import Store
+place = Path(sys.argv[1])
+store = Store(place, budget=10**8, identity=place.name, persistent=True)
+store.open()
+print("ready", flush=True)
+sys.stdin.read()
+store.close()
+"""
+
+
+@pytest.fixture
+def user(stores: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the first store open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(stores / "aaaa1111")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.communicate()
+
+
+def test_the_list_has_every_store(stores: Path, ask: Ask) -> None:
+    code, shown, _ = ask("list")
+    assert code == 0
+    assert f"on disk, {stores}" in shown
+    assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [
+        ["aaaa1111", "cache", "20"],
+        ["bbbb2222", "cache", "20"],
+    ]
+    assert shown.splitlines()[-1].startswith("2 stores, ")
+
+
+def test_the_list_is_there_for_programs_too(
+    stores: Path, ask: Ask, user: subprocess.Popen[str]
+) -> None:
+    code, shown, _ = ask("list", "--json")
+    told = json.loads(shown)
+    assert code == 0
+    assert [one["identity"] for one in told["stores"]] == ["aaaa1111", "bbbb2222"]
+    assert [one["users"] for one in told["stores"]] == [[user.pid], []]
+    assert told["leftovers"] == []
+
+
+def test_a_place_of_ones_own_is_looked_at_alone(stores: Path, ask: Ask, tmp_path: Path) -> None:
+    fill(tmp_path / "kept" / "cccc3333")
+    _, shown, _ = ask("list", "--place", tmp_path / "kept")
+    assert "cccc3333" in shown
+    assert "aaaa1111" not in shown
+    assert ask("clear", "--all", "--place", tmp_path / "kept")[0] == 0
+    assert names(tmp_path / "kept") == []
+    assert names(stores) == ["aaaa1111", "bbbb2222"]
+
+
+def test_a_place_that_is_not_there_is_named(stores: Path, ask: Ask) -> None:
+    code, _, complaint = ask("list", "--place", "/nowhere/at/all")
+    assert code == 1
+    assert "--place /nowhere/at/all is not a directory" in complaint
+
+
+def test_sound_stores_verify(stores: Path, ask: Ask) -> None:
+    code, shown, _ = ask("verify")
+    assert code == 0
+    assert [line.rpartition(": ")[2] for line in shown.splitlines()] == ["20 values, all sound"] * 2
+
+
+def test_a_damaged_value_makes_verify_fail(stores: Path, ask: Ask) -> None:
+    data = stores / "bbbb2222" / "data.mdb"
+    content = bytearray(data.read_bytes())
+    content[content.index(bytes([7]) * 20_000) + 10_000] = 8
+    data.write_bytes(content)
+    code, shown, _ = ask("verify")
+    assert code == 1
+    assert "all sound" in shown.splitlines()[0]
+    assert "1 of 20 values damaged" in shown.splitlines()[1]
+    assert ask("verify", "aaaa")[0] == 0
+
+
+def test_one_store_is_cleared_by_how_its_name_begins(stores: Path, ask: Ask) -> None:
+    code, shown, _ = ask("clear", "aaaa1")
+    assert code == 0
+    assert names(stores) == ["bbbb2222"]
+    removed, freed = shown.splitlines()
+    assert removed.startswith("removed  aaaa1111")
+    size = removed.split("  ")[2]
+    assert freed == f"freed {size}"
+
+
+def test_all_are_cleared_but_those_in_use(
+    stores: Path, ask: Ask, user: subprocess.Popen[str]
+) -> None:
+    code, shown, _ = ask("clear", "--all")
+    assert code == 0
+    assert f"kept     aaaa1111  in use by process {user.pid}" in shown
+    assert names(stores) == ["aaaa1111"]
+    assert ask("verify")[1].count("all sound") == 1
+
+
+def test_naming_one_in_use_is_a_failure(
+    stores: Path, ask: Ask, user: subprocess.Popen[str]
+) -> None:
+    code, shown, _ = ask("clear", "aaaa")
+    assert code == 1
+    assert f"in use by process {user.pid}" in shown
+    assert "freed 0 B" in shown
+    assert names(stores) == ["aaaa1111", "bbbb2222"]
+
+
+def test_what_was_used_lately_is_kept_where_an_age_is_given(stores: Path, ask: Ask) -> None:
+    for name in ("state.json", "data.mdb"):
+        os.utime(stores / "aaaa1111" / name, (1000, 1000))
+    assert ask("clear", "--all", "--older-than", "7d")[0] == 0
+    assert names(stores) == ["bbbb2222"]
+
+
+@pytest.mark.parametrize("words", [[], ["aaaa", "--all"]])
+def test_clearing_needs_either_a_name_or_all(
+    stores: Path, ask: Ask, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ask("clear", *words)
+    assert ended.value.code == 2
+    assert "name the fingerprints to remove, or give --all" in capsys.readouterr().err
+    assert names(stores) == ["aaaa1111", "bbbb2222"]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("", "'' is too little of a fingerprint"),
+        ("zzzz", "nothing is kept under the fingerprint 'zzzz'"),
+        ("aaaa", "several fingerprints begin with 'aaaa': aaaa1111, aaaa9999"),
+    ],
+)
+def test_a_name_that_names_no_single_one_removes_nothing(
+    stores: Path, ask: Ask, name: str, complaint: str
+) -> None:
+    fill(stores / "aaaa9999")
+    code, shown, told = ask("clear", "bbbb", name)
+    assert (code, shown) == (1, "")
+    assert complaint in told
+    assert names(stores) == ["aaaa1111", "aaaa9999", "bbbb2222"]
+
+
+LEAVE = """
+import os, signal
+from penstock import config
+config.SMALL_SHM = 0
+from penstock.store import memory_store
+memory_store(10**8, shared=True).put_many([(0, bytes(100_000))])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_leftovers_of_dead_processes_are_cleared_and_the_living_kept(
+    stores: Path, ask: Ask, tmp_path: Path
+) -> None:
+    mine = RunDir.current().path
+    # Nobody has it open just now, and its process may come back to it.
+    store = memory_store(MB, shared=True)
+    store.put_many([(0, b"mine")])
+    store.close()
+    subprocess.run([sys.executable, "-c", LEAVE], check=False)
+    assert len(names(mine.parent)) == 2
+    assert "left in memory by dead processes" in ask("list")[1]
+    assert ask("clear", "aaaa")[0] == 0
+    assert len(names(mine.parent)) == 2
+    code, shown, _ = ask("clear", "--all")
+    assert code == 0
+    assert shown.count("removed  left in memory") == 1
+    assert names(mine.parent) == [mine.name]
+    assert store.get_many([0]) == [b"mine"]
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "7 days", "-1h", "1m"])
+def test_an_age_that_is_none_is_misuse(
+    stores: Path, ask: Ask, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ask("clear", "--all", f"--older-than={text}")
+    assert ended.value.code == 2
+    assert "is no age; write 90min, 12h, 7d or 2w" in capsys.readouterr().err
+    assert names(stores) == ["aaaa1111", "bbbb2222"]
+
+
+def test_ages_are_read_as_people_write_them() -> None:
+    assert [age(text) for text in ("30s", "90min", "1.5h", "7d", "2W")] == [
+        30.0,
+        5_400.0,
+        5_400.0,
+        604_800.0,
+        1_209_600.0,
+    ]
