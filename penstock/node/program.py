@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from penstock import config
@@ -15,7 +16,7 @@ from penstock.node.service import Service, say
 def main() -> None:
     """Run a node in the directory that is the first argument, unless there is one already."""
     place = Place(Path(sys.argv[1]))
-    claim = place.claim()
+    claim = _claimed(place)
     if claim is None:
         return
     # Ctrl-C in the terminal of the job that started it is not meant for it.
@@ -32,3 +33,17 @@ def main() -> None:
         service.run()
     finally:
         os.close(claim)
+
+
+def _claimed(place: Place) -> int | None:
+    """The right to be the node; ``None`` where another is, and answers.
+
+    One that is about to end has closed its door, and keeps the right until its workers are done.
+    """
+    while (claim := place.claim()) is None:
+        other = place.connect()
+        if other is not None:
+            other.close()
+            return None
+        time.sleep(0.05)
+    return claim

@@ -22,8 +22,9 @@ GATHER = 30.0
 """Seconds after a member has joined in which batches that all have had are kept: the jobs of a
 search are started one after the other, and each loads its framework first."""
 
-GATHERED = 256 << 20
-"""Bytes that are kept for that, at most."""
+GATHERED, MOST = 256 << 20, 512
+"""Bytes that are kept for that at most, and how many batches are staged for whatever reason: with
+thousands of small ones it would take longer to look through them than to prepare one again."""
 
 Lag = Literal["detach", "wait"]
 
@@ -111,9 +112,15 @@ class State:
         self.members: dict[int, Member] = {}
         self.prepared_batches = 0
         self.given_batches = 0
+        self.staged_batches = 0
         self._batches: dict[Name, _Batch] = {}
+        self._open: dict[Name, None] = {}
+        """Those that are wanted and that nobody prepares yet."""
+        self._bytes = 0
+        self._preparing = 0
         self._gone: dict[tuple[str, int], int] = {}
         self._gather = float("-inf")
+        self._gathering = False
         self._largest = 0
         self._turn = 0
 
@@ -167,8 +174,11 @@ class State:
     def want(self, member: int, name: Name, now: float) -> list[Decision]:
         """It will take this batch, after those it has asked for before."""
         self.members[member].wants[name] = None
-        self._batches.setdefault(name, _Batch()).seekers.add(member)
-        return self._settle(now)
+        if name not in self._batches:
+            self._batches[name] = _Batch()
+            self._open[name] = None
+        self._batches[name].seekers.add(member)
+        return self._settle(now, name)
 
     def rewind(self, member: int, now: float) -> list[Decision]:
         """It goes elsewhere, and wants nothing of what it asked for."""
@@ -186,7 +196,7 @@ class State:
         found.taken += 1
         if name.epoch == found.epoch:
             found.done = max(found.done, found.turn(name) + 1)
-        return self._settle(now)
+        return self._settle(now, name)
 
     def released(self, member: int, name: Name, now: float) -> list[Decision]:
         """Nothing in it looks at the batch any more."""
@@ -198,7 +208,7 @@ class State:
         found.held.pop(name, None)
         if name in self._batches:
             self._batches[name].holders.discard(member)
-        return self._settle(now)
+        return self._settle(now, name)
 
     def tick(self, now: float) -> list[Decision]:
         """Time has passed."""
@@ -208,13 +218,15 @@ class State:
 
     def choose(self, now: float) -> tuple[Name | None, list[Decision]]:
         """The batch to prepare next, and what has to go for it."""
-        wanted = [(key, name) for name in self._open() if (key := self._urgency(name)) is not None]
+        wanted = [(key, name) for name in self._open if (key := self._urgency(name)) is not None]
         dropped: list[Decision] = []
         for key, name in sorted(wanted):
             # Whoever has to wait for room must not keep waiting one who need not.
             if self._room(name, dropped, starving=key[:2] == (0, 0)):
                 batch = self._batches[name]
                 batch.status = "preparing"
+                del self._open[name]
+                self._preparing += 1
                 self._turn += 1
                 for member in batch.seekers:
                     self.members[member].served = self._turn
@@ -222,39 +234,35 @@ class State:
         return None, dropped
 
     def prepared(self, name: Name, nbytes: int, now: float) -> list[Decision]:
-        batch = self._batches.get(name)
-        if batch is None:
-            return [Drop(name)]
+        batch = self._batches[name]
         batch.status, batch.nbytes = "staged", nbytes
+        self._preparing -= 1
+        self._bytes += nbytes
+        self.staged_batches += 1
         self._largest = max(self._largest, nbytes)
         self.prepared_batches += 1
-        return self._settle(now)
+        return self._settle(now, name)
 
     def failed(self, name: Name, error: bytes, now: float) -> list[Decision]:
         """It cannot be prepared: whoever wants it is told, and may want it again."""
-        batch = self._batches.pop(name, None)
-        if batch is None:
-            return []
+        batch = self._batches.pop(name)
+        self._preparing -= 1
         told: list[Decision] = []
         for member in sorted(batch.seekers):
             self.members[member].wants.pop(name, None)
             told.append(Fail(member, name, error))
-        return told + self._settle(now)
+        return told + self._settle(now, name)
 
     # Looking.
 
     def is_open(self, name: Name) -> bool:
         """Whether it is wanted and nobody prepares it yet."""
-        return name in self._batches and self._batches[name].status == "wanted"
+        return name in self._open
 
     @property
     def staged(self) -> int:
         """Bytes of what is prepared, and of what is being prepared as far as that is known."""
-        return sum(batch.nbytes or self._largest for batch in self._there())
-
-    @property
-    def staged_batches(self) -> int:
-        return sum(batch.status == "staged" for batch in self._batches.values())
+        return self._bytes + self._preparing * self._largest
 
     def lead(self, member: int) -> int:
         """Batches that are ready for it and not taken yet, before the first that is not."""
@@ -265,12 +273,6 @@ class State:
                 break
             count += 1
         return count
-
-    def _there(self) -> list[_Batch]:
-        return [batch for batch in self._batches.values() if batch.status != "wanted"]
-
-    def _open(self) -> list[Name]:
-        return [name for name, batch in self._batches.items() if batch.status == "wanted"]
 
     # Deciding.
 
@@ -311,7 +313,7 @@ class State:
         A member with nothing at all to go on with is made to wait only for one that all have
         agreed to wait for.
         """
-        while self.staged + self._largest > self.budget:
+        while self.staged + self._largest > self.budget or self.staged_batches >= MOST:
             victim = self._victim()
             if victim is None:
                 return starving and not self._awaited(name)
@@ -343,28 +345,31 @@ class State:
             if (before.epoch, member.turn(before)) < (name.epoch, member.turn(name))
         )
 
-    def _settle(self, now: float) -> list[Decision]:
-        """Give what can be given, and drop what nobody needs."""
+    def _settle(self, now: float, name: Name | None = None) -> list[Decision]:
+        """Give what can be given, and drop what nobody needs: ``name``, or any if it is none."""
         made: list[Decision] = []
         for number, member in self.members.items():
             made += self._give(number, member)
-        gathering = now < self._gather
-        for name, batch in list(self._batches.items()):
-            if batch.seekers or batch.holders or batch.status == "preparing":
+        was, self._gathering = self._gathering, now < self._gather
+        # One by one: there may be hundreds that a laggard has still to come to.
+        every = name is None or (was and not self._gathering)
+        for one in list(self._batches) if every or name is None else [name]:
+            batch = self._batches.get(one)
+            if batch is None or batch.seekers or batch.holders or batch.status == "preparing":
                 continue
             if batch.status == "wanted":
-                del self._batches[name]
-            elif not self._kept(name, gathering):
-                self._forget(name)
-                made.append(Drop(name))
+                del self._batches[one], self._open[one]
+            elif not self._kept(one):
+                self._forget(one)
+                made.append(Drop(one))
         return made
 
-    def _kept(self, name: Name, gathering: bool) -> bool:
+    def _kept(self, name: Name) -> bool:
         if any(member.needs(name) for member in self.members.values()):
             return True
         # For those that join a little later, while there is room.
         live = any(m.part == name.part and m.epoch == name.epoch for m in self.members.values())
-        return gathering and live and self.staged <= min(GATHERED, self.budget // 2)
+        return self._gathering and live and self.staged <= min(GATHERED, self.budget // 2)
 
     def _give(self, number: int, member: Member) -> list[Decision]:
         made: list[Decision] = []
@@ -383,7 +388,8 @@ class State:
         return made
 
     def _forget(self, name: Name) -> None:
-        del self._batches[name]
+        self._bytes -= self._batches.pop(name).nbytes
+        self.staged_batches -= 1
         key = (name.part, name.epoch)
         self._gone[key] = max(self._gone.get(key, 0), name.number + 1)
         oldest = min((member.epoch for member in self.members.values()), default=name.epoch)

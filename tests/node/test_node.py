@@ -284,6 +284,16 @@ def test_a_fork_of_a_member_changes_nothing(place: Place, alone: list[list[Any]]
         assert loader.stats().pool.restarts == 0
 
 
+def test_a_node_that_takes_its_time_to_end_is_waited_for(place: Place) -> None:
+    ending = place.claim()
+    assert ending is not None
+    timer = threading.Timer(1.0, os.close, (ending,))
+    timer.start()
+    with pipeline().loader(seed=5, share="a") as loader:
+        assert len(rows(loader)) == LENGTH
+    timer.join()
+
+
 JOB = """
 import json, sys
 sys.path.insert(0, {root!r})
