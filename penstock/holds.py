@@ -24,7 +24,7 @@ from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, StageFailure, Stop
-from penstock.store import AnyStore, RunDir, Store, memory_store
+from penstock.store import AnyStore, RunDir, Store, Turns, memory_store
 
 UNBOUNDED = 1 << 40
 """The budget of a store on disk where none is given: the disk is the limit."""
@@ -76,12 +76,12 @@ class Holds:
                 self.renewal = stop.renewal or _renewal(stop, len(road.source), kept, options)
                 store = _refurbish_store(stop, above, shared)
                 stop = self._refurbish = replace(
-                    stop, store=store, renewal=self.renewal, claims=self._claims_file()
+                    stop, store=store, renewal=self.renewal, claims=self._new_claims(shared)
                 )
                 _check_ranks(stop, options)
             elif isinstance(stop, Echo):
                 store = memory_store(memory() // 4, shared=shared)
-                stop = self._echo = replace(stop, store=store, claims=self._claims_file())
+                stop = self._echo = replace(stop, store=store, claims=self._new_claims(shared))
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
         self.caches = Caches(caches, len(road.source), commons)
@@ -90,7 +90,9 @@ class Holds:
         self._stores = [*caches.values(), *(store for store in held if store is not None)]
         self._started = False
 
-    def _claims_file(self) -> Path:
+    def _new_claims(self, shared: bool) -> Path | Turns:
+        if not shared:
+            return Turns()
         path = RunDir.current().path / f"{uuid.uuid4().hex}.claims"
         self._claims.append(path)
         return path
@@ -216,11 +218,12 @@ def _room(stop: Refurbish, above: Road) -> int:
 
 
 def _check_ranks(stop: Refurbish, options: Options) -> None:
-    if options.world > 1 and stop.where == "memory" and stop.reuse != 1:
+    alone = options.share is None
+    if alone and options.world > 1 and stop.where == "memory" and stop.reuse != 1:
         warnings.warn(
             f'refurbish(where="memory") keeps samples for this process alone, and with '
             f"{options.world} ranks a sample comes back to the same one only now and then. Give "
-            'the ranks of a machine one place to share, such as where="/dev/shm/run-1".',
+            'the loaders share="run-1", or one place to share: where="/dev/shm/run-1".',
             RuntimeWarning,
             stacklevel=4,
         )

@@ -370,7 +370,8 @@ class Loader:
         if isinstance(plan, Deal) and not isinstance(engine, Recut):
             # Among others an epoch may be begun where they are.
             self._plan = self._plan if isinstance(self._plan, Turned) else Turned(plan)
-            self._plan.begin = engine.begin
+            live = self.options.join == "live"
+            self._plan.begin = engine.begin if live else engine.begin_at_start
         return engine
 
 

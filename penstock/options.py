@@ -32,6 +32,7 @@ class Options:
     in_order: bool = True
     share: str | None = None
     lag: Literal["detach", "wait"] = "detach"
+    join: Literal["live", "start"] = "live"
 
     def __post_init__(self) -> None:
         if self.workers != "auto" and (not is_whole(self.workers) or self.workers < 0):
@@ -50,6 +51,7 @@ class Options:
         if self.memory is not None:
             config.size(self.memory, "memory")
         _one_of("lag", self.lag, ("detach", "wait"))
+        _one_of("join", self.join, ("live", "start"))
         if self.share is not None and (not isinstance(self.share, str) or not self.share):
             raise PipelineError(
                 f"share is {self.share!r}; give a name that the jobs of one search have in common."

@@ -198,6 +198,7 @@ class Pipeline:
         memory: int | str | None = None,
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
+        join: Literal["live", "start"] = "live",
     ) -> Loader:
         """Something to iterate: an epoch of NumPy batches each time.
 
@@ -208,7 +209,10 @@ class Pipeline:
 
         ``share`` names a group of jobs on this machine that have their batches prepared once for
         all, in a background process. A job that falls behind by more than there is room for is
-        served by preparing again; with ``lag="wait"`` the others wait for it.
+        served by preparing again; with ``lag="wait"`` the others wait for it. One that joins while
+        the others are in the middle of an epoch begins where they are, and takes what it missed at
+        the end; with ``join="start"`` it begins with the first batch, whatever the others do, so
+        that the sequence of its batches does not depend on when it was started.
         """
         from penstock.loader import Loader
 
@@ -229,6 +233,7 @@ class Pipeline:
                 memory=memory,
                 share=share,
                 lag=lag,
+                join=join,
             ),
         )
 

@@ -69,8 +69,8 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions, in words."""
     found = []
-    for what in ("seed", "order", "samples"):
-        if theirs.get(what) != mine[what]:
+    for what in ("seed", "order", "samples", "on_error", "directory"):
+        if what in mine and theirs.get(what) != mine[what]:
             found.append(f"{what} was {theirs.get(what)!r} and is {mine[what]!r}")
     if _differ(theirs.get("data"), mine["data"]):
         found.append("the data is not the same (files, sizes or times have changed)")

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 import wave
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.node.conftest import place  # noqa: F401
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    # A dataclass looks up the module that it was made in.
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    return found
 
 
 @pytest.fixture
@@ -50,13 +65,41 @@ def test_speech_is_learnt_from_recordings_used_again(
     told: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("speech", ROOT / "examples" / "speech.py")
-    assert spec is not None
-    assert spec.loader is not None
-    speech: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(speech)
-    found = speech.main(["--data", str(digits), "--batch", "8", *options])
+    found = example("speech").main(["--data", str(digits), "--batch", "8", *options])
     shown = capsys.readouterr().out
     assert 0 <= found <= 1
     assert f"{trained} samples trained on, {decoded} recordings decoded" in shown
     assert told in shown
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A hundred small pictures, brighter the higher their label."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(100):
+        level = 20 * (number % 10)
+        picture = level + rng.integers(0, 40, (32, 32, 3), dtype=np.uint8)
+        done, file = cv2.imencode(".png", picture.astype(np.uint8))
+        assert done
+        rows.append({"image": file.tobytes(), "label": number % 10})
+    path = tmp_path / "pictures.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50)
+    return path
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_finds_the_same_with_share_as_without(
+    pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("optuna") is None:
+        pytest.skip("optuna is not installed here")
+    # Long enough for the example to ask what the node has spent.
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "20")
+    options = ["--compare", "--jobs", "2", "--trials", "3", "--rows", "60", "--epochs", "2"]
+    options += ["--batch", "16"]
+    alone, shared = example("search").main(["--data", str(pictures), *options])
+    assert len(alone.parameters) == len(alone.accuracies) == 3
+    assert shared.parameters == alone.parameters
+    assert shared.accuracies == alone.accuracies
+    assert "every trial came to the same" in capsys.readouterr().out

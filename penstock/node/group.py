@@ -9,17 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.assembly import Assembly, Recipe
 from penstock.commons import Commons
 from penstock.meter import Meter
+from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import named
 from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
 from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
 from penstock.order.deal import BatchKeys
 from penstock.packing import pack, unpack
 from penstock.pools.answer import pack_error
+from penstock.pools.choose import Choice
 from penstock.pools.wire import Known, Wire
 from penstock.slots import Layout
 
@@ -155,14 +158,14 @@ class Group:
     def released(self, peer: Peer, *name: Any) -> None:
         self._on(lambda now: self.state.released(peer.number, Name(peer.part, *name), now))
 
-    def code(self, path: list[str], fd: int) -> None:
-        """The pipeline: begin to prepare."""
+    def code(self, path: list[str], directory: str, fd: int) -> None:
+        """The pipeline, and where it was written for: begin to prepare."""
         if self.coded:
             os.close(fd)
             return
         self.coded = True
         self._thread = threading.Thread(
-            target=self._run, args=(path, fd), name=f"penstock-{self.name}", daemon=True
+            target=self._run, args=(path, directory, fd), name=f"penstock-{self.name}", daemon=True
         )
         self._thread.start()
 
@@ -180,9 +183,9 @@ class Group:
 
     # Preparing.
 
-    def _run(self, path: list[str], fd: int) -> None:
+    def _run(self, path: list[str], directory: str, fd: int) -> None:
         try:
-            engine = self._make(path, fd)
+            engine = self._make(path, directory, fd)
             while not self._closing:
                 ready = engine.next()
                 if ready is None:
@@ -204,13 +207,20 @@ class Group:
             if self.assembly is not None:
                 self.assembly.holds.close()
 
-    def _make(self, path: list[str], fd: int) -> StagingEngine:
+    def _make(self, path: list[str], directory: str, fd: int) -> StagingEngine:
         # What the pipeline is made of must be importable here as it is there.
         sys.path.extend(place for place in path if place not in sys.path)
         with_code = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         os.close(fd)
         recipe: Recipe = unpack(with_code)
-        assembly = Assembly(recipe, recipe.choice(self._crew.size), self._commons)
+        choice = recipe.choice(self._crew.size)
+        if looks_around(recipe.pipeline) and directory != os.getcwd():
+            # A directory is a process's, so threads of this one will not do.
+            recipe = replace(recipe, init=InDirectory(directory, recipe.init))
+            choice = Choice(
+                "processes", max(1, choice.workers), "it runs in a directory of its own"
+            )
+        assembly = Assembly(recipe, choice, self._commons)
         engine = assembly.engine(StagingEngine, staged=True, crew=self._crew)
         if not isinstance(engine, StagingEngine):
             raise TypeError("a group needs an engine that stages")

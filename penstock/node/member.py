@@ -139,6 +139,12 @@ class Attached:
         self._begun = (epoch, length, self._first)
         return self._first
 
+    def begin_at_start(
+        self, epoch: int, length: int | None, first: int | None = None, done: int = 0
+    ) -> int:
+        """Begin an epoch with its first batch, wherever the others are."""
+        return self.begin(epoch, length, first or 0, done)
+
     def refresh(self) -> None:
         """A dataset that changes between epochs is not seen to change by a node."""
 
@@ -213,7 +219,7 @@ class Attached:
         if said[0]:
             fd = _code(mine.recipe)
             try:
-                line.wire.send(["code", _path()], [fd])
+                line.wire.send(["code", _path(), os.getcwd()], [fd])
             finally:
                 os.close(fd)
 

@@ -174,7 +174,8 @@ class Service:
         peer.send(["welcome", not group.coded, group.unit, peer.part])
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        _group(peer).code(said[0], fds[0])
+        path, directory = said
+        _group(peer).code(path, directory, fds[0])
 
     def _stop(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         self._ending = True

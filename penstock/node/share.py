@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from penstock.assembly import Assembly
 from penstock.errors import PipelineError
+from penstock.node.directory import looks_around
 from penstock.node.member import Attached, Membership
 from penstock.node.protocol import common
 from penstock.node.recut import Recut
@@ -53,8 +55,11 @@ def attached(assembly: Assembly, about: Mapping[str, Any], plan: Plan | None) ->
         )
     renewal = assembly.holds.renewal
     kept = None if renewal is None else renewal.kept
-    alone = replace(options, share=None, lag="detach", workers="auto", rank=0, world=1)
+    alone = replace(options, share=None, lag="detach", join="live", workers="auto", rank=0, world=1)
     description = {**about, "on_error": options.on_error, "kept": kept}
+    if looks_around(recipe.pipeline):
+        # A path that is not absolute means another file in another directory.
+        description["directory"] = os.getcwd()
     whole = isinstance(plan, Deal) and not getattr(plan.order, "blocks", False)
     membership = Membership(
         str(options.share),

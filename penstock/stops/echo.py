@@ -19,7 +19,7 @@ from penstock.order import BatchKeys
 from penstock.order import Echo as Dealt
 from penstock.random import Key, Keys
 from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
-from penstock.store import AnyStore, Claims
+from penstock.store import AnyStore, Turns, claims_of
 
 MOST = 8
 """The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
@@ -34,7 +34,7 @@ class Echo(Hold):
     """Uses a sample ``factor`` times, its copies spread over ``window`` samples.
 
     Below ``batch`` it is batches that it repeats, and nothing asks it for samples. ``store`` and
-    ``claims``, the file whose locks say who prepares what, are set when a loader opens it.
+    ``claims``, by which workers agree on who prepares what, are set when a loader opens it.
     """
 
     factor: float | Literal["auto"]
@@ -42,7 +42,7 @@ class Echo(Hold):
     number: int = 0
     lends: bool = False
     store: AnyStore | None = None
-    claims: Path | None = None
+    claims: Path | Turns | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Echo(Hold):
         if store is None:
             raise PipelineError("echo() has no store: a pipeline runs only through a loader.")
         most, lends = self.most, self.lends
-        claims = Claims(self.claims)
+        claims = claims_of(self.claims)
 
         def get(key: Key) -> Any:
             return store.get_tagged([place(key.index, key.epoch)], [_tag(key, most)])[0]

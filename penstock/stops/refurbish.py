@@ -21,7 +21,7 @@ from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Renewal
 from penstock.random import Keys
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
-from penstock.store import AnyStore, Claims
+from penstock.store import AnyStore, Turns, claims_of
 from penstock.store.value import Lent
 
 Reuse = int | Literal["auto"]
@@ -36,8 +36,8 @@ Wanted = list[tuple[int, int]]
 class Refurbish(Hold):
     """Uses what comes from above ``reuse`` times.
 
-    ``budget`` bounds what is kept. ``store``, ``renewal`` and ``claims``, the file whose locks say
-    who prepares what, are set when a loader opens it.
+    ``budget`` bounds what is kept. ``store``, ``renewal`` and ``claims``, by which workers
+    agree on who prepares what, are set when a loader opens it.
     """
 
     reuse: Reuse
@@ -48,7 +48,7 @@ class Refurbish(Hold):
     lends: bool = False
     store: AnyStore | None = None
     renewal: Renewal | None = None
-    claims: Path | None = None
+    claims: Path | Turns | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class Refurbish(Hold):
         generation_of, keeps = renewal.generation, renewal.keeps
         reused = renewal.reuse > 1
         lends = self.lends and encoding.name == "raw"
-        claims = Claims(self.claims)
+        claims = claims_of(self.claims)
 
         def look(wanted: Wanted) -> list[Any]:
             """What the store has of these; ``_NOTHING`` for what it has not."""

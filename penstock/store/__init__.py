@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.store.claim import Claims
+from penstock.store.claim import Claims, Turns, claims_of
 from penstock.store.heap import Heap
 from penstock.store.memory import AnyStore, memory_store
 from penstock.store.rundir import RunDir, collect_stale, stale
@@ -15,7 +15,9 @@ __all__ = [
     "Heap",
     "RunDir",
     "Store",
+    "Turns",
     "Value",
+    "claims_of",
     "collect_stale",
     "cost",
     "memory_store",

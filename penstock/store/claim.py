@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 _LOCK = getattr(fcntl, "F_OFD_SETLKW", None)
 # l_type, l_whence, l_start, l_len, l_pid, as the C compiler lays them out.
@@ -53,3 +55,40 @@ class Claims:
         if self._fd is not None and self._pid == os.getpid():
             with suppress(OSError):
                 os.close(self._fd)
+
+
+class Turns:
+    """The same for the threads of one process, which all have this one.
+
+    The system's locks would give up the GIL, and wait to have it back, at every claim.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def claim(self, number: int) -> Iterator[None]:
+        """Nobody else has this number inside; waits until that is so."""
+        with self._lock:
+            mine, users = self._held.get(number, (None, 0))
+            mine = mine or threading.Lock()
+            self._held[number] = (mine, users + 1)
+        try:
+            with mine:
+                yield
+        finally:
+            with self._lock:
+                users = self._held[number][1] - 1
+                if users:
+                    self._held[number] = (mine, users)
+                else:
+                    del self._held[number]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("turns are taken by threads; processes need Claims on a file")
+
+
+def claims_of(made: Path | Turns | None) -> Claims | Turns:
+    """What a worker claims with."""
+    return made if isinstance(made, Turns) else Claims(made)

@@ -53,7 +53,8 @@ class DataLoader:
       ``"sample"`` (before augmentation), ``"augmented"`` or ``"batch"``; and ``echo_window``,
     - ``share``: a name that the jobs of one search have in common: each batch is then prepared
       once for all of them, by workers of the node's own (``num_workers`` is not used); ``lag``
-      says whether they wait for the slowest (``"wait"``) or not (``"detach"``).
+      says whether they wait for the slowest (``"wait"``) or not (``"detach"``), and
+      ``join="start"`` has a job that joins late begin with the first batch all the same.
 
     Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
     ``state_dict`` resumes exactly.
@@ -107,6 +108,7 @@ class DataLoader:
         echo_window: int | None = None,
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
+        join: Literal["live", "start"] = "live",
     ) -> None:
         streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         _check(
@@ -203,6 +205,7 @@ class DataLoader:
             in_order=in_order,
             share=share,
             lag=lag,
+            join=join,
         )
         pin = can_pin(pin_memory)
         convert: Tensors | None = Tensors(list, pin)

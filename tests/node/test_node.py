@@ -294,6 +294,51 @@ def test_a_node_that_takes_its_time_to_end_is_waited_for(place: Place) -> None:
     timer.join()
 
 
+def test_a_node_that_cannot_start_says_why_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NODE_WORKERS", "none")
+    with (
+        pipeline().loader(seed=5, share="a") as loader,
+        pytest.raises(WorkerError, match=r"(?s)no node could be started.*PENSTOCK_NODE_WORKERS is"),
+    ):
+        next(iter(loader))
+
+
+class Nearby:
+    """A dataset that looks for its files where it was started."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return float(Path(f"numbers/{index}").read_text())
+
+
+@pytest.mark.parametrize("kind", ["auto", "threads"])
+def test_files_are_looked_for_where_a_job_was_started(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    for where in range(2):
+        (tmp_path / f"{where}" / "numbers").mkdir(parents=True)
+        for index in range(4):
+            (tmp_path / f"{where}" / "numbers" / f"{index}").write_text(f"{where}{index}")
+    loaders = []
+    for where in range(2):
+        monkeypatch.chdir(tmp_path / f"{where}")
+        written = ps.from_dataset(Nearby(), random=False, version="1").batch(4)
+        loader = written.loader(shuffle=False, kind=kind, share=f"{where}")
+        loaders.append(loader)
+        assert next(iter(loader)).tolist() == [10.0 * where + index for index in range(4)]
+    with (
+        written.loader(shuffle=False, kind=kind, share="0") as other,
+        pytest.raises(PipelineError, match=r"directory was '.*/0' and is '.*/1'"),
+    ):
+        next(iter(other))
+    for loader in loaders:
+        loader.close()
+
+
 JOB = """
 import json, sys
 sys.path.insert(0, {root!r})

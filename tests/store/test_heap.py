@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.packing import pack, unpack
-from penstock.store import Heap, Store, memory_store
+from penstock.store import Heap, Store, Turns, memory_store
 from penstock.store.value import PIECE
 
 MB = 1_000_000
@@ -155,3 +155,32 @@ def test_a_loader_keeps_samples_where_its_workers_see_them(kind: Any, store: typ
         assert len(list(loader)) == 4
         kept = [stop.store for stop in loader._holds.road.stops if hasattr(stop, "store")]
     assert [type(one) for one in kept] == [store] * 3
+
+
+def test_turns_let_one_thread_in_at_a_time_and_others_beside_it() -> None:
+    turns = Turns()
+    inside: dict[int, int] = {0: 0, 1: 0}
+    most: dict[int, int] = {0: 0, 1: 0}
+    both = threading.Barrier(2, timeout=20)
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            with turns.claim(number):
+                inside[number] += 1
+                most[number] = max(most[number], inside[number])
+                inside[number] -= 1
+
+    def meet(number: int) -> None:
+        with turns.claim(number):
+            both.wait()
+
+    threads = [threading.Thread(target=work, args=(n % 2,)) for n in range(6)]
+    threads += [threading.Thread(target=meet, args=(n,)) for n in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == {0: 1, 1: 1}
+    assert turns._held == {}
+    with pytest.raises(TypeError, match="processes need Claims"):
+        pickle.dumps(turns)

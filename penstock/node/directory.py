@@ -1,0 +1,30 @@
+"""The directory that a job was started in: code of the user's may read files relative to it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from penstock.pipeline import Pipeline
+from penstock.pools.runner import Work, WorkerInfo
+from penstock.pools.worker import Init
+
+
+def looks_around(pipeline: Pipeline) -> bool:
+    """Whether something on the road is not Penstock's own, and so may look for files by itself."""
+    ours = type(pipeline.source).__name__ != "DatasetSource"
+    collate = None if pipeline.batching is None else pipeline.batching.collate
+    return not (ours and collate is None and all(stop.careful for stop in pipeline.stops))
+
+
+@dataclass(frozen=True)
+class InDirectory:
+    """Has a worker process go to a directory before it does anything."""
+
+    directory: str
+    then: Init | None = None
+
+    def __call__(self, info: WorkerInfo, work: Work) -> None:
+        os.chdir(self.directory)
+        if self.then is not None:
+            self.then(info, work)
