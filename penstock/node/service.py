@@ -169,9 +169,11 @@ class Service:
             if found:
                 peer.send(["refused", _differs(name, found, group)])
                 return
-        group.join(peer, f"{part} x {common(size, group.unit, cuts)}", lag)
+        # One that comes back goes on as it began, whoever made the group anew before it.
+        unit = unit or group.unit
+        group.join(peer, f"{part} x {common(size, unit, cuts)}", lag)
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
-        peer.send(["welcome", not group.coded, group.unit, peer.part])
+        peer.send(["welcome", not group.coded, unit, peer.part])
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         path, directory = said

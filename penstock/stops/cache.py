@@ -11,8 +11,9 @@ from typing import Any
 
 from penstock.config import show_size
 from penstock.errors import PipelineError
+from penstock.packing import pack
 from penstock.random import Keys
-from penstock.stops.stop import Hold, Site, Step, Upstream, stored, taken
+from penstock.stops.stop import Hold, Site, Step, Upstream, lent, taken
 from penstock.store import AnyStore
 
 
@@ -64,7 +65,7 @@ class Cache(Hold):
             for i, sample in zip(missing, fresh, strict=True):
                 samples[i] = sample
             if not store.sealed and not site.trial:
-                packed: list[Any] = [stored(sample, lends) for sample in fresh]
+                packed: list[Any] = [_exact(sample, lends) for sample in fresh]
                 kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
                 for index, frame, put in zip(wanted.indices, packed, kept, strict=True):
                     if put:
@@ -72,3 +73,13 @@ class Cache(Hold):
             return samples
 
         return step
+
+
+def _exact(sample: Any, lends: bool) -> Any:
+    """As it is put into the store, at the same price in any: what is admitted depends on that."""
+    packed = pack(sample)
+    found = lent(sample) if lends else None
+    if found is None:
+        return packed
+    found.nbytes = packed.nbytes
+    return found

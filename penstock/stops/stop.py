@@ -21,6 +21,9 @@ from penstock.tree import flatten
 
 Upstream = Callable[[Keys], list[Any]]
 Step = Callable[[Keys, Upstream], list[Any]]
+_BESIDE = 256
+"""Bytes that a sample takes beside what its fields hold, about."""
+
 Fields = dict[str | int, Spec] | Spec
 """What is known of a sample by its fields; one Spec for a sample that is a single value."""
 
@@ -145,17 +148,20 @@ class Hold(Stop):
 
 def stored(sample: Any, lends: bool) -> Packed | Lent:
     """A sample as it is put into a store: as bytes, or, where nobody below changes it, itself."""
-    packed = pack(sample)
-    if lends and all(map(_stacks, flatten(sample)[0])):
-        return Lent(sample, packed.nbytes)
-    return packed
+    return (lent(sample) if lends else None) or pack(sample)
 
 
-def _stacks(leaf: Any) -> bool:
-    """Whether it is copied into a batch, or cannot be changed; objects are handed out."""
-    if isinstance(leaf, np.ndarray):
-        return not leaf.dtype.hasobject
-    return isinstance(leaf, (int, float, complex, str, bytes, np.generic))
+def lent(sample: Any) -> Lent | None:
+    """A sample to be kept as it is; ``None`` where part of it is handed out and may be changed."""
+    nbytes = _BESIDE
+    for leaf in flatten(sample)[0]:
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            nbytes += leaf.nbytes
+        elif isinstance(leaf, (str, bytes)):
+            nbytes += len(leaf)
+        elif not isinstance(leaf, (int, float, complex, np.generic)):
+            return None  # an object is not copied into a batch
+    return Lent(sample, nbytes)
 
 
 def taken(frame: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -13,6 +15,7 @@ import penstock as ps
 from penstock.node import member
 from penstock.node.look import look
 from penstock.node.place import Place
+from tests.node.conftest import gone
 
 N = 53
 
@@ -97,6 +100,20 @@ def test_a_member_of_another_size_goes_on_from_its_checkpoint(place: Place) -> N
                 rest = rows(again)
             flat = [row for batch in begun + rest for row in batch]
             assert flat == [row for batch in alone(written(4))[0] for row in batch]
+
+
+def test_a_member_keeps_its_unit_when_another_makes_the_group_anew(place: Place) -> None:
+    with written(8).loader(seed=5, share="a") as first:
+        epoch = iter(first)
+        begun = [next(epoch).tolist() for _ in range(2)]
+        status = look(place)
+        assert status is not None
+        os.kill(status["pid"], signal.SIGKILL)
+        assert gone(status["pid"])
+        with written(4).loader(seed=5, share="a") as other:
+            assert rows(other) == alone(written(4))[0]
+            assert begun + rows(epoch) == alone(written(8))[0]
+            assert rows(other) == alone(written(4))[1]
 
 
 def test_ranks_of_another_size_are_served_too(place: Place) -> None:
