@@ -229,9 +229,10 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         ([1, 2], {"worker_init_fn": print}, "worker_init_fn with share='search': the node's"),
         ([1, 2], {"in_order": False}, "in_order=False with share='search'"),
         ([1, 2], {"lag": "hurry"}, "lag is 'hurry'; give one of 'detach', 'wait'"),
+        ([1, 2], {"join": "late"}, "join is 'late'; give one of 'live', 'start'"),
         ([1, 2], {"echo": "auto", "echo_at": "batch"}, "share='search' with \"auto\""),
     ],
-    ids=["stream", "worker_init_fn", "in_order", "lag", "auto"],
+    ids=["stream", "worker_init_fn", "in_order", "lag", "join", "auto"],
 )
 def test_what_cannot_be_shared_is_refused(dataset: Any, options: Any, why: str) -> None:
     with pytest.raises(PipelineError, match="^(DataLoader: )?" + why):
