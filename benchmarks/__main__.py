@@ -15,6 +15,8 @@ from benchmarks import (
     cache,
     echo,
     encode,
+    faults,
+    jobs,
     load,
     memory,
     overhead,
@@ -39,6 +41,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         encode,
         accuracy,
         echo,
+        jobs,
+        faults,
         memory,
         start,
     )
