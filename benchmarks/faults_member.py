@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from benchmarks.faults_count import Batch
 from benchmarks.faults_work import Numbered, as_batch
-from benchmarks.jobs_board import NAP
+from benchmarks.jobs_board import NAP, die_with_parent
 
 GROUP = "faults"
 
@@ -143,5 +143,6 @@ def _batches(loader: Any, epochs: int) -> Iterator[tuple[int, Any]]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     told = json.loads(sys.argv[1])
     live(Life(**told["life"]), Papers(Path(told["place"]), told["name"]))

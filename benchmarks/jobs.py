@@ -34,7 +34,7 @@ SAME_CPU, SAME_READ, MORE_MEMORY = 1.1, 1.05, 1.5
 DELAY = 2.0
 """Milliseconds from a batch that is ready to a batch that a job has: the median should be less."""
 
-TRIES = 5
+TRIES = 3
 """How often a peer may try: one that gets stuck once may come through the next time."""
 
 SHARED = Way(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -11,6 +14,9 @@ import numpy as np
 
 NAP = 0.002
 """Seconds between two looks at the board."""
+
+PR_SET_PDEATHSIG = 1
+"""As the kernel's headers have it."""
 
 
 class Phase(IntEnum):
@@ -81,3 +87,12 @@ def wait_until(
         if time.monotonic() > give_up:
             raise TimeoutError(f"{what} after {patience:.0f} s")
         time.sleep(NAP)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it is gone, however it went: the
+    others it would have to end are sessions of their own."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs_board import Board, Phase, Stand
+from benchmarks.jobs_board import Board, Phase, Stand, die_with_parent
 from benchmarks.jobs_work import SharedPhotos
 from benchmarks.sameness import first_leaf, look
 
@@ -108,5 +108,6 @@ def _some_of(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     told = Part(**json.loads(sys.argv[1]))
     (serve if told.serves else take)(told)

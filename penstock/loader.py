@@ -214,11 +214,17 @@ class Loader:
             else:
                 # As it was before the first batch: what is full now may still hold samples of
                 # batches on their way, which are taken out when those are handed out.
-                self._settled = self._shared or self._holds.settled()
+                self._settled = self._may_settle()
                 self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
                 engine.start(iter(self._batches))
             self._at = self._cursor
         return engine
+
+    def _may_settle(self) -> bool:
+        if not self._shared:
+            return self._holds.settled()
+        # What a node holds is not known here; after an epoch most of it is there.
+        return self._epochs > 1 or not self._holds.road.holds
 
     def _may_run_ahead(self) -> bool:
         """Whether the next epoch may be begun before this one is over.

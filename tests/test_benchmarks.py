@@ -92,8 +92,8 @@ def test_benchmarks_of_photographs_have_no_default_folder(
     ("given", "said"),
     [
         (["overhead", "--rounds", "0"], "whole number from 1"),
-        (["overhead", "--seconds", "soon"], "number of seconds"),
-        (["overhead", "--seconds", "-1"], "number of seconds"),
+        (["overhead", "--seconds", "soon"], "number above 0"),
+        (["overhead", "--seconds", "-1"], "number above 0"),
         (["load", "--data", "/nowhere/at/all"], "is not a folder"),
         (["memory", "--epochs", "-2"], "whole number from 1"),
         (["overhead", "--peers", "torch,grian"], "no peer 'grian' here; there are: torch, grain"),
