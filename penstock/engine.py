@@ -91,20 +91,7 @@ class Engine:
         self.meter.start()
         try:
             while True:
-                with self._lock:
-                    failure, self._failure = self._failure, None
-                    if failure is not None:
-                        raise failure
-                    # What the loop gave back since may be what a worker found missing.
-                    opened = self._open() or self._starved
-                    job = self._take_ready()
-                    if job is None:
-                        self._supply_next()
-                    elif job.error is None:
-                        opened = self._open() or opened
-                    ended = job is None and not self._jobs and self._pending is None
-                if opened:
-                    self.pool.notify()
+                job, ended = self._turn()
                 if job is not None:
                     return self._hand_out(job)
                 if ended:
@@ -148,6 +135,24 @@ class Engine:
             self._tasks.clear()
             self._started = False
 
+    def _turn(self) -> tuple[Job | None, bool]:
+        """A batch to hand out, or none as of now; and whether none will come any more."""
+        with self._lock:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            # What the loop gave back since may be what a worker found missing.
+            opened = self._open() or self._starved
+            job = self._take_ready()
+            if job is None:
+                self._supply_next()
+            elif job.error is None:
+                opened = self._open() or opened
+            ended = job is None and not self._jobs and self._pending is None
+        if opened:
+            self.pool.notify()
+        return job, ended
+
     # What pools call.
 
     def take(self, worker: int) -> Task | None:
@@ -187,7 +192,7 @@ class Engine:
                     job.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
                     job.complete = True
-            self._progress.notify_all()
+            self._progressed()
         if opened:
             self.pool.notify()
 
@@ -362,6 +367,10 @@ class Engine:
             self._schedule.again(piece)
         elif not self._schedule.outstanding(piece.batch):
             job.complete = True
+
+    def _progressed(self) -> None:
+        """A piece is done: somebody may be waiting for that."""
+        self._progress.notify_all()
 
     def _came_back(self, task: int, outcome: Outcome) -> tuple[Job, Piece] | None:
         """What a task was for, or ``None`` if nobody waits for it any more."""

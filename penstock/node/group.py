@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.assembly import Assembly, Recipe
 from penstock.commons import Commons
+from penstock.job import Ready
 from penstock.meter import Meter
 from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import named
@@ -171,9 +172,12 @@ class Group:
 
     def _on(self, event: Callable[[float], list[Decision]]) -> None:
         with self.lock:
-            self._carry_out(event(self._clock()))
+            made = event(self._clock())
+            self._carry_out(made)
             for name in [one for one in self._wanted if not self.state.is_open(one)]:
                 del self._wanted[name]
+            if not self._wanted and not any(isinstance(one, Drop) for one in made):
+                return
             self._events += 1
             self._wake.notify_all()
             engine = self._engine
@@ -191,11 +195,7 @@ class Group:
                 if ready is None:
                     self._idle()
                     continue
-                with self.lock:
-                    name, _ = self._names.pop(id(ready.plan))
-                    self._carry_out(self._came(name, ready.value))
-                if self.assembly is not None:
-                    self.assembly.holds.handed_out(ready.plan)
+                self._deliver(ready)
         except BaseException as error:
             with self.lock:
                 self.broken = pack_error(error)
@@ -221,12 +221,12 @@ class Group:
                 "processes", max(1, choice.workers), "it runs in a directory of its own"
             )
         assembly = Assembly(recipe, choice, self._commons)
-        engine = assembly.engine(StagingEngine, staged=True, crew=self._crew)
+        engine = assembly.engine(StagingEngine, staged=True, crew=self._crew, deliver=self._deliver)
         if not isinstance(engine, StagingEngine):
             raise TypeError("a group needs an engine that stages")
-        engine.start(Plans(self))
         with self.lock:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
+        engine.start(Plans(self))
         return engine
 
     def _idle(self) -> None:
@@ -248,6 +248,13 @@ class Group:
             plan = keys._replace(indices=keys.indices)
             self._names[id(plan)] = (name, plan)
             return plan
+
+    def _deliver(self, ready: Ready) -> None:
+        with self.lock:
+            name, _ = self._names.pop(id(ready.plan))
+            self._carry_out(self._came(name, ready.value))
+        if self.assembly is not None:
+            self.assembly.holds.handed_out(ready.plan)
 
     def _came(self, name: Name, value: Staged | Failed) -> list[Decision]:
         if isinstance(value, Failed):

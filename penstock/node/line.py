@@ -28,23 +28,47 @@ class Line:
         self._known = Known()
         self._slots: dict[int, _Slot] = {}
         self._layout: Layout | None = None
-        self._unsent: deque[Name] = deque()
+        self._unsent: deque[Sequence[Any]] = deque()
+        self._recent: tuple[Name, ...] = ()
         self._pid = os.getpid()
         _lines.add(self)
 
-    def send(self, message: Sequence[Any]) -> None:
+    def later(self, message: Sequence[Any]) -> None:
+        """Say it with what is said next."""
+        self._unsent.append(message)
+
+    def flush(self) -> None:
+        """Say all that is left to say, in one message: each one wakes the node."""
+        said = []
         while self._unsent:
-            self.wire.send(["released", *self._unsent.popleft()[1:]])
-        self.wire.send(message)
+            said.append(self._unsent.popleft())
+        if len(said) > 1:
+            self.wire.send(["all", said])
+        elif said:
+            self.wire.send(said[0])
+
+    def send(self, message: Sequence[Any]) -> None:
+        self.later(message)
+        self.flush()
+
+    def taken(self, name: Name) -> None:
+        """The loop has this batch now, and lets go of the one before as a rule: it comes back soon,
+        and both can be said then."""
+        self._recent = (*self._recent, name)[-2:]
+        self.later(["took", *name[1:]])
 
     def release(self, name: Name) -> None:
         """May be called wherever the collector runs, so it waits for nothing and no lock."""
         if os.getpid() != self._pid:
             return  # a fork lets go of copies of its own
+        message = ["released", *name[1:]]
+        if name in self._recent[:1]:
+            self._unsent.append(message)
+            return
         try:
-            self.wire.post(["released", *name[1:]])
+            self.wire.post(message)
         except BlockingIOError:
-            self._unsent.append(name)
+            self._unsent.append(message)
         except OSError:
             pass  # the node is gone, and its books with it
 

@@ -119,6 +119,7 @@ class Attached:
         try:
             while True:
                 self._ask()
+                self._flush()
                 if not self._wants:
                     return None
                 name, plan = self._wants[0]
@@ -165,12 +166,15 @@ class Attached:
             self._attached()
             name = named(self._part, plan)
             self._wants.append((name, plan))
-            self._send("want", *keys_out(plan))
+            self._attached().later(["want", *keys_out(plan)])
 
     def _send(self, *message: Any) -> None:
-        line = self._attached()
+        self._attached().later(message)
+        self._flush()
+
+    def _flush(self) -> None:
         try:
-            line.send(message)
+            self._attached().flush()
         except OSError:
             self._lost()
 
@@ -299,7 +303,9 @@ class Attached:
         value = arrived.value
         if len(self._leases) > KEPT + WINDOW:
             value = _copied(value)
-        self._send("took", *name[1:])
+        self._attached().taken(name)
+        if not self._wants:
+            self._flush()
         for one in arrived.bad:
             self._meter.bad(BadSample(*one))
         if arrived.rows:

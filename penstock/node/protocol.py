@@ -1,10 +1,11 @@
 """What members and the node say to each other: the words, and what travels in them.
 
 A member says ``join``, then ``begin`` an epoch, ``want`` its batches in turn, ``took`` one, and
-``released`` it when nothing looks at it any more. The node answers ``welcome`` (and with it whether
-it needs the pipeline, which then comes as ``code``) or ``refused``; ``first`` to ``begin``; and
-sends ``batch`` or ``failed`` for what was wanted, ``broken`` if the group cannot go on. Whoever
-only looks says ``look``, and is answered with ``status``; ``stop`` ends the node.
+``released`` it when nothing looks at it any more; ``all`` has several of these, because each
+message wakes the node. The node answers ``welcome`` (and with it whether it needs the pipeline,
+which then comes as ``code``) or ``refused``; ``first`` to ``begin``; and sends ``batch`` or
+``failed`` for what was wanted, ``broken`` if the group cannot go on. Whoever only looks says
+``look``, and is answered with ``status``; ``stop`` ends the node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import penstock
 from penstock.node.state import Name
 from penstock.order.deal import BatchKeys
 
-VERSION = 1
+VERSION = 2
 """Of these messages. Node and members must have the same."""
 
 RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"

@@ -60,6 +60,7 @@ class Service:
             "rewind": lambda peer, said, _: _group(peer).rewind(peer),
             "took": lambda peer, said, _: _group(peer).took(peer, *said),
             "released": lambda peer, said, _: _group(peer).released(peer, *said),
+            "all": self._all,
             "look": lambda peer, said, _: peer.send(["status", status_of(self)]),
             "stop": self._stop,
         }
@@ -174,6 +175,10 @@ class Service:
         group.join(peer, f"{part} x {common(size, unit, cuts)}", lag)
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
         peer.send(["welcome", not group.coded, unit, peer.part])
+
+    def _all(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
+        for word, *rest in said[0]:
+            self._handlers[word](peer, rest, [])
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         path, directory = said

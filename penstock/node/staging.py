@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,11 +98,15 @@ class StagingEngine(Engine):
     """An engine that works for several members, as part of a crew.
 
     ``share`` is how much of a worker one task takes: worker processes have two tasks in hand, and
-    work on one of them.
+    work on one of them. ``deliver`` is called with each batch by the worker that has finished it:
+    another thread would have to wait until this one, busy with its next task, lets it.
     """
 
-    def __init__(self, *args: Any, crew: Crew, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, crew: Crew, deliver: Callable[[Ready], None], **options: Any
+    ) -> None:
         super().__init__(*args, in_order=False, **options)
+        self._deliver = deliver
         self.share = 0.5 if self.pool.own_process else 1.0
         self.idle = False
         self._crew = crew
@@ -120,6 +124,24 @@ class StagingEngine(Engine):
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
         self._crew.end(self.share, self)
+        try:
+            ready = self._poll()
+            if ready is not None:
+                self._deliver(ready)
+        except BaseException as error:
+            self.broken(error)
+
+    def _poll(self) -> Ready | None:
+        """A batch that is finished by now, if there is one; another is opened in its place."""
+        with self._lock:
+            job = self._take_ready()
+            opened = self._open()
+        if opened:
+            self.pool.notify()
+        return None if job is None else self._hand_out(job)
+
+    def _progressed(self) -> None:
+        """What there is to do then, the worker does that is done with its piece."""
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         super().lost(task, guilty=guilty, reason=reason)

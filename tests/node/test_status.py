@@ -253,7 +253,7 @@ def test_members_are_shown_where_they_stand(
             next(ahead)
         for _ in range(2):
             next(after)
-        wait_for(lambda: [one["batch"] for one in _groups()[0]["members"]] == [5, 2])
+        wait_for(lambda: [one["batch"] for one in _groups()[0]["members"]] == [4, 1])
         assert cli.main(["status"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert cli.main(["status", "--json"]) == 0
@@ -263,7 +263,7 @@ def test_members_are_shown_where_they_stand(
     assert f"log     {place.log}" in lines
     table = [line.split() for line in lines if "all, by 8" in line]
     assert [row[0] for row in table] == [str(os.getpid())] * 2
-    assert [row[5:8] for row in table] == [["5", "of", "8"], ["2", "of", "8"]]
+    assert [row[5:8] for row in table] == [["4", "of", "8"], ["1", "of", "8"]]
     assert [row[9] for row in table] == ["0", "3"]
     (found,) = told["groups"]
     assert (found["name"], found["ready"], found["broken"]) == ("a", True, None)
