@@ -139,6 +139,11 @@ def runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-node-{os.getuid()}"
 
 
+def live() -> bool:
+    """Whether running loaders say how they are, for ``penstock top`` and ``penstock watch``."""
+    return os.environ.get("PENSTOCK_LIVE", "") != "0"
+
+
 def node_workers() -> int:
     """How many workers a node has for all its groups together."""
     named = os.environ.get("PENSTOCK_NODE_WORKERS", "")

@@ -12,6 +12,7 @@
     ├── WorkerError                     a worker could not be started or kept alive
     ├── SlotError                       the loop keeps more batches than the memory budget allows
     ├── StoreError                      a store cannot be opened
+    ├── ReportError (ValueError)        an analysis cannot be made, or its report not read
     ├── StateError (ValueError)         a checkpoint does not belong to this loader
     └── MissingExtraError (ImportError) an optional package is not installed
 """
@@ -87,6 +88,10 @@ class SlotError(PenstockError):
 
 class StoreError(PenstockError):
     """A store that cannot be opened."""
+
+
+class ReportError(PenstockError, ValueError):
+    """An analysis that cannot be made, or a report of one that cannot be read."""
 
 
 class StateError(PenstockError, ValueError):

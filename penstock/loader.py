@@ -28,6 +28,7 @@ from penstock.source.stream import StreamSource
 from penstock.splitting import placed, settle
 from penstock.state import check_dealing, check_state, describe
 from penstock.stops.batch import Collate, stack
+from penstock.watch.publish import Publisher
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Loader:
         self._batches: Batches | None = None
         # Epochs know their loader; the loader knows them by number, or neither could be let go.
         self._epochs = 0
+        self._live = Publisher(self)
 
     def _assemble(self, kept: int | None) -> None:
         """The road and all that depends on what refurbish keeps."""
@@ -159,6 +161,7 @@ class Loader:
             raise RuntimeError("this epoch is over: another loop over the loader has begun")
         self._check_usable()
         engine = self._running()
+        self._live.asked(self)
         while epoch.left != 0:
             try:
                 ready = self._echoing.next(engine.next, self._plan, self._cursor, self._meter)
@@ -178,6 +181,7 @@ class Loader:
                 self._stream and self._batch.drop_last and ready.rows < self._batch.size
             ):
                 continue
+            self._live.handed_out(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
         over = self._cursor.epoch
@@ -348,6 +352,7 @@ class Loader:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._live.close()
         if self._engine is not None:
             self._finalizer()
             self._engine = None

@@ -14,6 +14,9 @@ LISTED_BAD_SAMPLES = 100
 """How many bad samples are listed by name; all are counted."""
 
 
+RECENT_BATCHES = 512
+
+
 class Totals(NamedTuple):
     """What a meter has added up so far; ``seconds[i]`` includes the stages above stage i."""
 
@@ -188,6 +191,8 @@ class Meter:
         self._seconds = [0.0] * len(stages)
         self._counts = _Counts(hits=[0] * holds, misses=[0] * holds)
         self._bad: deque[BadSample] = deque(maxlen=LISTED_BAD_SAMPLES)
+        self.batch_times: deque[float] = deque(maxlen=RECENT_BATCHES)
+        """Seconds that workers spent on each of the last batches."""
         self._started: float | None = None
 
     def start(self) -> None:

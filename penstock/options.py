@@ -33,6 +33,7 @@ class Options:
     share: str | None = None
     lag: Literal["detach", "wait"] = "detach"
     join: Literal["live", "start"] = "live"
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers != "auto" and (not is_whole(self.workers) or self.workers < 0):
@@ -58,6 +59,9 @@ class Options:
             )
         if self.share is not None and not self.in_order:
             raise PipelineError("in_order=False with share: members take batches in order.")
+        port = self.metrics_port
+        if port is not None and (not is_whole(port) or not 0 < port < 65536):
+            raise PipelineError(f"metrics_port is {port!r}; give a port from 1 to 65535, or None.")
 
     def check_stream(self) -> None:
         """Refuse what makes no sense on a stream."""

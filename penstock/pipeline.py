@@ -199,6 +199,7 @@ class Pipeline:
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
         join: Literal["live", "start"] = "live",
+        metrics_port: int | None = None,
     ) -> Loader:
         """Something to iterate: an epoch of NumPy batches each time.
 
@@ -211,31 +212,30 @@ class Pipeline:
         all, in a background process. A job that falls behind by more than there is room for is
         served by preparing again; with ``lag="wait"`` the others wait for it. One that joins while
         the others are in the middle of an epoch begins where they are, and takes what it missed at
-        the end; with ``join="start"`` it begins with the first batch, whatever the others do, so
-        that the sequence of its batches does not depend on when it was started.
+        the end; with ``join="start"`` it begins with the first, so that the sequence of its
+        batches does not depend on when it was started. ``metrics_port`` serves Prometheus.
         """
         from penstock.loader import Loader
 
-        return Loader(
-            self,
-            Options(
-                workers=workers,
-                kind=kind,
-                seed=seed,
-                shuffle=shuffle,
-                order=order,
-                rank=rank,
-                world=world,
-                tail=tail,
-                prefetch=prefetch,
-                on_error=on_error,
-                timeout=timeout,
-                memory=memory,
-                share=share,
-                lag=lag,
-                join=join,
-            ),
+        options = Options(
+            workers=workers,
+            kind=kind,
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
+            rank=rank,
+            world=world,
+            tail=tail,
+            prefetch=prefetch,
+            on_error=on_error,
+            timeout=timeout,
+            memory=memory,
+            share=share,
+            lag=lag,
+            join=join,
+            metrics_port=metrics_port,
         )
+        return Loader(self, options)
 
     @property
     def fields(self) -> Fields:

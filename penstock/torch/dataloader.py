@@ -54,7 +54,8 @@ class DataLoader:
     - ``share``: a name that the jobs of one search have in common: each batch is then prepared
       once for all of them, by workers of the node's own (``num_workers`` is not used); ``lag``
       says whether they wait for the slowest (``"wait"``) or not (``"detach"``), and
-      ``join="start"`` has a job that joins late begin with the first batch all the same.
+      ``join="start"`` has a job that joins late begin with the first batch all the same,
+    - ``metrics_port``: serves what is counted to Prometheus, on this machine's own address.
 
     Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
     ``state_dict`` resumes exactly.
@@ -109,6 +110,7 @@ class DataLoader:
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
         join: Literal["live", "start"] = "live",
+        metrics_port: int | None = None,
     ) -> None:
         streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         _check(
@@ -206,6 +208,7 @@ class DataLoader:
             share=share,
             lag=lag,
             join=join,
+            metrics_port=metrics_port,
         )
         pin = can_pin(pin_memory)
         convert: Tensors | None = Tensors(list, pin)

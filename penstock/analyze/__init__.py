@@ -1,0 +1,1 @@
+"""The analyser: why training waits, what would help, and by how much."""

@@ -1,0 +1,127 @@
+"""The way of batches through storage, workers and the accelerator, played through in numbers. Pure.
+
+``min(F, P, G)`` is what a loader would reach whose reading, preparing and training never wait for
+each other. Real workers read a sample and then prepare it, take turns at the storage and at the
+cores, and have only so many batches ahead: near the point where two rates meet, that costs up to a
+third. So the few things that happen are played through, sample by sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One loader and its loop. All times are seconds; ``step`` is that of a batch, and so is
+    ``shuttle``, what it takes the loop to receive one.
+
+    ``held`` is the share of samples that a cache answers, within ``hit``. The others take
+    ``service`` of the storage, one after the other, and each at least ``latency``.
+    """
+
+    workers: int
+    cores: int
+    batch: int
+    piece: int
+    ahead: int
+    prep: float
+    deviation: float
+    held: float
+    hit: float
+    service: float
+    latency: float
+    step: float
+    shuttle: float = 0.0
+
+
+WARM, COUNTED = 24, 96
+"""Batches that are played before the clock starts, and those that are timed: twice as many change
+the outcome by less than 0.2 %."""
+
+
+def seconds_a_batch(flow: Flow) -> float:
+    """How long a step takes, with all the waiting."""
+    if flow.workers == 0:
+        fetch = flow.held * flow.hit + (1 - flow.held) * max(flow.service, flow.latency)
+        return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
+    ends = _Play(flow).run(WARM + COUNTED)
+    # Between two moments at which equally much is underway.
+    return (ends[-1] - ends[WARM - 1]) / COUNTED
+
+
+class _Play:
+    """One run: workers are heap entries that carry the moment at which they go on."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.pieces = -(-flow.batch // flow.piece)
+        self.storage = 0.0
+        self.cores = [0.0] * max(1, flow.cores)
+        self.left: dict[int, int] = {}
+        self.ready: dict[int, float] = {}
+        self.opened: list[float] = [0.0] * flow.ahead
+        self.ends: list[float] = []
+        self.next_piece = 0
+        self.blocked: list[tuple[float, int]] = []
+        self.events: list[tuple[float, int, int, int, bool]] = []
+        """(when, worker, batch, samples left in the piece, whether the sample is fetched)"""
+        self.chance = random.Random(0)
+
+    def run(self, batches: int) -> list[float]:
+        for worker in range(self.flow.workers):
+            self.take(0.0, worker)
+        while len(self.ends) < batches:
+            when, worker, batch, left, fetched = heapq.heappop(self.events)
+            if not fetched:
+                heapq.heappush(self.events, (self.fetch(when), worker, batch, left, True))
+                continue
+            done = self.prepare(when)
+            if left > 1:
+                heapq.heappush(self.events, (done, worker, batch, left - 1, False))
+            else:
+                self.finish(done, batch)
+                self.take(done, worker)
+        return self.ends
+
+    def take(self, now: float, worker: int) -> None:
+        """The next piece, as soon as its batch is open."""
+        batch, place = divmod(self.next_piece, self.pieces)
+        if batch >= len(self.opened):
+            self.blocked.append((now, worker))
+            return
+        self.next_piece += 1
+        flow = self.flow
+        size = min(flow.piece, flow.batch - place * flow.piece)
+        start = max(now, self.opened[batch])
+        heapq.heappush(self.events, (start, worker, batch, size, False))
+
+    def fetch(self, now: float) -> float:
+        flow = self.flow
+        if self.chance.random() < flow.held:
+            return now + flow.hit
+        self.storage = max(now, self.storage) + flow.service
+        return max(self.storage, now + flow.latency)
+
+    def prepare(self, now: float) -> float:
+        flow = self.flow
+        took = max(0.1 * flow.prep, self.chance.gauss(flow.prep, flow.deviation))
+        done = max(now, heapq.heappop(self.cores)) + took
+        heapq.heappush(self.cores, done)
+        return done
+
+    def finish(self, now: float, batch: int) -> None:
+        """A piece is done; batches are handed out in order, and each one opens another."""
+        self.left[batch] = self.left.get(batch, self.pieces) - 1
+        self.ready[batch] = max(self.ready.get(batch, 0.0), now)
+        while self.left.get(len(self.ends), 1) == 0:
+            number = len(self.ends)
+            taken = max(self.ready.pop(number), self.ends[-1] if self.ends else 0.0)
+            del self.left[number]
+            self.ends.append(taken + self.flow.shuttle + self.flow.step)
+            self.opened.append(taken)
+        blocked, self.blocked = self.blocked, []
+        for since, worker in blocked:
+            self.take(since, worker)

@@ -1,0 +1,298 @@
+"""Runs the phases: the script's own loop is given batches that are replayed, cached or cold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import quantiles
+from typing import Any
+
+from penstock import config
+from penstock.analyze.course import Course
+from penstock.analyze.pagecache import can_drop, device_bytes
+from penstock.analyze.report import Costs, Phase, PhaseName, Report, Wait
+from penstock.analyze.subject import Device, Host, Subject, children
+
+PARTS = 9
+"""The time is for so many phases; most are exact long before theirs is over."""
+
+LEAST_AS_IT_IS = 8
+"""Steps of the script as it is, before anything is replaced: they load and compile what is needed,
+and show what the loop does with its batches."""
+
+AGREE_EVERY = 4
+"""After so many steps ranks tell each other whether they have seen enough."""
+
+MOST_WAITS = 2_000
+
+RECEIVED = 3
+"""Batches that are waited for until they are there, to see what receiving one takes."""
+
+
+class Probe:
+    """One analysis. ``run`` gives the loop its batches, and at its end there is a ``report``."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        device: Device | None = None,
+        *,
+        seconds: float = 60.0,
+        told: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._sleep = sleep
+        self.report: Report | None = None
+        self._subject = subject
+        self._device = device or Host()
+        self._seconds = seconds / PARTS
+        self._told = told or (lambda _: None)
+        self._clock = clock
+        self._phases: list[Phase] = []
+        self._waits: list[Wait] = []
+        self._began = clock()
+        self._gaps: list[float] = []
+
+    def run(self, as_it_is: Iterator[Any]) -> Iterator[Any]:
+        """What the loop is given instead of its loader's batches."""
+        subject = self._subject
+        yield from self._in_loop("as it is", as_it_is)
+        _close(as_it_is)
+        self._told("reading samples that are used from here on")
+        subject.learn()
+        cached = subject.cached()
+        yield from self._in_loop("cached", cached)
+        self._drained("prep", cached)
+        sample, shuttle = self._received(cached)
+        times = list(self._gaps)
+        _close(cached)
+        yield from self._in_loop("replay", self._replayed(self._device.to_device(sample)))
+        copy = self._device.copying(sample) / max(1, subject.setup.batch)
+        cold, device_reads = subject.cold(), None
+        if cold is not None:
+            before = self._read_so_far()
+            yield from self._in_loop("cold", cold)
+            device_reads = self._came_from_device(before)
+            _close(cold)
+        self._finish(shuttle, copy, device_reads, times)
+
+    def _finish(
+        self, shuttle: float, copy: float, device_reads: float | None, times: list[float]
+    ) -> None:
+        """Measure what needs no loop, and put all of it together."""
+        subject = self._subject
+        workers = subject.setup.workers
+        scaling, alone = {1: 1.0}, self._rate("prep")
+        if workers > 1:
+            one = subject.cached(1)
+            alone = self._drained("prep", one, keep=False).rate.value
+            _close(one)
+            scaling[min(workers, subject.setup.cores)] = self._rate("prep") / alone
+        storage, latency = self._reading(max(1, workers))
+        cache = self._read("cache", max(1, workers), cold=False)
+        slower = alone / self._rate("prep")
+        miss, hit = self._reuse(slower)
+        penstock = self._replaced(slower)
+        self._told("timing operations one by one")
+        operations = tuple(subject.operations())
+        batch = subject.setup.batch
+        setup = replace(subject.setup, accelerator=self._device.name)
+        spread = subject.batch_times()
+        costs = Costs(
+            compute=1 / self._rate("replay"),
+            prep=1 / alone,
+            scaling=scaling,
+            storage=storage,
+            cache=cache,
+            latency=latency,
+            copy=copy,
+            prep_deviation=min(_deviation(spread) / batch**0.5, 0.5 / alone),
+            shuttle=shuttle / batch,
+            reuse_miss=miss,
+            reuse_hit=hit,
+            penstock=penstock,
+        )
+        self.report = Report(
+            setup=setup,
+            costs=costs,
+            phases=tuple(self._phases),
+            operations=operations,
+            batch_times=tuple(spread or times),
+            waits=tuple(self._waits),
+            device_reads=device_reads,
+            made=time.strftime("%Y-%m-%d %H:%M:%S"),
+            machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
+            notes=tuple(subject.notes),
+        )
+        subject.close()
+
+    # In the loop.
+
+    def _in_loop(self, name: PhaseName, batches: Iterator[Any]) -> Iterator[Any]:
+        self._told(f"measuring in the training loop: {name}")
+        course = self._course(name)
+        last = self._clock()
+        while True:
+            asked = self._clock()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            now = self._clock()
+            course.step(now)
+            if len(self._waits) < MOST_WAITS:
+                self._waits.append(Wait(asked - self._began, name, now - asked, asked - last))
+            last = now
+            # All ranks are at the same step, so all of them ask and all get the same answer.
+            over = course.seen % AGREE_EVERY == 0 and self._device.agree(course.over)
+            if over:
+                self._device.sync()
+                break
+            yield batch
+            del batch
+        self._phases.append(course.phase())
+
+    def _replayed(self, batch: Any) -> Iterator[Any]:
+        while True:
+            yield self._device.again(batch)
+
+    def _course(self, name: PhaseName) -> Course:
+        setup = self._subject.setup
+        ahead = 2 if name == "replay" else setup.ahead + 2
+        warm_up = LEAST_AS_IT_IS if name == "as it is" else ahead
+        period = 1 if name == "replay" else max(1, setup.workers)
+        return Course(name, setup.batch, warm_up, self._seconds, period=period)
+
+    # Without the loop.
+
+    def _drained(self, name: PhaseName, batches: Iterator[Any], *, keep: bool = True) -> Phase:
+        """How fast they come when nobody does anything with them."""
+        self._told(f"measuring the loader alone: {name}")
+        course = self._course(name)
+        moments = []
+        while not course.over:
+            next(batches)
+            now = self._clock()
+            moments.append(now)
+            course.step(now)
+        if keep:
+            self._gaps = [after - before for before, after in pairwise(moments)]
+            self._phases.append(course.phase())
+        return course.phase()
+
+    def _reading(self, threads: int) -> tuple[float, float]:
+        """Bytes a second from storage, and what one reader waits for one sample."""
+        storage = self._read("storage", threads, cold=True)
+        size = self._subject.setup.sample_bytes
+        alone = self._read("storage", 1, cold=True, keep=False) if threads > 1 else storage
+        latency = size / alone if alone > 0 else 0.0
+        return storage, latency
+
+    def _read(self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True) -> float:
+        reading = self._subject.reading(threads, cold=cold)
+        if reading is None:
+            return 0.0
+        self._told(f"measuring reads: {name}, {threads} at a time")
+        size = max(1.0, self._subject.setup.sample_bytes)
+        # One step is what the readers bring at a time; how much that is differs.
+        course = Course(name, 1, 2 * threads + 2, self._seconds / 4, least=64, period=threads)
+        total = first = 0
+        while not course.over:
+            got = next(reading)
+            course.step(self._clock())
+            if len(course.moments) == 1:
+                first = total + got
+            total += got
+        _close(reading)
+        spent = course.moments[-1] - course.moments[0]
+        found = course.phase()
+        scale = (total - first) / found.steps / size
+        if keep:
+            rate = found.rate
+            scaled = replace(
+                rate, value=rate.value * scale, low=rate.low * scale, high=rate.high * scale
+            )
+            self._phases.append(replace(found, rate=scaled))
+        return (total - first) / spent
+
+    def _reuse(self, slower: float) -> tuple[float | None, float | None]:
+        """``prep`` with refurbish: of fresh samples, and of kept ones."""
+        made = self._subject.reused()
+        if made is None:
+            return None, None
+        batches, fresh = made
+        self._told("measuring the loader alone: with refurbish")
+        batch, began = self._subject.setup.batch, self._clock()
+        try:
+            for _ in range(max(1, fresh // 4)):
+                next(batches)
+            began = self._clock()
+            left = max(1, fresh - fresh // 4)
+            for _ in range(left):
+                next(batches)
+            # All workers together; ``prep`` is what one would take.
+            miss = (self._clock() - began) / (left * batch) / slower
+            course = Course("prep", batch, fresh + 2, self._seconds)
+            while not course.over:
+                next(batches)
+                course.step(self._clock())
+            hit = 1 / course.rate().value / slower
+        finally:
+            _close(batches)
+        return miss, hit
+
+    def _replaced(self, slower: float) -> float | None:
+        """``prep`` with Penstock's loader in the place of torch's."""
+        batches = self._subject.replaced()
+        if batches is None:
+            return None
+        found = self._drained("prep", batches, keep=False)
+        _close(batches)
+        return 1 / found.rate.value / slower
+
+    # What follows.
+
+    def _rate(self, name: PhaseName) -> float:
+        return next(one.rate.value for one in self._phases if one.name == name)
+
+    def _received(self, batches: Iterator[Any]) -> tuple[Any, float]:
+        """A batch, and the seconds that it takes the loop to receive one that is there."""
+        setup, found = self._subject.setup, []
+        batch = next(batches)
+        if setup.workers:
+            for _ in range(RECEIVED):
+                self._sleep(min(1.0, (setup.ahead + 1) * setup.batch / self._rate("prep")))
+                asked = self._clock()
+                batch = next(batches)
+                found.append(self._clock() - asked)
+        return batch, min(found, default=0.0)
+
+    def _read_so_far(self) -> tuple[int | None, int]:
+        return device_bytes(children()), len(self._waits)
+
+    def _came_from_device(self, before: tuple[int | None, int]) -> float | None:
+        was, waits = before
+        now = device_bytes(children())
+        setup = self._subject.setup
+        held = min(1.0, setup.cache / (setup.sample_bytes * setup.samples or 1.0))
+        wanted = (len(self._waits) - waits) * setup.batch * setup.sample_bytes * (1 - held)
+        if not can_drop() or was is None or now is None or wanted <= 0:
+            return None
+        return min(1.0, (now - was) / wanted)
+
+
+def _deviation(times: Sequence[float]) -> float:
+    """How much they differ, but for those that were interrupted."""
+    if len(times) < 4:
+        return 0.0
+    first, _, third = quantiles(times, n=4)
+    return (third - first) / 1.35
+
+
+def _close(batches: Iterator[Any]) -> None:
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()

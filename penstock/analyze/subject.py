@@ -1,0 +1,183 @@
+"""What a probe works on: a loader whose data can be replaced by cached and by cold data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any, Protocol
+
+from penstock.analyze.pagecache import drop
+from penstock.analyze.reading import by_threads
+from penstock.analyze.report import Operation, Setup
+
+CHUNK = 1 << 20
+"""Of a large file, so much is read at a time, here and there."""
+
+
+class Subject(Protocol):
+    """A loader under analysis. Iterators that it gives have no end; ``close`` ends them."""
+
+    @property
+    def setup(self) -> Setup: ...
+
+    notes: list[str]
+
+    def learn(self) -> None:
+        """Choose the samples that are used from now on, and find out where they lie."""
+
+    def cached(self, workers: int | None = None) -> Iterator[Any]:
+        """Batches of data that need not be fetched, made by so many workers (as it is)."""
+
+    def cold(self) -> Iterator[Any] | None:
+        """Batches of data that must be fetched; ``None`` where that cannot be brought about."""
+
+    def reused(self) -> tuple[Iterator[Any], int] | None:
+        """Batches with refurbish where it is best, all fresh for so many batches and all kept
+        after; ``None`` where it cannot stand."""
+
+    def replaced(self) -> Iterator[Any] | None:
+        """Batches that Penstock's loader makes of cached data in place of this one, with as many
+        workers; ``None`` where it is Penstock's already, or cannot be."""
+
+    def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
+        """Bytes as they are read, and nothing else is done with them."""
+
+    def operations(self) -> Sequence[Operation]: ...
+
+    def batch_times(self) -> Sequence[float]: ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """Where the step is done."""
+
+    name: str
+
+    def to_device(self, batch: Any) -> Any:
+        """The same batch, where the accelerator has it."""
+
+    def again(self, batch: Any) -> Any:
+        """A batch for one more step: itself, or a copy if the loop has written into it."""
+
+    def copying(self, batch: Any) -> float:
+        """Seconds that moving a batch to the device takes."""
+
+    def sync(self) -> None:
+        """Wait until the accelerator has done what it was told."""
+
+    def agree(self, over: bool) -> bool:
+        """Whether all ranks think so."""
+
+
+class Host:
+    """A step that is done where the batch is."""
+
+    name = "cpu"
+
+    def to_device(self, batch: Any) -> Any:
+        return batch
+
+    def again(self, batch: Any) -> Any:
+        return batch
+
+    def copying(self, batch: Any) -> float:
+        return 0.0
+
+    def sync(self) -> None:
+        pass
+
+    def agree(self, over: bool) -> bool:
+        return over
+
+
+class Files:
+    """The files that samples lie in, and how they are made cold while they are used.
+
+    Each time a batch is handed out, a part of the files is dropped, so that each is dropped once
+    between two readings of it: in a thread, so that the loop is not kept waiting.
+    """
+
+    def __init__(self, paths: Sequence[str], parts: int) -> None:
+        self.paths = list(dict.fromkeys(paths))
+        parts = max(1, parts)
+        self._parts = [self.paths[at::parts] for at in range(parts)]
+        self._turns = count()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def drop_all(self) -> None:
+        drop(self.paths)
+
+    def drop_some(self) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-cold")
+        self._thread.submit(drop, self._parts[next(self._turns) % len(self._parts)])
+
+    @property
+    def nbytes(self) -> int:
+        total = 0
+        for path in self.paths:
+            try:
+                total += os.path.getsize(path)
+            except OSError:
+                continue
+        return total
+
+    def reading(self, threads: int, *, cold: bool) -> Iterator[int]:
+        """Read them by so many threads, without end; cold, where that is asked for."""
+
+        def chunks() -> Iterator[tuple[str, int]]:
+            while True:
+                if cold:
+                    self.drop_all()
+                for path in self.paths:
+                    yield from ((path, at) for at in range(0, max(1, _size(path)), CHUNK))
+
+        return by_threads(_read, chunks(), threads)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def _read(chunk: tuple[str, int]) -> int:
+    path, at = chunk
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return len(os.pread(fd, CHUNK, at))
+    finally:
+        os.close(fd)
+
+
+def children() -> list[int]:
+    """All processes below this one."""
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            tasks = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for task in tasks:
+            try:
+                with open(f"/proc/{pid}/task/{task}/children") as listed:
+                    new = [int(one) for one in listed.read().split()]
+            except (OSError, ValueError):
+                continue
+            found += new
+            waiting += new
+    return found

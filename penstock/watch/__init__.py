@@ -1,0 +1,1 @@
+"""Watching loaders while they run: what they publish, and the views of it."""

@@ -1,0 +1,189 @@
+// Asks for the snapshot every second, and draws it. All text is put in as text, never as HTML.
+
+import { chart } from "./chart.js";
+
+const EVERY = 1000;
+const QUIET = 5;
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const whole = (value) => Math.round(value).toLocaleString("en");
+const percent = (value) => `${Math.round(100 * value)} %`;
+
+function compact(value) {
+  for (const [unit, scale] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (value >= scale) return `${+(value / scale).toFixed(1)}${unit}`;
+  }
+  return `${+value.toFixed(1)}`;
+}
+
+function bytes(value) {
+  for (const [unit, scale] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]) {
+    if (value >= scale) return `${(value / scale).toFixed(1)} ${unit}`;
+  }
+  return `${Math.round(value)} B`;
+}
+
+function span(seconds) {
+  const left = Math.max(0, Math.round(seconds));
+  if (left < 60) return `${left} s`;
+  if (left < 3600) return `${Math.floor(left / 60)} min ${left % 60} s`;
+  return `${Math.floor(left / 3600)} h ${Math.floor((left % 3600) / 60)} min`;
+}
+
+function figure(kind, value, label) {
+  return make("div", { class: `figure ${kind}` }, make("b", {}, value), make("span", {}, label));
+}
+
+function track(share) {
+  const fill = make("div", { class: "fill" });
+  fill.style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
+  return make("div", { class: "track" }, fill);
+}
+
+// columns: [title, class]; rows: lists of texts or nodes.
+function table(columns, rows) {
+  const head = columns.map(([title, kind]) => make("th", { class: kind, scope: "col" }, title));
+  const body = rows.map((row) =>
+    make("tr", {}, ...row.map((cell, at) => make("td", { class: columns[at][1] }, cell))),
+  );
+  return make(
+    "div",
+    { class: "scroll" },
+    make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)),
+  );
+}
+
+function part(title, ...content) {
+  return make("div", {}, make("h3", {}, title), ...content);
+}
+
+function position(loader, now) {
+  const { epoch, batch, batches, rank, world, share } = loader.standing;
+  const words = [`epoch ${epoch}`, `batch ${whole(batch)}${batches ? ` of ${whole(batches)}` : ""}`];
+  if (world > 1) words.push(`rank ${rank} of ${world}`);
+  if (share) words.push(`shares ${share}`);
+  if (loader.waiting !== null) words.push(`waits for a batch since ${span(now - loader.waiting)}`);
+  else if (loader.age >= QUIET) words.push(`no batch was taken for ${span(loader.age)}`);
+  return words.join(", ");
+}
+
+function stops(loader) {
+  const moved = loader.rates.stops.filter((stop) => stop.seconds_per_sample !== null);
+  if (!moved.length) return null;
+  const columns = [["stop", ""], ["samples/s", "number"], ["ms/sample", "number"], ["share of the work", "wide"]];
+  const rows = moved.map((stop) => [
+    stop.name,
+    whole(stop.samples_per_second),
+    (1e3 * stop.seconds_per_sample).toFixed(3),
+    track(stop.share),
+  ]);
+  return part("Stops, now", table(columns, rows));
+}
+
+function caches(loader) {
+  const { caches: found, refurbish, echo } = loader.stats;
+  const rows = found.map((cache, at) => [
+    found.length > 1 ? `cache ${at}` : "cache",
+    loader.rates.hits[at] === null ? "not asked" : `${percent(loader.rates.hits[at])} hits`,
+    `${bytes(cache.used)} of ${bytes(cache.budget)}${cache.full ? ", full" : ""}`,
+    track(cache.budget ? cache.used / cache.budget : 0),
+  ]);
+  if (refurbish) {
+    const reused = refurbish.reused / Math.max(1, refurbish.reused + refurbish.fresh);
+    rows.push(["refurbish", `${percent(reused)} reused`, bytes(refurbish.used), track(reused)]);
+  }
+  if (echo) rows.push(["echo", `factor ${echo.factor}`, `${whole(echo.delivered)} samples`, ""]);
+  if (!rows.length) return null;
+  return part("Kept samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
+}
+
+function bad(loader) {
+  const { bad: count, bad_samples: listed } = loader.stats;
+  if (!count) return null;
+  const rows = [...listed].reverse().map((one) => [one.name, `${one.index}`, one.stage, one.error]);
+  const columns = [["sample", ""], ["index", "number"], ["stop", ""], ["error", "wide"]];
+  return part(`Bad samples: ${whole(count)}`, table(columns, rows));
+}
+
+function card(loader, now) {
+  const { rates, overall, standing, stats } = loader;
+  const points = (at) => loader.points.map((point) => [point[0], point[at]]);
+  const workers = stats.pool.kind === "none" ? "loop itself" : `${stats.pool.workers} ${stats.pool.kind}`;
+  const figures = [
+    figure("stall", percent(rates.stall), `stalled now, ${percent(overall.stall)} since it began`),
+    figure("rate", whole(rates.samples_per_second), "samples/s"),
+    figure("", rates.batches_per_second.toFixed(1), "batches/s"),
+    figure("", `${bytes(rates.bytes_read_per_second)}/s`, "read from the source"),
+    figure("", `${standing.finished} + ${standing.unfinished}`, `batches ready + in the making, ${standing.slots} slots`),
+    stats.pool.kind === "node"
+      ? figure("", "node", "prepares the batches")
+      : figure("", percent(rates.utilisation), `busy: ${workers}`),
+  ];
+  return make(
+    "article",
+    { class: "card" },
+    make("h2", {}, `process ${loader.pid}, loader ${loader.number}: ${loader.command}`),
+    make("p", { class: "soft" }, standing.name),
+    make("p", {}, position(loader, now)),
+    make("div", { class: "figures" }, ...figures),
+    make(
+      "div",
+      { class: "charts" },
+      part("Stall", chart("stall", "share of time stalled", points(1), now, 1, percent)),
+      part("Samples a second", chart("rate", "samples a second", points(2), now, null, compact)),
+    ),
+    make("div", { class: "columns" }, stops(loader), caches(loader)),
+    bad(loader),
+  );
+}
+
+function group(found) {
+  const columns = [["process", "number"], ["part", ""], ["epoch", "number"], ["batch", "number"], ["ready", "number"]];
+  const rows = found.members.map((member) => [
+    `${member.pid}`,
+    member.part,
+    `${member.epoch}`,
+    `${member.batch ?? "?"}${member.batches ? ` of ${whole(member.batches)}` : ""}`,
+    `${member.ready}`,
+  ]);
+  const staged = `${whole(found.staged_batches)} batches staged, ${bytes(found.staged)} of ${bytes(found.budget)}`;
+  const told = `${staged}; prepared ${whole(found.prepared)}, given ${whole(found.given)}`;
+  return part(`Group ${found.name}`, make("p", {}, found.broken ?? told), table(columns, rows));
+}
+
+function nodeCard(node) {
+  const told = `process ${node.pid}, up ${span(node.up)}, ${node.workers} workers, ${node.cpu.toFixed(1)} s of CPU`;
+  return make("article", { class: "card" }, make("h2", {}, "Node"), make("p", { class: "soft" }, told), ...node.groups.map(group));
+}
+
+function draw(told) {
+  const count = told.loaders.length;
+  const state = document.getElementById("state");
+  state.className = "";
+  state.textContent = count
+    ? `${count} ${count === 1 ? "loader" : "loaders"}, ${new Date(1e3 * told.time).toLocaleTimeString()}`
+    : "No loader is running. They appear here when they hand out their first batch.";
+  const cards = told.loaders.map((loader) => card(loader, told.time));
+  document.getElementById("loaders").replaceChildren(...cards);
+  document.getElementById("node").replaceChildren(...(told.node?.groups ? [nodeCard(told.node)] : []));
+}
+
+async function look() {
+  try {
+    const answer = await fetch("snapshot.json");
+    draw(await answer.json());
+  } catch (error) {
+    const state = document.getElementById("state");
+    state.className = "lost";
+    state.textContent = `No answer: has penstock watch ended? What is shown is old. (${error.message})`;
+  }
+  setTimeout(look, EVERY);
+}
+
+look();
