@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import (
     accuracy,
+    analyze,
     audio,
     cache,
     echo,
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         faults,
+        analyze,
         memory,
         start,
     )

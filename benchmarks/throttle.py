@@ -1,4 +1,4 @@
-"""A source that is slow on purpose: a token bucket says when samples may be read."""
+"""Sources that are slow on purpose: a token bucket, or a disk of a stated rate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from penstock.analyze.chosen import nbytes_of
 from penstock.operation import Spec
 from penstock.source.source import Source
 
@@ -89,6 +90,52 @@ class Throttled(Source):
     def read(self, indices: Sequence[int]) -> list[Any]:
         self._bucket.take(len(indices))
         return self._source.read(indices)
+
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
+    def identity(self) -> str:
+        return self._source.identity()
+
+    def fields(self) -> dict[str | int, Spec] | Spec:
+        return self._source.fields()
+
+
+class Disk:
+    """A device that gives so many bytes a second, to one reader after the other."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free = clock()
+
+    def serve(self, nbytes: int) -> None:
+        """Wait until it has given so many."""
+        with self._lock:
+            self._free = max(self._free, self._clock()) + nbytes / self.rate
+            due = self._free
+        left = due - self._clock()
+        if left > 0:
+            time.sleep(left)
+
+
+class OnDisk(Source):
+    """Another source whose samples come from a slow device. It serves threads only."""
+
+    threadsafe: ClassVar[bool] = True
+
+    def __init__(self, source: Source, disk: Disk) -> None:
+        self._source = source
+        self.disk = disk
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        samples = self._source.read(indices)
+        self.disk.serve(sum(nbytes_of(sample) for sample in samples))
+        return samples
 
     def name(self, index: int) -> str:
         return self._source.name(index)

@@ -161,12 +161,13 @@ class Loader:
             raise RuntimeError("this epoch is over: another loop over the loader has begun")
         self._check_usable()
         engine = self._running()
-        self._live.asked(self)
         while epoch.left != 0:
+            self._live.asked(self)
             try:
                 ready = self._echoing.next(engine.next, self._plan, self._cursor, self._meter)
             except BaseException:
                 self._at = None
+                self._live.moved(self)
                 raise
             if ready is None:
                 break
@@ -181,7 +182,7 @@ class Loader:
                 self._stream and self._batch.drop_last and ready.rows < self._batch.size
             ):
                 continue
-            self._live.handed_out(self)
+            self._live.moved(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
         over = self._cursor.epoch
@@ -189,6 +190,7 @@ class Loader:
         self._to_epoch(over + 1)
         began = self._batches is not None and self._batches.epoch > over
         self._at = self._cursor if began else None
+        self._live.moved(self)
         raise StopIteration
 
     def _advance(self, plan: BatchKeys) -> None:

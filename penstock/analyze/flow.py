@@ -19,7 +19,9 @@ class Flow:
     ``shuttle``, what it takes the loop to receive one.
 
     ``held`` is the share of samples that a cache answers, within ``hit``. The others take
-    ``service`` of the storage, one after the other, and each at least ``latency``.
+    ``service`` of the storage, one after the other, and arrive after ``latency`` where nobody else
+    reads. ``spread`` is by how much samples differ in size, as a part of the mean: large ones take
+    longer to fetch and to prepare.
     """
 
     workers: int
@@ -28,13 +30,13 @@ class Flow:
     piece: int
     ahead: int
     prep: float
-    deviation: float
     held: float
     hit: float
     service: float
     latency: float
     step: float
     shuttle: float = 0.0
+    spread: float = 0.0
 
 
 WARM, COUNTED = 24, 96
@@ -66,21 +68,22 @@ class _Play:
         self.ends: list[float] = []
         self.next_piece = 0
         self.blocked: list[tuple[float, int]] = []
-        self.events: list[tuple[float, int, int, int, bool]] = []
-        """(when, worker, batch, samples left in the piece, whether the sample is fetched)"""
+        self.events: list[tuple[float, int, int, int, float]] = []
+        """(when, worker, batch, samples left in the piece, size of the sample if it is fetched)"""
         self.chance = random.Random(0)
 
     def run(self, batches: int) -> list[float]:
         for worker in range(self.flow.workers):
             self.take(0.0, worker)
         while len(self.ends) < batches:
-            when, worker, batch, left, fetched = heapq.heappop(self.events)
-            if not fetched:
-                heapq.heappush(self.events, (self.fetch(when), worker, batch, left, True))
+            when, worker, batch, left, size = heapq.heappop(self.events)
+            if not size:
+                size = max(0.1, self.chance.gauss(1.0, self.flow.spread))
+                heapq.heappush(self.events, (self.fetch(when, size), worker, batch, left, size))
                 continue
-            done = self.prepare(when)
+            done = self.prepare(when, size)
             if left > 1:
-                heapq.heappush(self.events, (done, worker, batch, left - 1, False))
+                heapq.heappush(self.events, (done, worker, batch, left - 1, 0.0))
             else:
                 self.finish(done, batch)
                 self.take(done, worker)
@@ -96,18 +99,20 @@ class _Play:
         flow = self.flow
         size = min(flow.piece, flow.batch - place * flow.piece)
         start = max(now, self.opened[batch])
-        heapq.heappush(self.events, (start, worker, batch, size, False))
+        heapq.heappush(self.events, (start, worker, batch, size, 0.0))
 
-    def fetch(self, now: float) -> float:
+    def fetch(self, now: float, size: float) -> float:
         flow = self.flow
         if self.chance.random() < flow.held:
-            return now + flow.hit
-        self.storage = max(now, self.storage) + flow.service
-        return max(self.storage, now + flow.latency)
+            return now + flow.hit * size
+        service = flow.service * size
+        self.storage = max(now, self.storage) + service
+        # What a reader waits beyond its turn is the same for all.
+        return self.storage + flow.latency - flow.service
 
-    def prepare(self, now: float) -> float:
+    def prepare(self, now: float, size: float) -> float:
         flow = self.flow
-        took = max(0.1 * flow.prep, self.chance.gauss(flow.prep, flow.deviation))
+        took = size * flow.prep
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
         return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from penstock import config
 from penstock.analyze.chosen import Chosen, files_of, nbytes_of
 from penstock.analyze.report import Operation, Setup
-from penstock.analyze.subject import Files
+from penstock.analyze.subject import Files, relative_deviation
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
@@ -65,6 +66,7 @@ class LoaderSubject:
         self._indices: list[int] = []
         self._kept: dict[int, Any] = {}
         self._sample_bytes = 0.0
+        self.size_deviation = 0.0
         self._files: Files | None = None
         self._piece = self._batch
         self._times: list[float] = []
@@ -101,21 +103,22 @@ class LoaderSubject:
         places = np.arange(min(samples, BATCHES * self._batch), dtype=np.int64)
         found = shuffled(samples, self._loader.options.seed, 0, places).tolist()
         room = min(ROOM, config.memory() // 8)
-        total = 0
+        sizes: list[int] = []
         for index in found:
             try:
                 (sample,) = self._source.read([index])
             except Exception as error:  # a bad sample is for the loader to report
                 self.notes.append(f"sample {index} could not be read: {error}")
                 continue
-            total += nbytes_of(sample)
+            sizes.append(nbytes_of(sample))
             self._indices.append(index)
             self._kept[index] = sample
-            if total > room and len(self._indices) % self._batch == 0:
+            if sum(sizes) > room and len(self._indices) % self._batch == 0:
                 break
         if not self._indices:
             raise ReportError(f"no sample could be read: {self.notes[-1] if self.notes else ''}")
-        self._sample_bytes = total / len(self._indices)
+        self._sample_bytes = fmean(sizes)
+        self.size_deviation = relative_deviation(sizes)
         paths = files_of(self._source, self._indices)
         if paths:
             self._files = Files(paths, max(1, len(self._indices) // self._batch))

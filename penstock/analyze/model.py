@@ -16,6 +16,9 @@ Bound = Literal["compute", "prep", "fetch"]
 LITTLE = 0.05
 """A stall below this share of the time is none: measuring is not more exact."""
 
+TORCH_AHEAD = 2
+"""Batches that torch's loader has ahead for each worker, unless told otherwise."""
+
 MEMBER = 0.5e-3
 """CPU seconds that each further job costs for a batch that it shares: a message, a mapping, and
 what the node hears from it. Measured with 8 jobs."""
@@ -110,7 +113,7 @@ def predict(report: Report, change: Change | None = None) -> Prediction:
         fetch=samples * (full - cached),
         fetch_rate=fetch_rate * echo,
         prep_rate=prep_rate * echo,
-        ingestion=a_batch / flow.step,
+        ingestion=a_batch / flow.step if flow.step else math.inf,
     )
 
 
@@ -151,13 +154,13 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         piece=min(setup.piece, setup.batch),
         ahead=_ahead(report, workers),
         prep=prep,
-        deviation=costs.prep_deviation * prep / costs.prep if costs.prep else 0.0,
         held=held,
         hit=hit,
         service=service,
         latency=latency,
         step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
         shuttle=setup.batch * costs.shuttle,
+        spread=costs.size_deviation,
     )
     a_fetch = held * hit / max(1, busy) + (1 - held) * service
     fetch_rate = 1 / a_fetch if a_fetch > 0 else math.inf
@@ -187,9 +190,9 @@ def scaling(measured: Mapping[int, float], workers: int) -> float:
 
 def _ahead(report: Report, workers: int) -> int:
     setup = report.setup
-    if setup.kind == "processes" and setup.workers and setup.piece >= setup.batch:
-        # So many for each worker, as torch's loader has it.
-        return max(1, setup.ahead // setup.workers) * max(1, workers)
+    if setup.loader.startswith("torch."):
+        each = setup.ahead // setup.workers if setup.workers else TORCH_AHEAD
+        return max(1, each * workers)
     return max(1, setup.ahead)
 
 

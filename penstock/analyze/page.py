@@ -21,6 +21,7 @@ from penstock.analyze.text import (
     gain_words,
     interval,
     percent,
+    ranked,
     rate,
     rate_rows,
     remarks,
@@ -50,12 +51,12 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
     """The whole page."""
     forecast = Forecast(report)
     present, stalls = forecast(), stalls_of(report)
-    ordered = sorted(remedies, key=lambda one: -one.gain)
+    remedies = ranked(remedies)
     title = f"{stalls.bound}-bound: {report.command or report.setup.loader}"
     parts = [
         _head(report, stalls, present),
-        _remedies(ordered, stalls.bound),
-        _plots(report, forecast, ordered),
+        _remedies(remedies, stalls.bound),
+        _plots(report, forecast, remedies),
         _section("Rates", _rates(report, present)),
         _section("Phases", _phases(report)),
         _section("Ranks", _ranks(report)),
@@ -139,9 +140,10 @@ def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
             if one.code
             else ""
         )
+        title = escape(one.title[:1].upper() + one.title[1:])
         shown.append(
             f'<li class="card remedy{best}"><div class="gain">{one.gain:.2f}&times;</div>'
-            f"<div><h3>{escape(one.title)}</h3><p>{escape(gain_words(one))}</p>"
+            f"<div><h3>{title}</h3><p>{escape(gain_words(one))}</p>"
             f"{why}{code}</div></li>"
         )
     return (
@@ -153,7 +155,8 @@ def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
 
 def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
     enough = saturation(forecast)
-    best = (remedies[0].title, remedies[0].prediction) if remedies else None
+    first = next((one for one in remedies if not one.change.share), None)
+    best = None if first is None else (f"with {first.title}", first.prediction)
     stacks = series.stacks(report, forecast(), best)
     found = [
         _figure(

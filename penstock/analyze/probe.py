@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from statistics import quantiles
 from typing import Any
 
 from penstock import config
@@ -90,10 +89,10 @@ class Probe:
             one = subject.cached(1)
             alone = self._drained("prep", one, keep=False).rate.value
             _close(one)
-            scaling[min(workers, subject.setup.cores)] = self._rate("prep") / alone
+            scaling[min(workers, subject.setup.cores)] = self._rate("prep") * _seconds(alone)
         storage, latency = self._reading(max(1, workers))
         cache = self._read("cache", max(1, workers), cold=False)
-        slower = alone / self._rate("prep")
+        slower = alone * _seconds(self._rate("prep")) or 1.0
         miss, hit = self._reuse(slower)
         penstock = self._replaced(slower)
         self._told("timing operations one by one")
@@ -102,14 +101,14 @@ class Probe:
         setup = replace(subject.setup, accelerator=self._device.name)
         spread = subject.batch_times()
         costs = Costs(
-            compute=1 / self._rate("replay"),
-            prep=1 / alone,
+            compute=_seconds(self._rate("replay")),
+            prep=_seconds(alone),
             scaling=scaling,
             storage=storage,
             cache=cache,
             latency=latency,
             copy=copy,
-            prep_deviation=min(_deviation(spread) / batch**0.5, 0.5 / alone),
+            size_deviation=subject.size_deviation,
             shuttle=shuttle / batch,
             reuse_miss=miss,
             reuse_hit=hit,
@@ -239,7 +238,7 @@ class Probe:
             while not course.over:
                 next(batches)
                 course.step(self._clock())
-            hit = 1 / course.rate().value / slower
+            hit = _seconds(course.rate().value) / slower
         finally:
             _close(batches)
         return miss, hit
@@ -251,7 +250,7 @@ class Probe:
             return None
         found = self._drained("prep", batches, keep=False)
         _close(batches)
-        return 1 / found.rate.value / slower
+        return _seconds(found.rate.value) / slower
 
     # What follows.
 
@@ -264,7 +263,9 @@ class Probe:
         batch = next(batches)
         if setup.workers:
             for _ in range(RECEIVED):
-                self._sleep(min(1.0, (setup.ahead + 1) * setup.batch / self._rate("prep")))
+                self._sleep(
+                    min(1.0, (setup.ahead + 1) * setup.batch * _seconds(self._rate("prep")))
+                )
                 asked = self._clock()
                 batch = next(batches)
                 found.append(self._clock() - asked)
@@ -284,12 +285,9 @@ class Probe:
         return min(1.0, (now - was) / wanted)
 
 
-def _deviation(times: Sequence[float]) -> float:
-    """How much they differ, but for those that were interrupted."""
-    if len(times) < 4:
-        return 0.0
-    first, _, third = quantiles(times, n=4)
-    return (third - first) / 1.35
+def _seconds(rate: float) -> float:
+    """Of a sample; none where a loop does nothing at all."""
+    return 1 / rate if rate > 0 else 0.0
 
 
 def _close(batches: Iterator[Any]) -> None:

@@ -79,8 +79,9 @@ class Costs:
     """What the model is fed with: seconds a sample unless said otherwise.
 
     ``compute`` is that of a step (1/G), with ``copy`` of it for moving the batch to the device.
-    ``prep`` is what one worker takes for a sample that it need not fetch, and ``prep_deviation``
-    how much that differs; ``scaling`` is how much faster so many workers are than one. ``storage``
+    ``prep`` is what one worker takes for a sample that it need not fetch; ``size_deviation`` is by
+    how much samples differ in bytes, as a part of the mean, and with that in what they take.
+    ``scaling`` is how much faster so many workers are than one. ``storage``
     and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
     for one sample from storage where nobody else reads. ``shuttle`` is what it takes the loop to
     receive a sample. ``reuse_miss`` and ``reuse_hit`` are ``prep`` where refurbish stands at its
@@ -96,7 +97,7 @@ class Costs:
     cache: float
     latency: float
     copy: float = 0.0
-    prep_deviation: float = 0.0
+    size_deviation: float = 0.0
     shuttle: float = 0.0
     reuse_miss: float | None = None
     reuse_hit: float | None = None

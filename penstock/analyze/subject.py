@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from statistics import fmean, pstdev
 from typing import Any, Protocol
 
 from penstock.analyze.pagecache import drop
@@ -23,6 +24,9 @@ class Subject(Protocol):
     def setup(self) -> Setup: ...
 
     notes: list[str]
+
+    size_deviation: float
+    """By how much samples differ in bytes, as a part of the mean."""
 
     def learn(self) -> None:
         """Choose the samples that are used from now on, and find out where they lie."""
@@ -115,15 +119,8 @@ class Files:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-cold")
         self._thread.submit(drop, self._parts[next(self._turns) % len(self._parts)])
 
-    @property
-    def nbytes(self) -> int:
-        total = 0
-        for path in self.paths:
-            try:
-                total += os.path.getsize(path)
-            except OSError:
-                continue
-        return total
+    def sizes(self) -> list[int]:
+        return [_size(path) for path in self.paths]
 
     def reading(self, threads: int, *, cold: bool) -> Iterator[int]:
         """Read them by so many threads, without end; cold, where that is asked for."""
@@ -141,6 +138,16 @@ class Files:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
+
+
+def relative_deviation(sizes: Sequence[int]) -> float:
+    """By how much they differ, as a part of their mean.
+
+    >>> relative_deviation([100, 100]), relative_deviation([50, 150])
+    (0.0, 0.5)
+    """
+    mean = fmean(sizes) if sizes else 0.0
+    return pstdev(sizes) / mean if mean > 0 else 0.0
 
 
 def _size(path: str) -> int:

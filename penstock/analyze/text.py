@@ -46,7 +46,7 @@ COLD = 0.9
 
 
 def lines_of(report: Report, remedies: Sequence[Remedy] = ()) -> list[str]:
-    """The verdict, the rates behind it, and what would help."""
+    """The verdict, the rates behind it, and what would help, the most useful first."""
     stalls, present = stalls_of(report), predict(report)
     return [
         verdict(stalls),
@@ -167,7 +167,7 @@ def remedy_lines(remedies: Sequence[Remedy], bound: Bound) -> list[str]:
     """The most useful remedy with its code, then the others."""
     if not remedies:
         return [] if bound == "compute" else ["No remedy was found that would help."]
-    best, *others = sorted(remedies, key=lambda one: -one.gain)
+    best, *others = ranked(remedies)
     found = [
         f"Most useful: {best.title}: {gain_words(best)}",
         *([f"  {best.why}"] if best.why else []),
@@ -179,6 +179,12 @@ def remedy_lines(remedies: Sequence[Remedy], bound: Bound) -> list[str]:
         found += [f"  {one.title}: {gain_words(one)}"]
         found += [f"    {line}" for line in one.code.splitlines()]
     return found
+
+
+def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
+    """Those for this run first, then those for several: a gain of sharing is one over other jobs
+    that would run beside it, and here there may be none."""
+    return sorted(remedies, key=lambda one: one.change.share)
 
 
 def gain_words(remedy: Remedy) -> str:

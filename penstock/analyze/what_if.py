@@ -226,6 +226,10 @@ def unheard(report: Report, options: Sequence[Values]) -> list[str]:
             "--reuse changes nothing here: refurbish can stand nowhere on this road, or its costs "
             "were not measured."
         )
+    if "penstock" in names and report.costs.penstock is None:
+        found.append(
+            "--penstock changes nothing here: the script has it already, or it was not measured."
+        )
     if "offload" in names and not report.operations:
         found.append("--offload changes nothing here: operations were not timed one by one.")
     if names & {"cache", "storage"} and not report.setup.sample_bytes:

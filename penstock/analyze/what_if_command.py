@@ -21,9 +21,9 @@ examples:
   penstock what-if report.json --jobs 8 --share             eight jobs on one preparation
   penstock what-if report.json --cores 2,4,8,16 --price-accelerator 2 --price-core 0.04
 
-Every option but --share takes one value, several (1,2,4,8), a range (0..64GB) or a range with a
-step (0..64GB:8GB); at most two of them may have more than one. A number without a unit has that of
-the last one. Cores have a worker each unless --workers says otherwise.
+An option that takes a VALUE takes one, several (1,2,4,8), a range (0..64GB) or a range with a step
+(0..64GB:8GB); at most two of them may have more than one. A number without a unit has that of the
+last one. Cores have a worker each unless --workers says otherwise.
 """
 
 OPTIONS = {
@@ -38,6 +38,8 @@ OPTIONS = {
     "offload": "how many of the last operations are done on the device",
 }
 
+FLAGS = ("share", "penstock")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -51,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="VALUE", help=line)
     parser.add_argument(
         "--share", action="store_true", help="with --jobs: they share one preparation"
+    )
+    parser.add_argument(
+        "--penstock", action="store_true", help="with Penstock's loader in place of torch's"
     )
     for name, line in (
         ("", "an hour of the whole machine, such as 2.5/h"),
@@ -112,9 +117,7 @@ def read_options(arguments: argparse.Namespace) -> list[Values]:
         given = getattr(arguments, name)
         if given is not None:
             found.append(Values(name, ranges.values(given, f"--{name}", quantity)))
-    if arguments.share:
-        found.append(Values("share", (True,)))
-    return found
+    return found + [Values(name, (True,)) for name in FLAGS if getattr(arguments, name)]
 
 
 def read_prices(arguments: argparse.Namespace) -> Prices | None:

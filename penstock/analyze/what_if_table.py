@@ -53,7 +53,7 @@ def lines(
 def said_of(options: Sequence[Values]) -> str:
     """The options with one value, in words: ``cache 64.0 GB, cores 16``."""
     return ", ".join(
-        "share" if one.name == "share" else f"{one.name} {show(one.name, one.values[0])}"
+        one.name if one.values[0] is True else f"{one.name} {show(one.name, one.values[0])}"
         for one in options
         if len(one.values) == 1
     )

@@ -46,13 +46,13 @@ class Iteration:
             if loader.num_workers > 0:
                 indices = iter(loader._index_sampler)
         self._drawn: Drawn | None = Drawn(indices)
+        ahead = (loader.prefetch_factor or 0) * loader.num_workers
         if made.dealt is not None:
             made.dealt.begin(self._drawn)
-            self._drawn.draw((loader.prefetch_factor or 0) * loader.num_workers)
-        else:
+        elif not made.stream:
             # The order is ours, but what the script draws after this must be what it always was.
-            self._drawn.draw(0 if made.stream else 1)
-            self._drawn = None
+            ahead = max(1, ahead)
+        self._drawn.draw(ahead)
         made.turn += 1
         self._turn = made.turn
         self._epoch: Iterator[Any] | None = iter(made.loader)
@@ -67,9 +67,9 @@ class Iteration:
     def __next__(self) -> Any:
         if self._epoch is None:
             raise StopIteration
-        if self._turn != self._made.turn and self._drawn is not None:
+        if self._turn != self._made.turn and self._can_go_back():
             # Another loop has begun, as it may in torch: this one goes on by itself.
-            self._epoch, self._drawn = self._rest(self._drawn), None
+            self._go_back()
         try:
             batch = next(self._epoch)
         except StopIteration:
@@ -78,16 +78,25 @@ class Iteration:
         except SampleError as error:
             raise _as_the_script_knows_it(error) from None
         except PenstockError as error:
-            if self._drawn is None or (self._made.echoes and self._handed):
+            if not self._can_go_back():
                 raise
             self._give_up(self._loader, error)
-            self._epoch, self._drawn = self._rest(self._drawn), None
+            self._go_back()
             return next(self)
         self._handed = True
         return batch
 
-    def _rest(self, drawn: Drawn) -> Iterator[Any]:
-        """torch's own iterator over the batches that are still to come."""
+    def _can_go_back(self) -> bool:
+        """Whether what was handed out is the beginning of what the script's sampler deals."""
+        if self._drawn is None:
+            return False
+        return not self._handed or (self._made.dealt is not None and not self._made.echoes)
+
+    def _go_back(self) -> None:
+        """Have torch's own iterator deliver the batches that are still to come."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return
         loader = self._loader
         generator = self._torch.Generator()
         generator.manual_seed(self._seed)
@@ -96,7 +105,7 @@ class Iteration:
         changes = {which: drawn.rest(), "generator": generator, "persistent_workers": False}
         # torch forbids to set these on a loader that is made.
         twin.__dict__.update({**loader.__dict__, **changes, "_iterator": None})
-        return self._original(twin)
+        self._epoch = self._original(twin)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """The next epoch of a loader with ``persistent_workers``, which keeps its iterator."""

@@ -48,7 +48,8 @@ def unseen(command: Sequence[str]) -> str:
     which Penstock gets into a script. Leave -I out.
     """
     shown = shlex.join(command)
-    for word in command[1:]:
+    python = "python" in Path(command[0]).name
+    for word in command[1:] if python else ():
         if not word.startswith("-") or word in ("-m", "-c"):
             break
         hidden = [] if word.startswith("--") else [letter for letter in word if letter in "IES"]

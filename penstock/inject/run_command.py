@@ -63,14 +63,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.inject import environment, launch, processes, reports, unseen, words
+    from penstock.inject.told import loaders, summary
 
     command = words(arguments.command)
     settings = _settings(arguments)
     with reports() as place:
         settings["reports"] = str(place)
         code = launch(command, environment("run", settings))
-        if code == 0 and not processes(place):
-            sys.stderr.write(f"penstock: {unseen(command)}\n")
+        reached, found = processes(place), loaders(place)
+    if not reached:
+        text = unseen(command)
+    elif any(one.why for one in reached):
+        text = ""  # has been said where it happened
+    else:
+        text = summary(found)
+    # A command that fails has its own to say.
+    if text and (found or not code):
+        sys.stderr.write(f"penstock: {text}\n")
     return code
 
 

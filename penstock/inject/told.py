@@ -1,11 +1,14 @@
-"""What ``penstock run`` tells about a script's loaders, on the stream of errors."""
+"""What ``penstock run`` tells about a script's loaders: as they are met, and when it ends."""
 
 from __future__ import annotations
 
-import atexit
+import json
 import os
 import sys
 import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.inject.wanted import shuffles
@@ -13,6 +16,8 @@ from penstock.inject.wanted import shuffles
 if TYPE_CHECKING:
     from penstock.inject.build import Upgraded
     from penstock.inject.wanted import Wanted
+
+FILE = "loaders"
 
 _INSTEAD = {
     "cache() stands below a dataset that may be random": (
@@ -22,74 +27,116 @@ _INSTEAD = {
     "echo() above batch() with a sampler": (
         "its sampler decides how often a sample comes, and so would echo. Give --echo-at batch."
     ),
+    "has no random map below it": (
+        "none of the transforms that are done every time is random, so the very same sample would "
+        "come several times. Give a larger --split."
+    ),
+    "has to stand between the transforms of the dataset": (
+        "its dataset has no transforms in an attribute 'transform' that it could stand between."
+    ),
+    "on an IterableDataset": "its dataset can only be iterated, and samples have no index.",
 }
-"""What a loader says of arguments that a user of the command cannot give, by how it begins."""
+"""For those of a loader's errors that name arguments which the command does not have."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One loader of a script; ``why`` is empty if it was upgraded."""
+
+    pid: int
+    number: int
+    name: str
+    changes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"{self.name} stays as it is: {self.why}"
+        without = "".join(f"\n  without {one}" for one in self.missing)
+        return f"{self.name} is upgraded: {'; '.join(self.changes)}.{without}"
 
 
 class Told:
-    """Tells each thing once, in the first of several ranks only."""
+    """Tells of each loader once, and in the first of several ranks only."""
 
-    def __init__(self, dist: Any, rank: int) -> None:
+    def __init__(self, dist: Any, rank: int, reports: str | None) -> None:
         self._dist = dist
         self._rank = rank
-        self._pid = os.getpid()
+        self._reports = reports
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._upgraded: set[int] = set()
-        self._left: set[int] = set()
-        atexit.register(self.summary)
+        self._count = 0
 
     def upgraded(self, loader: Any, made: Upgraded, wanted: Wanted) -> None:
-        number = self._number(loader)
-        self._upgraded.add(number)
         changes = [str(made.loader._loader.choice), *wanted.show(made.extras)]
         if made.dealt is None and not made.stream:
             changes.append("its shuffle is Penstock's own")
-        self._say(f"{self._name(loader)} is upgraded: {'; '.join(changes)}.")
-        for name, why in made.missing.items():
-            self._say(f"DataLoader {number} does without --{name}: {_plain(why)}")
+        missing = tuple(f"--{name}: {_plain(why)}" for name, why in made.missing.items())
+        self._tell(loader, changes=tuple(changes), missing=missing)
 
     def left(self, loader: Any, why: str) -> None:
-        self._upgraded.discard(self._number(loader))
-        self._left.add(self._number(loader))
-        self._say(f"{self._name(loader)} stays as it is: {_plain(why)}")
+        self._tell(loader, why=_plain(why))
 
-    def summary(self) -> None:
-        """What became of all of them, as the script ends."""
-        if os.getpid() != self._pid:
-            return
-        if not self._upgraded and not self._left:
-            self._say("no DataLoader was iterated.")
-            return
-        total = len(self._upgraded) + len(self._left)
-        stay = ""
-        if self._left:
-            listed = ", ".join(map(str, sorted(self._left)))
-            stay = f" As they were: {listed}, for the reasons above."
-        self._say(f"{len(self._upgraded)} of {total} DataLoaders upgraded.{stay}")
-
-    def _name(self, loader: Any) -> str:
-        try:
-            samples = f"{len(loader.dataset)} samples"
-        except (TypeError, NotImplementedError):
-            samples = "a stream"
-        order = "shuffled" if shuffles(loader) else "in order"
-        kind = type(loader.dataset).__name__
-        return f"DataLoader {self._number(loader)} ({kind}, {samples}, {order})"
-
-    def _number(self, loader: Any) -> int:
-        return self._numbers.setdefault(loader, len(self._upgraded | self._left) + 1)
-
-    def _say(self, text: str) -> None:
-        # Remembered, because a script may have left its group when it ends.
+    def _tell(self, loader: Any, **what: Any) -> None:
+        if loader not in self._numbers:
+            self._count += 1
+            self._numbers[loader] = self._count
+        number = self._numbers[loader]
+        told = Loaded(os.getpid(), number, _name(loader, number), **what)
         if self._dist.is_available() and self._dist.is_initialized():
             self._rank = int(self._dist.get_rank())
-        if self._rank == 0:
-            sys.stderr.write(f"penstock: {text}\n")
-            sys.stderr.flush()
+        if self._rank:
+            return
+        sys.stderr.write(f"penstock: {told}\n")
+        sys.stderr.flush()
+        if self._reports is not None:
+            with open(Path(self._reports) / FILE, "ab", 0) as file:
+                file.write(json.dumps(asdict(told)).encode() + b"\n")
+
+
+def loaders(reports: Path) -> list[Loaded]:
+    """The loaders that were told of there, each as it was in the end."""
+    try:
+        lines = (reports / FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found: dict[tuple[int, int], Loaded] = {}
+    for line in lines:
+        told = json.loads(line)
+        told |= {name: tuple(told[name]) for name in ("changes", "missing")}
+        found[told["pid"], told["number"]] = Loaded(**told)
+    return list(found.values())
+
+
+def summary(found: Sequence[Loaded]) -> str:
+    """What became of a script's loaders.
+
+    >>> print(summary([Loaded(7, 1, "DataLoader 1", ("2 threads",))]))
+    1 of 1 DataLoaders upgraded.
+    """
+    if not found:
+        return "the script iterated no torch DataLoader, so nothing was changed."
+    whole = [one for one in found if not one.why]
+    without = [one for one in whole if one.missing]
+    text = f"{len(whole)} of {len(found)} DataLoaders upgraded"
+    if without:
+        text += f", {len(without)} of them without some of what was asked for"
+    return (
+        f"{text}{'.' if len(whole) == len(found) and not without else '; the reasons are above.'}"
+    )
+
+
+def _name(loader: Any, number: int) -> str:
+    try:
+        samples = f"{len(loader.dataset)} samples"
+    except (TypeError, NotImplementedError):
+        samples = "a stream"
+    order = "shuffled" if shuffles(loader) else "in order"
+    return f"DataLoader {number} ({type(loader.dataset).__name__}, {samples}, {order})"
 
 
 def _plain(why: str) -> str:
-    for begin, instead in _INSTEAD.items():
-        if begin in why:
+    for part, instead in _INSTEAD.items():
+        if part in why:
             return instead
     return why.removeprefix("DataLoader: ")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -19,9 +18,10 @@ from penstock.inject.told import Told
 from penstock.inject.wanted import Wanted, shuffles
 
 
-def install(settings: Mapping[str, Any], module: ModuleType) -> None:
+def install(settings: Mapping[str, Any], module: Any) -> None:
     """Have the loaders of this process upgraded; ``module`` is torch's."""
-    upgrades = Upgrades(Wanted.of(settings), module, settings.get("rank", 0))
+    told = Told(module.dist, settings.get("rank", 0), settings.get("reports"))
+    upgrades = Upgrades(Wanted.of(settings), module, told)
     kind = upgrades.kind
     kind._get_iterator = lambda loader: upgrades.iterator(loader)
     if upgrades.wanted.echo is not None:
@@ -31,13 +31,13 @@ def install(settings: Mapping[str, Any], module: ModuleType) -> None:
 class Upgrades:
     """The loaders of this process, and what became of them."""
 
-    def __init__(self, wanted: Wanted, module: Any, rank: int = 0) -> None:
+    def __init__(self, wanted: Wanted, module: Any, told: Told) -> None:
         self.wanted = wanted
         self.kind = module.DataLoader
         self._torch = module.torch
         self._iterator, self._length = self.kind._get_iterator, self.kind.__len__
         self._builder = Builder(wanted, module)
-        self._told = Told(module.dist, rank)
+        self._told = told
         self._found: weakref.WeakKeyDictionary[Any, Upgraded | None] = weakref.WeakKeyDictionary()
 
     def iterator(self, loader: Any) -> Iterator[Any]:

@@ -52,6 +52,7 @@ class Wanted:
     def show(self, extras: tuple[str, ...]) -> list[str]:
         """The same for people."""
         made = self.arguments(extras)
+        made.pop("share", None)  # whoever shows where the work is done shows that too
         return [
             f"{name.replace('_', '-')} {value}" for name, value in made.items() if value is not None
         ]

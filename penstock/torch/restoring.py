@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 
 class Before:
@@ -28,9 +31,8 @@ class Before:
                     self._tensors[id(tensor)] = (tensor, tensor.detach().clone())
                     grad = tensor.grad if tensor.is_leaf else None
                     self._gradients.append((tensor, None if grad is None else grad.clone()))
-        for one in _living(object):
-            if _keeps_count(one):
-                self._stateful.append((one, copy.deepcopy(one.state_dict())))
+        for one in _living(Optimizer, LRScheduler, GradScaler):
+            self._stateful.append((one, copy.deepcopy(one.state_dict())))
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state()
@@ -52,19 +54,6 @@ class Before:
             torch.cuda.set_rng_state_all(self._cuda)  # has never met a GPU
 
 
-def _living(kind: type) -> Iterator[Any]:
-    for one in gc.get_objects():
-        try:
-            if isinstance(one, kind):
-                yield one
-        except ReferenceError:  # a proxy of something that is gone
-            continue
-
-
-def _keeps_count(one: Any) -> bool:
-    """Optimisers, learning rate schedules and gradient scalers."""
-    kinds = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    try:
-        return isinstance(one, kinds)
-    except ReferenceError:
-        return False
+def _living(*kinds: type) -> Iterator[Any]:
+    """All objects of these kinds. By their type: asking an object what it is may run its code."""
+    return (one for one in gc.get_objects() if issubclass(type(one), kinds))

@@ -16,7 +16,7 @@ from penstock import config
 from penstock.analyze.opened import Opened
 from penstock.analyze.pagecache import characters_read
 from penstock.analyze.report import Operation, Setup
-from penstock.analyze.subject import Files, children
+from penstock.analyze.subject import Files, children, relative_deviation
 from penstock.errors import PenstockError
 from penstock.pipeline import from_dataset
 from penstock.profile.measure import measure
@@ -45,6 +45,7 @@ class TorchSubject:
         self._batches: list[Any] = []
         self._files: Files | None = None
         self._sample_bytes = 0.0
+        self.size_deviation = 0.0
 
     @property
     def setup(self) -> Setup:
@@ -110,8 +111,11 @@ class TorchSubject:
         samples = count * self._size
         if files:
             self._files = Files(files, len(self._batches))
-            each = self._files.nbytes / max(1, len(self._batches) * self._size)
+            sizes = self._files.sizes()
+            each = sum(sizes) / max(1, len(self._batches) * self._size)
             one_by_one = len(files) >= len(self._batches) * self._size / 2
+            if one_by_one:
+                self.size_deviation = relative_deviation(sizes)
             if one_by_one or before is None or after is None or not samples:
                 self._sample_bytes = each
                 return

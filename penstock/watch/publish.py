@@ -54,8 +54,8 @@ class Publisher:
         if not queue.ready:
             self._publish(loader, queue, waiting=True)
 
-    def handed_out(self, loader: Loader) -> None:
-        """The loop has got one."""
+    def moved(self, loader: Loader) -> None:
+        """The loop has got one, or will get none."""
         # That it waits must not be said for longer than it does, however long the step is.
         if self._said_waiting or self._pulse.due():
             self._publish(loader, queue_of(loader._engine), waiting=False)
@@ -89,6 +89,7 @@ class Publisher:
             return
         self._place = LivePlace()
         self._place.snapshots()  # which clears up after the dead
+        self._sheet = self._place.sheet(self._number)
 
     def _write(self, text: str) -> None:
         if self._place is None:

@@ -9,7 +9,7 @@ from penstock.meter import BadSample, Stats
 from penstock.store.listing import aligned, span
 from penstock.watch.live import Course
 from penstock.watch.rates import StopRate
-from penstock.watch.snapshot import Snapshot, Standing
+from penstock.watch.snapshot import Snapshot, Standing, each_once
 
 WIDTH = 20
 """Characters of a bar."""
@@ -17,8 +17,8 @@ WIDTH = 20
 QUIET = 5.0
 """Seconds without a batch after which that is worth a word."""
 
-LISTED = 3
-"""How many bad samples are named."""
+LISTED, LONGEST = 3, 80
+"""How many bad samples are named, and with how many characters of what was wrong."""
 
 
 def lines_of(courses: Sequence[Course], *, plain: bool = False) -> list[str]:
@@ -26,7 +26,16 @@ def lines_of(courses: Sequence[Course], *, plain: bool = False) -> list[str]:
     out: list[str] = []
     for course in courses:
         out += ([""] if out else []) + _block(course, plain)
-    return out
+    return [printable(line) for line in out]
+
+
+def printable(line: str) -> str:
+    """Without what would move the cursor: a file may have any name.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a [2Jb '
+    """
+    return "".join(one if one.isprintable() else " " for one in line)
 
 
 def bar(share: float, width: int = WIDTH, *, plain: bool = False) -> str:
@@ -56,7 +65,7 @@ def _block(course: Course, plain: bool) -> list[str]:
     ]
     if stats.bad:
         facts.append(("bad", f"{_many(stats.bad, 'sample')}{_again(stats)}"))
-        facts += [("", _bad(one)) for one in stats.bad_samples[-LISTED:]]
+        facts += [("", _bad(one)) for one in each_once(stats.bad_samples)[-LISTED:]]
     stops = [stop for stop in now.stops if stop.seconds_per_sample is not None]
     table = aligned(_stops(stops, plain), right={1, 2}) if stops else []
     title = f"process {last.pid}, loader {last.number}: {last.command}"
@@ -91,7 +100,10 @@ def _queue(standing: Standing) -> str:
 
 def _workers(stats: Stats, utilisation: float) -> str:
     pool = stats.pool
-    who = "none, the loop itself" if pool.kind == "none" else f"{pool.workers} {pool.kind}"
+    kinds = {"threads": "thread", "processes": "process"}
+    who = "none, the loop itself"
+    if pool.kind != "none":
+        who = _many(pool.workers, kinds.get(pool.kind, pool.kind), pool.kind)
     restarts = f", {_many(pool.restarts, 'restart')}" if pool.restarts else ""
     return f"{who}, busy {utilisation:.0%} of the time{restarts}"
 
@@ -125,6 +137,7 @@ def _again(stats: Stats) -> str:
 
 def _bad(one: BadSample) -> str:
     error = one.error.splitlines()[0] if one.error else "?"
+    error = error if len(error) <= LONGEST else error[: LONGEST - 3] + "..."
     return f"{one.name} (index {one.index}) in {one.stage}: {error}"
 
 

@@ -31,7 +31,7 @@ class Sheet:
     def write(self, text: str) -> bool:
         """Say this from now on; false where the file has been removed by somebody."""
         body = text.encode()
-        whole = b"%b%b}" % (_HEAD % zlib.crc32(body), body)
+        whole = _whole(body)
         self._longest = max(self._longest, len(whole))
         # What is left of a longer one would not be JSON.
         if os.pwrite(self._fd, whole.ljust(self._longest), 0) < len(whole):
@@ -52,8 +52,12 @@ def read(path: Path) -> bytes | None:
         for _ in range(TRIES):
             found = path.read_bytes().rstrip()
             body = found[_HEAD_LENGTH:-1]
-            if found[:_HEAD_LENGTH] == _HEAD % zlib.crc32(body):
+            if found == _whole(body):
                 return body
     except OSError:
         pass
     return None
+
+
+def _whole(body: bytes) -> bytes:
+    return b"%b%b}" % (_HEAD % zlib.crc32(body), body)

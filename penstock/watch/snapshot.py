@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,16 @@ class Snapshot:
                 "stages": [_fields(one) for one in stats.stages],
                 "caches": [_fields(one) for one in stats.caches],
                 "pool": _fields(stats.pool),
-                "bad_samples": [_fields(one) for one in stats.bad_samples[-LISTED:]],
+                "bad_samples": [_fields(one) for one in each_once(stats.bad_samples)[-LISTED:]],
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
             },
         }
+
+
+def each_once(bad: Sequence[BadSample]) -> list[BadSample]:
+    """Bad samples without repetition: what is bad is bad in every epoch."""
+    return list({one.index: one for one in bad}.values())
 
 
 def _fields(one: Any) -> dict[str, Any]:

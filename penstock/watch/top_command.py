@@ -27,6 +27,9 @@ EVERY = 1.0
 
 SHORTEST = 0.1
 
+LOOKS = 3
+"""How often ``--once`` looks again for what has happened meanwhile."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Shows how the loaders of this user on this machine are doing."
@@ -48,17 +51,23 @@ def run(arguments: argparse.Namespace) -> int:
     view = View()
     try:
         if arguments.once:
-            view.look()
-            if view.courses:
-                # What happens now takes two looks to see.
-                time.sleep(arguments.interval)
-                view.look()
+            _look_twice(view, arguments.interval)
             _write(view, as_json=arguments.json)
         else:
             _watch(view, arguments.interval, as_json=arguments.json)
     except KeyboardInterrupt:
         pass  # that is how it is meant to end
     return 0
+
+
+def _look_twice(view: View, interval: float) -> None:
+    """What happens now takes two looks to see, and a few more where batches take long."""
+    view.look()
+    for _ in range(LOOKS):
+        if all(course.before is not None for course in view.courses):
+            break
+        time.sleep(interval)
+        view.look()
 
 
 def _seconds(text: str) -> float:

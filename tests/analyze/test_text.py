@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from analyze.reports import Remedy, bound_by, report, rich
+from analyze.reports import bound_by, remedy, report, rich
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,18 +150,23 @@ def test_where_nobody_knows_how_cold_reads_were_nothing_is_claimed() -> None:
 
 
 def test_the_most_useful_remedy_comes_first_with_its_code() -> None:
-    made = report()
-    after = predict(made, Change(cache=5_500_000_000))
     found = [
-        Remedy("Twice the workers", 1.1, "num_workers=8", after),
-        Remedy("Cache what is read", 2.04, 'cache="5.5GB"', after, "It holds all of the data."),
+        remedy("Cache what is read", 2.04, 'cache="5.5GB"', "It holds all of the data."),
+        remedy("Twice the workers", 1.1, "num_workers=8"),
     ]
-    lines = text.remedy_lines(found, "fetch")  # type: ignore[arg-type]
+    lines = text.remedy_lines(found, "fetch")
     assert lines[0].startswith("Most useful: Cache what is read: 2.04 times as fast (")
     assert lines[1:3] == ["  It holds all of the data.", '    cache="5.5GB"']
     assert lines[3:5] == ["", "Then:"]
     assert lines[5].startswith("  Twice the workers: 1.10 times as fast (")
     assert lines[6] == "    num_workers=8"
+
+
+def test_sharing_is_never_the_most_useful_for_a_single_run() -> None:
+    cache, share = remedy("a cache", 2.0, "cache"), remedy("one preparation", 4.0, "share")
+    share = replace(share, change=Change(jobs=4, share=True))
+    assert text.ranked([share, cache]) == [cache, share]
+    assert text.remedy_lines([share, cache], "fetch")[0].startswith("Most useful: a cache")
 
 
 def test_without_a_remedy_that_is_said_unless_none_is_needed() -> None:

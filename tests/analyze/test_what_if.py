@@ -308,10 +308,11 @@ def test_an_option_that_the_report_is_silent_about_says_so(
     path = tmp_path / "bare.json"
     bare = report(sample_bytes=0.0, reuse_hit=None, reuse_miss=None)
     replace(bare, operations=()).save(path)
-    assert ask(path, "--reuse", "3", "--cache", "8GB", "--offload", "1") == 0
-    last = capsys.readouterr().out.splitlines()[-3:]
+    assert ask(path, "--reuse", "3", "--cache", "8GB", "--offload", "1", "--penstock") == 0
+    last = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split(" change")[0] for line in last] == [
         "--reuse",
+        "--penstock",
         "--offload",
         "--cache and --storage",
     ]

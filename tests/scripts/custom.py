@@ -47,7 +47,7 @@ class ByLength(Sampler):
 def pad(samples: list) -> tuple:
     longest = max(len(sample["values"]) for sample in samples)
     values = torch.zeros(len(samples), longest, 4)
-    for row, sample in zip(values, samples):
+    for row, sample in zip(values, samples, strict=True):
         row[: len(sample["values"])] = sample["values"]
     labels = torch.tensor([sample["label"] for sample in samples])
     return values, labels, tuple(sample["name"] for sample in samples)

@@ -22,7 +22,7 @@ class Lines(Dataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(7)

@@ -68,7 +68,7 @@ function position(loader, now) {
   const words = [`epoch ${epoch}`, `batch ${whole(batch)}${batches ? ` of ${whole(batches)}` : ""}`];
   if (world > 1) words.push(`rank ${rank} of ${world}`);
   if (share) words.push(`shares ${share}`);
-  if (loader.waiting !== null) words.push(`waits for a batch since ${span(now - loader.waiting)}`);
+  if (loader.waiting !== null) words.push(`waits for a batch, for ${span(now - loader.waiting)} now`);
   else if (loader.age >= QUIET) words.push(`no batch was taken for ${span(loader.age)}`);
   return words.join(", ");
 }
@@ -78,7 +78,8 @@ function stops(loader) {
   if (!moved.length) return null;
   const columns = [["stop", ""], ["samples/s", "number"], ["ms/sample", "number"], ["share of the work", "wide"]];
   const rows = moved.map((stop) => [
-    stop.name,
+    // A fused stop has a long name, which may be broken where its parts are joined.
+    stop.name.replaceAll("+", "+\u200b"),
     whole(stop.samples_per_second),
     (1e3 * stop.seconds_per_sample).toFixed(3),
     track(stop.share),
@@ -111,10 +112,15 @@ function bad(loader) {
   return part(`Bad samples: ${whole(count)}`, table(columns, rows));
 }
 
+function crew(pool) {
+  const one = { threads: "thread", processes: "process" }[pool.kind] ?? pool.kind;
+  return `${pool.workers} ${pool.workers === 1 ? one : pool.kind}`;
+}
+
 function card(loader, now) {
   const { rates, overall, standing, stats } = loader;
   const points = (at) => loader.points.map((point) => [point[0], point[at]]);
-  const workers = stats.pool.kind === "none" ? "loop itself" : `${stats.pool.workers} ${stats.pool.kind}`;
+  const workers = stats.pool.kind === "none" ? "the loop itself" : crew(stats.pool);
   const figures = [
     figure("stall", percent(rates.stall), `stalled now, ${percent(overall.stall)} since it began`),
     figure("rate", whole(rates.samples_per_second), "samples/s"),

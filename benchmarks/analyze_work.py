@@ -1,0 +1,166 @@
+"""What predictions are made of and held against: pipelines on a slow disk, and how fast they are.
+
+The accelerator is simulated: a step sleeps for a stated time and uses no CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from benchmarks.throttle import Disk, OnDisk
+from penstock.analyze.loader_subject import LoaderSubject
+from penstock.analyze.model import Change
+from penstock.analyze.probe import Probe
+from penstock.analyze.report import Report
+
+SIDE = 224
+FAST = 100e9
+"""Bytes a second of a disk that is as good as none."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run it: bytes a second, the share that is cached, milliseconds of a step."""
+
+    data: str
+    storage: float
+    held: float
+    step: float
+    workers: int
+    batch: int = 64
+    augment: bool = False
+    reuse: int = 1
+    share: str | None = None
+
+    def loader(self, storage: float | None = None) -> Any:
+        """Its loader, and the disk that it reads from."""
+        pipeline = ps.from_folder(self.data, extensions=(".jpg", ".jpeg"))
+        disk = Disk(self.storage if storage is None else storage)
+        if self.share is None:  # a disk of this process cannot serve another
+            pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
+        if self.held:
+            pipeline = pipeline.cache(int(self.held * self.nbytes()))
+        pipeline = pipeline.map(ps.image.decode())
+        if self.augment:
+            pipeline = pipeline.map(ps.image.rand_augment(2, 9))
+        if self.reuse > 1:
+            pipeline = pipeline.refurbish(reuse=self.reuse)
+        pipeline = pipeline.map(ps.image.random_resized_crop(SIDE)).map(ps.image.random_flip())
+        made = pipeline.batch(self.batch, drop_last=True).loader(
+            workers=self.workers, kind="threads", seed=0, share=self.share
+        )
+        return made, disk
+
+    def nbytes(self) -> int:
+        found = Path(self.data).rglob("*.jp*g")
+        return sum(one.stat().st_size for one in found)
+
+    def change(self, base: Setting) -> Change:
+        """What it changes about another one."""
+        return Change(
+            cache=int(self.held * self.nbytes()),
+            workers=self.workers,
+            storage=self.storage,
+            accelerator=base.step / self.step,
+            reuse=self.reuse,
+        )
+
+
+def analysed(base: Setting, seconds: float) -> Report:
+    """One analysis of a setting, in a loop like a training script's."""
+    loader, _ = base.loader()
+    probe = Probe(LoaderSubject(loader), seconds=seconds)
+    for batch in probe.run(endless(loader)):
+        del batch
+        time.sleep(base.step)
+    loader.close()
+    if probe.report is None:
+        raise RuntimeError("the analysis has no report")
+    return probe.report
+
+
+def measured(setting: Setting, warm_up: float, seconds: float) -> float:
+    """Samples a second of a real run."""
+    # What is kept is put there before the clock starts, from a disk that does not hold it up.
+    loader, disk = setting.loader(FAST)
+    epochs = 1 + (setting.reuse > 1)
+    for _ in range(epochs if setting.held or setting.reuse > 1 else 0):
+        for batch in loader:
+            del batch
+    disk.rate = setting.storage
+    found = timed(endless(loader), setting.step, warm_up, seconds)
+    loader.close()
+    return found
+
+
+def timed(batches: Iterator[Any], step: float, warm_up: float, seconds: float) -> float:
+    start = end = time.perf_counter()
+    samples = 0
+    counting = False
+    while not counting or end - start < seconds:
+        images, _ = next(batches)
+        count = len(images)
+        del images
+        time.sleep(step)
+        end = time.perf_counter()
+        if counting:
+            samples += count
+        elif end - start > warm_up:
+            start, counting = end, True
+    return samples / (end - start)
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def shared(setting: Setting, jobs: int, warm_up: float, seconds: float) -> list[float]:
+    """Samples a second of each of several jobs that share one preparation."""
+    with tempfile.TemporaryDirectory() as place:
+        environment = {
+            **os.environ,
+            "PENSTOCK_RUNTIME_DIR": place,
+            "PENSTOCK_NODE_WORKERS": str(setting.workers),
+        }
+        told = json.dumps([asdict(replace(setting, share="jobs")), warm_up, seconds])
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.analyze_work", told],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(jobs)
+        ]
+        answers = [one.communicate()[0] for one in started]
+    return [float(answer) for answer in answers]
+
+
+def _job(told: str) -> None:
+    plain, warm_up, seconds = json.loads(told)
+    setting = Setting(**plain)
+    loader, _ = setting.loader()
+    print(timed(endless(loader), setting.step, warm_up, seconds))
+    # Others may still be measuring: to leave would give them its part.
+    until = time.perf_counter() + 2.0
+    for batch in endless(loader):
+        del batch
+        time.sleep(setting.step)
+        if time.perf_counter() > until:
+            break
+    loader.close()
+
+
+if __name__ == "__main__":
+    _job(sys.argv[1])

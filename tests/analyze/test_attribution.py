@@ -1,0 +1,152 @@
+"""Loaders with a known bottleneck, analysed for real: the verdict names it.
+
+Preparation and steps sleep, and storage is a throttled device, so what is true does not depend on
+how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.analyze.loader_subject import LoaderSubject
+from penstock.analyze.model import predict
+from penstock.analyze.probe import Probe
+from penstock.analyze.report import Report
+from penstock.analyze.stalls import stalls_of
+from penstock.errors import ReportError
+from penstock.loader import Loader
+from penstock.pipeline import Pipeline, from_dataset, from_folder
+from penstock.source.source import Source
+
+BATCH = 4
+
+
+class Device(Source):
+    """Samples of 1,000 bytes from a device that gives them one after the other."""
+
+    threadsafe: ClassVar[bool] = True
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._free = 0.0
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 200
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        with self._lock:
+            self.reads += len(indices)
+            self._free = max(self._free, time.perf_counter()) + self._seconds * len(indices)
+            due = self._free
+        time.sleep(max(0.0, due - time.perf_counter()))
+        return [np.full(1_000, index % 256, np.uint8) for index in indices]
+
+    def identity(self) -> str:
+        return f"device {self._seconds}"
+
+
+def loader_of(fetch: float, prep: float, workers: int = 2) -> Loader:
+    def slow(sample: Any) -> Any:
+        time.sleep(prep)
+        return sample
+
+    pipeline = Pipeline(Device(fetch)).map(slow, random=False).batch(BATCH)
+    return pipeline.loader(workers=workers, kind="threads", seed=0)
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def analysed(loader: Loader, step: float, seconds: float = 1.8, **options: Any) -> Report:
+    probe = Probe(LoaderSubject(loader, **options), seconds=seconds)
+    with loader:
+        for _ in probe.run(endless(loader)):
+            time.sleep(step)
+    assert probe.report is not None
+    return probe.report
+
+
+MS = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fetch", "prep", "step", "bound"),
+    [
+        (0.1 * MS, 0.5 * MS, 40 * MS, "compute"),
+        (0.1 * MS, 10 * MS, 4 * MS, "prep"),
+        (10 * MS, 0.5 * MS, 4 * MS, "fetch"),
+        (6 * MS, 0.5 * MS, 40 * MS, "compute"),  # slow storage, and a slower accelerator
+        (2 * MS, 24 * MS, 4 * MS, "prep"),  # both are slow, preparation more so
+        (16 * MS, 10 * MS, 4 * MS, "fetch"),
+    ],
+)
+def test_the_verdict_names_what_is_slow(fetch: float, prep: float, step: float, bound: str) -> None:
+    report = analysed(loader_of(fetch, prep), step)
+    assert stalls_of(report).bound == bound
+    assert predict(report).bound == bound
+    if fetch >= MS:  # below that, sleeping takes longer than it says
+        assert report.costs.storage / 1_000 == pytest.approx(1 / fetch, rel=0.4)
+    # The model, fed with what was measured apart, comes to what was measured together.
+    together = report.rate("cold")
+    assert together is not None
+    assert predict(report).speed == pytest.approx(together, rel=0.4)
+
+
+def test_a_cache_that_was_asked_about_is_taken_into_account() -> None:
+    without = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS)
+    with_it = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS, cache=150 * 1_000)
+    assert with_it.setup.cache == 150_000
+    cold, cached = without.rate("cold"), with_it.rate("cold")
+    assert cold is not None
+    assert cached is not None
+    # Three of four samples are there.
+    assert cached > 2 * cold
+
+
+def test_the_loader_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 100)
+
+    def made() -> Loader:
+        pipeline = from_folder(tmp_path, extensions=None).map(_first, random=False).batch(BATCH)
+        return pipeline.loader(workers=2, kind="threads", seed=3)
+
+    with made() as loader:
+        expected = [batch.tolist() for batch in loader]
+    with made() as loader:
+        probe = Probe(LoaderSubject(loader), seconds=0.5)
+        for _ in probe.run(iter(())):
+            pass
+        assert [batch.tolist() for batch in loader] == expected
+    assert probe.report is not None
+    assert probe.report.setup.sample_bytes == 100
+
+
+def _first(sample: bytes) -> Any:
+    return np.uint8(sample[0])
+
+
+def test_a_stream_cannot_be_replaced() -> None:
+    loader = from_dataset(lambda: iter(range(10))).batch(2).loader(workers=0)
+    with loader, pytest.raises(ReportError, match="a stream has no samples"):
+        LoaderSubject(loader)
+
+
+def test_nothing_is_left_running() -> None:
+    before = threading.active_count()
+    analysed(loader_of(0.1 * MS, 0.1 * MS), 1 * MS, seconds=0.5)
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before

@@ -1,0 +1,119 @@
+"""What is played through comes out as arithmetic says where arithmetic can say it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.analyze.flow import Flow, seconds_a_batch
+
+PLAIN = Flow(
+    workers=2,
+    cores=2,
+    batch=32,
+    piece=4,
+    ahead=4,
+    prep=1e-3,
+    held=0.0,
+    hit=0.0,
+    service=0.0,
+    latency=0.0,
+    step=1e-3,
+)
+
+
+def rate(**changed: object) -> float:
+    flow = replace(PLAIN, **changed)  # type: ignore[arg-type]
+    return flow.batch / seconds_a_batch(flow)
+
+
+def test_workers_that_only_prepare_bring_what_they_can() -> None:
+    assert rate() == pytest.approx(2_000, rel=0.01)
+    assert rate(workers=1) == pytest.approx(1_000, rel=0.01)
+
+
+def test_more_workers_than_cores_bring_no_more_where_nothing_is_fetched() -> None:
+    assert rate(workers=8) == pytest.approx(2_000, rel=0.01)
+
+
+def test_a_step_that_is_slower_than_the_workers_decides() -> None:
+    assert rate(step=0.064) == pytest.approx(500, rel=0.001)
+    assert rate(step=0.064, shuttle=0.064) == pytest.approx(250, rel=0.001)
+
+
+def test_a_worker_alone_reads_and_then_prepares() -> None:
+    found = rate(workers=1, service=1e-3, latency=1e-3)
+    assert found == pytest.approx(500, rel=0.01)
+
+
+def test_two_workers_share_the_storage_and_overlap_the_rest() -> None:
+    # While one prepares for 1 ms the other reads for half of one: a sample each 0.75 ms.
+    found = rate(service=0.5e-3, latency=0.5e-3)
+    assert found == pytest.approx(2 / 1.5e-3, rel=0.02)
+    # Storage that is slower than both decides.
+    assert rate(service=2e-3, latency=2e-3) == pytest.approx(500, rel=0.01)
+
+
+def test_many_workers_hide_the_latency_of_storage() -> None:
+    one = rate(workers=2, service=0.1e-3, latency=4e-3)
+    many = rate(workers=16, service=0.1e-3, latency=4e-3)
+    assert one == pytest.approx(2 / 5e-3, rel=0.02)
+    assert many == pytest.approx(2_000, rel=0.02)
+
+
+def test_what_a_cache_holds_is_not_fetched() -> None:
+    assert rate(held=1.0, service=1.0, latency=1.0) == pytest.approx(2_000, rel=0.01)
+    half = rate(workers=8, held=0.5, service=4e-3, latency=4e-3)
+    assert half == pytest.approx(500, rel=0.06)
+
+
+def test_without_workers_everything_is_done_in_turn() -> None:
+    found = rate(workers=0, service=1e-3, latency=2e-3, shuttle=0.032)
+    assert found == pytest.approx(32 / (0.001 + 0.032 + 32 * 3e-3))
+
+
+def test_differing_sizes_cost_something_where_workers_meet_at_the_storage() -> None:
+    even = rate(service=1e-3, latency=1e-3)
+    uneven = rate(service=1e-3, latency=1e-3, spread=0.5)
+    assert uneven < 0.97 * even
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    workers=st.integers(1, 6),
+    cores=st.integers(1, 6),
+    batch=st.integers(1, 24),
+    piece=st.integers(1, 24),
+    ahead=st.integers(1, 6),
+    prep=st.floats(1e-4, 1e-2),
+    held=st.floats(0, 1),
+    service=st.floats(0, 1e-2),
+    extra=st.floats(0, 1e-2),
+    step=st.floats(0, 0.2),
+)
+def test_nothing_is_faster_than_its_slowest_part(
+    workers: int,
+    cores: int,
+    batch: int,
+    piece: int,
+    ahead: int,
+    prep: float,
+    held: float,
+    service: float,
+    extra: float,
+    step: float,
+) -> None:
+    flow = Flow(
+        workers, cores, batch, min(piece, batch), ahead, prep, held, 0.0, service,
+        service + extra, step,
+    )  # fmt: skip
+    found = seconds_a_batch(flow)
+    assert math.isfinite(found)
+    # A few samples of a batch may be done before the clock starts, and those of others after.
+    slack = (1 + (ahead + 1) / 96) * found
+    assert slack >= step
+    assert slack >= batch * prep / min(workers, cores)

@@ -1,0 +1,100 @@
+"""A command below ``penstock run`` ends as it would by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.errors import PenstockError
+from penstock.inject import launch, unseen, words
+
+PENSTOCK = [sys.executable, "-m", "penstock", "run", "--"]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+def test_the_exit_code_is_the_commands_own(script: str, code: int) -> None:
+    assert launch(["sh", "-c", script], os.environ) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_passed_on_and_the_command_decides(number: signal.Signals) -> None:
+    code = (
+        f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(9)); "
+        "print('ready', flush=True); signal.pause()"
+    )
+    with subprocess.Popen(
+        [*PENSTOCK, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(number)
+        assert running.wait(30) == 9
+
+
+def test_the_command_has_the_signals_of_a_shell() -> None:
+    # Nothing is blocked or ignored in it that would not be.
+    code = (
+        "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), "
+        "signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    done = subprocess.run(
+        [*PENSTOCK, sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set() True\n"
+
+
+def test_what_a_command_reads_and_writes_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--cache", "1MB", "--", "echo", "--cache", "x"]) == 0
+    said = capfd.readouterr()
+    assert said.out == "--cache x\n"
+    assert said.err.startswith("penstock: No process of `echo --cache x` made a torch DataLoader")
+
+
+def test_a_command_that_cannot_be_run_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match="there is no command 'trian', on the PATH"):
+        launch(["trian"], os.environ)
+    with pytest.raises(PenstockError, match="cannot be run: Permission denied"):
+        launch([str(tmp_path)], os.environ)
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(PenstockError, match=r"is no program by itself.*: python .*train.py --lr 1"):
+        launch([str(script), "--lr", "1"], os.environ)
+
+
+def test_the_command_stands_behind_a_dash_or_not() -> None:
+    assert words(["--", "python", "--", "x"]) == ["python", "--", "x"]
+    assert words(["python", "-m", "x"]) == ["python", "-m", "x"]
+    with pytest.raises(PenstockError, match="there is no command to run"):
+        words(["--"])
+
+
+def test_what_hides_a_python_is_named() -> None:
+    assert "python3 -E takes no notice" in unseen(["python3", "-u", "-E", "train.py"])
+    assert "python -I takes" in unseen(["/usr/bin/python", "-uI", "train.py"]).replace(
+        "/usr/bin/", ""
+    )
+    for command in (["python", "train.py", "-E"], ["bash", "-E", "x"], ["python", "-m", "x", "-I"]):
+        assert "or none was reached" in unseen(command)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--reuse", "3"], "--reuse 3 needs to know"),
+        (["--split", "3"], "--split is for refurbishing"),
+        (["--cache", "lots"], "--cache is 'lots'"),
+    ],
+)
+def test_options_that_make_no_sense_stop_before_the_command(
+    options: list[str], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *options, "--", "echo", "started"]) == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert why in said.err

@@ -1,0 +1,205 @@
+"""Scripts that have never heard of Penstock, run by themselves and by ``penstock run``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from test_docs import STAND_INS
+
+torch = pytest.importorskip("torch")
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+
+class Ran(NamedTuple):
+    code: int
+    last: str
+    """The last line of its output, which has the loss and a digest of all data."""
+    said: list[str]
+    """What Penstock said."""
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs, and empty directories in place of the machine's own."""
+    root = tmp_path_factory.mktemp("scripts")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 26), ("val", 9)):
+        for number in range(count):
+            folder = root / "photos" / split / ("cat", "dog")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+            picture = cv2.resize(coarse, (64, 48), interpolation=cv2.INTER_CUBIC)
+            assert cv2.imwrite(str(folder / f"{number:03}.jpg"), picture)
+    for name in ("memory", "temporary", "site"):
+        (root / name).mkdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def variables(place: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PENSTOCK_RUNTIME_DIR": str(place / "runtime"),
+        "PENSTOCK_SHM_DIR": str(place / "memory"),
+        "PENSTOCK_CACHE_DIR": str(place / "disk"),
+        "TMPDIR": str(place / "temporary"),
+        "PYTHONPATH": str(place / "site"),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def torchvision(place: Path, variables: dict[str, str]) -> None:
+    """One that can be imported: with a sitecustomize of the user's own, if need be."""
+    pytest.importorskip("PIL")
+    (place / "site" / "sitecustomize.py").write_text(STAND_INS)
+    needed = [sys.executable, "-c", "import torchvision"]
+    if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
+        (place / "site" / "sitecustomize.py").write_text("")
+        done = subprocess.run(needed, env=variables, capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip("torchvision is not installed, or does not fit this torch")
+
+
+@pytest.fixture(scope="module")
+def start(variables: dict[str, str]) -> Iterator[Start]:
+    def started(script: str, *words: str, options: list[str] | None = None) -> Popen:
+        command = [sys.executable, str(SCRIPTS / script), *words]
+        if script == "ranks.py":
+            run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            command[1:1] = run
+        if options is not None:
+            command = [sys.executable, "-m", "penstock", "run", *options, "--", *command]
+        return subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    yield started
+    stop = [sys.executable, "-m", "penstock", "stop", "--now"]
+    subprocess.run(stop, env=variables, check=True, capture_output=True)
+
+
+Popen = subprocess.Popen[str]
+
+
+def ended(running: Popen) -> Ran:
+    out, error = running.communicate(timeout=120)
+    said = [line for line in error.splitlines() if line.startswith(("penstock: ", "  without "))]
+    last = (out.splitlines() or [""])[-1]
+    assert running.returncode == 3 or last.startswith("loss "), error
+    return Ran(running.returncode, last, said)
+
+
+@pytest.fixture(scope="module")
+def run(start: Start) -> Run:
+    return lambda *words, options=None: ended(start(*words, options=options))
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_a_tutorial_trains_the_same_with_a_cache(run: Run, place: Path) -> None:
+    words = ("plain.py", "--data", str(place / "photos"))
+    alone = run(*words, "--workers", "1")
+    upgraded = run(*words, "--workers", "1", options=["--cache", "1MB"])
+    assert upgraded[:2] == alone[:2] == (0, alone.last)
+    train, val, total = upgraded.said
+    assert train.startswith("penstock: DataLoader 1 (ImageFolder, 26 samples, shuffled) is upgr")
+    assert val.startswith("penstock: DataLoader 2 (ImageFolder, 9 samples, in order) is upgraded")
+    assert train.endswith("; cache 1MB.")
+    assert val.endswith("; cache 1MB.")
+    assert total == "penstock: 2 of 2 DataLoaders upgraded."
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_jobs_that_share_see_the_same_and_reuse_it_in_training_only(
+    start: Start, place: Path
+) -> None:
+    words = ("plain.py", "--data", str(place / "photos"), "--workers", "0", "--augment")
+    options = ["--share", "search", "--seed", "4", "--reuse", "3", "--split", "3", "--native"]
+    one, other = map(ended, [start(*words, options=options) for _ in range(2)])
+    assert one.last == other.last
+    for job in (one, other):
+        train, val, total = job.said
+        assert "in the node of this machine (share='search'); reuse 3; split 3;" in train
+        assert train.endswith("its shuffle is Penstock's own.")
+        assert val.endswith("is upgraded: in this process (workers=0).")
+        assert total == "penstock: 2 of 2 DataLoaders upgraded."
+
+
+def test_a_script_with_all_of_its_own_trains_the_same(run: Run) -> None:
+    alone = run("custom.py", "--workers", "0")
+    upgraded = run("custom.py", "--workers", "0", options=["--cache", "1MB"])
+    assert upgraded[:2] == alone[:2]
+    assert upgraded.said[1].startswith("  without --cache: the dataset may be random")
+    assert upgraded.said[2] == (
+        "penstock: 1 of 1 DataLoaders upgraded, 1 of them without some of what was asked for; "
+        "the reasons are above."
+    )
+
+
+def test_a_script_that_catches_its_own_exceptions_does(run: Run) -> None:
+    ran = run("custom.py", "--broken", "5", "--workers", "0", options=[])
+    assert (ran.code, ran.last) == (3, "skipped the rest: a sequence is missing")
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+def test_libraries_train_the_same(library: str, run: Run) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    alone = run(f"with_{library}.py")
+    upgraded = run(f"with_{library}.py", options=["--kind", "threads", "--no-random"])
+    assert upgraded[:2] == alone[:2]
+    assert upgraded.said[-1] == "penstock: 2 of 2 DataLoaders upgraded."
+    assert sum("2 threads" in line for line in upgraded.said) == 2
+
+
+def test_ranks_have_their_own_parts_and_one_of_them_speaks(run: Run) -> None:
+    ran = run("ranks.py", options=["--workers", "1", "--kind", "threads", "--no-random"])
+    assert ran.last.split()[-2:] == [digest_of_rank(0), digest_of_rank(1)]
+    loader, total = ran.said
+    assert loader.endswith("is upgraded: 1 thread (kind='threads').")
+    assert total == "penstock: 1 of 1 DataLoaders upgraded."
+
+
+def digest_of_rank(rank: int) -> str:
+    """What ranks.py prints of the data that a rank had."""
+    sampler = torch.utils.data.DistributedSampler(range(42), 2, rank, shuffle=True)
+    seen = hashlib.sha256()
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for index in sampler:
+            seen.update(torch.tensor([index / 42, 1.0]).numpy().tobytes())
+    return seen.hexdigest()[:16]
+
+
+def test_nothing_is_left_behind(start: Start, place: Path, variables: dict[str, str]) -> None:
+    stop = [sys.executable, "-m", "penstock", "stop"]
+    subprocess.run(stop, env=variables, check=True, capture_output=True)
+    mine = str(place / "runtime")
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PENSTOCK_RUNTIME_DIR") == mine:
+                left.append(process.cmdline())
+        except psutil.Error:
+            continue
+    assert left == []
+    assert [path for path in (place / "memory").rglob("*") if path.is_file()] == []
+    assert list((place / "temporary").glob("penstock-*")) == []

@@ -1,0 +1,134 @@
+"""The way into a process: what Python runs at its start, and what it must never do there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PipelineError
+from penstock.inject import Process, environment, processes
+from penstock.inject.environment import SITE, VARIABLE
+
+TASK = """
+def install(settings, module):
+    print("installed", settings["number"], settings["rank"], module.READY, module.__loader__)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A path with a torch that has only what is waited for, and a task."""
+    package = tmp_path / "torch" / "utils" / "data"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "dataloader.py").write_text("READY = True\n")
+    (tmp_path / "task.py").write_text(TASK)
+    return tmp_path
+
+
+def run(
+    place: Path, code: str, *words: str, module: str = "task", python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    settings = {"number": 3, "reports": str(place)}
+    made = environment("run", settings, {**os.environ, "PYTHONPATH": str(place), "RANK": "0"})
+    told = json.loads(made[VARIABLE])
+    made[VARIABLE] = json.dumps({**told, "module": module})
+    return subprocess.run(
+        [python, *words, "-c", code], env=made, capture_output=True, text=True, check=True
+    )
+
+
+IMPORT = "import torch.utils.data.dataloader"
+
+
+def test_a_task_is_installed_once_the_module_is_there(place: Path) -> None:
+    done = run(place, f"print('before'); {IMPORT}; print('after')")
+    before, installed, after = done.stdout.splitlines()
+    assert (before, after) == ("before", "after")
+    assert installed.startswith("installed 3 0 True ")
+    assert "SourceFileLoader" in installed
+    assert done.stderr == ""
+    [process] = processes(place)
+    assert process == Process(process.pid, process.argv, 0, "")
+    assert process.argv[1:] == ("-c", f"print('before'); {IMPORT}; print('after')")
+
+
+def test_processes_started_by_the_script_are_reached_too(place: Path) -> None:
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{IMPORT}'])"
+    assert run(place, inner).stdout.startswith("installed")
+
+
+def test_a_process_without_torch_loads_nothing_of_ours(place: Path) -> None:
+    code = "import sys; print(sorted({'json', 'penstock', 'typing', 'task'} & set(sys.modules)))"
+    plain = {**os.environ, "PYTHONPATH": str(place)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True
+    )
+    # What editable installs load at the start is not ours.
+    assert run(place, code).stdout == loaded.stdout
+    assert processes(place) == []
+
+
+def test_the_sitecustomize_of_the_user_runs_and_stays_in_its_place(place: Path) -> None:
+    (place / "sitecustomize.py").write_text("print('mine')")
+    code = "import sys, sitecustomize; print(sitecustomize.__file__); print(*sys.path, sep='\\n')"
+    done = run(place, code)
+    first, file, *path = done.stdout.splitlines()
+    assert (first, file) == ("mine", str(place / "sitecustomize.py"))
+    assert str(SITE) not in path
+
+
+def test_a_sitecustomize_that_fails_is_reported_as_by_python_itself(place: Path) -> None:
+    (place / "sitecustomize.py").write_text("1 / 0")
+    done = run(place, f"{IMPORT}; print('on')")
+    assert done.stdout.splitlines()[-1] == "on"
+    assert "Error in sitecustomize" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_task_that_fails_says_so_in_a_line_and_the_script_runs(place: Path) -> None:
+    (place / "task.py").write_text("def install(settings, module):\n    raise KeyError('gone')")
+    done = run(place, f"{IMPORT}; print('on')")
+    assert done.stdout == "on\n"
+    assert done.stderr == (
+        "penstock: nothing was changed in this script, because this failed: KeyError('gone')\n"
+    )
+
+
+def test_a_python_without_penstock_is_named_and_the_script_runs(place: Path) -> None:
+    done = run(place, f"{IMPORT}; print('on')", module="penstock_of_another_python.task")
+    assert done.stdout == "on\n"
+    [line] = done.stderr.splitlines()
+    assert line.startswith("penstock: nothing was changed in this script, which runs on /")
+    assert "No module named 'penstock_of_another_python'" in line
+    [process] = processes(place)
+    assert process.why in line
+
+
+def test_workers_and_the_node_are_left_alone(place: Path) -> None:
+    code = f"{IMPORT}\nif 0: from penstock.pools.worker import main"
+    assert run(place, code).stdout == ""
+    assert processes(place) == []
+
+
+def test_a_python_that_does_not_look_is_not_reached(place: Path) -> None:
+    assert run(place, "print('on')", "-E").stdout == "on\n"
+    assert processes(place) == []
+
+
+def test_the_users_path_is_kept_behind_ours() -> None:
+    made = environment("run", {}, {"PYTHONPATH": f"/a{os.pathsep}{SITE}{os.pathsep}/b", "X": "1"})
+    assert made["PYTHONPATH"].split(os.pathsep) == [str(SITE), "/a", "/b"]
+    assert made["X"] == "1"
+    assert environment("run", {}, {})["PYTHONPATH"] == str(SITE)
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(PipelineError, match="no task 'sing'"):
+        environment("sing", {})

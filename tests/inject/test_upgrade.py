@@ -1,0 +1,334 @@
+"""Loaders of torch whose iteration is Penstock's: the same batches, the same random numbers."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import (  # noqa: E402
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    dataloader,
+)
+
+from penstock.inject import upgrade  # noqa: E402
+from penstock.inject.iteration import Iteration  # noqa: E402
+from penstock.inject.wanted import shuffles  # noqa: E402
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    kept = DataLoader._get_iterator, DataLoader.__len__
+    yield lambda **settings: upgrade.install(settings, dataloader)
+    DataLoader._get_iterator, DataLoader.__len__ = kept
+    gc.collect()
+
+
+class Rows(Dataset):
+    def __init__(self, n: int = 22) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return torch.full((2,), float(index)), {"index": index, "half": index / 2}
+
+
+class Picky(Rows):
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        if index == 5:
+            raise FileNotFoundError(f"row {index}")
+        return super().__getitem__(index)
+
+
+class Locked(Rows):
+    """What a fork takes along, and nothing can send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(10.0))
+
+
+class Chunks:
+    """A batch sampler that draws from Python's generator, and whose length is wrong."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(22))
+        random.shuffle(order)
+        return iter([order[:9], order[9:10], order[10:]])
+
+
+class Pairs:
+    """Not indices, but whatever its dataset takes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[0, 1], [2, (3,)], [(4,), 5]])
+
+
+class TakesPairs(Rows):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index if isinstance(index, int) else index[0])
+
+
+def seeded(number: int) -> Any:
+    made = torch.Generator()
+    made.manual_seed(number)
+    return made
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": lambda: DataLoader(Rows(), 4),
+    "shuffle": lambda: DataLoader(Rows(), 4, shuffle=True, drop_last=True),
+    "generator": lambda: DataLoader(Rows(), 4, shuffle=True, generator=seeded(3)),
+    "replacement": lambda: DataLoader(
+        Rows(), 4, sampler=RandomSampler(Rows(), replacement=True, num_samples=40)
+    ),
+    "weighted": lambda: DataLoader(Rows(), 5, sampler=WeightedRandomSampler([0.1] * 22, 30)),
+    "subset": lambda: DataLoader(Rows(), 5, sampler=SubsetRandomSampler(range(4, 20))),
+    "batch sampler": lambda: DataLoader(Rows(), batch_sampler=Chunks()),
+    "no batches": lambda: DataLoader(Rows(), batch_size=None, shuffle=True),
+    "collate": lambda: DataLoader(Rows(), 4, shuffle=True, collate_fn=lambda rows: (len(rows),)),
+    "stream": lambda: DataLoader(Stream(), 4),
+    "no indices": lambda: DataLoader(TakesPairs(), batch_sampler=Pairs()),
+    "workers": lambda: DataLoader(Rows(), batch_sampler=Chunks(), num_workers=1),
+    "persistent": lambda: DataLoader(
+        Rows(), 4, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=3
+    ),
+    "locked": lambda: DataLoader(Locked(), 4, shuffle=True, num_workers=1),
+}
+STAY = {
+    "no indices": "stays as it is: its sampler yielded (3,), which is no index of its 22 samples.",
+    "locked": "stays as it is: the pipeline cannot be sent to worker processes",
+}
+
+
+def epochs(make: Callable[[], Any], count: int = 2) -> tuple[list[Any], list[Any]]:
+    """All batches, and where the generators stand after each epoch."""
+    torch.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+    loader = make()
+    batches, states = [], []
+    for _ in range(count):
+        batches += list(loader)
+        own = loader.generator.get_state().tolist() if loader.generator is not None else []
+        states.append((torch.get_rng_state().tolist(), random.getstate(), own, np.random.rand()))
+    return batches, states
+
+
+def plain(value: Any) -> Any:
+    """The same without tensors, which do not compare; the types stay."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(one) for one in value)
+    return value
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_and_generators_are_those_of_torch(
+    name: str, install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batches, states = epochs(LOADERS[name])
+    install()
+    again, then = epochs(LOADERS[name])
+    assert plain(again) == plain(batches)
+    if name != "locked":  # torch's own workers, started once more, draw their seed once more
+        assert then == states
+    said = capfd.readouterr().err
+    assert "is upgraded" in said
+    assert [line for line in said.splitlines() if STAY.get(name, "stays") in line] == (
+        said.splitlines()[1:]
+    )
+
+
+def test_two_loops_at_once_both_get_everything(install: Install) -> None:
+    make = LOADERS["shuffle"]
+    torch.manual_seed(0)
+    loader = make()
+    wanted = plain(list(zip(loader, loader, strict=True)))
+    install()
+    torch.manual_seed(0)
+    loader = make()
+    assert plain(list(zip(loader, loader, strict=True))) == wanted
+
+
+def test_a_loop_that_was_left_does_not_come_back(install: Install) -> None:
+    install()
+    loader = DataLoader(Rows(), 4)
+    kept = iter(loader)
+    next(kept)
+    assert plain(next(iter(loader))) == plain(next(iter(loader)))
+    assert [len(rows) for rows, _ in loader] == [4, 4, 4, 4, 4, 2]
+    assert isinstance(kept, Iteration)
+    assert plain(next(kept)[0])[1][0] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_dataset_raises_arrives_as_it_is(install: Install, workers: int) -> None:
+    install()
+    with pytest.raises(FileNotFoundError, match="row 5"):
+        list(DataLoader(Picky(), 4, num_workers=workers))
+
+
+def test_bad_samples_are_left_out_if_asked(install: Install) -> None:
+    install(on_error="skip")
+    assert sum(len(rows) for rows, _ in DataLoader(Picky(), 4)) == 21
+
+
+def test_the_class_and_its_habits_stay(install: Install) -> None:
+    original = DataLoader
+    install(echo=2, echo_at="batch")
+    assert torch.utils.data.DataLoader is original
+
+    class Mine(DataLoader):
+        def __iter__(self) -> Iterator[Any]:
+            return (rows for rows, _ in super().__iter__())
+
+    loader = Mine(Rows(), 4)
+    assert [len(rows) for rows in loader] == [4, 4, 4, 4, 4, 2]
+    assert len(loader) == 6
+    again = pickle.loads(pickle.dumps(DataLoader(Rows(), 4)))
+    assert len(list(again)) == 6
+
+
+def test_echo_is_for_loaders_that_shuffle_and_their_length_says_so(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(echo=2, echo_at="batch")
+    train, val = DataLoader(Rows(), 4, shuffle=True), DataLoader(Rows(), 4)
+    assert (len(train), len(val)) == (12, 6)
+    assert (len(list(train)), len(list(val))) == (12, 6)
+    mine = DataLoader(Rows(), batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, False))
+    assert (len(mine), len(list(mine))) == (6, 6)
+    said = capfd.readouterr().err.splitlines()
+    assert [("echo 2" in line, "shuffle is Penstock's own" in line) for line in said] == [
+        (True, True),
+        (False, False),
+        (True, False),
+    ]
+
+
+def test_what_cannot_be_done_is_left_out_with_the_reason(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(cache="1MB", echo=2)
+    loader = DataLoader(Rows(), 4, shuffle=True)
+    assert len(list(loader)) == 6
+    upgraded, echo, cache = capfd.readouterr().err.splitlines()
+    assert upgraded.startswith("penstock: DataLoader 1 (Rows, 22 samples, shuffled) is upgraded: ")
+    assert echo.startswith("  without --echo: its dataset has no transforms")
+    assert cache.endswith("say so with --no-random.")
+
+
+def test_a_loader_that_fails_before_its_first_batch_is_torchs_again(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(2)
+    wanted = plain(list(LOADERS["locked"]()))
+    install(echo=2, echo_at="batch")
+    torch.manual_seed(2)
+    loader = LOADERS["locked"]()
+    assert plain(list(loader)) == wanted
+    assert len(loader) == 6
+    assert "stays as it is: the pipeline cannot be sent" in capfd.readouterr().err
+
+
+def test_a_cache_holds_what_draws_nothing(install: Install) -> None:
+    class Counted(Rows):
+        asked = 0
+
+        def __getitem__(self, index: int) -> tuple[Any, ...]:
+            type(self).asked += 1
+            return super().__getitem__(index)
+
+    install(cache="1MB", random=False)
+    loader = DataLoader(Counted(), 4, shuffle=True)
+    for _ in range(3):
+        assert sorted(row for rows, _ in loader for row in rows[:, 0].tolist()) == list(range(22))
+    assert Counted.asked <= 22 + 1  # one to see what a sample is like
+
+
+def test_other_ranks_are_quiet(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    install(rank=1)
+    assert len(list(DataLoader(Rows(), 4))) == 6
+    assert capfd.readouterr().err == ""
+
+
+def test_a_loader_that_is_let_go_lets_its_workers_go(install: Install) -> None:
+    install()
+    before = set(psutil.Process().children())
+    loader = DataLoader(Rows(), 4, num_workers=1)
+    list(loader)
+    started = set(psutil.Process().children()) - before
+    assert len(started) == 1
+    del loader
+    gc.collect()
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+
+
+def test_workers_can_be_given_in_place_of_the_scripts(install: Install) -> None:
+    install(workers=2, kind="threads")
+    data = TensorDataset(torch.arange(10.0))
+    assert [rows.tolist() for [rows] in DataLoader(data, 5)] == [
+        [0.0, 1.0, 2.0, 3.0, 4.0],
+        [5.0, 6.0, 7.0, 8.0, 9.0],
+    ]
+
+
+def test_loaders_that_shuffle_are_told_from_those_that_do_not() -> None:
+    distributed = torch.utils.data.DistributedSampler
+    rows = Rows()
+
+    class Around:
+        def __init__(self, batch_sampler: Any) -> None:
+            self.batch_sampler = batch_sampler
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.batch_sampler)
+
+    def told(**given: Any) -> bool:
+        return shuffles(DataLoader(rows, **given))
+
+    assert told(shuffle=True)
+    assert told(batch_size=None, shuffle=True)
+    assert told(sampler=[3, 1])
+    assert told(batch_sampler=Chunks())
+    assert told(sampler=distributed(rows, 2, 0))
+    assert told(batch_sampler=Around(BatchSampler(RandomSampler(rows), 2, False)))
+    assert not told()
+    assert not told(batch_size=None)
+    assert not told(sampler=range(4))
+    assert not told(sampler=distributed(rows, 2, 0, shuffle=False))
+    assert not told(batch_sampler=Around(BatchSampler(SequentialSampler(rows), 2, False)))
+    assert not shuffles(DataLoader(Stream()))

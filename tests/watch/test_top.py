@@ -1,0 +1,263 @@
+"""``penstock top``: what people see of running loaders, on any terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import cli
+from penstock.meter import PoolStats
+from penstock.watch.live import Course
+from penstock.watch.place import LivePlace
+from penstock.watch.rendering import bar, lines_of
+from penstock.watch.view import View
+from tests.watch.snapshots import FULL, STANDING, STATS, snapshot
+
+
+def course(**more: Any) -> Course:
+    found = Course(snapshot(**more))
+    found.add(found.last, 1_000.5)
+    return found
+
+
+def test_a_loader_is_shown_with_all_it_counts() -> None:
+    shown = lines_of([course(stats=FULL)])
+    assert shown == [
+        "process 4711, loader 0: python train.py",
+        "  <Loader of 5,000 samples>",
+        "  at         epoch 3, batch 12 of 50",
+        "  stall      █████░░░░░░░░░░░░░░░ 25% now, 25% since it began",
+        "  speed      100 samples/s, 1.0 batches/s, 8.0 KB/s read",
+        "  queue      3 batches ready, 1 in the making; 5 slots in use, 2.0 MB",
+        "  workers    2 threads, busy 60% of the time",
+        "  cache      40% hits now; 600 samples, 30.0 MB of 40.0 MB",
+        "  refurbish  700 reused, 300 fresh; 4.0 MB kept",
+        "  echo       500 samples made to 1,000, factor 2",
+        "  bad        2 samples, 1 task done again",
+        "             cat/7.jpg (index 7) in decode: not a JPEG",
+        '             dog/"9" .jpg (index 9) in decode: cut short',
+        "  stop    samples/s  ms/sample  share of the work",
+        "  source         60      5.000  ██░░░░░░░░ 25%",
+        "  decode        100      9.000  ████████░░ 75%",
+    ]
+
+
+def test_a_sample_that_is_bad_in_every_epoch_is_named_once() -> None:
+    again = replace(FULL, bad=40, bad_samples=FULL.bad_samples * 20)
+    shown = lines_of([course(stats=again)])
+    assert "  bad        40 samples, 1 task done again" in shown
+    assert sum("cat/7.jpg" in line for line in shown) == 1
+    assert len(snapshot(again).plain()["stats"]["bad_samples"]) == 2
+
+
+def test_what_a_member_has_no_part_in_is_left_out() -> None:
+    member = replace(
+        STATS, stages=(), caches=(), pool=PoolStats("node", 0, 0.0, 0.0, 0), elapsed=0.0
+    )
+    standing = replace(STANDING, share="search-1", rank=1, world=4, batches=None, slot_bytes=0)
+    shown = lines_of([course(stats=member, standing=standing)])
+    assert "  at     epoch 3, batch 12, rank 1 of 4, shares search-1" in shown
+    assert not [line for line in shown if "workers" in line or "stop" in line]
+
+
+def test_a_loop_that_waits_or_does_nothing_is_told_apart() -> None:
+    waiting = course(waiting=1_000.0)
+    waiting.add(waiting.last, 1_012.0)
+    busy = course(number=1)
+    busy.add(busy.last, 1_100.0)
+    shown = "\n".join(lines_of([waiting, busy]))
+    assert "; it waits for a batch, for 12 s now" in shown
+    assert "; no batch was taken for 1 min 40 s" in shown
+
+
+def test_bars_are_drawn_with_what_the_terminal_has() -> None:
+    assert [bar(share, 4, plain=True) for share in (-1, 0, 0.5, 1, 7)] == [
+        "....",
+        "....",
+        "##..",
+        "####",
+        "####",
+    ]
+    assert all(line.isascii() for line in lines_of([course(stats=FULL)], plain=True))
+
+
+# The command.
+
+
+def in_pipe(*words: str, **settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", "top", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "100", **settings},
+    )
+
+
+@pytest.fixture
+def training(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ps.Loader]:
+    """A loader that is iterated, and reports on every batch, for as long as the test lasts."""
+    monkeypatch.setattr("penstock.watch.pulse.Pulse.due", lambda self: not self.stopped)
+    end = threading.Event()
+    with ps.from_dataset(np.arange(400.0)).batch(4).loader(workers=0, seed=0) as loader:
+
+        def train() -> None:
+            while True:
+                for _ in loader:
+                    if end.wait(0.01):
+                        return
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            yield loader
+        finally:
+            end.set()
+            thread.join()
+
+
+def test_where_nothing_runs_that_is_said(
+    live: LivePlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["top", "--once"]) == 0
+    assert capsys.readouterr().out == "No loader is running.\n"
+    assert cli.main(["top", "--once", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["loaders"], told["node"]) == ([], None)
+
+
+def test_a_directory_that_nobody_can_publish_in_is_named(
+    live: LivePlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live.path.parent.mkdir()
+    live.path.parent.chmod(0o755)
+    assert cli.main(["top", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("No loader is running. None could say so: ")
+    assert f"chmod 700 {live.path.parent}" in shown
+
+
+@pytest.mark.usefixtures("training")
+def test_one_look_shows_what_happens_now(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", "--once", "--interval", "0.3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"process {os.getpid()}, loader ")
+    assert any(line.startswith("  source ") for line in lines)
+    assert cli.main(["top", "--once", "--json", "--interval", "0.3"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["loaders"]
+    assert 0 < found["rates"]["seconds"] < found["overall"]["seconds"]
+    assert found["rates"]["samples_per_second"] > 0
+
+
+@pytest.mark.usefixtures("training")
+def test_in_a_pipe_every_look_is_kept_until_ctrl_c() -> None:
+    with in_pipe("--interval", "0.1") as watching:
+        assert watching.stdout is not None
+        seen = 0
+        while seen < 3:
+            line = watching.stdout.readline()
+            assert line
+            assert "\x1b" not in line
+            seen += line.startswith(f"process {os.getpid()}")
+        watching.send_signal(signal.SIGINT)
+        _, complaints = watching.communicate(timeout=60)
+    assert (watching.returncode, complaints) == (0, "")
+
+
+@pytest.mark.usefixtures("training")
+@pytest.mark.parametrize(("terminal", "redrawn"), [("dumb", False), ("xterm", True)])
+def test_a_terminal_is_redrawn_if_it_can_be(terminal: str, redrawn: bool) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-m", "penstock", "top", "--interval", "0.1"],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TERM": terminal, "COLUMNS": "100", "LINES": "50"},
+        ) as watching:
+            seen = b""
+            while seen.count(b"since it began") < 3:
+                seen += os.read(ours, 65536)
+            watching.send_signal(signal.SIGINT)
+            # Whatever it still has to say must find room.
+            drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
+            drain.start()
+            _, complaints = watching.communicate(timeout=60)
+        assert (watching.returncode, complaints) == (0, b"")
+        assert (b"\x1b[" in seen) is redrawn
+    finally:
+        os.close(theirs)
+        drain.join()
+        os.close(ours)
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:  # nobody is at the other end any more
+        pass
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_an_interval_that_is_none_is_misuse(seconds: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["top", f"--interval={seconds}"])
+    assert ended.value.code == 2
+
+
+# The node.
+
+
+def test_the_node_is_shown_below(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
+    from penstock.node.look import stop
+    from penstock.node.place import Place
+
+    pipeline = ps.from_dataset(np.arange(64.0)).batch(8)
+    try:
+        with pipeline.loader(seed=0, share="search-1") as loader:
+            epoch = iter(loader)
+            for _ in range(3):
+                next(epoch)
+            view = View()
+            view.look()
+            shown = view.lines()
+            (found,) = view.courses
+            assert found.last.standing.share == "search-1"
+            assert view.plain()["node"]["groups"][0]["name"] == "search-1"
+        assert any(line.startswith("node    process ") for line in shown)
+        assert any(line.startswith("search-1: 1 member") for line in shown)
+    finally:
+        stop(Place())
+
+
+def test_a_node_that_does_not_answer_does_not_end_the_view(
+    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.errors import WorkerError
+    from penstock.node import look as looking
+
+    def hang(**_: Any) -> None:
+        raise WorkerError("it hangs")
+
+    monkeypatch.setattr(looking, "look", hang)
+    view = View()
+    view.look()
+    assert view.lines() == ["No loader is running."]
+    monkeypatch.setattr(looking, "look", lambda **_: {"release": "9.9", "pid": 77})
+    view.look()
+    assert view.lines()[-1] == "node    process 77, of Penstock 9.9"
