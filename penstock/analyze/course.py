@@ -39,10 +39,13 @@ class Course:
     tight: float = TIGHT
     moments: list[float] = field(default_factory=list)
     seen: int = 0
+    _apart: float = 0.0
 
-    def step(self, now: float) -> None:
-        """A batch was handed out."""
+    def step(self, now: float, apart: float = 0.0) -> None:
+        """A batch was handed out; ``apart`` is what of its time is not counted."""
         self.seen += 1
+        self._apart += apart
+        now -= self._apart
         if self.seen >= self.warm_up:
             self.moments.append(now)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from penstock import config
@@ -25,6 +26,9 @@ AGREE_EVERY = 4
 """After so many steps ranks tell each other whether they have seen enough."""
 
 MOST_WAITS = 2_000
+
+SLOW_START = 0.05
+"""The part of an epoch from which on its first wait is worth a remark."""
 
 RECEIVED = 3
 """Batches that are waited for until they are there, to see what receiving one takes."""
@@ -54,6 +58,7 @@ class Probe:
         self._waits: list[Wait] = []
         self._began = clock()
         self._gaps: list[float] = []
+        self._starts: list[float] = []
 
     def run(self, as_it_is: Iterator[Any]) -> Iterator[Any]:
         """What the loop is given instead of its loader's batches."""
@@ -124,9 +129,25 @@ class Probe:
             device_reads=device_reads,
             made=time.strftime("%Y-%m-%d %H:%M:%S"),
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
-            notes=tuple(subject.notes),
+            notes=(*self._slow_starts(), *subject.notes),
         )
         subject.close()
+
+    def _slow_starts(self) -> Iterator[str]:
+        """Epochs that begin with a wait: short ones consist of little else."""
+        setup = self._subject.setup
+        epoch = setup.samples * _seconds(self._rate("as it is"))
+        if not self._starts or not epoch:
+            return
+        start = median(self._starts)
+        if start > SLOW_START * epoch:
+            remedy = (
+                " Give the DataLoader persistent_workers=True." if "torch" in setup.loader else ""
+            )
+            yield (
+                f"every epoch began with a wait of {start:.2f} s, for {epoch:.2f} s of steps: "
+                f"workers are started anew, and have nothing ready.{remedy}"
+            )
 
     # In the loop.
 
@@ -141,7 +162,11 @@ class Probe:
             except StopIteration:
                 break
             now = self._clock()
-            course.step(now)
+            # The start of an epoch is a cost of its own, and told as such.
+            begins = name == "as it is" and getattr(batches, "begins", False)
+            course.step(now, now - asked if begins else 0.0)
+            if begins and course.seen > 1:
+                self._starts.append(now - asked)
             if len(self._waits) < MOST_WAITS:
                 self._waits.append(Wait(asked - self._began, name, now - asked, asked - last))
             last = now
@@ -285,12 +310,36 @@ class Probe:
         return min(1.0, (now - was) / wanted)
 
 
+class Epochs(Iterator[Any]):
+    """One epoch of a loader after the other; ``begins`` says that the last batch was a first one."""
+
+    def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
+        self.begins = False
+        self._epoch = epoch
+        self._batches: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        self.begins = self._batches is None
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = self._epoch()
+            try:
+                return next(self._batches)
+            except StopIteration:
+                self._batches, self.begins = None, True
+        raise StopIteration
+
+    def close(self) -> None:
+        batches, self._batches = self._batches, None
+        _close(batches)
+
+
 def _seconds(rate: float) -> float:
     """Of a sample; none where a loop does nothing at all."""
     return 1 / rate if rate > 0 else 0.0
 
 
-def _close(batches: Iterator[Any]) -> None:
+def _close(batches: Iterator[Any] | None) -> None:
     close = getattr(batches, "close", None)
     if close is not None:
         close()

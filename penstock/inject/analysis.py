@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.analyze.probe import Probe
     from penstock.torch.restoring import Before
+
+EARLY = "early-"
+"""How the files begin that say after how many steps a script was over before the phases were."""
 
 Iterate = Callable[[Any], Iterator[Any]]
 
@@ -45,6 +50,7 @@ class Session:
         self._before: Before | None = None
         self._skipped = int(settings.get("loader") or 0)
         self._seen: list[Any] = []
+        self._steps = 0
 
     def takes(self, loader: Any, iterate: Iterate) -> bool:
         """Whether this loader is the one that is analysed, now that it is asked for a batch."""
@@ -68,7 +74,7 @@ class Session:
         from penstock import config
         from penstock.analyze.loader_subject import LoaderSubject
         from penstock.analyze.opened import Opened
-        from penstock.analyze.probe import Probe
+        from penstock.analyze.probe import Epochs, Probe
         from penstock.loader import Loader
         from penstock.torch.device import TorchDevice
         from penstock.torch.restoring import Before
@@ -87,12 +93,15 @@ class Session:
             self._before = Before()
         seconds = float(self._settings.get("seconds", 60.0))
         self._probe = Probe(subject, TorchDevice(), seconds=seconds, told=self._tell)
-        self._batches = self._probe.run(_endless(loader, iterate))
+        self._batches = self._probe.run(Epochs(lambda: iterate(loader)))
+        atexit.register(self._ended)
 
     def next(self) -> Any:
         """The next batch of the phases; raises ``StopIteration`` when they are over."""
         try:
-            return next(self._batches)  # type: ignore[arg-type]
+            batch = next(self._batches)  # type: ignore[arg-type]
+            self._steps += 1
+            return batch
         except StopIteration:
             self._batches = None
             self._finish()
@@ -116,6 +125,14 @@ class Session:
         self._before.restore()
         self._before = None
         self._tell("done; the script goes on, and its models are as they were")
+
+    def _ended(self) -> None:
+        """The script is over, and the phases are not."""
+        if self._batches is not None and os.getpid() == self._pid:
+            self._batches = None
+            with contextlib.suppress(OSError):
+                place = Path(self._settings["reports"])
+                (place / f"{EARLY}{os.getpid()}").write_text(str(self._steps))
 
     def _tell(self, text: str) -> None:
         if int(self._settings.get("rank", 0)) == 0 and not self._settings.get("quiet"):
@@ -153,8 +170,3 @@ class _Watched:
         if name.startswith("__") or self.__dict__.get("_own") is None:
             raise AttributeError(name)
         return getattr(self._own, name)
-
-
-def _endless(loader: Any, iterate: Iterate) -> Iterator[Any]:
-    while True:
-        yield from iterate(loader)

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock import config
-    from penstock.inject import environment, launch, processes, reports, unseen, words
+    from penstock.inject import environment, launch, reports, unseen, words
 
     command = words(arguments.command)
     if arguments.cache is not None:
@@ -73,18 +73,31 @@ def run(arguments: argparse.Namespace) -> int:
         code = launch(command, environment("analyze", {**settings, "reports": str(place)}))
         found = _found(place)
         if not found:
-            reached = processes(place)
-            why = (
-                "No training loop asked a loader for batches: they are taken for training where "
-                "gradients are enabled."
-                if reached
-                else unseen(command)
-            )
+            why = _nothing(place) or unseen(command)
             sys.stderr.write(f"penstock: there is nothing to report. {why}\n")
             return code or 1
     report = replace(merged(found), command=shlex.join(command))
     _show(report, arguments.output, as_json=arguments.json)
     return code
+
+
+def _nothing(place: Path) -> str:
+    """Why no process has a report; nothing where none was reached."""
+    from penstock.inject import processes
+    from penstock.inject.analysis import EARLY
+
+    steps = [int(one.read_text() or 0) for one in place.glob(f"{EARLY}*")]
+    if steps:
+        return (
+            f"The script was over after {max(steps)} steps, before all was measured. Let it train "
+            "longer (more epochs), or give fewer --seconds."
+        )
+    if processes(place):
+        return (
+            "No training loop asked a loader for batches: loops are taken for training where "
+            "gradients are enabled."
+        )
+    return ""
 
 
 def _found(place: Path) -> list[Report]:
