@@ -12,7 +12,7 @@ from benchmarks.arguments import positive
 from benchmarks.benchmark import Benchmark
 from benchmarks.measure import progress
 from benchmarks.report import Found, Table
-from penstock.analyze.model import Change, predict
+from penstock.analysis.model import Change, predict
 
 STORAGE = (30e6, 90e6, 300e6)
 HELD = (0.0, 0.5)

@@ -18,10 +18,10 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.throttle import Disk, OnDisk
-from penstock.analyze.loader_subject import LoaderSubject
-from penstock.analyze.model import Change
-from penstock.analyze.probe import Probe
-from penstock.analyze.report import Report
+from penstock.analysis.loader_subject import LoaderSubject
+from penstock.analysis.model import Change
+from penstock.analysis.probe import Probe
+from penstock.analysis.report import Report
 
 SIDE = 224
 FAST = 100e9

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import audio, image
+    from penstock.analysis.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
     from penstock.order import Order, Weighted
@@ -34,6 +35,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "Weighted",
+    "analyze",
     "audio",
     "from_dataset",
     "from_files",
@@ -50,6 +52,7 @@ _HOMES = {
     "PenstockError": "penstock.errors",
     "Pipeline": "penstock.pipeline",
     "Weighted": "penstock.order",
+    "analyze": "penstock.analysis.analyze",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",

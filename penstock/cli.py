@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "store": ("penstock.store.command", "list, verify and clear what is kept"),
     "top": ("penstock.watch.top_command", "show how the loaders of this machine are doing"),
     "watch": ("penstock.watch.watch_command", "the same as a web page, with a course over time"),
-    "what-if": ("penstock.analyze.what_if_command", "predict speed, stalls and cost if..."),
+    "what-if": ("penstock.analysis.what_if_command", "predict speed, stalls and cost if..."),
 }
 """A command's name, its module (see ``Command``), and its line in the help."""
 

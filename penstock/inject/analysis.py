@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.analyze.probe import Probe
+    from penstock.analysis.probe import Probe
     from penstock.torch.restoring import Before
 
 EARLY = "early-"
@@ -62,9 +62,7 @@ class Session:
         return self._chosen is loader and self._batches is not None
 
     def _wanted(self, loader: Any) -> bool:
-        import torch
-
-        if not torch.is_grad_enabled():
+        if not sys.modules["torch"].is_grad_enabled():
             return False  # a validation loop
         if not any(one is loader for one in self._seen):
             self._seen.append(loader)
@@ -72,9 +70,9 @@ class Session:
 
     def _begin(self, loader: Any, iterate: Iterate) -> None:
         from penstock import config
-        from penstock.analyze.loader_subject import LoaderSubject
-        from penstock.analyze.opened import Opened
-        from penstock.analyze.probe import Epochs, Probe
+        from penstock.analysis.loader_subject import LoaderSubject
+        from penstock.analysis.opened import Opened
+        from penstock.analysis.probe import Epochs, Probe
         from penstock.loader import Loader
         from penstock.torch.device import TorchDevice
         from penstock.torch.restoring import Before

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ReportError
 
 if TYPE_CHECKING:
-    from penstock.analyze.report import Report
+    from penstock.analysis.report import Report
 
 EXAMPLE = """\
 examples:
@@ -101,28 +101,30 @@ def _nothing(place: Path) -> str:
 
 
 def _found(place: Path) -> list[Report]:
-    from penstock.analyze.report import Report
+    from penstock.analysis.report import Report
 
     return [Report.load(one) for one in sorted(place.glob("report-*.json"))]
 
 
 def merged(found: list[Report]) -> Report:
-    """The report of the slowest rank, with all of them: the others wait for it."""
+    """The report of the slowest rank, with those of the others, which wait for it."""
+    from penstock.analysis.stalls import rank_speeds, slowest
 
-    def speed(one: Report) -> float:
-        return one.rate("cold") or one.rate("as it is") or 0.0
-
-    slowest = min(found, key=speed)
     ranks = sorted(found, key=lambda one: one.setup.rank)
-    return replace(slowest, ranks=tuple(ranks) if len(ranks) > 1 else ())
+    all_of_them = replace(ranks[0], ranks=tuple(ranks[1:]))
+    last = slowest(rank_speeds(all_of_them))
+    if last is None or last.report is all_of_them:
+        return all_of_them
+    others = tuple(one for one in ranks if one is not last.report)
+    return replace(last.report, ranks=others)
 
 
 def _show(report: Report, output: str, *, as_json: bool) -> None:
     import json
 
-    from penstock.analyze.page import page_of
-    from penstock.analyze.remedies import remedies
-    from penstock.analyze.text import lines_of
+    from penstock.analysis.page import page_of
+    from penstock.analysis.remedies import remedies
+    from penstock.analysis.text import lines_of
 
     found = remedies(report)
     data, page = Path(f"{output}.json"), Path(f"{output}.html")

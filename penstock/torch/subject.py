@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import fetch
 
 from penstock import config
-from penstock.analyze.opened import Opened
-from penstock.analyze.pagecache import characters_read
-from penstock.analyze.report import Operation, Setup
-from penstock.analyze.subject import Files, children, relative_deviation
+from penstock.analysis.opened import Opened
+from penstock.analysis.pagecache import characters_read
+from penstock.analysis.report import Operation, Setup
+from penstock.analysis.subject import Files, children, relative_deviation
 from penstock.errors import PenstockError
 from penstock.pipeline import from_dataset
 from penstock.profile.measure import measure

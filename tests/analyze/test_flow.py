@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.analyze.flow import Flow, seconds_a_batch
+from penstock.analysis.flow import Flow, seconds_a_batch
 
 PLAIN = Flow(
     workers=2,
@@ -19,7 +19,6 @@ PLAIN = Flow(
     ahead=4,
     prep=1e-3,
     held=0.0,
-    hit=0.0,
     service=0.0,
     latency=0.0,
     step=1e-3,
@@ -108,7 +107,7 @@ def test_nothing_is_faster_than_its_slowest_part(
     step: float,
 ) -> None:
     flow = Flow(
-        workers, cores, batch, min(piece, batch), ahead, prep, held, 0.0, service,
+        workers, cores, batch, min(piece, batch), ahead, prep, held, service,
         service + extra, step,
     )  # fmt: skip
     found = seconds_a_batch(flow)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from analyze.reports import report
 
-from penstock.analyze.model import Change, predict, scaling
-from penstock.analyze.remedies import remedies
+from penstock.analysis.model import Change, predict, scaling
+from penstock.analysis.remedies import remedies
 from penstock.errors import ReportError
 
 WHOLE = 50_000 * 110_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.analyze.probe import Probe
-from penstock.analyze.report import Operation, Report, Setup
+from penstock.analysis.probe import Probe
+from penstock.analysis.report import Operation, Report, Setup
 
 BATCH = 8
 

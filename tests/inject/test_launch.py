@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -25,8 +26,9 @@ def test_the_exit_code_is_the_commands_own(script: str, code: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_are_passed_on_and_the_command_decides(number: signal.Signals) -> None:
     code = (
-        f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(9)); "
-        "print('ready', flush=True); signal.pause()"
+        f"import signal, sys; signal.alarm(60); wanted = [{int(number)}]; "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, wanted); "
+        "print('ready', flush=True); signal.sigwait(wanted); sys.exit(9)"
     )
     with subprocess.Popen(
         [*PENSTOCK, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
@@ -35,6 +37,27 @@ def test_signals_are_passed_on_and_the_command_decides(number: signal.Signals) -
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
         assert running.wait(30) == 9
+
+
+def test_what_is_typed_reaches_the_command_once() -> None:
+    # A terminal sends Ctrl-C to all that run in its foreground.
+    code = (
+        "import signal; signal.alarm(60); wanted = {signal.SIGINT, signal.SIGTERM}; "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, wanted); print('ready', flush=True)\n"
+        "while signal.sigwait(wanted) == signal.SIGINT: print('typed', flush=True)\n"
+        "print('ended', flush=True)"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*PENSTOCK, sys.executable, "-c", code])
+    with os.fdopen(terminal, "rb+", buffering=0) as ends:
+        assert ends.readline() == b"ready\r\n"
+        ends.write(b"\x03")
+        assert ends.readline() == b"^Ctyped\r\n"
+        # Passed on in turn, so that what was passed on before would come before.
+        os.kill(pid, signal.SIGTERM)
+        assert ends.readline() == b"ended\r\n"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_the_command_has_the_signals_of_a_shell() -> None:

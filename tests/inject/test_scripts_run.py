@@ -174,7 +174,7 @@ def test_ranks_have_their_own_parts_and_one_of_them_speaks(run: Run) -> None:
     ran = run("ranks.py", options=["--workers", "1", "--kind", "threads", "--no-random"])
     assert ran.last.split()[-2:] == [digest_of_rank(0), digest_of_rank(1)]
     loader, total = ran.said
-    assert loader.endswith("is upgraded: 1 thread (kind=\"threads\").")
+    assert loader.endswith('is upgraded: 1 thread (kind="threads").')
     assert total == "penstock: 1 of 1 DataLoaders upgraded."
 
 

@@ -239,6 +239,20 @@ def test_echo_is_for_loaders_that_shuffle_and_their_length_says_so(
     ]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_order_of_our_own_leaves_the_generators_as_torchs(
+    install: Install, workers: int
+) -> None:
+    def make() -> Any:
+        return DataLoader(TensorDataset(torch.arange(22.0)), 4, shuffle=True, num_workers=workers)
+
+    _, states = epochs(make)
+    install(echo=2, echo_at="batch")
+    batches, then = epochs(make)
+    assert then == states
+    assert len(batches) == 2 * 12
+
+
 def test_what_cannot_be_done_is_left_out_with_the_reason(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import socket
+import subprocess
+import sys
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -165,22 +166,34 @@ def test_a_port_that_is_none_is_refused(port: Any) -> None:
         numbers(metrics_port=port)
 
 
+FORKING = """
+import os, signal, sys
+import penstock as ps
+
+loader = ps.from_dataset(range(8)).batch(4).loader(workers=0, metrics_port=int(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("forked", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_fork_does_not_keep_the_port(port: int, live: LivePlace) -> None:
-    read, write = os.pipe()
-    with numbers(workers=0, metrics_port=port):
-        child = os.fork()
-        if child == 0:
-            os.read(read, 1)
-            os._exit(0)
-        assert fetch(port) == {}
-    try:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "forked\n"
+        parent.wait()
+        with pytest.raises(OSError, match="refused"):
+            fetch(port)
         with numbers(workers=0, metrics_port=port):
             assert fetch(port) == {}
-    finally:
-        os.write(write, b"x")
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(write)
 
 
 def test_a_loader_that_cannot_be_looked_at_is_left_out(

@@ -378,6 +378,15 @@ def test_a_reader_never_sees_two_reports_at_once(tmp_path: Path) -> None:
     assert read(sheet.path) is None
 
 
+def test_nothing_is_left_of_a_longer_report(tmp_path: Path) -> None:
+    sheet = Sheet(tmp_path / "1-0.json")
+    sheet.write(json.dumps({"name": "x" * 1_000}))
+    sheet.write('{"name": "short"}')
+    assert read(sheet.path) == b'{"name": "short"}'
+    assert json.loads(sheet.path.read_text())["snapshot"] == {"name": "short"}
+    sheet.close()
+
+
 def test_half_a_report_is_none(tmp_path: Path) -> None:
     sheet = Sheet(tmp_path / "1-0.json")
     assert sheet.write('{"a": "long enough"}')

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -181,35 +182,34 @@ def test_in_a_pipe_every_look_is_kept_until_ctrl_c() -> None:
 @pytest.mark.parametrize(("terminal", "redrawn"), [("dumb", False), ("xterm", True)])
 def test_a_terminal_is_redrawn_if_it_can_be(terminal: str, redrawn: bool) -> None:
     ours, theirs = pty.openpty()
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-m", "penstock", "top", "--interval", "0.1"],
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "TERM": terminal, "COLUMNS": "100", "LINES": "50"},
-        ) as watching:
-            seen = b""
-            while seen.count(b"since it began") < 3:
-                seen += os.read(ours, 65536)
-            watching.send_signal(signal.SIGINT)
-            # Whatever it still has to say must find room.
-            drain = threading.Thread(target=_drain, args=(ours,), daemon=True)
-            drain.start()
-            _, complaints = watching.communicate(timeout=60)
-        assert (watching.returncode, complaints) == (0, b"")
-        assert (b"\x1b[" in seen) is redrawn
-    finally:
+    seen = bytearray()
+    enough, gone = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with suppress(OSError):  # nobody is at the other end any more
+            while not gone.is_set():
+                seen.extend(os.read(ours, 65536))
+                if seen.count(b"since it began") >= 3:
+                    enough.set()
+
+    reading = threading.Thread(target=read)
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "top", "--interval", "0.1"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": terminal, "COLUMNS": "100", "LINES": "50"},
+    ) as watching:
         os.close(theirs)
-        drain.join()
-        os.close(ours)
-
-
-def _drain(descriptor: int) -> None:
-    try:
-        while os.read(descriptor, 65536):
-            pass
-    except OSError:  # nobody is at the other end any more
-        pass
+        reading.start()
+        was_enough = enough.wait(60)
+        watching.send_signal(signal.SIGINT)
+        _, complaints = watching.communicate(timeout=60)
+    gone.set()
+    reading.join()
+    os.close(ours)
+    assert was_enough
+    assert (watching.returncode, complaints) == (0, b"")
+    assert (b"\x1b[" in seen) is redrawn
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])

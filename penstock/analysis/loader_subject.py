@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from penstock import config
-from penstock.analyze.chosen import Chosen, files_of, nbytes_of
-from penstock.analyze.report import Operation, Setup
-from penstock.analyze.subject import Files, relative_deviation
+from penstock.analysis.chosen import Chosen, files_of, nbytes_of
+from penstock.analysis.report import Operation, Setup
+from penstock.analysis.subject import Files, relative_deviation
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader

@@ -18,10 +18,10 @@ class Flow:
     """One loader and its loop. All times are seconds; ``step`` is that of a batch, and so is
     ``shuttle``, what it takes the loop to receive one.
 
-    ``held`` is the share of samples that a cache answers, within ``hit``. The others take
-    ``service`` of the storage, one after the other, and arrive after ``latency`` where nobody else
-    reads. ``spread`` is by how much samples differ in size, as a part of the mean: large ones take
-    longer to fetch and to prepare.
+    ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
+    the storage, one after the other, and arrive after ``latency`` where nobody else reads.
+    ``spread`` is by how much samples differ in size, as a part of the mean: large ones take longer
+    to fetch and to prepare.
     """
 
     workers: int
@@ -31,7 +31,6 @@ class Flow:
     ahead: int
     prep: float
     held: float
-    hit: float
     service: float
     latency: float
     step: float
@@ -47,7 +46,7 @@ the outcome by less than 0.2 %."""
 def seconds_a_batch(flow: Flow) -> float:
     """How long a step takes, with all the waiting."""
     if flow.workers == 0:
-        fetch = flow.held * flow.hit + (1 - flow.held) * max(flow.service, flow.latency)
+        fetch = (1 - flow.held) * max(flow.service, flow.latency)
         return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
     ends = _Play(flow).run(WARM + COUNTED)
     # Between two moments at which equally much is underway.
@@ -104,7 +103,7 @@ class _Play:
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
         if self.chance.random() < flow.held:
-            return now + flow.hit * size
+            return now
         service = flow.service * size
         self.storage = max(now, self.storage) + service
         # What a reader waits beyond its turn is the same for all.

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from penstock.analyze import plots, series
-from penstock.analyze.model import Bound
-from penstock.analyze.page_style import SCRIPT, STYLE
-from penstock.analyze.report import Phase, Report
-from penstock.analyze.stalls import Stalls, measured_speed, rank_speeds, slowest, stalls_of
-from penstock.analyze.text import (
+from penstock.analysis import plots, series
+from penstock.analysis.model import Bound
+from penstock.analysis.page_style import SCRIPT, STYLE
+from penstock.analysis.report import Phase, Report
+from penstock.analysis.stalls import Stalls, measured_speed, rank_speeds, slowest, stalls_of
+from penstock.analysis.text import (
     MEANING,
     NAMES,
     RATES,
@@ -28,12 +28,12 @@ from penstock.analyze.text import (
     slowest_words,
     verdict,
 )
-from penstock.analyze.what_if import Forecast, Saturation, saturation
+from penstock.analysis.what_if import Forecast, Saturation, saturation
 from penstock.config import show_size
 
 if TYPE_CHECKING:
-    from penstock.analyze.model import Prediction
-    from penstock.analyze.remedies import Remedy
+    from penstock.analysis.model import Prediction
+    from penstock.analysis.remedies import Remedy
 
 STACK_LEGEND = (("compute", "compute"), ("prep", "prep stall"), ("fetch", "fetch stall"))
 CURVE_LEGEND = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.analyze.axes import (
+from penstock.analysis.axes import (
     BYTES,
     LEFT,
     RIGHT,
@@ -24,8 +24,8 @@ from penstock.analyze.axes import (
     unit_of,
     up,
 )
-from penstock.analyze.report import PhaseName
-from penstock.analyze.series import Bar, Curves, Histogram, Line, Stack, WaitBar, phases_of
+from penstock.analysis.report import PhaseName
+from penstock.analysis.series import Bar, Curves, Histogram, Line, Stack, WaitBar, phases_of
 
 ONE = Unit("", 1)
 FIELD_TOP, FIELD_BOTTOM, HEIGHT = 40, 246, 290

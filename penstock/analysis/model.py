@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.analyze.flow import Flow, seconds_a_batch
-from penstock.analyze.report import Report
+from penstock.analysis.flow import Flow, seconds_a_batch
+from penstock.analysis.report import Report
 from penstock.errors import ReportError
 
 Bound = Literal["compute", "prep", "fetch"]
@@ -138,7 +138,6 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
     size = setup.sample_bytes
     storage = (costs.storage if change.storage is None else change.storage) / alone
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0
-    hit = size / costs.cache * max(1, busy) if costs.cache > 0 else 0.0
     budget = (setup.cache if change.cache is None else change.cache) / alone
     held = min(1.0, budget / (size * setup.samples)) if size else 0.0
     fetched = _fetched(report, change)
@@ -146,7 +145,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
     measured = size / costs.storage if costs.storage > 0 else 0.0
     # What a reader waits beyond its turn: that does not go away on a faster device.
     latency = (service + max(0.0, costs.latency - measured)) * fetched
-    service, hit = service * fetched, hit * fetched
+    service *= fetched
     flow = Flow(
         workers=workers,
         cores=cores,
@@ -155,14 +154,15 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         ahead=_ahead(report, workers),
         prep=prep,
         held=held,
-        hit=hit,
         service=service,
         latency=latency,
         step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
         shuttle=setup.batch * costs.shuttle,
         spread=costs.size_deviation,
     )
-    a_fetch = held * hit / max(1, busy) + (1 - held) * service
+    # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
+    hit = size / costs.cache * fetched if costs.cache > 0 else 0.0
+    a_fetch = held * hit + (1 - held) * service
     fetch_rate = 1 / a_fetch if a_fetch > 0 else math.inf
     prep_rate = max(1, busy) / prep if prep > 0 else math.inf
     return flow, fetch_rate, prep_rate

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 from penstock import config
-from penstock.analyze.course import Course
-from penstock.analyze.pagecache import can_drop, device_bytes
-from penstock.analyze.report import Costs, Phase, PhaseName, Report, Wait
-from penstock.analyze.subject import Device, Host, Subject, children
+from penstock.analysis.course import Course
+from penstock.analysis.pagecache import can_drop, device_bytes
+from penstock.analysis.report import Costs, Phase, PhaseName, Report, Wait
+from penstock.analysis.subject import Device, Host, Subject, children
 
 PARTS = 9
 """The time is for so many phases; most are exact long before theirs is over."""
@@ -311,7 +311,7 @@ class Probe:
 
 
 class Epochs(Iterator[Any]):
-    """One epoch of a loader after the other; ``begins`` says that the last batch was a first one."""
+    """Epoch after epoch of a loader; ``begins`` says that the last batch was the first of one."""
 
     def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
         self.begins = False

@@ -9,9 +9,9 @@ from itertools import count
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
-from penstock.analyze.pagecache import drop
-from penstock.analyze.reading import by_threads
-from penstock.analyze.report import Operation, Setup
+from penstock.analysis.pagecache import drop
+from penstock.analysis.reading import by_threads
+from penstock.analysis.report import Operation, Setup
 
 CHUNK = 1 << 20
 """Of a large file, so much is read at a time, here and there."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.analyze.model import LITTLE, Bound, Prediction, predict
-from penstock.analyze.report import Phase, PhaseName, Report
+from penstock.analysis.model import LITTLE, Bound, Prediction, predict
+from penstock.analysis.report import Phase, PhaseName, Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.analyze.model import Change, Prediction, predict
-from penstock.analyze.report import Report
+from penstock.analysis.model import Change, Prediction, predict
+from penstock.analysis.report import Report
 from penstock.errors import PipelineError
 
 ENOUGH = 0.01

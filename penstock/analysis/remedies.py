@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from penstock import config
-from penstock.analyze.model import Change, Prediction, predict
-from penstock.analyze.report import Report
+from penstock.analysis.model import Change, Prediction, predict
+from penstock.analysis.report import Report
 
 WORTH = 1.03
 """A gain below this is within what was measured."""
@@ -149,7 +149,7 @@ class _Writing:
         if self.pipeline:
             return stop or f"pipeline.loader(..., {argument})"
         given = f"..., {argument}" if argument else "..."
-        return f"from penstock.torch import DataLoader; DataLoader({given})"
+        return f"from penstock.torch import DataLoader\nDataLoader({given})"
 
 
 def _round_up(nbytes: float) -> int:

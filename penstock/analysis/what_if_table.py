@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from penstock.analyze.what_if import (
+from penstock.analysis.what_if import (
     ENOUGH,
     MOST_CORES,
     Forecast,

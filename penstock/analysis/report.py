@@ -157,6 +157,12 @@ class Report:
         found = self.phase(name)
         return None if found is None else found.rate.value
 
+    def __str__(self) -> str:
+        from penstock.analysis.remedies import remedies
+        from penstock.analysis.text import lines_of
+
+        return "\n".join(lines_of(self, remedies(self)))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.analyze.model import Bound, Prediction, predict
-from penstock.analyze.report import Phase, Report
-from penstock.analyze.stalls import (
+from penstock.analysis.model import Bound, Prediction, predict
+from penstock.analysis.report import Phase, Report
+from penstock.analysis.stalls import (
     RankSpeed,
     Stalls,
     measured_speed,
@@ -20,7 +20,7 @@ from penstock.analyze.stalls import (
 from penstock.config import show_size
 
 if TYPE_CHECKING:
-    from penstock.analyze.remedies import Remedy
+    from penstock.analysis.remedies import Remedy
 
 MEANING: dict[Bound, str] = {
     "compute": "Loading keeps up: only a faster accelerator, or less work in a step, makes "

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import PipelineError
 
 if TYPE_CHECKING:
-    from penstock.analyze.ranges import Quantity
-    from penstock.analyze.what_if import Prices, Values
+    from penstock.analysis.ranges import Quantity
+    from penstock.analysis.what_if import Prices, Values
 
 EXAMPLE = """\
 examples:
@@ -70,10 +70,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from penstock.analyze import what_if_table as table
-    from penstock.analyze.report import Report
-    from penstock.analyze.stalls import rank_speeds, slowest
-    from penstock.analyze.what_if import Forecast, check, fixed, rows, saturation, unheard
+    from penstock.analysis import what_if_table as table
+    from penstock.analysis.report import Report
+    from penstock.analysis.stalls import rank_speeds, slowest
+    from penstock.analysis.what_if import Forecast, check, fixed, rows, saturation, unheard
 
     options = read_options(arguments)
     check(options)
@@ -98,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_options(arguments: argparse.Namespace) -> list[Values]:
     """The options that were given, in the order of the help."""
-    from penstock.analyze import ranges
-    from penstock.analyze.what_if import Values
+    from penstock.analysis import ranges
+    from penstock.analysis.what_if import Values
 
     quantities: dict[str, Quantity] = {
         "cache": ranges.BYTES,
@@ -122,7 +122,7 @@ def read_options(arguments: argparse.Namespace) -> list[Values]:
 
 def read_prices(arguments: argparse.Namespace) -> Prices | None:
     """The prices that were given; ``None`` for none."""
-    from penstock.analyze.what_if import Prices
+    from penstock.analysis.what_if import Prices
 
     given = {
         field: getattr(arguments, option)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.analyze.model import Change, Prediction
-from penstock.analyze.report import PhaseName, Report
-from penstock.analyze.stalls import Stalls, measured_speed, predicted_stalls, stalls_of
-from penstock.analyze.what_if import Forecast, Saturation, cache_sizes, on_cores
+from penstock.analysis.model import Change, Prediction
+from penstock.analysis.report import PhaseName, Report
+from penstock.analysis.stalls import Stalls, measured_speed, predicted_stalls, stalls_of
+from penstock.analysis.what_if import Forecast, Saturation, cache_sizes, on_cores
 
 MOST_BARS = 120
 """Bars of a timeline: a phone has three times as many pixels."""

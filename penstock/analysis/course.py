@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from penstock.analyze.report import Phase, PhaseName, Rate
+from penstock.analysis.report import Phase, PhaseName, Rate
 
 BLOCKS = 8
 """Steps are put together into at least so many blocks, whose means are compared: neighbours are not

@@ -1,8 +1,8 @@
 """Which files a dataset opens, and how long its batches take: noted in the processes that do it.
 
 An audit hook sees every file that Python opens. It stays for as long as its process, so it is put
-in place only where a script is analysed. Processes that are forked from here have it too, and write
-what they see into a directory of the analysis.
+in place once, and only where something is analysed. Processes that are forked from here have it
+too, and write what they see into a directory of the analysis.
 """
 
 from __future__ import annotations
@@ -15,20 +15,33 @@ from typing import Any
 _SKIPPED = (".py", ".pyc", ".so", ".pth", ".pyi", ".toml")
 
 
+_noting: list[Opened] = []
+"""What the audit hook tells, once there is one: the last that was made."""
+
+
+def _hook(event: str, given: tuple[Any, ...]) -> None:
+    if event == "open" and _noting[0].on:
+        _noting[0].heard(given)
+
+
 class Opened:
-    """Notes files while it is ``on``. Made once in a process; forks go on noting as it was then."""
+    """Notes files while it is ``on``; forks go on noting as it was then."""
 
     def __init__(self, directory: Path) -> None:
         self.on = False
         self._directory = directory
         self._seen: set[str] = set()
         self._busy = False
-        sys.addaudithook(self._heard)
+        if not _noting:
+            _noting.append(self)
+            sys.addaudithook(_hook)
+        _noting[0] = self
 
-    def _heard(self, event: str, given: tuple[Any, ...]) -> None:
-        if event != "open" or not self.on or self._busy:
-            return
+    def heard(self, given: tuple[Any, ...]) -> None:
+        """A file is opened: its path and mode."""
         path, mode = given[0], given[1]
+        if self._busy:
+            return
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         if isinstance(mode, str) and set(mode) & set("wax+"):

@@ -1,0 +1,201 @@
+"""Scripts that have never heard of Penstock, analysed as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from penstock.analysis.report import Report
+from penstock.analysis.stalls import rank_speeds, slowest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+
+LONG = ("--epochs", "400")
+"""More than is ever needed: an analysis ends the script."""
+
+
+class Analysed(NamedTuple):
+    code: int
+    out: str
+    error: str
+    output: Path
+
+    @property
+    def report(self) -> Report:
+        return Report.load(self.output.with_suffix(".json"))
+
+
+def analysed(
+    variables: dict[str, str],
+    output: Path,
+    script: str,
+    *words: str,
+    options: tuple[str, ...] = (),
+    ranks: int = 0,
+) -> Analysed:
+    command = [sys.executable, str(SCRIPTS / script), *words]
+    if ranks:
+        run = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command[1:1] = ["-m", *run]
+    given = ["analyze", "--seconds", "3", "--output", str(output), *options, "--", *command]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *given],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    return Analysed(done.returncode, done.stdout, done.stderr, output)
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_a_tutorial_is_analysed_as_it_is(
+    variables: dict[str, str], place: Path, tmp_path: Path
+) -> None:
+    words = ("--data", str(place / "photos"), "--workers", "2", *LONG)
+    done = analysed(variables, tmp_path / "plain", "plain.py", *words)
+    assert done.code == 0, done.error
+    verdict = done.out.splitlines()[0].split(":")[0]
+    assert verdict in ("compute-bound", "prep-bound", "fetch-bound")
+    assert "penstock: done; the script ends here" in done.error
+    assert "loss" not in done.out  # it did not come to its end
+    report = done.report
+    assert (report.setup.samples, report.setup.batch, report.setup.workers) == (26, 8, 2)
+    assert report.setup.loader == "torch.utils.data.DataLoader"
+    names = [phase.name for phase in report.phases]
+    assert names == ["as it is", "cached", "prep", "replay", "cold", "storage", "cache"]
+    # The files were found where the workers opened them.
+    files = list((place / "photos" / "train").rglob("*.jpg"))
+    mean = sum(one.stat().st_size for one in files) / len(files)
+    assert report.setup.sample_bytes == pytest.approx(mean, rel=0.25)
+    assert report.costs.penstock is not None
+    operations = [one.name for one in report.operations]
+    assert any("Resize" in one for one in operations), operations
+    assert len(report.batch_times) > 4
+    assert done.output.with_suffix(".html").read_text().startswith("<!doctype html>")
+    # Nothing is left, and the report can be asked.
+    assert not [one for one in psutil.process_iter() if _mentions(one, str(place / "photos"))]
+    asked = subprocess.run(
+        [sys.executable, "-m", "penstock", "what-if", f"{done.output}.json", "--json"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(asked.stdout)
+
+
+def _mentions(process: psutil.Process, word: str) -> bool:
+    try:
+        return process.pid != os.getpid() and any(word in one for one in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def test_a_script_goes_on_with_its_model_as_it_was(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    alone = subprocess.run(
+        [sys.executable, str(SCRIPTS / "custom.py"), "--workers", "0"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = analysed(
+        variables, tmp_path / "on", "custom.py", "--workers", "0", options=("--continue",)
+    )
+    assert done.code == 0, done.error
+    assert done.report.setup.workers == 0
+    assert "the script goes on" in done.error
+
+    def loss(text: str) -> str:
+        (line,) = (line for line in text.splitlines() if line.startswith("loss "))
+        return line.split()[1]
+
+    assert loss(done.out) == loss(alone.stdout)
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [("with_lightning.py", "lightning"), ("with_accelerate.py", "accelerate")],
+)
+def test_loops_of_libraries_are_analysed_too(
+    variables: dict[str, str], tmp_path: Path, script: str, package: str
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    done = analysed(variables, tmp_path / package, script, "--workers", "1", *LONG)
+    assert done.code == 0, done.error
+    assert done.report.rate("replay")
+    assert done.report.setup.workers == 1
+
+
+def test_every_rank_is_measured_and_the_slowest_named(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    done = analysed(variables, tmp_path / "ranks", "ranks.py", *LONG, ranks=2)
+    assert done.code == 0, done.error
+    report = done.report
+    both = {report.setup.rank, *(one.setup.rank for one in report.ranks)}
+    assert both == {0, 1}
+    assert report.setup.world == 2
+    # They went together: as many steps in each phase of the loop.
+    (other,) = report.ranks
+    for name in ("as it is", "cached", "replay"):
+        mine, theirs = report.phase(name), other.phase(name)  # type: ignore[arg-type]
+        assert mine is not None
+        assert theirs is not None
+        assert mine.steps == theirs.steps
+    last = slowest(rank_speeds(report))
+    named = [line for line in done.out.splitlines() if "is the slowest" in line]
+    if last is None:
+        assert named == []
+    else:
+        assert last.report.setup.rank == report.setup.rank
+        assert named[0].startswith(f"Rank {report.setup.rank} is the slowest")
+    assert done.error.count("penstock: measuring in the training loop: replay") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise ValueError('mine')", "No process of"),
+        (
+            "import torch; from torch.utils.data import DataLoader\n"
+            "with torch.no_grad():\n for _ in DataLoader(range(8)): pass",
+            "No training loop asked a loader",
+        ),
+        (
+            "from torch.utils.data import DataLoader\n"
+            "epoch = iter(DataLoader(range(8)))\n"
+            "for _ in range(3): next(epoch)",
+            "The script was over after 3 steps",
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_analysed_is_told_why(
+    variables: dict[str, str], tmp_path: Path, code: str, says: str
+) -> None:
+    command: list[Any] = [sys.executable, "-m", "penstock", "analyze", "--output"]
+    done = subprocess.run(
+        [*command, tmp_path / "none", "--", sys.executable, "-c", code],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert not list(tmp_path.glob("none*"))
