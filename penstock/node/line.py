@@ -7,7 +7,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.node.state import Name
@@ -57,9 +57,10 @@ class Line:
         self._recent = (*self._recent, name)[-2:]
         self.later(["took", *name[1:]])
 
-    def release(self, name: Name) -> None:
-        """May be called wherever the collector runs, so it waits for nothing and no lock."""
-        if os.getpid() != self._pid:
+    def release(self, name: Name, *, getpid: Callable[[], int] = os.getpid) -> None:
+        """May be called wherever the collector runs, so it waits for nothing and no lock; and when
+        the interpreter ends, after ``os`` is gone."""
+        if getpid() != self._pid:
             return  # a fork lets go of copies of its own
         message = ["released", *name[1:]]
         if name in self._recent[:1]:

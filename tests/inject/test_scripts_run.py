@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
-import numpy as np
 import psutil
 import pytest
-from test_docs import STAND_INS
 
 torch = pytest.importorskip("torch")
 
@@ -32,50 +28,6 @@ class Ran(NamedTuple):
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., Ran]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs, and empty directories in place of the machine's own."""
-    root = tmp_path_factory.mktemp("scripts")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 26), ("val", 9)):
-        for number in range(count):
-            folder = root / "photos" / split / ("cat", "dog")[number % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-            picture = cv2.resize(coarse, (64, 48), interpolation=cv2.INTER_CUBIC)
-            assert cv2.imwrite(str(folder / f"{number:03}.jpg"), picture)
-    for name in ("memory", "temporary", "site"):
-        (root / name).mkdir()
-    return root
-
-
-@pytest.fixture(scope="module")
-def variables(place: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PENSTOCK_RUNTIME_DIR": str(place / "runtime"),
-        "PENSTOCK_SHM_DIR": str(place / "memory"),
-        "PENSTOCK_CACHE_DIR": str(place / "disk"),
-        "TMPDIR": str(place / "temporary"),
-        "PYTHONPATH": str(place / "site"),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-@pytest.fixture(scope="module")
-def torchvision(place: Path, variables: dict[str, str]) -> None:
-    """One that can be imported: with a sitecustomize of the user's own, if need be."""
-    pytest.importorskip("PIL")
-    (place / "site" / "sitecustomize.py").write_text(STAND_INS)
-    needed = [sys.executable, "-c", "import torchvision"]
-    if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
-        (place / "site" / "sitecustomize.py").write_text("")
-        done = subprocess.run(needed, env=variables, capture_output=True, check=False)
-        if done.returncode:
-            pytest.skip("torchvision is not installed, or does not fit this torch")
 
 
 @pytest.fixture(scope="module")
