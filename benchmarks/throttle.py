@@ -121,7 +121,10 @@ class Disk:
 
 
 class OnDisk(Source):
-    """Another source whose samples come from a slow device. It serves threads only."""
+    """Another source whose samples come from a slow device. It serves threads only.
+
+    Its samples have no files: those they are read from lie on another device.
+    """
 
     threadsafe: ClassVar[bool] = True
 
@@ -138,7 +141,7 @@ class OnDisk(Source):
         return samples
 
     def name(self, index: int) -> str:
-        return self._source.name(index)
+        return f"sample {index}"
 
     def identity(self) -> str:
         return self._source.identity()

@@ -132,7 +132,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
     prep *= _reused(report, change) * _left(report, change.offload)
     if workers:
         # What workers take from each other: the GIL, memory, the cores' own caches.
-        prep *= busy / scaling(costs.scaling, busy)
+        prep *= busy / (scaling(_uncrowded(report), busy) * _crowded(report, workers / cores))
     if change.share:
         prep += min(busy, cores) * (change.jobs - 1) * MEMBER / setup.batch
     size = setup.sample_bytes
@@ -169,10 +169,10 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
 
 
 def scaling(measured: Mapping[int, float], workers: int) -> float:
-    """How much faster so many workers are than one, by what some numbers of them were.
+    """How much faster so many workers, each with a core, are than one.
 
-    Between two that were measured the gain grows evenly; beyond the most, each further worker adds
-    what these have added on average.
+    Between two numbers that were measured the gain grows evenly; beyond the most, each further
+    worker adds what these have added on average.
 
     >>> scaling({1: 1.0, 4: 3.4}, 2), scaling({1: 1.0, 4: 3.4}, 8)
     (1.8, 6.8)
@@ -186,6 +186,22 @@ def scaling(measured: Mapping[int, float], workers: int) -> float:
         return known[below] * workers / below
     part = (workers - below) / (above - below)
     return known[below] + part * (known[above] - known[below])
+
+
+def _uncrowded(report: Report) -> dict[int, float]:
+    """What was measured with a core for each worker."""
+    cores = report.setup.cores
+    return {number: rate for number, rate in report.costs.scaling.items() if number <= cores}
+
+
+def _crowded(report: Report, workers: float) -> float:
+    """What is left of their rate where so many workers share a core: they keep interrupting each
+    other. Measured with two; more are not much worse."""
+    cores, measured = report.setup.cores, report.costs.scaling
+    if workers <= 1 or 2 * cores not in measured:
+        return 1.0
+    lost = max(0.0, 1 - measured[2 * cores] / scaling(_uncrowded(report), cores))
+    return 1 - lost * min(1.0, workers - 1)
 
 
 def _ahead(report: Report, workers: int) -> int:

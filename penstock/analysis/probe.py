@@ -12,10 +12,10 @@ from typing import Any
 from penstock import config
 from penstock.analysis.course import Course
 from penstock.analysis.pagecache import can_drop, device_bytes
-from penstock.analysis.report import Costs, Phase, PhaseName, Report, Wait
+from penstock.analysis.report import Costs, Phase, PhaseName, Report, Setup, Wait
 from penstock.analysis.subject import Device, Host, Subject, children
 
-PARTS = 9
+PARTS = 10
 """The time is for so many phases; most are exact long before theirs is over."""
 
 LEAST_AS_IT_IS = 8
@@ -89,12 +89,14 @@ class Probe:
         """Measure what needs no loop, and put all of it together."""
         subject = self._subject
         workers = subject.setup.workers
-        scaling, alone = {1: 1.0}, self._rate("prep")
-        if workers > 1:
-            one = subject.cached(1)
-            alone = self._drained("prep", one, keep=False).rate.value
-            _close(one)
-            scaling[min(workers, subject.setup.cores)] = self._rate("prep") * _seconds(alone)
+        rates = {workers: self._rate("prep")} if workers else {}
+        for number in _numbers(subject.setup):
+            if number not in rates:
+                some = subject.cached(number)
+                rates[number] = self._drained("prep", some, keep=False).rate.value
+                _close(some)
+        alone = rates[1] if workers else self._rate("prep")
+        scaling = {number: rate * _seconds(alone) for number, rate in sorted(rates.items())}
         storage, latency = self._reading(max(1, workers))
         cache = self._read("cache", max(1, workers), cold=False)
         slower = alone * _seconds(self._rate("prep")) or 1.0
@@ -108,7 +110,7 @@ class Probe:
         costs = Costs(
             compute=_seconds(self._rate("replay")),
             prep=_seconds(alone),
-            scaling=scaling,
+            scaling=scaling or {1: 1.0},
             storage=storage,
             cache=cache,
             latency=latency,
@@ -308,6 +310,16 @@ class Probe:
         if not can_drop() or was is None or now is None or wanted <= 0:
             return None
         return min(1.0, (now - was) / wanted)
+
+
+def _numbers(setup: Setup) -> list[int]:
+    """How many workers are tried beside those that there are: one, one for each core, two."""
+    if not setup.workers:
+        return []
+    cores = setup.cores
+    if setup.kind == "processes":  # which take long to start where they are many
+        return sorted({1, min(cores, 4 * setup.workers)})
+    return sorted({1, cores, 2 * cores})
 
 
 class Epochs(Iterator[Any]):

@@ -14,8 +14,8 @@ from penstock.watch.snapshot import Snapshot, Standing, each_once
 WIDTH = 20
 """Characters of a bar."""
 
-QUIET = 5.0
-"""Seconds without a batch after which that is worth a word."""
+SHORT, QUIET = 1.0, 5.0
+"""Seconds of waiting, and seconds without a batch, after which that is worth a word."""
 
 LISTED, LONGEST = 3, 80
 """How many bad samples are named, and with how many characters of what was wrong."""
@@ -86,7 +86,8 @@ def _place(standing: Standing) -> str:
 def _quiet(course: Course) -> str:
     last: Snapshot = course.last
     if last.waiting is not None:
-        return f"; it waits for a batch, for {span(course.seen - last.waiting)} now"
+        waited = course.seen - last.waiting
+        return f"; it waits for a batch, for {span(waited)} now" if waited >= SHORT else ""
     age = course.seen - last.written
     return f"; no batch was taken for {span(age)}" if age >= QUIET else ""
 

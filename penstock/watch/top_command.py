@@ -83,7 +83,7 @@ def _watch(view: View, interval: float, *, as_json: bool) -> None:
     from rich.text import Text
 
     console = Console()
-    redraws = console.is_terminal  and not as_json
+    redraws = console.is_terminal and not console.is_dumb_terminal and not as_json
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             view.look()

@@ -106,6 +106,16 @@ def test_the_measured_number_of_workers_is_predicted_as_measured() -> None:
     assert scaling({1: 1.0}, 3) == 3.0
 
 
+def test_workers_without_a_core_of_their_own_get_in_each_others_way() -> None:
+    slow = report(storage=10e9, latency=0.0, prep=8e-3, cores=4, scaling={1: 1.0, 4: 4.0, 8: 3.0})
+    four = predict(slow, Change(workers=4)).speed
+    assert four == pytest.approx(500, rel=0.03)
+    assert predict(slow, Change(workers=8)).speed == pytest.approx(0.75 * four, rel=0.03)
+    assert predict(slow, Change(workers=6)).speed == pytest.approx(0.875 * four, rel=0.04)
+    # On a machine with twice the cores they have one each.
+    assert predict(slow, Change(workers=8, cores=8)).speed == pytest.approx(2 * four, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

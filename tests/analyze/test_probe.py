@@ -56,7 +56,8 @@ class MadeUp:
             self.closed.append(name)
 
     def cached(self, workers: int | None = None) -> Iterator[Any]:
-        return self._every(f"cached {workers}", self.prep * (2 if workers == 1 else 1))
+        slower = {None: 1.0, 1: 2.0, 4: 0.8}[workers]
+        return self._every(f"cached {workers}", self.prep * slower)
 
     def cold(self) -> Iterator[Any] | None:
         return self._every("cold", self.prep + self.fetch)
@@ -124,7 +125,7 @@ def test_slower_preparation_and_slower_fetching_show_where_they_belong() -> None
     assert report.rate("prep") == pytest.approx(BATCH / 0.04)
     assert report.rate("cold") == pytest.approx(BATCH / 0.10, rel=0.2)
     assert report.costs.prep == pytest.approx(0.08 / BATCH)
-    assert report.costs.scaling == {1: 1.0, 2: pytest.approx(2.0)}
+    assert report.costs.scaling == {1: 1.0, 2: pytest.approx(2.0), 4: pytest.approx(2.5)}
     assert report.costs.reuse_miss == pytest.approx(0.08 / BATCH)
     assert report.costs.reuse_hit == pytest.approx(0.02 / BATCH)
     assert report.costs.penstock == pytest.approx(0.02 / BATCH)
@@ -151,7 +152,15 @@ def test_everything_that_was_begun_is_ended() -> None:
     clock = Clock()
     subject = MadeUp(clock, prep=0.01, fetch=0.01)
     analysed(clock, subject, step=0.0)
-    assert subject.closed == ["own", "cached None", "cold", "cached 1", "replaced", "all"]
+    assert subject.closed == [
+        "own",
+        "cached None",
+        "cold",
+        "cached 1",
+        "cached 4",
+        "replaced",
+        "all",
+    ]
 
 
 def test_a_loop_that_is_left_ends_what_was_begun() -> None:

@@ -3,7 +3,8 @@
 import { chart } from "./chart.js";
 
 const EVERY = 1000;
-const QUIET = 5;
+// Seconds of waiting, and seconds without a batch, after which that is worth a word.
+const SHORT = 1, QUIET = 5;
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -68,8 +69,9 @@ function position(loader, now) {
   const words = [`epoch ${epoch}`, `batch ${whole(batch)}${batches ? ` of ${whole(batches)}` : ""}`];
   if (world > 1) words.push(`rank ${rank} of ${world}`);
   if (share) words.push(`shares ${share}`);
-  if (loader.waiting !== null) words.push(`waits for a batch, for ${span(now - loader.waiting)} now`);
-  else if (loader.age >= QUIET) words.push(`no batch was taken for ${span(loader.age)}`);
+  const waited = loader.waiting === null ? 0 : now - loader.waiting;
+  if (waited >= SHORT) words.push(`waits for a batch, for ${span(waited)} now`);
+  else if (loader.waiting === null && loader.age >= QUIET) words.push(`no batch was taken for ${span(loader.age)}`);
   return words.join(", ");
 }
 
