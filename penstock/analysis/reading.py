@@ -17,6 +17,9 @@ WAITING = 2
 def by_threads(read: Callable[[T], int], what: Iterator[T], threads: int) -> Iterator[int]:
     """What ``read`` says of each of these, in their order, done by so many threads."""
     threads = max(1, threads)
+    if threads == 1:  # without one, it is as fast as a worker that does nothing else
+        yield from map(read, what)
+        return
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-read") as pool:
         underway: deque[Future[int]] = deque()
         try:

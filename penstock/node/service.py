@@ -201,10 +201,16 @@ def _group(peer: Peer) -> Group:
 
 def _differs(name: str, found: list[str], group: Group) -> str:
     others = ", ".join(str(peer.pid) for peer in group.peers.values())
-    return (
+    told = (
         f"the jobs of {name!r} (process {others}) prepare something else: {'; '.join(found)}. Give "
         "this job a name of its own, or make the two alike."
     )
+    if any(one.startswith("directory ") for one in found):
+        told += (
+            " Code of your own may open files by relative paths, so it must run in one directory: "
+            "for Ray Tune set RAY_CHDIR_TO_TRIAL_DIR=0, for Hydra hydra.job.chdir=False."
+        )
+    return told
 
 
 def say(line: str) -> None:
