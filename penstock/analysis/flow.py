@@ -9,8 +9,14 @@ third. So the few things that happen are played through, sample by sample.
 from __future__ import annotations
 
 import heapq
+import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +26,8 @@ class Flow:
 
     ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
-    ``spread`` is by how much samples differ in size, as a part of the mean: large ones take longer
-    to fetch and to prepare.
+    ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
+    takes twice as long to fetch, and half as long again to prepare.
     """
 
     workers: int
@@ -69,7 +75,8 @@ class _Play:
         self.blocked: list[tuple[float, int]] = []
         self.events: list[tuple[float, int, int, int, float]] = []
         """(when, worker, batch, samples left in the piece, size of the sample if it is fetched)"""
-        self.chance = random.Random(0)
+        self.sizes = _sizes(flow.spread)
+        self.hits = _hits(flow.held)
 
     def run(self, batches: int) -> list[float]:
         for worker in range(self.flow.workers):
@@ -77,7 +84,7 @@ class _Play:
         while len(self.ends) < batches:
             when, worker, batch, left, size = heapq.heappop(self.events)
             if not size:
-                size = max(0.1, self.chance.gauss(1.0, self.flow.spread))
+                size = next(self.sizes)
                 heapq.heappush(self.events, (self.fetch(when, size), worker, batch, left, size))
                 continue
             done = self.prepare(when, size)
@@ -102,7 +109,7 @@ class _Play:
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
-        if self.chance.random() < flow.held:
+        if next(self.hits):
             return now
         service = flow.service * size
         self.storage = max(now, self.storage) + service
@@ -111,7 +118,7 @@ class _Play:
 
     def prepare(self, now: float, size: float) -> float:
         flow = self.flow
-        took = size * flow.prep
+        took = (1 + size) / 2 * flow.prep
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
         return done
@@ -129,3 +136,28 @@ class _Play:
         blocked, self.blocked = self.blocked, []
         for since, worker in blocked:
             self.take(since, worker)
+
+
+DEALT = 1024
+"""Samples that are dealt in another order again and again: their mean is exact, and with that what
+is played through does not depend on chance."""
+
+
+def _sizes(spread: float) -> Iterator[float]:
+    """Sizes as parts of their mean: none is below nothing, and a few are large."""
+    narrow = math.sqrt(math.log1p(spread**2))
+    quantiles = (NormalDist().inv_cdf((at + 0.5) / DEALT) for at in range(DEALT))
+    found = [math.exp(narrow * one) for one in quantiles]
+    mean = sum(found) / DEALT
+    return _shuffled([one / mean for one in found], 0)
+
+
+def _hits(held: float) -> Iterator[bool]:
+    return _shuffled([at < round(held * DEALT) for at in range(DEALT)], 1)
+
+
+def _shuffled(values: list[T], seed: int) -> Iterator[T]:
+    chance = random.Random(seed)
+    while True:
+        chance.shuffle(values)
+        yield from values

@@ -12,7 +12,7 @@ EVERY = 0.5
 LIVELY = 2.0
 """Seconds after which a view seems to stand still. Only really slow reports are rarer."""
 
-WANTED, MOST = 1 / 1000, 1 / 100
+WANTED, MOST = 1 / 2000, 1 / 100
 """The part of the time that reports should take, and that they may take to remain lively."""
 
 

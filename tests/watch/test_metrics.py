@@ -91,9 +91,7 @@ def test_names_of_any_kind_are_quoted() -> None:
 
 
 def test_the_documentation_lists_exactly_what_is_served() -> None:
-    rows = re.findall(
-        r"^\| `(penstock_\w+)` \| (\w+) \| ([^|]*) \|", DOCS.read_text(), re.MULTILINE
-    )
+    rows = re.findall(r"^\| `(penstock_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
     told = [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
     assert told == [(metric.name, metric.kind, metric.labels) for metric in METRICS]
 
