@@ -115,7 +115,13 @@ def at_pace(report: Report, faster: float) -> Report:
     costs = report.costs
     hit = None if costs.reuse_hit is None else costs.reuse_hit / faster
     miss = None if costs.reuse_miss is None else costs.reuse_miss / faster
-    paced = replace(costs, prep=costs.prep / faster, reuse_hit=hit, reuse_miss=miss)
+    paced = replace(
+        costs,
+        prep=costs.prep / faster,
+        reading=costs.reading / faster,
+        reuse_hit=hit,
+        reuse_miss=miss,
+    )
     return replace(report, costs=paced)
 
 

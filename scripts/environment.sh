@@ -191,10 +191,11 @@ prepare() {
             # not fit this build of torch does not matter (tests put stand-ins for the two that
             # its import asks for), and that it would bring another torch does.
             run "torchvision" pip_install --no-deps torchvision
-            run "other libraries for tests" pip_install albumentations datasets prometheus_client
+            run "other libraries for tests" pip_install absl-py albumentations datasets \
+                prometheus_client protobuf
             # By themselves: they would bring another torch, and need nothing else that is missing.
             run "trainers for tests" pip_install --no-deps accelerate lightning \
-                lightning-utilities pytorch-lightning safetensors torchmetrics
+                lightning-utilities pytorch-lightning safetensors tensorboard torchmetrics
         fi
         # What serves development serves the demo too.
         printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null

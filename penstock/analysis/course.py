@@ -49,6 +49,11 @@ class Course:
         if self.seen >= self.warm_up:
             self.moments.append(now)
 
+    def end(self, now: float) -> None:
+        """All that was handed out is done: an accelerator may be behind."""
+        if self.moments:
+            self.moments[-1] = max(self.moments[-1], now - self._apart)
+
     @property
     def steps(self) -> int:
         return max(0, len(self.moments) - 1)

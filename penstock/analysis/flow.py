@@ -27,7 +27,8 @@ class Flow:
     ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
-    takes twice as long to fetch, and half as long again to prepare.
+    takes twice as long to fetch, and half as long again to prepare. ``reading`` is what a fetched
+    sample costs a core besides.
     """
 
     workers: int
@@ -42,6 +43,7 @@ class Flow:
     step: float
     shuttle: float = 0.0
     spread: float = 0.0
+    reading: float = 0.0
 
 
 WARM, COUNTED = 24, 96
@@ -52,7 +54,7 @@ the outcome by less than 0.2 %."""
 def seconds_a_batch(flow: Flow) -> float:
     """How long a step takes, with all the waiting."""
     if flow.workers == 0:
-        fetch = (1 - flow.held) * max(flow.service, flow.latency)
+        fetch = (1 - flow.held) * (max(flow.service, flow.latency) + flow.reading)
         return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
     ends = _Play(flow).run(WARM + COUNTED)
     # Between two moments at which equally much is underway.
@@ -74,7 +76,7 @@ class _Play:
         self.next_piece = 0
         self.blocked: list[tuple[float, int]] = []
         self.events: list[tuple[float, int, int, int, float]] = []
-        """(when, worker, batch, samples left in the piece, size of the sample if it is fetched)"""
+        """(when, worker, batch, samples left in the piece, size of the sample if it is there)"""
         self.sizes = _sizes(flow.spread)
         self.hits = _hits(flow.held)
 
@@ -84,8 +86,10 @@ class _Play:
         while len(self.ends) < batches:
             when, worker, batch, left, size = heapq.heappop(self.events)
             if not size:
-                size = next(self.sizes)
-                heapq.heappush(self.events, (self.fetch(when, size), worker, batch, left, size))
+                # Below nothing: its size, and that it was fetched.
+                size = next(self.sizes) * (1 if next(self.hits) else -1)
+                there = when if size > 0 else self.fetch(when, -size)
+                heapq.heappush(self.events, (there, worker, batch, left, size))
                 continue
             done = self.prepare(when, size)
             if left > 1:
@@ -109,8 +113,6 @@ class _Play:
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
-        if next(self.hits):
-            return now
         service = flow.service * size
         self.storage = max(now, self.storage) + service
         # What a reader waits beyond its turn is the same for all.
@@ -118,7 +120,7 @@ class _Play:
 
     def prepare(self, now: float, size: float) -> float:
         flow = self.flow
-        took = (1 + size) / 2 * flow.prep
+        took = (1 + abs(size)) / 2 * flow.prep + (flow.reading if size < 0 else 0.0)
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
         return done

@@ -67,6 +67,7 @@ class LoaderSubject:
         self._kept: dict[int, Any] = {}
         self._sample_bytes = 0.0
         self.size_deviation = 0.0
+        self.reads_to_prepare = False
         self._files: Files | None = None
         self._piece = self._batch
         self._times: list[float] = []

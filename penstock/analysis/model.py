@@ -16,6 +16,9 @@ Bound = Literal["compute", "prep", "fetch"]
 LITTLE = 0.05
 """A stall below this share of the time is none: measuring is not more exact."""
 
+FITS = 10
+"""How often an interval is halved: to a thousandth of it."""
+
 TORCH_AHEAD = 2
 """Batches that torch's loader has ahead for each worker, unless told otherwise."""
 
@@ -159,6 +162,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
         shuttle=setup.batch * costs.shuttle,
         spread=costs.size_deviation,
+        reading=costs.reading * fetched,
     )
     # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0
@@ -234,3 +238,31 @@ def _left(report: Report, offload: int) -> float:
         return 1.0
     kept = operations[: max(0, len(operations) - offload)]
     return sum(one.ms for one in kept) / total
+
+
+def fitted(report: Report) -> Report:
+    """The report with what fetching costs a core set so that the run with cold data comes out.
+
+    What workers lose by waiting again and again (cold caches, threads that must be woken) can be
+    measured only together. Where the speed does not depend on it, or is explained already, nothing
+    is changed.
+    """
+    cold = report.rate("cold")
+    if not cold:
+        return report
+
+    def speed(reading: float) -> float:
+        return predict(_reading(report, reading)).speed
+
+    low = report.costs.reading
+    high = low + report.costs.prep
+    if speed(low) <= cold or speed(high) > cold:
+        return report
+    for _ in range(FITS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if speed(middle) > cold else (low, middle)
+    return _reading(report, (low + high) / 2)
+
+
+def _reading(report: Report, seconds: float) -> Report:
+    return replace(report, costs=replace(report.costs, reading=seconds))

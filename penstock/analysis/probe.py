@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock import config
 from penstock.analysis.course import Course
+from penstock.analysis.model import fitted
 from penstock.analysis.pagecache import can_drop, device_bytes
 from penstock.analysis.report import Costs, Phase, PhaseName, Report, Setup, Wait
 from penstock.analysis.subject import Device, Host, Subject, children
@@ -24,6 +25,9 @@ and show what the loop does with its batches."""
 
 AGREE_EVERY = 4
 """After so many steps ranks tell each other whether they have seen enough."""
+
+READERS = 4
+"""Threads that find out what storage gives, at least: fewer leave it idle between two requests."""
 
 MOST_WAITS = 2_000
 
@@ -46,8 +50,10 @@ class Probe:
         told: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
         self._sleep = sleep
+        self._cpu = cpu
         self.report: Report | None = None
         self._subject = subject
         self._device = device or Host()
@@ -59,6 +65,8 @@ class Probe:
         self._began = clock()
         self._gaps: list[float] = []
         self._starts: list[float] = []
+        self._handed = 0
+        self._total = 0
 
     def run(self, as_it_is: Iterator[Any]) -> Iterator[Any]:
         """What the loop is given instead of its loader's batches."""
@@ -97,7 +105,7 @@ class Probe:
                 _close(some)
         alone = rates[1] if workers else self._rate("prep")
         scaling = {number: rate * _seconds(alone) for number, rate in sorted(rates.items())}
-        storage, latency = self._reading(max(1, workers))
+        storage, latency, reading = self._reading(max(1, workers))
         cache = self._read("cache", max(1, workers), cold=False)
         slower = alone * _seconds(self._rate("prep")) or 1.0
         miss, hit = self._reuse(slower)
@@ -117,11 +125,12 @@ class Probe:
             copy=copy,
             size_deviation=subject.size_deviation,
             shuttle=shuttle / batch,
+            reading=reading,
             reuse_miss=miss,
             reuse_hit=hit,
             penstock=penstock,
         )
-        self.report = Report(
+        found = Report(
             setup=setup,
             costs=costs,
             phases=tuple(self._phases),
@@ -133,6 +142,7 @@ class Probe:
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
             notes=(*self._slow_starts(), *subject.notes),
         )
+        self.report = fitted(found)
         subject.close()
 
     def _slow_starts(self) -> Iterator[str]:
@@ -163,6 +173,9 @@ class Probe:
                 batch = next(batches)
             except StopIteration:
                 break
+            if course.seen + 1 == course.warm_up:
+                # What the accelerator was told before must not fall into what is counted.
+                self._device.sync()
             now = self._clock()
             # The start of an epoch is a cost of its own, and told as such.
             begins = name == "as it is" and getattr(batches, "begins", False)
@@ -176,7 +189,9 @@ class Probe:
             over = course.seen % AGREE_EVERY == 0 and self._device.agree(course.over)
             if over:
                 self._device.sync()
+                course.end(self._clock())
                 break
+            self._handed += 1
             yield batch
             del batch
         self._phases.append(course.phase())
@@ -209,13 +224,20 @@ class Probe:
             self._phases.append(course.phase())
         return course.phase()
 
-    def _reading(self, threads: int) -> tuple[float, float]:
-        """Bytes a second from storage, and what one reader waits for one sample."""
-        storage = self._read("storage", threads, cold=True)
+    def _reading(self, threads: int) -> tuple[float, float, float]:
+        """Bytes a second from storage; what one reader waits for one sample, and what of that it
+        works."""
+        storage = self._read("storage", max(READERS, 2 * threads), cold=True)
+        before = self._cpu()
+        alone = self._read("storage", 1, cold=True, keep=False)
+        worked = self._cpu() - before
         size = self._subject.setup.sample_bytes
-        alone = self._read("storage", 1, cold=True, keep=False) if threads > 1 else storage
-        latency = size / alone if alone > 0 else 0.0
-        return storage, latency
+        if not alone or not size:
+            return storage, 0.0, 0.0
+        each = min(size / alone, worked * size / max(1, self._total))
+        if self._subject.reads_to_prepare:
+            return storage, size / alone, 0.0
+        return storage, size / alone - each, each
 
     def _read(self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True) -> float:
         reading = self._subject.reading(threads, cold=cold)
@@ -233,6 +255,7 @@ class Probe:
                 first = total + got
             total += got
         _close(reading)
+        self._total = total
         spent = course.moments[-1] - course.moments[0]
         found = course.phase()
         scale = (total - first) / found.steps / size
@@ -299,14 +322,14 @@ class Probe:
         return batch, min(found, default=0.0)
 
     def _read_so_far(self) -> tuple[int | None, int]:
-        return device_bytes(children()), len(self._waits)
+        return device_bytes(children()), self._handed
 
     def _came_from_device(self, before: tuple[int | None, int]) -> float | None:
-        was, waits = before
+        was, handed = before
         now = device_bytes(children())
         setup = self._subject.setup
         held = min(1.0, setup.cache / (setup.sample_bytes * setup.samples or 1.0))
-        wanted = (len(self._waits) - waits) * setup.batch * setup.sample_bytes * (1 - held)
+        wanted = (self._handed - handed) * setup.batch * setup.sample_bytes * (1 - held)
         if not can_drop() or was is None or now is None or wanted <= 0:
             return None
         return min(1.0, (now - was) / wanted)

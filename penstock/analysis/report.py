@@ -83,7 +83,8 @@ class Costs:
     how much samples differ in bytes, as a part of the mean, and with that in what they take.
     ``scaling`` is how much faster so many workers are than one. ``storage``
     and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
-    for one sample from storage where nobody else reads. ``shuttle`` is what it takes the loop to
+    for one sample from storage where nobody else reads, without ``reading``, what fetching it costs
+    a core beside ``prep``. ``shuttle`` is what it takes the loop to
     receive a sample. ``reuse_miss`` and ``reuse_hit`` are ``prep`` where refurbish stands at its
     best place, for a sample that is fresh and one that is kept; ``None`` where it cannot stand.
     ``penstock`` is ``prep`` where Penstock's loader takes the place of torch's; ``None`` where it
@@ -99,6 +100,7 @@ class Costs:
     copy: float = 0.0
     size_deviation: float = 0.0
     shuttle: float = 0.0
+    reading: float = 0.0
     reuse_miss: float | None = None
     reuse_hit: float | None = None
     penstock: float | None = None

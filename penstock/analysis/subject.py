@@ -25,6 +25,9 @@ class Subject(Protocol):
 
     notes: list[str]
 
+    reads_to_prepare: bool
+    """Whether preparing cached samples includes reading them, out of the system's memory."""
+
     size_deviation: float
     """By how much samples differ in bytes, as a part of the mean."""
 

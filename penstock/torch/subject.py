@@ -46,6 +46,7 @@ class TorchSubject:
         self._files: Files | None = None
         self._sample_bytes = 0.0
         self.size_deviation = 0.0
+        self.reads_to_prepare = True
 
     @property
     def setup(self) -> Setup:

@@ -28,6 +28,7 @@ class MadeUp:
     """Hands out a batch each ``prep`` seconds, or later where it must be fetched."""
 
     size_deviation = 0.25
+    reads_to_prepare = False
 
     def __init__(self, clock: Clock, prep: float, fetch: float) -> None:
         self.clock = clock
@@ -94,7 +95,7 @@ class MadeUp:
 
 
 def analysed(clock: Clock, subject: MadeUp, step: float) -> tuple[Report, list[str]]:
-    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep)
+    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
     own = subject._every("own", subject.prep)
     seen = []
     for batch in probe.run(own):
@@ -111,7 +112,7 @@ def test_each_rate_is_that_of_what_was_put_in_place() -> None:
     assert report.rate("replay") == pytest.approx(BATCH / 0.02)
     assert report.rate("cached") == pytest.approx(BATCH / 0.02)
     assert report.costs.compute == pytest.approx(0.02 / BATCH)
-    assert report.costs.storage == pytest.approx(2 * 1_000 / 0.01)
+    assert report.costs.storage == pytest.approx(4 * 1_000 / 0.01)
     assert report.costs.cache == pytest.approx(2 * 1_000 / 0.001)
     assert report.costs.latency == pytest.approx(0.01)
     assert report.costs.size_deviation == 0.25
@@ -166,7 +167,7 @@ def test_everything_that_was_begun_is_ended() -> None:
 def test_a_loop_that_is_left_ends_what_was_begun() -> None:
     clock = Clock()
     subject = MadeUp(clock, prep=0.01, fetch=0.01)
-    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep)
+    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
     batches = probe.run(subject._every("own", 0.01))
     while next(batches) == "own":
         pass
@@ -188,9 +189,51 @@ def test_waits_and_steps_are_told_apart() -> None:
 def test_a_loader_with_an_end_is_analysed_as_far_as_it_goes() -> None:
     clock = Clock()
     subject = MadeUp(clock, prep=0.01, fetch=0.01)
-    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep)
+    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
     for _ in probe.run(iter(["own"] * 3)):
         clock.now += 0.02
     assert probe.report is not None
     assert probe.report.rate("as it is") == 0.0
     assert probe.report.rate("replay") == pytest.approx(BATCH / 0.02)
+
+
+class Behind:
+    """An accelerator that is told what to do at once, and takes its time to do it."""
+
+    name = "behind"
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.free = 0.0
+
+    def told(self, seconds: float) -> None:
+        self.free = max(self.free, self.clock.now) + seconds
+
+    def sync(self) -> None:
+        self.clock.now = max(self.clock.now, self.free)
+
+    def to_device(self, batch: Any) -> Any:
+        return batch
+
+    def again(self, batch: Any) -> Any:
+        return batch
+
+    def copying(self, batch: Any) -> float:
+        return 0.004
+
+    def agree(self, over: bool) -> bool:
+        return over
+
+
+def test_an_accelerator_that_is_behind_is_waited_for() -> None:
+    clock = Clock()
+    device = Behind(clock)
+    subject = MadeUp(clock, prep=1e-4, fetch=0.0)
+    probe = Probe(subject, device, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    for _ in probe.run(subject._every("own", 1e-4)):
+        device.told(0.05)
+        clock.now += 0.001  # the loop itself goes on at once
+    assert probe.report is not None
+    assert probe.report.rate("replay") == pytest.approx(BATCH / 0.05, rel=0.1)
+    assert probe.report.costs.copy == pytest.approx(0.004 / BATCH)
+    assert probe.report.setup.accelerator == "behind"
