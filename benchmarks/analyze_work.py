@@ -19,17 +19,12 @@ from typing import Any
 
 import penstock as ps
 from benchmarks.throttle import Disk, OnDisk
-from penstock.analysis.chosen import Chosen
 from penstock.analysis.loader_subject import LoaderSubject
 from penstock.analysis.model import Change
 from penstock.analysis.probe import Probe
 from penstock.analysis.report import Report
-from penstock.pipeline import Pipeline
 
 SIDE = 224
-IN_QUEUE, PACED = 4, 10
-"""Batches that were prepared before, and those that are timed, to see how fast the cores are."""
-
 FAST = 100e9
 """Bytes a second of a disk that is as good as none."""
 
@@ -80,49 +75,6 @@ class Setting:
             accelerator=base.step / self.step,
             reuse=self.reuse,
         )
-
-
-class Pace:
-    """How fast the cores are at the moment: samples a second of photographs that lie in memory.
-
-    On a machine that others use too, that changes by a tenth and more from one minute to the next.
-    """
-
-    def __init__(self, setting: Setting) -> None:
-        source: Any = ps.from_folder(setting.data, extensions=(".jpg", ".jpeg")).source
-        indices = range(min(len(source), 4 * setting.batch))
-        kept = dict(zip(indices, source.read(indices), strict=True))
-        pipeline = Pipeline(Chosen(source, indices, kept)).map(ps.image.decode())
-        pipeline = pipeline.map(ps.image.random_resized_crop(SIDE)).map(ps.image.random_flip())
-        self._batch = setting.batch
-        self._loader = pipeline.batch(setting.batch).loader(workers=2, kind="threads")
-        self._batches = endless(self._loader)
-
-    def __call__(self) -> float:
-        for _ in range(IN_QUEUE):
-            next(self._batches)
-        started = time.perf_counter()
-        for _ in range(PACED):
-            next(self._batches)
-        return PACED * self._batch / (time.perf_counter() - started)
-
-    def close(self) -> None:
-        self._loader.close()
-
-
-def at_pace(report: Report, faster: float) -> Report:
-    """The report as it would be where the cores are faster by a factor."""
-    costs = report.costs
-    hit = None if costs.reuse_hit is None else costs.reuse_hit / faster
-    miss = None if costs.reuse_miss is None else costs.reuse_miss / faster
-    paced = replace(
-        costs,
-        prep=costs.prep / faster,
-        reading=costs.reading / faster,
-        reuse_hit=hit,
-        reuse_miss=miss,
-    )
-    return replace(report, costs=paced)
 
 
 def analysed(base: Setting, seconds: float) -> Report:
