@@ -18,6 +18,9 @@ import pytest
 
 from penstock.pools.processes import ProcessPool
 
+collect_ignore = ["penstock/torch/lightning.py"]
+"""To import it is to import Lightning, which may be missing, or lack a torchvision that loads."""
+
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
 
 

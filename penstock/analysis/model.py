@@ -178,8 +178,8 @@ def scaling(measured: Mapping[int, float], workers: int) -> float:
     Between two numbers that were measured the gain grows evenly; beyond the most, each further
     worker adds what these have added on average.
 
-    >>> scaling({1: 1.0, 4: 3.4}, 2), scaling({1: 1.0, 4: 3.4}, 8)
-    (1.8, 6.8)
+    >>> scaling({1: 1.0, 3: 2.5}, 2), scaling({1: 1.0, 3: 2.5}, 6)
+    (1.75, 5.0)
     """
     known = {1: 1.0, **measured}
     if workers in known:

@@ -47,7 +47,7 @@ def test_a_loader_says_where_it_stands(live: LivePlace) -> None:
         (found,) = loaders()
         assert found.pid == os.getpid()
         assert found.waiting is None
-        assert "pytest" in found.command
+        assert "python" in found.command
         assert (found.standing.epoch, found.standing.batch, found.standing.batches) == (0, 3, 10)
         assert found.standing.name == repr(loader)
         assert (found.stats.samples, found.stats.batches) == (12, 3)
