@@ -17,21 +17,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 import penstock as ps
 from benchmarks.throttle import Disk, OnDisk
 from penstock.analysis.loader_subject import LoaderSubject
 from penstock.analysis.model import Change
 from penstock.analysis.probe import Probe
 from penstock.analysis.report import Report
+from penstock.pipeline import Pipeline
 
 SIDE = 224
+SLEEPERS = 64
+
 FAST = 100e9
 """Bytes a second of a disk that is as good as none."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run it: bytes a second, the share that is cached, milliseconds of a step."""
+    """One way to run it: bytes a second, the share that is cached, seconds of a step.
+
+    With ``sleep`` preparing is simulated too: it takes so many seconds for a photograph of the mean
+    size, and no CPU.
+    """
 
     data: str
     storage: float
@@ -42,6 +51,7 @@ class Setting:
     augment: bool = False
     reuse: int = 1
     share: str | None = None
+    sleep: float = 0.0
 
     def loader(self, storage: float | None = None) -> Any:
         """Its loader, and the disk that it reads from."""
@@ -51,16 +61,21 @@ class Setting:
             pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
         if self.held:
             pipeline = pipeline.cache(int(self.held * self.nbytes()))
+        if self.sleep:
+            slow = Slow(self.sleep * len(pipeline.source) / self.nbytes())  # type: ignore[arg-type]
+            return self._made(pipeline.map(slow, on=0, random=False)), disk
         pipeline = pipeline.map(ps.image.decode())
         if self.augment:
             pipeline = pipeline.map(ps.image.rand_augment(2, 9))
         if self.reuse > 1:
             pipeline = pipeline.refurbish(reuse=self.reuse)
         pipeline = pipeline.map(ps.image.random_resized_crop(SIDE)).map(ps.image.random_flip())
-        made = pipeline.batch(self.batch, drop_last=True).loader(
+        return self._made(pipeline), disk
+
+    def _made(self, pipeline: Pipeline) -> Any:
+        return pipeline.batch(self.batch, drop_last=True).loader(
             workers=self.workers, kind="threads", seed=0, share=self.share
         )
-        return made, disk
 
     def nbytes(self) -> int:
         found = Path(self.data).rglob("*.jp*g")
@@ -74,7 +89,20 @@ class Setting:
             storage=self.storage,
             accelerator=base.step / self.step,
             reuse=self.reuse,
+            # Those who sleep need no core of their own.
+            cores=SLEEPERS if self.sleep else None,
         )
+
+
+class Slow:
+    """Takes its time over bytes, and makes a number of them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __call__(self, data: bytes) -> Any:
+        time.sleep(self._seconds * len(data))
+        return np.uint8(len(data) % 256)
 
 
 def analysed(base: Setting, seconds: float) -> Report:

@@ -80,3 +80,10 @@ def test_one_analysis_is_held_against_real_runs(photos: str) -> None:
     assert found.costs.storage == pytest.approx(5e6, rel=0.5)
     speed = measured(replace(base, held=1.0), 0.05, 0.1)
     assert speed > 0
+
+
+def test_preparing_that_sleeps_needs_no_core(photos: str) -> None:
+    base = Setting(photos, 1e12, 0.0, 0.001, workers=4, batch=4, sleep=0.002)
+    assert base.change(base).cores == 64
+    # Four workers that sleep for 2 ms each, whatever the machine.
+    assert measured(base, 0.05, 0.2) < 4 / 0.002 * 1.1
