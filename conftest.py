@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,6 +21,10 @@ from penstock.pools.processes import ProcessPool
 
 collect_ignore = ["penstock/torch/lightning.py"]
 """To import it is to import Lightning, which may be missing, or lack a torchvision that loads."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell ignores Ctrl-C for what it runs in the background, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
 
