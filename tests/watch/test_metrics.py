@@ -169,10 +169,13 @@ import os, signal, sys
 import penstock as ps
 
 loader = ps.from_dataset(range(8)).batch(4).loader(workers=0, metrics_port=int(sys.argv[1]))
+there, here = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(here, b"!")
     sys.stdin.read()
     os._exit(0)
+os.read(there, 1)  # it is past what happens in a fork first
 print("forked", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
