@@ -328,8 +328,9 @@ class Engine:
         offers = job.offers()
         if offers:
             self._admit(offers)
-        self.meter.batch_times.append(sum(report.busy for _, report in job.pieces()))
-        for _, report in job.pieces():
+        pieces = job.pieces()
+        self.meter.batch_times.append(sum(report.busy for _, report in pieces))
+        for _, report in pieces:
             # Counted when handed out, so that what was prepared ahead does not blur an epoch.
             if report.tally:
                 self.meter.add(report.tally)

@@ -94,9 +94,14 @@ class Prediction:
     @property
     def bound(self) -> Bound:
         """What training waits for most; the accelerator itself, where it hardly waits."""
-        if self.prep + self.fetch < LITTLE * self.epoch:
-            return "compute"
-        return "prep" if self.prep >= self.fetch else "fetch"
+        return bound_of(self.compute, self.prep, self.fetch)
+
+
+def bound_of(compute: float, prep: float, fetch: float) -> Bound:
+    """What most of the waiting is for, by the time that goes to each."""
+    if prep + fetch < LITTLE * (compute + prep + fetch):
+        return "compute"
+    return "prep" if prep >= fetch else "fetch"
 
 
 def predict(report: Report, change: Change | None = None) -> Prediction:
@@ -137,7 +142,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         # What workers take from each other: the GIL, memory, the cores' own caches.
         prep *= busy / (scaling(_uncrowded(report), busy) * _crowded(report, workers / cores))
     if change.share:
-        prep += min(busy, cores) * (change.jobs - 1) * MEMBER / setup.batch
+        prep += busy * (change.jobs - 1) * MEMBER / setup.batch
     size = setup.sample_bytes
     storage = (costs.storage if change.storage is None else change.storage) / alone
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0

@@ -79,7 +79,6 @@ class Probe:
         yield from self._in_loop("cached", cached)
         self._drained("prep", cached)
         sample, shuttle = self._received(cached)
-        times = list(self._gaps)
         _close(cached)
         yield from self._in_loop("replay", self._replayed(self._device.to_device(sample)))
         copy = self._device.copying(sample) / max(1, subject.setup.batch)
@@ -89,11 +88,9 @@ class Probe:
             yield from self._in_loop("cold", cold)
             device_reads = self._came_from_device(before)
             _close(cold)
-        self._finish(shuttle, copy, device_reads, times)
+        self._finish(shuttle, copy, device_reads)
 
-    def _finish(
-        self, shuttle: float, copy: float, device_reads: float | None, times: list[float]
-    ) -> None:
+    def _finish(self, shuttle: float, copy: float, device_reads: float | None) -> None:
         """Measure what needs no loop, and put all of it together."""
         subject = self._subject
         workers = subject.setup.workers
@@ -135,7 +132,7 @@ class Probe:
             costs=costs,
             phases=tuple(self._phases),
             operations=operations,
-            batch_times=tuple(spread or times),
+            batch_times=tuple(spread or self._gaps),
             waits=tuple(self._waits),
             device_reads=device_reads,
             made=time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.analysis.model import LITTLE, Bound, Prediction, predict
+from penstock.analysis.model import LITTLE, Bound, Prediction, bound_of, predict
 from penstock.analysis.report import Phase, PhaseName, Report
 
 
@@ -46,9 +46,7 @@ class Stalls:
     @property
     def bound(self) -> Bound:
         """What training waits for most; the accelerator itself, where it hardly waits."""
-        if self.idle < LITTLE:
-            return "compute"
-        return "prep" if self.prep >= self.fetch else "fetch"
+        return bound_of(self.compute, self.prep, self.fetch)
 
 
 def stalls_of(report: Report) -> Stalls:

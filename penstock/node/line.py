@@ -47,10 +47,6 @@ class Line:
         elif said:
             self.wire.send(said[0])
 
-    def send(self, message: Sequence[Any]) -> None:
-        self.later(message)
-        self.flush()
-
     def taken(self, name: Name) -> None:
         """The loop has this batch now, and lets go of the one before as a rule: it comes back soon,
         and both can be said then."""

@@ -110,17 +110,9 @@ def _caches(read: str) -> Callable[[Snapshot], Iterable[Value]]:
     return values
 
 
-def _refurbish(read: str) -> Callable[[Snapshot], Iterable[Value]]:
+def _reuse(stop: Literal["refurbish", "echo"], read: str) -> Callable[[Snapshot], Iterable[Value]]:
     def of(snapshot: Snapshot) -> float | None:
-        found = snapshot.stats.refurbish
-        return None if found is None else getattr(found, read)
-
-    return _one(of)
-
-
-def _echo(read: str) -> Callable[[Snapshot], Iterable[Value]]:
-    def of(snapshot: Snapshot) -> float | None:
-        found = snapshot.stats.echo
+        found = getattr(snapshot.stats, stop)
         return None if found is None else getattr(found, read)
 
     return _one(of)
@@ -222,7 +214,7 @@ METRICS: tuple[Metric, ...] = (
         )
     ),
     *(
-        Metric(f"penstock_refurbish_{name}", text, _refurbish(read))
+        Metric(f"penstock_refurbish_{name}", text, _reuse("refurbish", read))
         for name, text, read in (
             ("fresh_total", "Samples that came from above refurbish.", "fresh"),
             ("reused_total", "Samples that refurbish used again.", "reused"),
@@ -231,7 +223,7 @@ METRICS: tuple[Metric, ...] = (
         )
     ),
     *(
-        Metric(f"penstock_echo_{name}", text, _echo(read))
+        Metric(f"penstock_echo_{name}", text, _reuse("echo", read))
         for name, text, read in (
             ("fresh_total", "Samples that came to an echo.", "fresh"),
             ("delivered_total", "Samples that an echo made of them.", "delivered"),
