@@ -72,24 +72,17 @@ class Bucket:
             self._sleep(max(left, NAP))
 
 
-class Throttled(Source):
-    """Another source, of which every sample costs a token.
-
-    It serves threads only: each process would have a bucket of its own.
-    """
+class _Held(Source):
+    """Another source, whose samples are kept waiting. It serves threads only: each process would
+    have a bucket, or a disk, of its own."""
 
     threadsafe: ClassVar[bool] = True
 
-    def __init__(self, source: Source, bucket: Bucket) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._bucket = bucket
 
     def __len__(self) -> int:
         return len(self._source)
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        self._bucket.take(len(indices))
-        return self._source.read(indices)
 
     def name(self, index: int) -> str:
         return self._source.name(index)
@@ -99,6 +92,18 @@ class Throttled(Source):
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         return self._source.fields()
+
+
+class Throttled(_Held):
+    """Another source, of which every sample costs a token."""
+
+    def __init__(self, source: Source, bucket: Bucket) -> None:
+        super().__init__(source)
+        self._bucket = bucket
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        self._bucket.take(len(indices))
+        return self._source.read(indices)
 
 
 class Disk:
@@ -120,20 +125,15 @@ class Disk:
             time.sleep(left)
 
 
-class OnDisk(Source):
-    """Another source whose samples come from a slow device. It serves threads only.
+class OnDisk(_Held):
+    """Another source, whose samples come from a slow device.
 
-    Its samples have no files: those they are read from lie on another device.
+    They have no files: those they are read from lie on another device.
     """
 
-    threadsafe: ClassVar[bool] = True
-
     def __init__(self, source: Source, disk: Disk) -> None:
-        self._source = source
+        super().__init__(source)
         self.disk = disk
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         samples = self._source.read(indices)
@@ -142,9 +142,3 @@ class OnDisk(Source):
 
     def name(self, index: int) -> str:
         return f"sample {index}"
-
-    def identity(self) -> str:
-        return self._source.identity()
-
-    def fields(self) -> dict[str | int, Spec] | Spec:
-        return self._source.fields()

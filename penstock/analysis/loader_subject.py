@@ -12,7 +12,7 @@ import numpy as np
 from penstock import config
 from penstock.analysis.chosen import Chosen, files_of, nbytes_of
 from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import Files, relative_deviation
+from penstock.analysis.subject import BATCHES, Files, operations_of, relative_deviation
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
@@ -27,9 +27,6 @@ from penstock.splitting import placed, settle
 from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
 from penstock.stops.stop import Hold
-
-BATCHES = 24
-"""So many batches are used over and over: enough that what one finds warm was not read just now."""
 
 ROOM = 1 << 30
 """Bytes of them that are kept in memory at most."""
@@ -220,12 +217,7 @@ class LoaderSubject:
         except PenstockError as error:
             self.notes.append(f"operations could not be timed one by one: {error}")
             return ()
-        rows = [row for row in profile.fused if row.kind != "source"]
-        total = sum(row.ms for row in rows) or 1.0
-        return [
-            Operation(row.name, row.kind, row.ms, row.ms / total, row.random, row.nbytes)
-            for row in rows
-        ]
+        return operations_of([row for row in profile.fused if row.kind != "source"])
 
     def batch_times(self) -> Sequence[float]:
         return self._times

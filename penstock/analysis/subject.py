@@ -12,9 +12,14 @@ from typing import Any, Protocol
 from penstock.analysis.pagecache import drop
 from penstock.analysis.reading import by_threads
 from penstock.analysis.report import Operation, Setup
+from penstock.profile.result import Row
 
 CHUNK = 1 << 20
 """Of a large file, so much is read at a time, here and there."""
+
+
+BATCHES = 24
+"""So many batches are used over and over: enough that what one finds warm was not read just now."""
 
 
 class Subject(Protocol):
@@ -141,6 +146,15 @@ class Files:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
+
+
+def operations_of(rows: Sequence[Row]) -> list[Operation]:
+    """What a profile says of stops or their parts, with the share of each."""
+    total = sum(row.ms for row in rows) or 1.0
+    return [
+        Operation(row.name, row.kind, row.ms, row.ms / total, row.random, row.nbytes)
+        for row in rows
+    ]
 
 
 def relative_deviation(sizes: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config import show_size
-from penstock.store.listing import aligned, span
+from penstock.store.listing import aligned, many, span
 
 Snapshot = Mapping[str, Any]
 """What ``status_of`` has to say."""
@@ -20,7 +20,7 @@ def lines_of(node: Snapshot, now: float, before: Snapshot | None = None) -> list
     facts = [
         (
             "node",
-            f"process {node['pid']}, up {span(node['up'])}, {_many(node['workers'], 'worker')}",
+            f"process {node['pid']}, up {span(node['up'])}, {many(node['workers'], 'worker')}",
         ),
         ("CPU", f"{node['cpu']:,.1f} s, on average {share}{_cores_now(node, before)}"),
         ("staged", _staged(groups, node["staging"])),
@@ -82,7 +82,7 @@ def _group_lines(group: Snapshot, now: float, rate: str) -> list[str]:
         note = "its pipeline is being set up"
     else:
         note = group["workers"]
-    out = [f"{group['name']}: {_many(len(members), 'member')}, {note}"]
+    out = [f"{group['name']}: {many(len(members), 'member')}, {note}"]
     rows = [("process", "part", "epoch", "batch", "ready", "behind", "joined")]
     for one, late in zip(members, behind(members), strict=True):
         length = "" if one["batches"] is None else f" of {one['batches']:,}"
@@ -122,7 +122,7 @@ def part(told: str) -> str:
 
 
 def _staged(groups: Sequence[Snapshot], budget: int) -> str:
-    batches = _many(_sum(groups, "staged_batches"), "batch", "batches")
+    batches = many(_sum(groups, "staged_batches"), "batch", "batches")
     return f"{batches}, {show_size(_sum(groups, 'staged'))} of {show_size(budget)}"
 
 
@@ -160,7 +160,3 @@ def _rate(node: Snapshot, before: Snapshot | None, name: str) -> str:
 
 def _sum(groups: Sequence[Snapshot], what: str) -> int:
     return sum(group[what] for group in groups)
-
-
-def _many(count: int, one: str, several: str = "") -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"

@@ -125,3 +125,12 @@ def _counted(stores: Sequence[Kept], left: Sequence[Leftover]) -> str:
 
 def _nbytes(found: Sequence[Kept] | Sequence[Leftover]) -> int:
     return sum(one.nbytes for one in found)
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """So many of them, in words.
+
+    >>> many(1, "sample"), many(2_000, "batch", "batches")
+    ('1 sample', '2,000 batches')
+    """
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

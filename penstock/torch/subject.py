@@ -16,7 +16,13 @@ from penstock import config
 from penstock.analysis.opened import Opened
 from penstock.analysis.pagecache import characters_read
 from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import Files, children, relative_deviation
+from penstock.analysis.subject import (
+    BATCHES,
+    Files,
+    children,
+    operations_of,
+    relative_deviation,
+)
 from penstock.errors import PenstockError
 from penstock.pipeline import from_dataset
 from penstock.profile.measure import measure
@@ -25,9 +31,6 @@ from penstock.random import preserved_globals
 from penstock.torch.dataloader import DataLoader as OwnLoader
 
 Iterate = Callable[[Any], Iterator[Any]]
-
-BATCHES = 24
-"""So many batches are used over and over: enough that what one finds warm was not read just now."""
 
 
 class TorchSubject:
@@ -285,11 +288,7 @@ class TorchSubject:
         rows: list[Row] = []
         for row in profile.written:
             rows += row.parts or (row,)
-        total = sum(row.ms for row in rows) or 1.0
-        return [
-            Operation(row.name, row.kind, row.ms, row.ms / total, row.random, row.nbytes)
-            for row in rows
-        ]
+        return operations_of(rows)
 
     def batch_times(self) -> Sequence[float]:
         return self._opened.times()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import show_size
 from penstock.meter import BadSample, Stats
-from penstock.store.listing import aligned, span
+from penstock.store.listing import aligned, many, span
 from penstock.watch.live import Course
 from penstock.watch.rates import StopRate
 from penstock.watch.snapshot import Snapshot, Standing, each_once
@@ -64,7 +64,7 @@ def _block(course: Course, plain: bool) -> list[str]:
         *(_reuse(stats)),
     ]
     if stats.bad:
-        facts.append(("bad", f"{_many(stats.bad, 'sample')}{_again(stats)}"))
+        facts.append(("bad", f"{many(stats.bad, 'sample')}{_again(stats)}"))
         facts += [("", _bad(one)) for one in each_once(stats.bad_samples)[-LISTED:]]
     stops = [stop for stop in now.stops if stop.seconds_per_sample is not None]
     table = aligned(_stops(stops, plain), right={1, 2}) if stops else []
@@ -93,8 +93,8 @@ def _quiet(course: Course) -> str:
 
 
 def _queue(standing: Standing) -> str:
-    ready = f"{_many(standing.finished, 'batch', 'batches')} ready"
-    slots = f"{_many(standing.slots, 'slot')} in use"
+    ready = f"{many(standing.finished, 'batch', 'batches')} ready"
+    slots = f"{many(standing.slots, 'slot')} in use"
     size = f", {show_size(standing.slot_bytes)}" if standing.slot_bytes else ""
     return f"{ready}, {standing.unfinished:,} in the making; {slots}{size}"
 
@@ -104,8 +104,8 @@ def _workers(stats: Stats, utilisation: float) -> str:
     kinds = {"threads": "thread", "processes": "process"}
     who = "none, the loop itself"
     if pool.kind != "none":
-        who = _many(pool.workers, kinds.get(pool.kind, pool.kind), pool.kind)
-    restarts = f", {_many(pool.restarts, 'restart')}" if pool.restarts else ""
+        who = many(pool.workers, kinds.get(pool.kind, pool.kind), pool.kind)
+    restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return f"{who}, busy {utilisation:.0%} of the time{restarts}"
 
 
@@ -116,7 +116,7 @@ def _caches(stats: Stats, hits: Sequence[float | None]) -> list[tuple[str, str]]
         found = "not asked now" if share is None else f"{share:.0%} hits now"
         full = ", full" if one.full else ""
         held = f"{show_size(one.used)} of {show_size(one.budget)}{full}"
-        rows.append((name, f"{found}; {_many(one.admitted, 'sample')}, {held}"))
+        rows.append((name, f"{found}; {many(one.admitted, 'sample')}, {held}"))
     return rows
 
 
@@ -133,7 +133,7 @@ def _reuse(stats: Stats) -> list[tuple[str, str]]:
 
 
 def _again(stats: Stats) -> str:
-    return f", {_many(stats.retries, 'task')} done again" if stats.retries else ""
+    return f", {many(stats.retries, 'task')} done again" if stats.retries else ""
 
 
 def _bad(one: BadSample) -> str:
@@ -149,7 +149,3 @@ def _stops(stops: Sequence[StopRate], plain: bool) -> list[tuple[str, ...]]:
         drawn = f"{bar(stop.share, 10, plain=plain)} {stop.share:.0%}"
         rows.append((stop.name, f"{stop.samples_per_second:,.0f}", f"{cost:,.3f}", drawn))
     return rows
-
-
-def _many(count: int, one: str, several: str = "") -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
