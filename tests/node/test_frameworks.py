@@ -51,7 +51,10 @@ double = jax.jit(lambda images: images * 2)
 def read(batch):
     images, labels = (jax.dlpack.from_dlpack(one) for one in batch)
     same = images.unsafe_buffer_pointer() == batch[0].ctypes.data
-    # In flight when the next batch is asked for, as in a training loop.
+    # In flight when the next batch is asked for, as in a training loop. Not more than one: a loop
+    # that keeps many batches is given copies.
+    if results:
+        results[-1][0].block_until_ready()
     results.append((double(images), batch[0].copy()))
     return images, labels, same
 """
