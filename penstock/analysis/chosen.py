@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.analysis.reading import by_threads
+from penstock.analysis.subject import Late
 from penstock.operation import Spec
 from penstock.source.source import Source
 
@@ -18,18 +19,27 @@ TOGETHER = 64
 
 
 class Chosen(Source):
-    """The samples at ``indices``; those in ``kept`` are in memory already."""
+    """The samples at ``indices``; those in ``kept`` are in memory already, and come ``late``."""
 
-    def __init__(self, source: Source, indices: Sequence[int], kept: dict[int, Any]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        indices: Sequence[int],
+        kept: dict[int, Any],
+        late: Late | None = None,
+    ) -> None:
         self._source = source
         self._indices = list(indices)
         self._kept = kept
+        self._late = late
         self.threadsafe = source.threadsafe  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
+        if self._late is not None:
+            self._late.wait(len(indices))
         wanted = [self._indices[at] for at in indices]
         missing = [index for index in wanted if index not in self._kept]
         read = dict(zip(missing, self._source.read(missing), strict=True)) if missing else {}

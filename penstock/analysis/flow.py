@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeVar
@@ -28,7 +29,8 @@ class Flow:
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
     takes twice as long to fetch, and half as long again to prepare. ``reading`` is what a fetched
-    sample costs a core besides.
+    sample costs a core besides, and ``after_idle`` what a core loses after it had nothing to do for
+    so long.
     """
 
     workers: int
@@ -44,6 +46,7 @@ class Flow:
     shuttle: float = 0.0
     spread: float = 0.0
     reading: float = 0.0
+    after_idle: tuple[tuple[float, float], ...] = ()
 
 
 WARM, COUNTED = 24, 96
@@ -54,7 +57,8 @@ the outcome by less than 0.2 %."""
 def seconds_a_batch(flow: Flow) -> float:
     """How long a step takes, with all the waiting."""
     if flow.workers == 0:
-        fetch = (1 - flow.held) * (max(flow.service, flow.latency) + flow.reading)
+        wait = max(flow.service, flow.latency)
+        fetch = (1 - flow.held) * (wait + flow.reading + between(flow.after_idle, wait))
         return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
     ends = _Play(flow).run(WARM + COUNTED)
     # Between two moments at which equally much is underway.
@@ -121,8 +125,10 @@ class _Play:
     def prepare(self, now: float, size: float) -> float:
         flow = self.flow
         took = (1 + abs(size)) / 2 * flow.prep + (flow.reading if size < 0 else 0.0)
-        done = max(now, heapq.heappop(self.cores)) + took
-        heapq.heappush(self.cores, done)
+        # A core that has just become free, before one that has been so for long.
+        free = self.cores.pop(max(0, bisect_right(self.cores, now) - 1))
+        done = max(now, free) + took + between(flow.after_idle, now - free)
+        insort(self.cores, done)
         return done
 
     def finish(self, now: float, batch: int) -> None:
@@ -138,6 +144,22 @@ class _Play:
         blocked, self.blocked = self.blocked, []
         for since, worker in blocked:
             self.take(since, worker)
+
+
+def between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value at a place between two points, and at the last one's beyond it; from (0, 0) on.
+
+    >>> between([(1.0, 2.0), (3.0, 4.0)], 0.5), between([(1.0, 2.0), (3.0, 4.0)], 2.0)
+    (1.0, 3.0)
+    >>> between([(1.0, 2.0)], 9.0), between([(1.0, 2.0)], -1.0), between([], 1.0)
+    (2.0, 0.0, 0.0)
+    """
+    left, below = 0.0, 0.0
+    for right, above in points:
+        if at < right:
+            return below + (above - below) * max(0.0, at - left) / (right - left)
+        left, below = right, above
+    return below
 
 
 DEALT = 1024

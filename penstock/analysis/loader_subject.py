@@ -12,7 +12,7 @@ import numpy as np
 from penstock import config
 from penstock.analysis.chosen import Chosen, files_of, nbytes_of
 from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import BATCHES, Files, operations_of, relative_deviation
+from penstock.analysis.subject import BATCHES, Files, Late, operations_of, relative_deviation
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
@@ -123,8 +123,8 @@ class LoaderSubject:
 
     # Data in place of data.
 
-    def cached(self, workers: int | None = None) -> Iterator[Any]:
-        return self._batches(self._over(self._kept), workers, timed=workers is None)
+    def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
+        return self._batches(self._over(self._kept, late), workers, timed=workers is None)
 
     def cold(self) -> Iterator[Any] | None:
         held = min(1.0, self._cache / (self._sample_bytes * len(self._source) or 1.0))
@@ -164,8 +164,9 @@ class LoaderSubject:
         source = Chosen(self._source, self._indices, kept)
         return source.reading(threads)
 
-    def _over(self, kept: dict[int, Any]) -> Pipeline:
-        return replace(self._pipeline, source=Chosen(self._source, self._indices, kept))
+    def _over(self, kept: dict[int, Any], late: Sequence[float] = ()) -> Pipeline:
+        waits = Late(late, self._batch)
+        return replace(self._pipeline, source=Chosen(self._source, self._indices, kept, waits))
 
     def _drop_some(self) -> None:
         if self._files is not None:

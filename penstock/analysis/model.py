@@ -168,6 +168,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         shuttle=setup.batch * costs.shuttle,
         spread=costs.size_deviation,
         reading=costs.reading * fetched,
+        after_idle=costs.after_idle,
     )
     # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
@@ -36,6 +36,13 @@ SLOW_START = 0.05
 
 RECEIVED = 3
 """Batches that are waited for until they are there, to see what receiving one takes."""
+
+
+WAITS = (1 / 3, 1.0, 3.0)
+SHORTEST, LONGEST = 1e-4, 1e-2
+LEAST_LATE, SLEEPS = 3, 50
+"""Of the wait for storage, the parts and multiples after which it is seen what waiting costs; no
+shorter and no longer ones; how often at least; how often it is seen how long a sleep is."""
 
 
 class Probe:
@@ -103,6 +110,7 @@ class Probe:
         alone = rates[1] if workers else self._rate("prep")
         scaling = {number: rate * _seconds(alone) for number, rate in sorted(rates.items())}
         storage, latency, reading = self._reading(max(1, workers))
+        after_idle = self._after_idle(latency)
         cache = self._read("cache", max(1, workers), cold=False)
         slower = alone * _seconds(self._rate("prep")) or 1.0
         miss, hit = self._reuse(slower)
@@ -123,6 +131,7 @@ class Probe:
             size_deviation=subject.size_deviation,
             shuttle=shuttle / batch,
             reading=reading,
+            after_idle=after_idle,
             reuse_miss=miss,
             reuse_hit=hit,
             penstock=penstock,
@@ -235,6 +244,37 @@ class Probe:
         if self._subject.reads_to_prepare:
             return storage, size / alone, 0.0
         return storage, size / alone - each, each
+
+    def _after_idle(self, wait: float) -> tuple[tuple[float, float], ...]:
+        """What a worker loses on a sample after it has waited, by how long."""
+        if not wait:
+            return ()
+        late = sorted({min(LONGEST, max(SHORTEST, wait * factor)) for factor in WAITS})
+        setup = self._subject.setup
+        self._told("measuring the loader alone: with data that comes late")
+        batches = self._subject.cached(min(1, setup.workers), (0.0, *late))
+        took: list[list[float]] = [[] for _ in range(1 + len(late))]
+        next(batches)  # of the first batch of all, its start is a part
+        began = self._clock()
+        while len(took[0]) < LEAST_LATE or self._clock() - began < self._seconds:
+            for one in (*took[1:], took[0]):
+                before = self._clock()
+                next(batches)
+                one.append((self._clock() - before) / setup.batch)
+        _close(batches)
+        at_once = median(took[0])
+        lost = [
+            median(one) - self._slept(wait) - at_once
+            for wait, one in zip(late, took[1:], strict=True)
+        ]
+        return tuple(zip(late, accumulate((max(0.0, one) for one in lost), max), strict=True))
+
+    def _slept(self, seconds: float) -> float:
+        """How long somebody sleeps who wants to sleep for so long."""
+        before = self._clock()
+        for _ in range(SLEEPS):
+            self._sleep(seconds)
+        return (self._clock() - before) / SLEEPS
 
     def _read(self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True) -> float:
         reading = self._subject.reading(threads, cold=cold)

@@ -84,7 +84,8 @@ class Costs:
     ``scaling`` is how much faster so many workers are than one. ``storage``
     and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
     for one sample from storage where nobody else reads, without ``reading``, what fetching it costs
-    a core beside ``prep``. ``shuttle`` is what it takes the loop to
+    a core beside ``prep``. ``after_idle`` is what a core loses on its next sample after it had
+    nothing to do for so long: pairs of the two, ascending. ``shuttle`` is what it takes the loop to
     receive a sample. ``reuse_miss`` and ``reuse_hit`` are ``prep`` where refurbish stands at its
     best place, for a sample that is fresh and one that is kept; ``None`` where it cannot stand.
     ``penstock`` is ``prep`` where Penstock's loader takes the place of torch's; ``None`` where it
@@ -101,6 +102,7 @@ class Costs:
     size_deviation: float = 0.0
     shuttle: float = 0.0
     reading: float = 0.0
+    after_idle: tuple[tuple[float, float], ...] = ()
     reuse_miss: float | None = None
     reuse_hit: float | None = None
     penstock: float | None = None
@@ -199,6 +201,7 @@ def of_plain(plain: Mapping[str, Any]) -> Report:
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
+    costs["after_idle"] = tuple((idle, lost) for idle, lost in costs.get("after_idle", ()))
     return Report(
         **{
             **given,

@@ -19,6 +19,7 @@ from penstock.analysis.report import Operation, Setup
 from penstock.analysis.subject import (
     BATCHES,
     Files,
+    Late,
     children,
     operations_of,
     relative_deviation,
@@ -150,11 +151,12 @@ class TorchSubject:
 
     # Data in place of data.
 
-    def cached(self, workers: int | None = None) -> Iterator[Any]:
+    def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
         with self._timing(workers is None):
             return self._made(
                 itertools.cycle(self._batches),
                 self._loader.num_workers if workers is None else workers,
+                late,
             )
 
     def cold(self) -> Iterator[Any] | None:
@@ -212,9 +214,12 @@ class TorchSubject:
     def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
         return None if self._files is None else self._files.reading(threads, cold=cold)
 
-    def _made(self, batches: Any, workers: int) -> _Batches:
+    def _made(self, batches: Any, workers: int, late: Sequence[float] = ()) -> _Batches:
         """A loader like the script's, with other batches; its batches, until it is closed."""
         loader = self._loader
+        dataset: Any = loader.dataset
+        if late:
+            dataset = _Late(dataset, Late(late, self._size))
         if self._stream:
             return _Batches(_endless(loader, self._iterate))
         given: dict[str, Any] = {
@@ -234,7 +239,7 @@ class TorchSubject:
         if which == "sampler":
             given["batch_size"] = None
         with preserved_globals():
-            made: DataLoader[Any] = DataLoader(loader.dataset, **given)
+            made: DataLoader[Any] = DataLoader(dataset, **given)
             return _Batches(self._iterate(made))
 
     @contextmanager
@@ -296,6 +301,35 @@ class TorchSubject:
     def close(self) -> None:
         if self._files is not None:
             self._files.close()
+
+
+class _Late:
+    """Another dataset, whose samples come late. In all else it passes for that one."""
+
+    def __init__(self, dataset: Any, late: Late) -> None:
+        self.__dict__.update(_dataset=dataset, _late=late)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._late.wait()
+        return self._dataset[index]
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is None:
+            return [self[index] for index in indices]
+        self._late.wait(len(indices))
+        return together(indices)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
 
 
 class _Again:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,9 +57,17 @@ class MadeUp:
         finally:
             self.closed.append(name)
 
-    def cached(self, workers: int | None = None) -> Iterator[Any]:
+    def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
         slower = {None: 1.0, 1: 2.0, 4: 0.8}[workers]
+        if late:
+            return self._late(late, self.prep * slower)
         return self._every(f"cached {workers}", self.prep * slower)
+
+    def _late(self, late: Sequence[float], seconds: float) -> Iterator[str]:
+        """A worker that is a tenth of its wait slower after it."""
+        for wait in itertools.cycle(late):
+            self.clock.now += seconds + BATCH * 1.1 * wait
+            yield "late"
 
     def cold(self) -> Iterator[Any] | None:
         return self._every("cold", self.prep + self.fetch)
@@ -116,6 +125,14 @@ def test_each_rate_is_that_of_what_was_put_in_place() -> None:
     assert report.costs.cache == pytest.approx(2 * 1_000 / 0.001)
     assert report.costs.latency == pytest.approx(0.01)
     assert report.costs.size_deviation == 0.25
+
+
+def test_what_waiting_costs_besides_is_measured_by_how_long_it_is() -> None:
+    clock = Clock()
+    report, _ = analysed(clock, MadeUp(clock, prep=0.04, fetch=0.06), step=0.02)
+    waits, lost = zip(*report.costs.after_idle, strict=True)
+    assert waits == pytest.approx([0.01 / 3, 0.01])  # not beyond the longest
+    assert lost == pytest.approx([0.001 / 3, 0.001])
 
 
 def test_slower_preparation_and_slower_fetching_show_where_they_belong() -> None:

@@ -126,6 +126,44 @@ def test_penstock_takes_its_place_with_the_same_batches(data: Files, notes: Note
     assert [one.tolist() for one in found] == [one.tolist() for one in expected]
 
 
+class Told(Files):
+    """A dataset whose workers tell it something, and which is asked for many at once."""
+
+    more = 0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] + self.more for index in indices]
+
+
+def tell(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert len(info.dataset.samples) == 4  # type: ignore[attr-defined]
+    info.dataset.more = 100  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_come_late_are_the_same(data: Files, notes: Notes, workers: int) -> None:
+    subject = subject_of(DataLoader(data, 4, num_workers=workers), notes)
+    subject.learn()
+    at_once, late = subject.cached(workers), subject.cached(workers, (0.0, 0.002))
+    assert [one.tolist() for one in islice(late, 5)] == [one.tolist() for one in islice(at_once, 5)]
+    subject.close()
+    late.close()  # type: ignore[attr-defined]
+    at_once.close()  # type: ignore[attr-defined]
+
+
+def test_a_dataset_that_is_late_passes_for_itself(tmp_path: Path, notes: Notes) -> None:
+    loader = DataLoader(Told(tmp_path, 4), 2, num_workers=1, worker_init_fn=tell)
+    subject = subject_of(loader, notes)
+    subject.learn()
+    late = subject.cached(1, (0.0, 0.002))
+    found = [one.tolist() for one in islice(late, 2)]
+    assert found == [[[100, 100], [101, 101]], [[102, 102], [103, 103]]]
+    late.close()  # type: ignore[attr-defined]
+    subject.close()
+
+
 def test_a_loader_of_single_samples_is_analysed_too(data: Files, notes: Notes) -> None:
     subject = subject_of(DataLoader(data, batch_size=None), notes)
     subject.learn()
