@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.commons import Commons
 from penstock.job import Ready
 from penstock.meter import Meter
 from penstock.node.directory import InDirectory, looks_around
-from penstock.node.protocol import named
+from penstock.node.protocol import keys_in, named
 from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
 from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
 from penstock.order.deal import BatchKeys
@@ -139,25 +139,33 @@ class Group:
                 peer.send(["first", epoch, found])
             self._carry_out(made)
 
-    def want(self, peer: Peer, keys: BatchKeys) -> None:
-        name = named(peer.part, keys)
+    def hear(self, peer: Peer, said: Sequence[Sequence[Any]]) -> None:
+        """Words of ``WORDS`` that a member says at a time, with what belongs to each."""
 
-        def want(now: float) -> list[Decision]:
-            made = self.state.want(peer.number, name, now)
-            if self.state.is_open(name):
-                self._wanted[name] = keys
+        def all_of(now: float) -> list[Decision]:
+            made: list[Decision] = []
+            for word, *about in said:
+                made += _ANSWERS[word](self, peer, now, *about)
             return made
 
-        self._on(want)
+        self._on(all_of)
 
-    def rewind(self, peer: Peer) -> None:
-        self._on(lambda now: self.state.rewind(peer.number, now))
+    def _want(self, peer: Peer, now: float, *about: Any) -> list[Decision]:
+        keys = keys_in(about)
+        name = named(peer.part, keys)
+        made = self.state.want(peer.number, name, now)
+        if self.state.is_open(name):
+            self._wanted[name] = keys
+        return made
 
-    def took(self, peer: Peer, *name: Any) -> None:
-        self._on(lambda now: self.state.took(peer.number, Name(peer.part, *name), now))
+    def _rewind(self, peer: Peer, now: float) -> list[Decision]:
+        return self.state.rewind(peer.number, now)
 
-    def released(self, peer: Peer, *name: Any) -> None:
-        self._on(lambda now: self.state.released(peer.number, Name(peer.part, *name), now))
+    def _took(self, peer: Peer, now: float, *name: Any) -> list[Decision]:
+        return self.state.took(peer.number, Name(peer.part, *name), now)
+
+    def _released(self, peer: Peer, now: float, *name: Any) -> list[Decision]:
+        return self.state.released(peer.number, Name(peer.part, *name), now)
 
     def code(self, path: list[str], directory: str, fd: int) -> None:
         """The pipeline, and where it was written for: begin to prepare."""
@@ -285,3 +293,14 @@ class Group:
             engine.wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30)
+
+
+_ANSWERS: dict[str, Callable[..., list[Decision]]] = {
+    "want": Group._want,
+    "rewind": Group._rewind,
+    "took": Group._took,
+    "released": Group._released,
+}
+
+WORDS = frozenset(_ANSWERS)
+"""What a member says of batches, with everything that decides about them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def keys_out(keys: BatchKeys) -> list[Any]:
     return [keys.epoch, keys.number, *map(_out, (keys.indices, keys.replicas, keys.spent))]
 
 
-def keys_in(message: list[Any]) -> BatchKeys:
+def keys_in(message: Sequence[Any]) -> BatchKeys:
     epoch, number, *arrays = message
     indices, replicas, spent = map(_in, arrays)
     if indices is None:

@@ -10,13 +10,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from penstock.commons import Commons
 from penstock.errors import PenstockError
-from penstock.node.group import Group, Peer
+from penstock.node.group import WORDS, Group, Peer
 from penstock.node.place import Place, peer_of
-from penstock.node.protocol import RELEASE, VERSION, common, keys_in
+from penstock.node.protocol import RELEASE, VERSION, common
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
 from penstock.pools.wire import Wire
@@ -56,14 +58,12 @@ class Service:
             "join": self._join,
             "code": self._code,
             "begin": lambda peer, said, _: _group(peer).begin(peer, *said),
-            "want": lambda peer, said, _: _group(peer).want(peer, keys_in(said)),
-            "rewind": lambda peer, said, _: _group(peer).rewind(peer),
-            "took": lambda peer, said, _: _group(peer).took(peer, *said),
-            "released": lambda peer, said, _: _group(peer).released(peer, *said),
             "all": self._all,
             "look": lambda peer, said, _: peer.send(["status", status_of(self)]),
             "stop": self._stop,
         }
+        for word in WORDS:
+            self._handlers[word] = partial(self._about_batches, word)
 
     def run(self) -> None:
         listener = self.place.listen()
@@ -176,9 +176,16 @@ class Service:
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
         peer.send(["welcome", not group.coded, unit, peer.part])
 
+    def _about_batches(self, word: str, peer: Peer, said: list[Any], fds: list[int]) -> None:
+        _group(peer).hear(peer, [[word, *said]])
+
     def _all(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        for word, *rest in said[0]:
-            self._handlers[word](peer, rest, [])
+        for together, words in groupby(said[0], key=lambda one: one[0] in WORDS):
+            if together:
+                _group(peer).hear(peer, list(words))
+            else:
+                for word, *rest in words:
+                    self._handlers[word](peer, rest, [])
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         path, directory = said

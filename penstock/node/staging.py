@@ -125,20 +125,21 @@ class StagingEngine(Engine):
         super().done(task, outcome)
         self._crew.end(self.share, self)
         try:
-            ready = self._poll()
-            if ready is not None:
-                self._deliver(ready)
+            self._go_on()
         except BaseException as error:
             self.broken(error)
 
-    def _poll(self) -> Ready | None:
-        """A batch that is finished by now, if there is one; another is opened in its place."""
+    def _go_on(self) -> None:
+        """Deliver a batch that is finished by now, if there is one; then open another in its place:
+        to choose that one takes time, and members are waiting."""
         with self._lock:
             job = self._take_ready()
+        if job is not None:
+            self._deliver(self._hand_out(job))
+        with self._lock:
             opened = self._open()
         if opened:
             self.pool.notify()
-        return None if job is None else self._hand_out(job)
 
     def _progressed(self) -> None:
         """What there is to do then, the worker does that is done with its piece."""
