@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.late import Late
 from penstock.analysis.reading import by_threads
-from penstock.analysis.subject import Late
 from penstock.operation import Spec
 from penstock.source.source import Source
 
@@ -38,10 +38,9 @@ class Chosen(Source):
         return len(self._indices)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        if self._late is not None:
-            self._late.wait(len(indices))
+        fetch = self._late is not None and self._late.wait(len(indices))
         wanted = [self._indices[at] for at in indices]
-        missing = [index for index in wanted if index not in self._kept]
+        missing = [index for index in wanted if fetch or index not in self._kept]
         read = dict(zip(missing, self._source.read(missing), strict=True)) if missing else {}
         return [read[index] if index in read else self._kept[index] for index in wanted]
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeVar
+
+from penstock.analysis.report import Curve
 
 T = TypeVar("T")
 
@@ -29,8 +30,8 @@ class Flow:
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
     takes twice as long to fetch, and half as long again to prepare. ``reading`` is what a fetched
-    sample costs a core besides, and ``after_idle`` what a core loses after it had nothing to do for
-    so long.
+    sample costs a core besides, and ``after_wait`` what a worker loses after it has waited for so
+    long.
     """
 
     workers: int
@@ -46,7 +47,7 @@ class Flow:
     shuttle: float = 0.0
     spread: float = 0.0
     reading: float = 0.0
-    after_idle: tuple[tuple[float, float], ...] = ()
+    after_wait: Curve = ()
 
 
 WARM, COUNTED = 24, 96
@@ -58,7 +59,7 @@ def seconds_a_batch(flow: Flow) -> float:
     """How long a step takes, with all the waiting."""
     if flow.workers == 0:
         wait = max(flow.service, flow.latency)
-        fetch = (1 - flow.held) * (wait + flow.reading + between(flow.after_idle, wait))
+        fetch = (1 - flow.held) * (wait + flow.reading + between(flow.after_wait, wait))
         return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
     ends = _Play(flow).run(WARM + COUNTED)
     # Between two moments at which equally much is underway.
@@ -79,8 +80,9 @@ class _Play:
         self.ends: list[float] = []
         self.next_piece = 0
         self.blocked: list[tuple[float, int]] = []
-        self.events: list[tuple[float, int, int, int, float]] = []
-        """(when, worker, batch, samples left in the piece, size of the sample if it is there)"""
+        self.events: list[tuple[float, int, int, int, float, float]] = []
+        """(when, worker, batch, samples left in the piece, size of the sample if it is there, and
+        what fetching it costs a core)"""
         self.sizes = _sizes(flow.spread)
         self.hits = _hits(flow.held)
 
@@ -88,16 +90,17 @@ class _Play:
         for worker in range(self.flow.workers):
             self.take(0.0, worker)
         while len(self.ends) < batches:
-            when, worker, batch, left, size = heapq.heappop(self.events)
+            when, worker, batch, left, size, more = heapq.heappop(self.events)
             if not size:
-                # Below nothing: its size, and that it was fetched.
-                size = next(self.sizes) * (1 if next(self.hits) else -1)
-                there = when if size > 0 else self.fetch(when, -size)
-                heapq.heappush(self.events, (there, worker, batch, left, size))
+                size, there = next(self.sizes), when
+                if not next(self.hits):
+                    there = self.fetch(when, size)
+                    more = self.flow.reading + between(self.flow.after_wait, there - when)
+                heapq.heappush(self.events, (there, worker, batch, left, size, more))
                 continue
-            done = self.prepare(when, size)
+            done = self.prepare(when, size, more)
             if left > 1:
-                heapq.heappush(self.events, (done, worker, batch, left - 1, 0.0))
+                heapq.heappush(self.events, (done, worker, batch, left - 1, 0.0, 0.0))
             else:
                 self.finish(done, batch)
                 self.take(done, worker)
@@ -113,7 +116,7 @@ class _Play:
         flow = self.flow
         size = min(flow.piece, flow.batch - place * flow.piece)
         start = max(now, self.opened[batch])
-        heapq.heappush(self.events, (start, worker, batch, size, 0.0))
+        heapq.heappush(self.events, (start, worker, batch, size, 0.0, 0.0))
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
@@ -122,13 +125,10 @@ class _Play:
         # What a reader waits beyond its turn is the same for all.
         return self.storage + flow.latency - flow.service
 
-    def prepare(self, now: float, size: float) -> float:
-        flow = self.flow
-        took = (1 + abs(size)) / 2 * flow.prep + (flow.reading if size < 0 else 0.0)
-        # A core that has just become free, before one that has been so for long.
-        free = self.cores.pop(max(0, bisect_right(self.cores, now) - 1))
-        done = max(now, free) + took + between(flow.after_idle, now - free)
-        insort(self.cores, done)
+    def prepare(self, now: float, size: float, more: float) -> float:
+        took = (1 + size) / 2 * self.flow.prep + more
+        done = max(now, heapq.heappop(self.cores)) + took
+        heapq.heappush(self.cores, done)
         return done
 
     def finish(self, now: float, batch: int) -> None:
@@ -146,12 +146,12 @@ class _Play:
             self.take(since, worker)
 
 
-def between(points: Sequence[tuple[float, float]], at: float) -> float:
+def between(points: Curve, at: float) -> float:
     """The value at a place between two points, and at the last one's beyond it; from (0, 0) on.
 
-    >>> between([(1.0, 2.0), (3.0, 4.0)], 0.5), between([(1.0, 2.0), (3.0, 4.0)], 2.0)
+    >>> between(((1.0, 2.0), (3.0, 4.0)), 0.5), between(((1.0, 2.0), (3.0, 4.0)), 2.0)
     (1.0, 3.0)
-    >>> between([(1.0, 2.0)], 9.0), between([(1.0, 2.0)], -1.0), between([], 1.0)
+    >>> between(((1.0, 2.0),), 9.0), between(((1.0, 2.0),), -1.0), between((), 1.0)
     (2.0, 0.0, 0.0)
     """
     left, below = 0.0, 0.0

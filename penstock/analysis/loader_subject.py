@@ -11,8 +11,9 @@ import numpy as np
 
 from penstock import config
 from penstock.analysis.chosen import Chosen, files_of, nbytes_of
+from penstock.analysis.late import FROM_STORAGE, Late
 from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import BATCHES, Files, Late, operations_of, relative_deviation
+from penstock.analysis.subject import BATCHES, Files, operations_of, relative_deviation
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
@@ -27,6 +28,7 @@ from penstock.splitting import placed, settle
 from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
 from penstock.stops.stop import Hold
+from penstock.store.value import cost
 
 ROOM = 1 << 30
 """Bytes of them that are kept in memory at most."""
@@ -62,7 +64,7 @@ class LoaderSubject:
         self._batch = loader.pipeline.batching.size if loader.pipeline.batching else 1
         self._indices: list[int] = []
         self._kept: dict[int, Any] = {}
-        self._sample_bytes = 0.0
+        self._sample_bytes = self._kept_bytes = 0.0
         self.size_deviation = 0.0
         self.reads_to_prepare = False
         self._files: Files | None = None
@@ -90,6 +92,7 @@ class LoaderSubject:
             cache=self._cache,
             rank=options.rank,
             world=options.world,
+            kept_bytes=self._kept_bytes,
         )
 
     def _batch_bytes(self) -> int:
@@ -116,6 +119,7 @@ class LoaderSubject:
         if not self._indices:
             raise ReportError(f"no sample could be read: {self.notes[-1] if self.notes else ''}")
         self._sample_bytes = fmean(sizes)
+        self._kept_bytes = fmean(map(cost, sizes))
         self.size_deviation = relative_deviation(sizes)
         paths = files_of(self._source, self._indices)
         if paths:
@@ -124,11 +128,20 @@ class LoaderSubject:
     # Data in place of data.
 
     def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
-        return self._batches(self._over(self._kept, late), workers, timed=workers is None)
+        if late:
+            return self._late(workers, late)
+        return self._batches(self._over(self._kept), workers, timed=workers is None)
+
+    def _late(self, workers: int | None, late: Sequence[float]) -> Iterator[Any]:
+        kept = self._kept
+        alike = _alike(sorted(kept, key=lambda one: nbytes_of(kept[one])), self._batch)
+        source = Chosen(self._source, alike, kept, Late(late, self._batch))
+        pipeline = replace(self._pipeline, source=source)
+        each = self._drop_some if FROM_STORAGE in late else None
+        yield from self._batches(pipeline, workers, each=each, shuffle=False)
 
     def cold(self) -> Iterator[Any] | None:
-        held = min(1.0, self._cache / (self._sample_bytes * len(self._source) or 1.0))
-        share = int(held * len(self._indices))
+        share = int(self.setup.held(self._cache) * len(self._indices))
         kept = {index: self._kept[index] for index in self._indices[:share]}
         if self._files is None:
             self.notes.append(
@@ -164,9 +177,8 @@ class LoaderSubject:
         source = Chosen(self._source, self._indices, kept)
         return source.reading(threads)
 
-    def _over(self, kept: dict[int, Any], late: Sequence[float] = ()) -> Pipeline:
-        waits = Late(late, self._batch)
-        return replace(self._pipeline, source=Chosen(self._source, self._indices, kept, waits))
+    def _over(self, kept: dict[int, Any]) -> Pipeline:
+        return replace(self._pipeline, source=Chosen(self._source, self._indices, kept))
 
     def _drop_some(self) -> None:
         if self._files is not None:
@@ -179,13 +191,14 @@ class LoaderSubject:
         *,
         timed: bool = False,
         each: Callable[[], None] | None = None,
+        shuffle: bool = True,
     ) -> Iterator[Any]:
         options = replace(
             self._loader.options,
             workers=self._workers if workers is None else workers,
             kind=self._kind if self._kind in ("threads", "processes") else "auto",
             order=None,
-            shuffle=True,
+            shuffle=shuffle,
             rank=0,
             world=1,
             share=None,
@@ -236,3 +249,20 @@ def _without_cache(pipeline: Pipeline) -> tuple[Pipeline, int]:
         bare = replace(pipeline, stops=stops[1:])
         return bare, stops[0].budget
     return pipeline, 0
+
+
+def _alike(by_size: Sequence[int], batch: int) -> list[int]:
+    """The samples one batch after the other, of which each has small and large ones alike.
+
+    Where they do not fill the last batch, some are left out, evenly.
+
+    >>> _alike([1, 2, 3, 4, 5, 6, 7, 8, 9], 4)
+    [1, 4, 6, 9, 2, 3, 7, 8]
+    """
+    batches = max(1, len(by_size) // batch)
+    total = batches * batch
+    some = [by_size[(2 * at + 1) * len(by_size) // (2 * total)] for at in range(total)]
+    rows = [some[at : at + batches] for at in range(0, total, batches)]
+    # Every other row backwards, so that no batch gets the largest of each.
+    turned = [row if number % 2 == 0 else row[::-1] for number, row in enumerate(rows)]
+    return [one for column in zip(*turned, strict=True) for one in column]

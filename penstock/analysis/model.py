@@ -146,8 +146,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
     size = setup.sample_bytes
     storage = (costs.storage if change.storage is None else change.storage) / alone
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0
-    budget = (setup.cache if change.cache is None else change.cache) / alone
-    held = min(1.0, budget / (size * setup.samples)) if size else 0.0
+    held = setup.held((setup.cache if change.cache is None else change.cache) / alone)
     fetched = _fetched(report, change)
     # What is left out of the way from storage is so much less to fetch for each sample.
     measured = size / costs.storage if costs.storage > 0 else 0.0
@@ -168,7 +167,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         shuttle=setup.batch * costs.shuttle,
         spread=costs.size_deviation,
         reading=costs.reading * fetched,
-        after_idle=costs.after_idle,
+        after_wait=costs.after_wait,
     )
     # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0

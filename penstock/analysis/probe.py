@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from penstock import config
 from penstock.analysis.course import Course
+from penstock.analysis.crowds import rates_of, worth_trying
+from penstock.analysis.flow import between
+from penstock.analysis.late import losses
 from penstock.analysis.model import fitted
 from penstock.analysis.pagecache import can_drop, device_bytes
-from penstock.analysis.report import Costs, Phase, PhaseName, Report, Setup, Wait
+from penstock.analysis.report import Costs, Curve, Phase, PhaseName, Report, Wait
 from penstock.analysis.subject import Device, Host, Subject, children
 
 PARTS = 10
@@ -36,13 +40,6 @@ SLOW_START = 0.05
 
 RECEIVED = 3
 """Batches that are waited for until they are there, to see what receiving one takes."""
-
-
-WAITS = (1 / 3, 1.0, 3.0)
-SHORTEST, LONGEST = 1e-4, 1e-2
-LEAST_LATE, SLEEPS = 3, 50
-"""Of the wait for storage, the parts and multiples after which it is seen what waiting costs; no
-shorter and no longer ones; how often at least; how often it is seen how long a sleep is."""
 
 
 class Probe:
@@ -73,7 +70,6 @@ class Probe:
         self._gaps: list[float] = []
         self._starts: list[float] = []
         self._handed = 0
-        self._total = 0
 
     def run(self, as_it_is: Iterator[Any]) -> Iterator[Any]:
         """What the loop is given instead of its loader's batches."""
@@ -101,18 +97,16 @@ class Probe:
         """Measure what needs no loop, and put all of it together."""
         subject = self._subject
         workers = subject.setup.workers
-        rates = {workers: self._rate("prep")} if workers else {}
-        for number in _numbers(subject.setup):
-            if number not in rates:
-                some = subject.cached(number)
-                rates[number] = self._drained("prep", some, keep=False).rate.value
-                _close(some)
+        numbers = worth_trying(subject.setup)
+        if numbers:
+            self._told(f"measuring the loader alone: {', '.join(map(str, numbers))} workers")
+        rates = rates_of(subject, numbers, self._seconds, self._clock)
         alone = rates[1] if workers else self._rate("prep")
-        scaling = {number: rate * _seconds(alone) for number, rate in sorted(rates.items())}
+        scaling = {number: rate * _seconds(alone) for number, rate in rates.items()}
         storage, latency, reading = self._reading(max(1, workers))
-        after_idle = self._after_idle(latency)
-        cache = self._read("cache", max(1, workers), cold=False)
-        slower = alone * _seconds(self._rate("prep")) or 1.0
+        after_wait, reading = self._waiting(latency, reading)
+        cache, _ = self._read("cache", max(1, workers), cold=False)
+        slower = _seconds(scaling[workers]) if workers else 1.0
         miss, hit = self._reuse(slower)
         penstock = self._replaced(slower)
         self._told("timing operations one by one")
@@ -131,7 +125,7 @@ class Probe:
             size_deviation=subject.size_deviation,
             shuttle=shuttle / batch,
             reading=reading,
-            after_idle=after_idle,
+            after_wait=after_wait,
             reuse_miss=miss,
             reuse_hit=hit,
             penstock=penstock,
@@ -148,7 +142,7 @@ class Probe:
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
             notes=(*self._slow_starts(), *subject.notes),
         )
-        self.report = fitted(found)
+        self.report = fitted(found) if subject.reads_to_prepare else found
         subject.close()
 
     def _slow_starts(self) -> Iterator[str]:
@@ -233,53 +227,44 @@ class Probe:
     def _reading(self, threads: int) -> tuple[float, float, float]:
         """Bytes a second from storage; what one reader waits for one sample, and what of that it
         works."""
-        storage = self._read("storage", max(READERS, 2 * threads), cold=True)
+        storage, _ = self._read("storage", max(READERS, 2 * threads), cold=True)
         before = self._cpu()
-        alone = self._read("storage", 1, cold=True, keep=False)
+        alone, nbytes = self._read("storage", 1, cold=True, keep=False)
         worked = self._cpu() - before
         size = self._subject.setup.sample_bytes
         if not alone or not size:
             return storage, 0.0, 0.0
-        each = min(size / alone, worked * size / max(1, self._total))
+        each = min(size / alone, worked * size / max(1, nbytes))
         if self._subject.reads_to_prepare:
             return storage, size / alone, 0.0
         return storage, size / alone - each, each
 
-    def _after_idle(self, wait: float) -> tuple[tuple[float, float], ...]:
-        """What a worker loses on a sample after it has waited, by how long."""
+    def _waiting(self, wait: float, reading: float) -> tuple[Curve, float]:
+        """What a worker loses by waiting, and what fetching a sample costs it beside that."""
+        subject = self._subject
         if not wait:
-            return ()
-        late = sorted({min(LONGEST, max(SHORTEST, wait * factor)) for factor in WAITS})
-        setup = self._subject.setup
+            return (), reading
         self._told("measuring the loader alone: with data that comes late")
-        batches = self._subject.cached(min(1, setup.workers), (0.0, *late))
-        took: list[list[float]] = [[] for _ in range(1 + len(late))]
-        next(batches)  # of the first batch of all, its start is a part
-        began = self._clock()
-        while len(took[0]) < LEAST_LATE or self._clock() - began < self._seconds:
-            for one in (*took[1:], took[0]):
-                before = self._clock()
-                next(batches)
-                one.append((self._clock() - before) / setup.batch)
-        _close(batches)
-        at_once = median(took[0])
-        lost = [
-            median(one) - self._slept(wait) - at_once
-            for wait, one in zip(late, took[1:], strict=True)
-        ]
-        return tuple(zip(late, accumulate((max(0.0, one) for one in lost), max), strict=True))
+        after_wait, fetched = losses(
+            partial(subject.cached, min(1, subject.setup.workers)),
+            wait,
+            batch=subject.setup.batch,
+            fetches=not subject.reads_to_prepare,
+            seconds=self._seconds,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+        if fetched is not None:
+            reading = max(0.0, fetched - wait - between(after_wait, wait))
+        return after_wait, reading
 
-    def _slept(self, seconds: float) -> float:
-        """How long somebody sleeps who wants to sleep for so long."""
-        before = self._clock()
-        for _ in range(SLEEPS):
-            self._sleep(seconds)
-        return (self._clock() - before) / SLEEPS
-
-    def _read(self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True) -> float:
+    def _read(
+        self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True
+    ) -> tuple[float, int]:
+        """Bytes a second, and how many there were with those that do not count."""
         reading = self._subject.reading(threads, cold=cold)
         if reading is None:
-            return 0.0
+            return 0.0, 0
         self._told(f"measuring reads: {name}, {threads} at a time")
         size = max(1.0, self._subject.setup.sample_bytes)
         # One step is what the readers bring at a time; how much that is differs.
@@ -292,7 +277,6 @@ class Probe:
                 first = total + got
             total += got
         _close(reading)
-        self._total = total
         spent = course.moments[-1] - course.moments[0]
         found = course.phase()
         scale = (total - first) / found.steps / size
@@ -302,7 +286,7 @@ class Probe:
                 rate, value=rate.value * scale, low=rate.low * scale, high=rate.high * scale
             )
             self._phases.append(replace(found, rate=scaled))
-        return (total - first) / spent
+        return (total - first) / spent, total
 
     def _reuse(self, slower: float) -> tuple[float | None, float | None]:
         """``prep`` with refurbish: of fresh samples, and of kept ones."""
@@ -365,21 +349,11 @@ class Probe:
         was, handed = before
         now = device_bytes(children())
         setup = self._subject.setup
-        held = min(1.0, setup.cache / (setup.sample_bytes * setup.samples or 1.0))
-        wanted = (self._handed - handed) * setup.batch * setup.sample_bytes * (1 - held)
+        fetched = (self._handed - handed) * setup.batch * (1 - setup.held(setup.cache))
+        wanted = fetched * setup.sample_bytes
         if not can_drop() or was is None or now is None or wanted <= 0:
             return None
         return min(1.0, (now - was) / wanted)
-
-
-def _numbers(setup: Setup) -> list[int]:
-    """How many workers are tried beside those that there are: one, one for each core, two."""
-    if not setup.workers:
-        return []
-    cores = setup.cores
-    if setup.kind == "processes":  # which take long to start where they are many
-        return sorted({1, min(cores, 4 * setup.workers)})
-    return sorted({1, cores, 2 * cores})
 
 
 class Epochs(Iterator[Any]):

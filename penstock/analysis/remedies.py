@@ -63,7 +63,7 @@ def _candidates(report: Report, memory: int) -> Iterator[Candidate]:
             write.loader(""),
             "the same batches, prepared with less work",
         )
-    data = setup.sample_bytes * setup.samples
+    data = setup.to_keep_all
     room = min(data, memory / 2)
     if data and room > setup.cache:
         budget = _round_up(room)

@@ -16,6 +16,9 @@ from penstock.errors import ReportError
 
 VERSION = 1
 
+Curve = tuple[tuple[float, float], ...]
+"""Points of a function from (0, 0) on, ascending."""
+
 PhaseName = Literal["as it is", "replay", "cached", "cold", "prep", "storage", "cache"]
 
 
@@ -56,7 +59,8 @@ class Setup:
     ``loader`` is its class. ``workers`` 0 means that the training process prepares by itself.
     ``piece`` is how many samples a worker takes at a time: a whole batch for torch's loader.
     ``ahead`` is how many batches are prepared ahead. ``sample_bytes`` are read from storage for a
-    sample, 0 where that is not known; ``cache`` is the budget of a cache of what is read.
+    sample, 0 where that is not known, and ``kept_bytes`` are what it takes in a cache; ``cache`` is
+    the budget of a cache of what is read.
     """
 
     loader: str
@@ -72,6 +76,16 @@ class Setup:
     accelerator: str = "cpu"
     rank: int = 0
     world: int = 1
+    kept_bytes: float = 0.0
+
+    @property
+    def to_keep_all(self) -> float:
+        """Bytes of a cache that has room for all samples; 0 where that is not known."""
+        return (self.kept_bytes or self.sample_bytes) * self.samples
+
+    def held(self, budget: float) -> float:
+        """The share of samples that a cache of so many bytes has room for."""
+        return min(1.0, budget / self.to_keep_all) if self.to_keep_all else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +98,8 @@ class Costs:
     ``scaling`` is how much faster so many workers are than one. ``storage``
     and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
     for one sample from storage where nobody else reads, without ``reading``, what fetching it costs
-    a core beside ``prep``. ``after_idle`` is what a core loses on its next sample after it had
-    nothing to do for so long: pairs of the two, ascending. ``shuttle`` is what it takes the loop to
+    a core beside ``prep``. ``after_wait`` is what a worker loses on a sample after it
+    has waited for it so long: pairs of the two, ascending. ``shuttle`` is what it takes the loop to
     receive a sample. ``reuse_miss`` and ``reuse_hit`` are ``prep`` where refurbish stands at its
     best place, for a sample that is fresh and one that is kept; ``None`` where it cannot stand.
     ``penstock`` is ``prep`` where Penstock's loader takes the place of torch's; ``None`` where it
@@ -102,7 +116,7 @@ class Costs:
     size_deviation: float = 0.0
     shuttle: float = 0.0
     reading: float = 0.0
-    after_idle: tuple[tuple[float, float], ...] = ()
+    after_wait: Curve = ()
     reuse_miss: float | None = None
     reuse_hit: float | None = None
     penstock: float | None = None
@@ -201,7 +215,7 @@ def of_plain(plain: Mapping[str, Any]) -> Report:
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
-    costs["after_idle"] = tuple((idle, lost) for idle, lost in costs.get("after_idle", ()))
+    costs["after_wait"] = tuple((idle, lost) for idle, lost in costs.get("after_wait", ()))
     return Report(
         **{
             **given,

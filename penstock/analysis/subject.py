@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -42,7 +41,8 @@ class Subject(Protocol):
 
     def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
         """Batches of data that need not be fetched, made by so many workers (as it is). Each sample
-        comes as ``late`` as this says in turn for one batch after the other (with one worker)."""
+        comes as ``late`` as this says in turn for one batch after the other (with one worker), or
+        is fetched; that cannot be where ``reads_to_prepare``."""
 
     def cold(self) -> Iterator[Any] | None:
         """Batches of data that must be fetched; ``None`` where that cannot be brought about."""
@@ -63,25 +63,6 @@ class Subject(Protocol):
     def batch_times(self) -> Sequence[float]: ...
 
     def close(self) -> None: ...
-
-
-class Late:
-    """Keeps whoever reads waiting: for one batch after the other as long as ``late`` says in turn.
-
-    It counts what one worker reads; each process has a count of its own.
-    """
-
-    def __init__(self, late: Sequence[float], batch: int) -> None:
-        self._late = late
-        self._batch = batch
-        self._count = 0
-
-    def wait(self, samples: int = 1) -> None:
-        if self._late:
-            seconds = self._late[self._count // self._batch % len(self._late)]
-            self._count += samples
-            if seconds:
-                time.sleep(samples * seconds)
 
 
 class Device(Protocol):

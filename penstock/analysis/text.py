@@ -136,8 +136,8 @@ def cache_words(report: Report) -> str:
     setup = report.setup
     if not setup.cache:
         return "no cache"
-    held = min(1.0, setup.cache / max(1.0, setup.sample_bytes * setup.samples))
-    return f"a cache of {show_size(setup.cache)}, {percent(held)} of the data"
+    held = percent(setup.held(setup.cache))
+    return f"a cache of {show_size(setup.cache)}, {held} of the data"
 
 
 def remarks(report: Report, stalls: Stalls, present: Prediction) -> list[str]:

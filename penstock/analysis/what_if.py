@@ -38,8 +38,8 @@ class Forecast:
 
     @property
     def data(self) -> int:
-        """Bytes of all samples as they are read; 0 where that is not known."""
-        return round(self.report.setup.sample_bytes * self.report.setup.samples)
+        """Bytes of all samples in a cache; 0 where that is not known."""
+        return round(self.report.setup.to_keep_all)
 
 
 @dataclass(frozen=True, slots=True)

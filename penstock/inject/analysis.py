@@ -70,27 +70,22 @@ class Session:
 
     def _begin(self, loader: Any, iterate: Iterate) -> None:
         from penstock import config
-        from penstock.analysis.loader_subject import LoaderSubject
-        from penstock.analysis.opened import Opened
         from penstock.analysis.probe import Epochs, Probe
-        from penstock.loader import Loader
-        from penstock.torch.device import TorchDevice
+        from penstock.torch.analysis import subject_of
         from penstock.torch.restoring import Before
-        from penstock.torch.subject import TorchSubject
 
         given = self._settings.get("cache")
         cache = None if given is None else config.size(given, "cache")
-        subject: Any
-        if isinstance(loader, Loader):
-            subject = LoaderSubject(loader, cache, iterate)
-        else:
-            place = Path(self._settings["reports"]) / f"opened-{os.getpid()}"
-            place.mkdir(exist_ok=True)
-            subject = TorchSubject(loader, iterate, Opened(place), cache)
+        place = Path(self._settings["reports"]) / f"opened-{os.getpid()}"
+        place.mkdir(exist_ok=True)
+        found = subject_of(loader, cache, place, iterate)
+        if found is None:
+            raise TypeError(f"{type(loader).__name__} is not a loader that is watched")
+        subject, device = found
         if self._settings.get("continue"):
             self._before = Before()
         seconds = float(self._settings.get("seconds", 60.0))
-        self._probe = Probe(subject, TorchDevice(), seconds=seconds, told=self._tell)
+        self._probe = Probe(subject, device, seconds=seconds, told=self._tell)
         self._batches = self._probe.run(Epochs(lambda: iterate(loader)))
         atexit.register(self._ended)
 

@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import fetch
 
 from penstock import config
+from penstock.analysis.late import Late
 from penstock.analysis.opened import Opened
 from penstock.analysis.pagecache import characters_read
 from penstock.analysis.report import Operation, Setup
 from penstock.analysis.subject import (
     BATCHES,
     Files,
-    Late,
     children,
     operations_of,
     relative_deviation,
@@ -163,10 +163,9 @@ class TorchSubject:
         if self._files is None:
             return None
         files = self._files
-        whole = self._sample_bytes * self._length()
-        if self._cache and whole:
-            # A cache of that size would have so much of them.
-            held = min(1.0, self._cache / whole)
+        # A cache of that size would have so much of them.
+        held = self.setup.held(self._cache)
+        if held:
             files = Files(files.paths[int(held * len(files.paths)) :], len(self._batches))
         files.drop_all()
         batches = self._made(itertools.cycle(self._batches), self._loader.num_workers)

@@ -24,6 +24,7 @@ from penstock.errors import ReportError
 from penstock.loader import Loader
 from penstock.pipeline import Pipeline, from_dataset, from_folder
 from penstock.source.source import Source
+from penstock.store.value import cost
 
 BATCH = 4
 
@@ -104,9 +105,10 @@ def test_the_verdict_names_what_is_slow(fetch: float, prep: float, step: float, 
 
 
 def test_a_cache_that_was_asked_about_is_taken_into_account() -> None:
+    budget = 150 * cost(1_000)
     without = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS)
-    with_it = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS, cache=150 * 1_000)
-    assert with_it.setup.cache == 150_000
+    with_it = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS, cache=budget)
+    assert with_it.setup.cache == budget
     cold, cached = without.rate("cold"), with_it.rate("cold")
     assert cold is not None
     assert cached is not None

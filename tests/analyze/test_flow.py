@@ -75,17 +75,17 @@ def test_without_workers_everything_is_done_in_turn() -> None:
     assert found == pytest.approx(32 / (0.001 + 0.032 + 32 * 3e-3))
 
 
-def test_a_core_loses_something_after_it_had_nothing_to_do() -> None:
+def test_a_worker_loses_something_by_waiting() -> None:
     lost = ((1e-3, 0.5e-3),)
-    # One worker: its core stands still for the millisecond of each fetch, or for half of one.
-    assert rate(workers=1, service=1e-3, latency=1e-3, after_idle=lost) == pytest.approx(400, 0.01)
-    found = rate(workers=1, service=0.5e-3, latency=0.5e-3, after_idle=lost)
+    # Its core has nothing to do for the millisecond of each fetch, or for half of one.
+    assert rate(workers=1, service=1e-3, latency=1e-3, after_wait=lost) == pytest.approx(400, 0.01)
+    found = rate(workers=1, service=0.5e-3, latency=0.5e-3, after_wait=lost)
     assert found == pytest.approx(1 / 1.75e-3, rel=0.01)
-    # Of four on one core, another has always something to do.
-    many = rate(workers=4, cores=1, service=0.5e-3, latency=0.5e-3, after_idle=lost)
-    assert many == pytest.approx(1_000, rel=0.01)
-    assert rate(after_idle=lost) == pytest.approx(2_000, rel=0.01)
-    alone = rate(workers=0, service=1e-3, latency=1e-3, after_idle=lost)
+    # Of four on one core another is at work meanwhile, and leaves its own data in the cache.
+    many = rate(workers=4, cores=1, service=0.1e-3, latency=1e-3, after_wait=lost)
+    assert many == pytest.approx(1 / 1.5e-3, rel=0.01)
+    assert rate(after_wait=lost) == pytest.approx(2_000, rel=0.01)
+    alone = rate(workers=0, service=1e-3, latency=1e-3, after_wait=lost)
     assert alone == pytest.approx(32 / (0.001 + 32 * 2.5e-3))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.analysis.late import FROM_STORAGE
 from penstock.analysis.probe import Probe
 from penstock.analysis.report import Operation, Report, Setup
 
@@ -58,16 +59,20 @@ class MadeUp:
             self.closed.append(name)
 
     def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
-        slower = {None: 1.0, 1: 2.0, 4: 0.8}[workers]
+        slower = {None: 1.0, 1: 2.0, 2: 1.0, 4: 0.8}[workers]
         if late:
             return self._late(late, self.prep * slower)
         return self._every(f"cached {workers}", self.prep * slower)
 
     def _late(self, late: Sequence[float], seconds: float) -> Iterator[str]:
         """A worker that is a tenth of its wait slower after it."""
-        for wait in itertools.cycle(late):
-            self.clock.now += seconds + BATCH * 1.1 * wait
-            yield "late"
+        try:
+            for wait in itertools.cycle(late):
+                self.clock.now += seconds
+                self.clock.now += self.fetch if wait == FROM_STORAGE else BATCH * 1.1 * wait
+                yield "late"
+        finally:
+            self.closed.append("late")
 
     def cold(self) -> Iterator[Any] | None:
         return self._every("cold", self.prep + self.fetch)
@@ -129,10 +134,12 @@ def test_each_rate_is_that_of_what_was_put_in_place() -> None:
 
 def test_what_waiting_costs_besides_is_measured_by_how_long_it_is() -> None:
     clock = Clock()
-    report, _ = analysed(clock, MadeUp(clock, prep=0.04, fetch=0.06), step=0.02)
-    waits, lost = zip(*report.costs.after_idle, strict=True)
+    report, _ = analysed(clock, MadeUp(clock, prep=0.04, fetch=BATCH * 0.015), step=0.02)
+    waits, lost = zip(*report.costs.after_wait, strict=True)
     assert waits == pytest.approx([0.01 / 3, 0.01])  # not beyond the longest
     assert lost == pytest.approx([0.001 / 3, 0.001])
+    # Of the 15 ms that a fetch takes 10 are waited, and 1 is what the wait costs.
+    assert report.costs.reading == pytest.approx(0.004)
 
 
 def test_slower_preparation_and_slower_fetching_show_where_they_belong() -> None:
@@ -174,8 +181,8 @@ def test_everything_that_was_begun_is_ended() -> None:
         "own",
         "cached None",
         "cold",
-        "cached 1",
-        "cached 4",
+        *("cached 4", "cached 2", "cached 1"),
+        "late",
         "replaced",
         "all",
     ]
