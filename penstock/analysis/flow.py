@@ -29,7 +29,8 @@ class Flow:
     ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
-    takes twice as long to fetch, and half as long again to prepare. ``reading`` is what a fetched
+    takes twice as long to fetch, and to prepare (decoding 500 photographs takes 0.10 + 0.97 times their
+    size, both as parts of the mean). ``reading`` is what a fetched
     sample costs a core besides, and ``after_wait`` what a worker loses after it has waited for so
     long.
     """
@@ -126,7 +127,7 @@ class _Play:
         return self.storage + flow.latency - flow.service
 
     def prepare(self, now: float, size: float, more: float) -> float:
-        took = (1 + size) / 2 * self.flow.prep + more
+        took = size * self.flow.prep + more
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
         return done

@@ -67,7 +67,8 @@ def losses(
     ``batches_of`` gives batches that are as late in turn as it is told. All kinds come in turn and
     again and again, so that what disturbs one of them disturbs all.
     """
-    waits = [one for factor in WAITS if SHORTEST <= (one := factor * wait) <= LONGEST]
+    around = [factor * wait for factor in WAITS]
+    waits = [one for one in around if SHORTEST <= one <= LONGEST]
     waits = waits or [min(LONGEST, max(SHORTEST, wait))]
     turns = (0.0, *waits, *([FROM_STORAGE] if fetches else []))
     took: list[list[float]] = [[] for _ in turns]
