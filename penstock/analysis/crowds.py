@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -12,7 +11,7 @@ from penstock.analysis.report import Setup
 from penstock.analysis.subject import Subject
 
 TURNS = 9
-"""How often they take turns."""
+"""How often they take turns at most."""
 
 
 def worth_trying(setup: Setup) -> list[int]:
@@ -33,23 +32,26 @@ def rates_of(
 ) -> dict[int, float]:
     """Samples a second with so many workers, seen for so many seconds each.
 
-    They take turns, so that what disturbs one number of them disturbs all.
+    They take turns, so that what disturbs one number of them disturbs all; fewer, where they are
+    slow.
     """
-    setup = subject.setup
+    setup, started = subject.setup, clock()
     found: dict[int, list[float]] = {number: [] for number in numbers}
     with ExitStack() as opened:
         every: dict[int, Any] = {
             number: opened.enter_context(closing(subject.cached(number)))  # type: ignore[type-var]
             for number in numbers
         }
-        for _, number in product(range(TURNS), numbers):
-            batches, count = every[number], 0
-            for _ in range(setup.ahead + number):  # those that were there already
-                next(batches)
-            began = clock()
-            while (spent := clock() - began) < seconds / TURNS or count < 2:
-                for _ in range(number):
+        for turn in range(TURNS):
+            if turn and clock() - started > seconds * len(numbers):
+                break
+            for number, batches in every.items():
+                for _ in range(setup.ahead_with(number) + 1):  # those that were there already
                     next(batches)
-                count += number
-            found[number].append(count * setup.batch / spent)
+                began, count = clock(), 0
+                while (spent := clock() - began) < seconds / TURNS or count < 2:
+                    for _ in range(number):
+                        next(batches)
+                    count += number
+                found[number].append(count * setup.batch / spent)
     return {number: median(rates) for number, rates in found.items()}

@@ -29,10 +29,9 @@ class Flow:
     ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
-    takes twice as long to fetch, and to prepare (decoding 500 photographs takes 0.10 + 0.97 times their
-    size, both as parts of the mean). ``reading`` is what a fetched
-    sample costs a core besides, and ``after_wait`` what a worker loses after it has waited for so
-    long.
+    takes twice as long to fetch, and to prepare (to decode a photograph takes 0.1 + 0.97 times its
+    size, both as parts of the mean). ``reading`` is what a fetched sample costs a core besides, and
+    ``after_wait`` what a worker loses after it has waited for so long.
     """
 
     workers: int

@@ -22,6 +22,9 @@ WAITS = (1 / 3, 1.0, 3.0)
 SHORTEST, LONGEST = 1e-4, 1e-2
 """Parts and multiples of the wait for storage that are tried, but no shorter and no longer ones."""
 
+MOST = 0.3
+"""A loss above this part of its wait is noise: what was seen is a tenth to a quarter."""
+
 LEAST = 3
 """How often each is seen at least."""
 
@@ -70,7 +73,12 @@ def losses(
     around = [factor * wait for factor in WAITS]
     waits = [one for one in around if SHORTEST <= one <= LONGEST]
     waits = waits or [min(LONGEST, max(SHORTEST, wait))]
+    # Those that there is time for.
+    sums = accumulate(waits)
+    waits = [one for one, sum_of in zip(waits, sums, strict=True) if batch * sum_of < seconds]
     turns = (0.0, *waits, *([FROM_STORAGE] if fetches else []))
+    if len(turns) == 1:
+        return (), None
     took: list[list[float]] = [[] for _ in turns]
     batches = batches_of(turns)
     next(batches)  # of the first batch of all, its start is a part
@@ -84,7 +92,7 @@ def losses(
     at_once, *others = map(median, took)
     fetched = others.pop() - at_once if fetches else None
     lost = (
-        max(0.0, other - _slept(wait, clock, sleep) - at_once)
+        min(MOST * wait, max(0.0, other - _slept(wait, clock, sleep) - at_once))
         for wait, other in zip(waits, others, strict=True)
     )
     return tuple(zip(waits, accumulate(lost, max), strict=True)), fetched

@@ -19,9 +19,6 @@ LITTLE = 0.05
 FITS = 10
 """How often an interval is halved: to a thousandth of it."""
 
-TORCH_AHEAD = 2
-"""Batches that torch's loader has ahead for each worker, unless told otherwise."""
-
 MEMBER = 0.5e-3
 """CPU seconds that each further job costs for a batch that it shares: a message, a mapping, and
 what the node hears from it. Measured with 8 jobs."""
@@ -158,7 +155,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         cores=cores,
         batch=setup.batch,
         piece=min(setup.piece, setup.batch),
-        ahead=_ahead(report, workers),
+        ahead=setup.ahead_with(workers),
         prep=prep,
         held=held,
         service=service,
@@ -213,14 +210,6 @@ def _crowded(report: Report, workers: float) -> float:
     return 1 - lost * min(1.0, workers - 1)
 
 
-def _ahead(report: Report, workers: int) -> int:
-    setup = report.setup
-    if setup.loader.startswith("torch."):
-        each = setup.ahead // setup.workers if setup.workers else TORCH_AHEAD
-        return max(1, each * workers)
-    return max(1, setup.ahead)
-
-
 def _reused(report: Report, change: Change) -> float:
     """What is left of preparing a sample where refurbish keeps what stands above it."""
     costs = report.costs
@@ -248,13 +237,14 @@ def _left(report: Report, offload: int) -> float:
 def fitted(report: Report) -> Report:
     """The report with what fetching costs a core set so that the run with cold data comes out.
 
-    What workers lose by waiting again and again (cold caches, threads that must be woken) can be
-    measured only together. Where the speed does not depend on it, or is explained already, nothing
-    is changed.
+    What a worker's reading costs beside other workers can be measured only together. Where the
+    speed does not depend on it, or is explained already, nothing is changed: one phase may have
+    been disturbed, so that the run as it is has a word in this too.
     """
     cold = report.rate("cold")
     if not cold:
         return report
+    cold = max(cold, report.rate("as it is") or 0.0)
 
     def speed(reading: float) -> float:
         return predict(_reading(report, reading)).speed

@@ -38,6 +38,9 @@ MOST_WAITS = 2_000
 SLOW_START = 0.05
 """The part of an epoch from which on its first wait is worth a remark."""
 
+LEAST_READING, MOST_READING = 0.5, 1.25
+"""What reading may cost a worker, as parts of what it costs one who does nothing else."""
+
 RECEIVED = 3
 """Batches that are waited for until they are there, to see what receiving one takes."""
 
@@ -142,7 +145,7 @@ class Probe:
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
             notes=(*self._slow_starts(), *subject.notes),
         )
-        self.report = fitted(found) if subject.reads_to_prepare else found
+        self.report = fitted(found)
         subject.close()
 
     def _slow_starts(self) -> Iterator[str]:
@@ -255,7 +258,10 @@ class Probe:
             sleep=self._sleep,
         )
         if fetched is not None:
-            reading = max(0.0, fetched - wait - between(after_wait, wait))
+            # Where preparing takes long this is a small difference of large numbers: not too far
+            # from what reading alone has taken of a core.
+            found = fetched - wait - between(after_wait, wait)
+            reading = max(LEAST_READING * reading, min(MOST_READING * reading, found))
         return after_wait, reading
 
     def _read(

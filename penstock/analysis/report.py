@@ -16,6 +16,9 @@ from penstock.errors import ReportError
 
 VERSION = 1
 
+TORCH_AHEAD = 2
+"""Batches that torch's loader has ahead for each worker, unless told otherwise."""
+
 Curve = tuple[tuple[float, float], ...]
 """Points of a function from (0, 0) on, ascending."""
 
@@ -82,6 +85,13 @@ class Setup:
     def to_keep_all(self) -> float:
         """Bytes of a cache that has room for all samples; 0 where that is not known."""
         return (self.kept_bytes or self.sample_bytes) * self.samples
+
+    def ahead_with(self, workers: int) -> int:
+        """How many batches so many workers prepare ahead: torch's have some each."""
+        if not self.loader.startswith("torch."):
+            return max(1, self.ahead)
+        each = self.ahead // self.workers if self.workers else TORCH_AHEAD
+        return max(1, each * workers)
 
     def held(self, budget: float) -> float:
         """The share of samples that a cache of so many bytes has room for."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import config
+from penstock.node.procfs import stat_of
 from penstock.pools.answer import unpack_error
 
 if TYPE_CHECKING:
@@ -119,9 +120,5 @@ def cpu_seconds() -> float:
 
 
 def _used_by(pid: str) -> float:
-    try:
-        # A process may have any name, with brackets in it too; what follows has fixed places.
-        words = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    words = stat_of(pid)
+    return 0.0 if words is None else sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -68,26 +68,16 @@ def _shown(place: Place, found: dict[str, Any] | None, before: dict[str, Any] | 
 
 
 def _watch(place: Place) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
     from penstock.node.look import look
+    from penstock.node.redrawing import redraw
 
-    console = Console()
     before: dict[str, Any] | None = None
-    try:
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            while True:
-                found = look(place)
-                shown = _shown(place, found, before)
-                if console.is_terminal:
-                    live.update(Text(shown), refresh=True)
-                else:
-                    # What is saved or piped keeps every look, one below the other.
-                    sys.stdout.write(shown + "\n\n")
-                    sys.stdout.flush()
-                before = found
-                time.sleep(EVERY)
-    except KeyboardInterrupt:
-        pass  # that is how it is meant to end
+
+    def shown() -> str:
+        nonlocal before
+        found = look(place)
+        text = _shown(place, found, before)
+        before = found
+        return text
+
+    redraw(shown, EVERY)

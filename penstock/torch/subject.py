@@ -29,6 +29,7 @@ from penstock.pipeline import from_dataset
 from penstock.profile.measure import measure
 from penstock.profile.result import Row
 from penstock.random import preserved_globals
+from penstock.store.value import cost
 from penstock.torch.dataloader import DataLoader as OwnLoader
 
 Iterate = Callable[[Any], Iterator[Any]]
@@ -70,6 +71,7 @@ class TorchSubject:
             cache=self._cache,
             rank=torch.distributed.get_rank() if ranks else 0,
             world=torch.distributed.get_world_size() if ranks else 1,
+            kept_bytes=cost(round(self._sample_bytes)) if self._sample_bytes else 0.0,
         )
 
     @property

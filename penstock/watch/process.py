@@ -8,6 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from penstock.node.procfs import stat_of
+
 LONGEST = 500
 """Characters of a command line that are shown; some have thousands."""
 
@@ -17,13 +19,8 @@ def started(pid: int) -> int | None:
 
     One that has ended and that nobody has asked for its exit code is none any more.
     """
-    try:
-        told = Path("/proc", str(pid), "stat").read_text()
-    except OSError:
-        return None
-    # A process may have any name, with brackets in it too; what follows has fixed places.
-    words = told.rpartition(")")[2].split()
-    return None if words[0] in "ZX" else int(words[19])
+    words = stat_of(pid)
+    return None if words is None or words[0] in "ZX" else int(words[19])
 
 
 def alive(pid: int, since: int | None) -> bool:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.once:
             _look_twice(view, arguments.interval)
-            _write(view, as_json=arguments.json)
+            sys.stdout.write(_shown(view, as_json=arguments.json) + "\n")
         else:
             _watch(view, arguments.interval, as_json=arguments.json)
     except KeyboardInterrupt:
@@ -78,29 +78,17 @@ def _seconds(text: str) -> float:
 
 
 def _watch(view: View, interval: float, *, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    from penstock.node.redrawing import redraw
 
-    console = Console()
-    redraws = console.is_terminal and not console.is_dumb_terminal and not as_json
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            view.look()
-            if redraws:
-                live.update(Text(_shown(view)), refresh=True)
-            else:
-                # What is saved or piped keeps every look, one below the other.
-                _write(view, as_json=as_json, gap=True)
-            time.sleep(interval)
+    def shown() -> str:
+        view.look()
+        return _shown(view, as_json=as_json)
+
+    redraw(shown, interval, in_place=not as_json)
 
 
-def _write(view: View, *, as_json: bool, gap: bool = False) -> None:
-    shown = json.dumps(view.plain()) if as_json else _shown(view) + ("\n" if gap else "")
-    sys.stdout.write(shown + "\n")
-    sys.stdout.flush()
-
-
-def _shown(view: View) -> str:
+def _shown(view: View, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(view.plain())
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     return "\n".join(view.lines(plain=not encoding.startswith("utf")))

@@ -108,8 +108,15 @@ class MadeUp:
         self.closed.append("all")
 
 
-def analysed(clock: Clock, subject: MadeUp, step: float) -> tuple[Report, list[str]]:
-    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+def analysed(
+    clock: Clock, subject: MadeUp, step: float, work: float = 0.0
+) -> tuple[Report, list[str]]:
+    """``work`` is the part of the time in which a core is used."""
+
+    def cpu() -> float:
+        return work * clock.now
+
+    probe = Probe(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=cpu)
     own = subject._every("own", subject.prep)
     seen = []
     for batch in probe.run(own):
@@ -134,12 +141,13 @@ def test_each_rate_is_that_of_what_was_put_in_place() -> None:
 
 def test_what_waiting_costs_besides_is_measured_by_how_long_it_is() -> None:
     clock = Clock()
-    report, _ = analysed(clock, MadeUp(clock, prep=0.04, fetch=BATCH * 0.015), step=0.02)
+    report, _ = analysed(clock, MadeUp(clock, prep=0.04, fetch=BATCH * 0.015), step=0.02, work=0.4)
     waits, lost = zip(*report.costs.after_wait, strict=True)
-    assert waits == pytest.approx([0.01 / 3, 0.01])  # not beyond the longest
-    assert lost == pytest.approx([0.001 / 3, 0.001])
-    # Of the 15 ms that a fetch takes 10 are waited, and 1 is what the wait costs.
-    assert report.costs.reading == pytest.approx(0.004)
+    # Of the 10 ms that reading a sample takes, a worker waits 6.
+    assert waits == pytest.approx([0.002, 0.006])  # not beyond the longest
+    assert lost == pytest.approx([0.0002, 0.0006])
+    # 15 ms that a fetch takes are more than it waits and loses by that: more than reading takes.
+    assert report.costs.reading >= 1.25 * 0.004
 
 
 def test_slower_preparation_and_slower_fetching_show_where_they_belong() -> None:
