@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from statistics import median
-from typing import Any
 
 from penstock.analysis.report import Setup
 from penstock.analysis.subject import Subject
@@ -37,21 +36,21 @@ def rates_of(
     """
     setup, started = subject.setup, clock()
     found: dict[int, list[float]] = {number: [] for number in numbers}
-    with ExitStack() as opened:
-        every: dict[int, Any] = {
-            number: opened.enter_context(closing(subject.cached(number)))  # type: ignore[type-var]
-            for number in numbers
-        }
-        for turn in range(TURNS):
-            if turn and clock() - started > seconds * len(numbers):
-                break
-            for number, batches in every.items():
-                for _ in range(setup.ahead_with(number) + 1):  # those that were there already
+    # Processes take too long to start to do so again and again.
+    turns = 1 if setup.kind == "processes" else TURNS
+    for turn in range(turns):
+        if turn and clock() - started > seconds * len(numbers):
+            break
+        for number, rates in found.items():
+            # Its workers end with its turn: they would go on until they are as far ahead as they
+            # may be, beside those of the next.
+            with closing(subject.cached(number)) as batches:  # type: ignore[type-var]
+                for _ in range(setup.ahead_with(number) + 1):
                     next(batches)
                 began, count = clock(), 0
-                while (spent := clock() - began) < seconds / TURNS or count < 2:
+                while (spent := clock() - began) < seconds / turns or count < 2:
                     for _ in range(number):
                         next(batches)
                     count += number
-                found[number].append(count * setup.batch / spent)
+                rates.append(count * setup.batch / spent)
     return {number: median(rates) for number, rates in found.items()}

@@ -40,6 +40,7 @@ class Crowd:
 
     def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
         assert workers is not None
+        assert not self.open, "others work beside it"
         self.open += 1
         try:
             while True:
