@@ -49,7 +49,7 @@ class Line:
 
     @property
     def errors(self) -> list[float]:
-        return [said / was - 1 for said, was in zip(self.predicted, self.found, strict=True)]
+        return self._off(self.predicted)
 
     @property
     def error(self) -> float:
@@ -59,7 +59,11 @@ class Line:
 
     @property
     def plain_error(self) -> float:
-        return median(said / was - 1 for said, was in zip(self.bound, self.found, strict=True))
+        return median(self._off(self.bound))
+
+    def _off(self, said: Sequence[float]) -> list[float]:
+        """By how much of what was found this is off, round by round."""
+        return [one / was - 1 for one, was in zip(said, self.found, strict=True)]
 
     def row(self) -> tuple[str, ...]:
         return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import accumulate
 from statistics import median
 from typing import Any
@@ -80,15 +81,14 @@ def losses(
     if len(turns) == 1:
         return (), None
     took: list[list[float]] = [[] for _ in turns]
-    batches = batches_of(turns)
-    next(batches)  # of the first batch of all, its start is a part
-    began = clock()
-    while len(took[0]) < LEAST or clock() - began < seconds:
-        for one in (*took[1:], took[0]):
-            before = clock()
-            next(batches)
-            one.append((clock() - before) / batch)
-    batches.close()  # type: ignore[attr-defined]
+    with closing(batches_of(turns)) as batches:  # type: ignore[type-var]
+        next(batches)  # of the first batch of all, its start is a part
+        began = clock()
+        while len(took[0]) < LEAST or clock() - began < seconds:
+            for one in (*took[1:], took[0]):
+                before = clock()
+                next(batches)
+                one.append((clock() - before) / batch)
     at_once, *others = map(median, took)
     fetched = others.pop() - at_once if fetches else None
     lost = (

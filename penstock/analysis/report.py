@@ -225,7 +225,7 @@ def of_plain(plain: Mapping[str, Any]) -> Report:
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
-    costs["after_wait"] = tuple((idle, lost) for idle, lost in costs.get("after_wait", ()))
+    costs["after_wait"] = tuple((wait, lost) for wait, lost in costs.get("after_wait", ()))
     return Report(
         **{
             **given,

@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -58,12 +57,9 @@ class Service:
             "join": self._join,
             "code": self._code,
             "begin": lambda peer, said, _: _group(peer).begin(peer, *said),
-            "all": self._all,
             "look": lambda peer, said, _: peer.send(["status", status_of(self)]),
             "stop": self._stop,
         }
-        for word in WORDS:
-            self._handlers[word] = partial(self._about_batches, word)
 
     def run(self) -> None:
         listener = self.place.listen()
@@ -118,7 +114,7 @@ class Service:
             return
         message, fds = received
         try:
-            self._handlers[message[0]](peer, message[1:], fds)
+            self._answer(peer, message[1] if message[0] == "all" else [message], fds)
         except PenstockError as error:
             peer.send(["refused", str(error)])
         except Exception:  # one that talks nonsense must not take the others with it
@@ -176,16 +172,14 @@ class Service:
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
         peer.send(["welcome", not group.coded, unit, peer.part])
 
-    def _about_batches(self, word: str, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        _group(peer).hear(peer, [[word, *said]])
-
-    def _all(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        for together, words in groupby(said[0], key=lambda one: one[0] in WORDS):
-            if together:
-                _group(peer).hear(peer, list(words))
+    def _answer(self, peer: Peer, said: list[list[Any]], fds: list[int]) -> None:
+        """What was said at a time; what is about batches goes to its group in one piece."""
+        for about_batches, messages in groupby(said, key=lambda one: one[0] in WORDS):
+            if about_batches:
+                _group(peer).hear(peer, list(messages))
             else:
-                for word, *rest in words:
-                    self._handlers[word](peer, rest, [])
+                for word, *rest in messages:
+                    self._handlers[word](peer, rest, fds)
 
     def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
         path, directory = said
