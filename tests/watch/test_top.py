@@ -112,18 +112,20 @@ def in_pipe(*words: str, **settings: str) -> subprocess.Popen[str]:
 def training(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ps.Loader]:
     """A loader that is iterated, and reports on every batch, for as long as the test lasts."""
     monkeypatch.setattr("penstock.watch.pulse.Pulse.due", lambda self: not self.stopped)
-    end = threading.Event()
+    begun, end = threading.Event(), threading.Event()
     with ps.from_dataset(np.arange(400.0)).batch(4).loader(workers=0, seed=0) as loader:
 
         def train() -> None:
             while True:
                 for _ in loader:
+                    begun.set()
                     if end.wait(0.01):
                         return
 
         thread = threading.Thread(target=train)
         thread.start()
         try:
+            assert begun.wait(60)
             yield loader
         finally:
             end.set()
