@@ -78,13 +78,21 @@ static int is_rgb(const Py_buffer *image) {
 
 /* `region` of the bytes of a JPEG, `resize` of an image that is decoded. */
 static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
-  PyObject *given, *given_out, *given_table;
+  PyObject *given, *given_out, *given_table, *given_marks = Py_None;
   Box box;
   Target to = {0};
-  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiii", &given, &box.top, &box.left, &box.height,
+  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiiiO", &given, &box.top, &box.left, &box.height,
                         &box.width, &given_out, &to.flip, &given_table, &to.full_height,
-                        &to.full_width, &to.top, &to.left))
+                        &to.full_width, &to.top, &to.left, &given_marks))
     return NULL;
+  char *known = NULL;
+  Py_ssize_t known_bytes = 0;
+  if (given_marks != Py_None && PyBytes_AsStringAndSize(given_marks, &known, &known_bytes))
+    return NULL;
+  if (known_bytes % sizeof(Mark) || known_bytes / sizeof(Mark) > 65535) {
+    PyErr_Format(PyExc_ValueError, "%zd bytes are no marks", known_bytes);
+    return NULL;
+  }
   Py_buffer data, out, table;
   int normal = given_table != Py_None;
   int wanted = decoded ? PyBUF_C_CONTIGUOUS | PyBUF_FORMAT : PyBUF_SIMPLE;
@@ -102,17 +110,22 @@ static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
   if (target_of(&out, normal, &to)) goto release_table;
 
   char why[JMSG_LENGTH_MAX] = "";
+  Marks marks = {(Mark *)known, (size_t)known_bytes / sizeof(Mark)};
   int kind;
   Py_BEGIN_ALLOW_THREADS;
   if (decoded)
     kind = resample(data.buf, (int)data.shape[0], (int)data.shape[1], box, to, why);
   else
-    kind = region(data.buf, (size_t)data.len, box, to, why);
+    kind = region(data.buf, (size_t)data.len, box, to, known ? &marks : NULL, why);
   Py_END_ALLOW_THREADS;
-  if (kind)
+  if (kind) {
     fail(module, kind, why);
-  else
+  } else if ((char *)marks.at != known) {
+    result = PyBytes_FromStringAndSize((char *)marks.at, (Py_ssize_t)(marks.count * sizeof(Mark)));
+    free(marks.at);
+  } else {
     Py_INCREF(result = Py_None);
+  }
 
 release_table:
   if (normal) PyBuffer_Release(&table);
@@ -268,7 +281,7 @@ static PyMethodDef methods[] = {
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"region", kernel_region, METH_VARARGS,
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
-     "out_left]) -> None"},
+     "out_left, marks]) -> more marks, or None"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

@@ -34,6 +34,12 @@ typedef struct {
   int16_t steps[SIDE * SIDE]; /* what coefficients are multiplied by */
 } Plane;
 
+/* Where a row of units begins: its first bit in the cleaned data, low half first, and the first
+   coefficients before it. With that, what lies above need not be read a second time. */
+typedef struct {
+  uint16_t bit[2], before[3];
+} Mark;
+
 typedef struct {
   Plane planes[3];
   int units;                                  /* of the scan, in a row */
@@ -42,6 +48,8 @@ typedef struct {
   const uint8_t *raw, *raw_end;               /* what of the file is still stuffed */
   uint8_t *memory, *clean;
   int marker;                                 /* what ended the data that was cleaned last */
+  Mark *marks;                                /* of the rows from the second on, or NULL */
+  int known, marked;                          /* how many there were, and how many there are */
   Codes codes[4];
 } Scan;
 
@@ -77,14 +85,41 @@ static const uint8_t places[PLACES] = {
     30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, [63 ... PLACES - 1] = 63,
 };
 
+INLINE void set_mark(Scan *scan, const Bits *bits, const uint32_t *before) {
+  uint32_t bit = (uint32_t)(8 * (bits->next - scan->clean)) - bits->count;
+  Mark *mark = &scan->marks[scan->marked++];
+  mark->bit[0] = (uint16_t)bit;
+  mark->bit[1] = (uint16_t)(bit >> 16);
+  for (int c = 0; c < 3; c++) mark->before[c] = (uint16_t)before[c];
+}
+
+/* Go to the beginning of a row; 0 if it lies beyond the data. */
+INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
+  const Mark *mark = &scan->marks[row - 1];
+  uint32_t bit = mark->bit[0] | (uint32_t)mark->bit[1] << 16;
+  if (bit / 8 > (size_t)(bits->end - scan->clean)) return 0;
+  *bits = (Bits){.next = scan->clean + bit / 8, .end = bits->end};
+  refill(bits);
+  use(bits, bit % 8);
+  /* Of a coefficient no more is ever used than 16 bits. */
+  for (int c = 0; c < 3; c++) before[c] = mark->before[c];
+  return 1;
+}
+
 /* Decode the units that the box needs; 0 where something is odd. */
 INLINE int decode_scan_body(Scan *scan, Put *put_block) {
   int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
   Bits bits = clean_up(scan);
-  for (int row = 0; row < scan->upto_row; row++) {
-    int units = row + 1 == scan->upto_row ? scan->upto_unit : scan->units;
+  int row = scan->from_row < scan->known ? scan->from_row : scan->known, units = scan->units;
+  if (row && !go_to(scan, row, &bits, before)) return 0;
+  for (; row < scan->upto_row; row++) {
+    if (units < scan->units && !go_to(scan, row, &bits, before)) return 0;
+    if (scan->marks && row > scan->marked) set_mark(scan, &bits, before);
+    /* What lies right of the box is passed over only where it leads to what is not known yet. */
+    int last = row + 1 == scan->upto_row || (row >= scan->from_row && row < scan->known);
+    units = last ? scan->upto_unit : scan->units;
     for (int unit = 0; unit < units; unit++) {
       if (scan->restart && left-- == 0) {
         if (scan->marker != expected) return 0;

@@ -85,6 +85,13 @@ typedef struct {
   Scan *scan; /* what was decoded without libjpeg, if it was */
 } Decoder;
 
+/* What is known of a file from earlier looks at it. Marks of another file give other pixels, but
+   nothing worse. */
+typedef struct {
+  Mark *at;
+  size_t count;
+} Marks;
+
 static void give_up(j_common_ptr jpeg, int kind) {
   Trouble *trouble = (Trouble *)jpeg->err;
   trouble->kind = kind;
@@ -132,7 +139,10 @@ static void on_progress(j_common_ptr jpeg) {
 }
 
 static void drop_scan(Decoder *d) {
-  if (d->scan) free(d->scan->memory);
+  if (d->scan) {
+    free(d->scan->memory);
+    free(d->scan->marks);
+  }
   free(d->scan);
   d->scan = NULL;
 }
@@ -341,24 +351,37 @@ static int stream(Decoder *d, Bench *b, Target to) {
   return FINE;
 }
 
+/* Room for the marks of every row that is read, and those there are already. */
+static void bring_marks(Scan *scan, const Marks *marks) {
+  size_t rows = (size_t)scan->upto_row;
+  scan->marks = malloc((marks->count > rows ? marks->count : rows) * sizeof(Mark));
+  if (!scan->marks) return;
+  if (marks->count) memcpy(scan->marks, marks->at, marks->count * sizeof(Mark));
+  scan->known = scan->marked = (int)marks->count;
+}
+
 /* Decode the box without libjpeg, where the file is of the everyday kind and nothing is odd. */
-static void decode_alone(Decoder *d, Box box) {
+static void decode_alone(Decoder *d, Box box, const Marks *marks) {
   const struct jpeg_decompress_struct *jpeg = &d->jpeg;
   if (!everyday(jpeg)) return;
   Scan *scan = d->scan = malloc(sizeof *scan);
   if (!scan) return;
   scan->memory = NULL;
+  scan->marks = NULL;
+  scan->known = scan->marked = 0;
   size_t planes = plan_scan(scan, jpeg, box.top, box.left, box.top + box.height,
                             box.left + box.width);
   size_t clean = jpeg->src->bytes_in_buffer + BEYOND;
   if (planes + clean <= MOST_SCRATCH && (scan->memory = malloc(planes + clean))) {
     scan->clean = scan->memory + planes;
+    if (marks && !scan->restart) bring_marks(scan, marks);
     if (open_scan(scan, jpeg) && decode_scan(scan)) return;
   }
   drop_scan(d);
 }
 
-static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to) {
+static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to,
+                  const Marks *marks) {
   j_decompress_ptr jpeg = &d->jpeg;
   jpeg->err = jpeg_std_error(&d->trouble.manager);
   d->trouble.manager.error_exit = on_error;
@@ -377,7 +400,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   /* From here on, only what is touched. */
   box = (Box){bench.down.from, bench.across.from, bench.down.upto - bench.down.from,
               bench.across.upto - bench.across.from};
-  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_alone(d, box);
+  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_alone(d, box, marks);
   if (d->scan) {
     ALONE();
     bench.columns = box.width;
@@ -408,13 +431,19 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   return stream(d, &bench, to);
 }
 
-/* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. */
-static int region(const uint8_t *data, size_t length, Box box, Target to, char *why) {
+/* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. `marks` may
+   be NULL; if there are more of them afterwards, they are the caller's to free. */
+static int region(const uint8_t *data, size_t length, Box box, Target to, Marks *marks, char *why) {
   Decoder d;
   memset(&d, 0, sizeof d);
   d.trouble.why = why;
-  int kind = decode(&d, data, length, box, to);
+  int kind = decode(&d, data, length, box, to, marks);
   jpeg_destroy_decompress(&d.jpeg);
+  Scan *scan = d.scan;
+  if (!kind && scan && scan->marked > scan->known) {
+    *marks = (Marks){scan->marks, (size_t)scan->marked};
+    scan->marks = NULL;
+  }
   drop_scan(&d);
   free(d.scratch);
   return kind;

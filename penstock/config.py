@@ -95,6 +95,15 @@ def no_kernel() -> bool:
     return os.environ.get("PENSTOCK_NO_KERNEL", "") not in ("", "0")
 
 
+def landmarks() -> int:
+    """Bytes in which a process may keep where the rows of JPEGs begin.
+
+    A thousandth of the memory: with 24 GB that is enough for 45,000 photographs of 500 x 375.
+    """
+    named = os.environ.get("PENSTOCK_LANDMARKS", "")
+    return size(named, "PENSTOCK_LANDMARKS") if named else memory() >> 10
+
+
 def shm_dir() -> Path | None:
     """The memory file system, or ``None`` where there is none or it is too small for data."""
     place = Path(os.environ.get("PENSTOCK_SHM_DIR", "/dev/shm"))

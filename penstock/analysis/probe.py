@@ -17,6 +17,7 @@ from penstock.analysis.flow import between
 from penstock.analysis.late import losses
 from penstock.analysis.model import fitted
 from penstock.analysis.pagecache import can_drop, device_bytes
+from penstock.analysis.reading import Reads, of_storage, timed
 from penstock.analysis.report import Costs, Curve, Phase, PhaseName, Report, Wait
 from penstock.analysis.subject import Device, Host, Subject, children
 
@@ -108,7 +109,9 @@ class Probe:
         scaling = {number: rate * _seconds(alone) for number, rate in rates.items()}
         storage, latency, reading = self._reading(max(1, workers))
         after_wait, reading = self._waiting(latency, reading)
-        cache, _ = self._read("cache", max(1, workers), cold=False)
+        cached = self._read("cache", max(1, workers), cold=False)
+        if cached is not None:
+            self._phases.append(cached.phase)
         slower = _seconds(scaling[workers]) if workers else 1.0
         miss, hit = self._reuse(slower)
         penstock = self._replaced(slower)
@@ -122,7 +125,7 @@ class Probe:
             prep=_seconds(alone),
             scaling=scaling or {1: 1.0},
             storage=storage,
-            cache=cache,
+            cache=0.0 if cached is None else cached.rate,
             latency=latency,
             copy=copy,
             size_deviation=subject.size_deviation,
@@ -230,17 +233,17 @@ class Probe:
     def _reading(self, threads: int) -> tuple[float, float, float]:
         """Bytes a second from storage; what one reader waits for one sample, and what of that it
         works."""
-        storage, _ = self._read("storage", max(READERS, 2 * threads), cold=True)
-        before = self._cpu()
-        alone, nbytes = self._read("storage", 1, cold=True, keep=False)
-        worked = self._cpu() - before
+        alone = self._read("storage", 1, cold=True)
+        many = self._read("storage", max(READERS, 2 * threads), cold=True)
         size = self._subject.setup.sample_bytes
-        if not alone or not size:
-            return storage, 0.0, 0.0
-        each = min(size / alone, worked * size / max(1, nbytes))
-        if self._subject.reads_to_prepare:
-            return storage, size / alone, 0.0
-        return storage, size / alone - each, each
+        if alone is None or many is None or not size:
+            return 0.0, 0.0, 0.0
+        took = size / alone.rate
+        each = 0.0 if self._subject.reads_to_prepare else min(took, size * alone.worked)
+        storage = of_storage(many, size / max(1e-9, took - each))
+        faster = many.phase.rate.times(storage / many.rate)
+        self._phases.append(replace(many.phase, rate=faster))
+        return storage, took - each, each
 
     def _waiting(self, wait: float, reading: float) -> tuple[Curve, float]:
         """What a worker loses by waiting, and what fetching a sample costs it beside that."""
@@ -264,35 +267,17 @@ class Probe:
             reading = max(LEAST_READING * reading, min(MOST_READING * reading, found))
         return after_wait, reading
 
-    def _read(
-        self, name: PhaseName, threads: int, *, cold: bool, keep: bool = True
-    ) -> tuple[float, int]:
-        """Bytes a second, and how many there were with those that do not count."""
+    def _read(self, name: PhaseName, threads: int, *, cold: bool) -> Reads | None:
         reading = self._subject.reading(threads, cold=cold)
         if reading is None:
-            return 0.0, 0
+            return None
         self._told(f"measuring reads: {name}, {threads} at a time")
         size = max(1.0, self._subject.setup.sample_bytes)
-        # One step is what the readers bring at a time; how much that is differs.
         course = Course(name, 1, 2 * threads + 2, self._seconds / 4, least=64, period=threads)
-        total = first = 0
-        while not course.over:
-            got = next(reading)
-            course.step(self._clock())
-            if len(course.moments) == 1:
-                first = total + got
-            total += got
-        _close(reading)
-        spent = course.moments[-1] - course.moments[0]
-        found = course.phase()
-        scale = (total - first) / found.steps / size
-        if keep:
-            rate = found.rate
-            scaled = replace(
-                rate, value=rate.value * scale, low=rate.low * scale, high=rate.high * scale
-            )
-            self._phases.append(replace(found, rate=scaled))
-        return (total - first) / spent, total
+        try:
+            return timed(reading, course, size, self._clock, self._cpu)
+        finally:
+            _close(reading)
 
     def _reuse(self, slower: float) -> tuple[float | None, float | None]:
         """``prep`` with refurbish: of fresh samples, and of kept ones."""

@@ -38,6 +38,9 @@ class Rate:
         """Half of the interval, as a part of the rate."""
         return (self.high - self.low) / (2 * self.value) if self.value > 0 else 0.0
 
+    def times(self, factor: float) -> Rate:
+        return Rate(self.value * factor, self.low * factor, self.high * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

@@ -75,7 +75,8 @@ def region(
     table: NDArray[np.float32] | None = None,
     full: tuple[int, int] | None = None,
     corner: tuple[int, int] = (0, 0),
-) -> None:
+    marks: bytes | None = None,
+) -> bytes | None:
     """Decode ``box`` (top, left, height, width) of a JPEG into ``out``, at the size of ``out``.
 
     Where ``full`` is given, the box is resized to that (height, width), and ``out`` is the part of
@@ -83,8 +84,12 @@ def region(
     ``out`` is uint8 (height, width, 3); with a ``table`` (3, 256) of what each level becomes in
     each channel it is float32 (3, height, width). ``flip`` mirrors left to right. Rows below the
     box are not read: damage there goes unseen, but not a missing end of the file.
+
+    ``marks`` are what an earlier call gave for this very file, or empty, and what is returned is
+    more of them; ``None`` if there are none. ``landmarks`` keeps them.
     """
-    _resized("region", data, box, out, flip, table, full, corner)
+    more: bytes | None = _resized("region", data, box, out, flip, table, full, corner, marks)
+    return more
 
 
 def resize(
@@ -149,10 +154,11 @@ def _resized(
     table: NDArray[np.float32] | None,
     full: tuple[int, int] | None,
     corner: tuple[int, int],
-) -> None:
+    marks: bytes | None = None,
+) -> Any:
     kernel = _kernel()
     try:
-        getattr(kernel, how)(of, *box, out, flip, table, *(full or (0, 0)), *corner)
+        return getattr(kernel, how)(of, *box, out, flip, table, *(full or (0, 0)), *corner, marks)
     except kernel.Unsupported as error:
         raise Unsupported(str(error)) from None
     except kernel.Damaged as error:

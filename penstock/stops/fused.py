@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.image import kernel, partial
+from penstock.image import kernel, landmarks, partial
 from penstock.image.codec import Decode
 from penstock.image.frame import Frame
 from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
@@ -62,10 +63,7 @@ class Fused(Joined):
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
         rows = site.rows
-        decoder = kernel if kernel.available() else partial
-        size, take = (decoder.size, decoder.region)
-        if self.decode is None:
-            size, take = _size, kernel.resize
+        size, take = self._means()
 
         def call(data: Any, key: Key) -> Any:
             # Asked for whatever becomes of this sample: rows are given one after the other.
@@ -89,6 +87,15 @@ class Fused(Joined):
                 return self._one_by_one(data, key, keyed)
 
         return each(self.name, lambda sample, key: place(sample, call, key))
+
+    def _means(self) -> tuple[Callable[[Any], tuple[int, int, int]], Callable[..., Any]]:
+        """What tells the size of a picture, and what takes a part of it."""
+        if self.decode is None:
+            return _size, kernel.resize
+        if not kernel.available():
+            return partial.size, partial.region
+        whole = all(isinstance(one, Resize) for one in self.framing)
+        return kernel.size, kernel.region if whole else landmarks.region
 
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
         """What is wanted of a picture of this size, drawn as the operations would one by one."""

@@ -216,7 +216,7 @@ static int counts[5];
 
 static int some_side(int full) { return full < 1 ? 1 : 1 + (int)below(full); }
 
-static int decode_one(Bytes data, Box box, Target to, int normal, void *out) {
+static int decode_one(Bytes data, Box box, Target to, int normal, void *out, Marks *marks) {
   static float table[768];
   static const char quiet[JMSG_LENGTH_MAX];
   char why[JMSG_LENGTH_MAX];
@@ -225,10 +225,50 @@ static int decode_one(Bytes data, Box box, Target to, int normal, void *out) {
     to.floats = out, to.table = table;
   else
     to.bytes = out;
-  int kind = region(data.bytes, data.length, box, to, why);
+  int kind = region(data.bytes, data.length, box, to, marks, why);
   demand(kind >= 0 && kind < 5, "an outcome that does not exist");
   demand(!kind || why[0], "a refusal without a reason");
   return kind;
+}
+
+/* A box within an image of this size. */
+static Box some_box(int height, int width) {
+  Box box = {0, 0, some_side(height), some_side(width)};
+  box.top = (int)below(height - box.height + 1);
+  box.left = (int)below(width - box.width + 1);
+  return box;
+}
+
+static long remembered;
+
+/* The same pixels with what another look at the file has left; wrong marks, and still no harm. */
+static void decode_marked(Bytes data, Box box, Target to, int normal, const uint8_t *out,
+                          size_t size, int height, int width) {
+  Marks marks = {0};
+  uint8_t *again = malloc(size);
+  if (below(4)) {
+    decode_one(data, some_box(height, width), to, normal, again, &marks);
+    Mark *before = marks.at;
+    memset(again, 200, size);
+    demand(decode_one(data, box, to, normal, again, &marks) == FINE, "two outcomes with marks");
+    demand(!memcmp(out, again, size), "other pixels with marks");
+    remembered += before != NULL;
+    if (marks.at != before) free(before);
+    free(marks.at);
+  } else {
+    Marks wrong = {malloc(200 * sizeof(Mark)), below(200)};
+    for (size_t i = 0; i < wrong.count; i++) {
+      uint64_t bits = draw(), reach = below(2) ? 0xFFFFFFFF : data.length * 8 + 64;
+      bits = (uint32_t)(draw() % reach) | bits << 32;
+      wrong.at[i] = (Mark){{(uint16_t)bits, (uint16_t)(bits >> 16)},
+                           {(uint16_t)(bits >> 32), (uint16_t)(bits >> 40), (uint16_t)(bits >> 48)}};
+    }
+    marks = wrong;
+    decode_one(data, box, to, normal, again, &marks);
+    if (marks.at != wrong.at) free(marks.at);
+    free(wrong.at);
+  }
+  free(again);
 }
 
 static long augmented, resampled;
@@ -284,9 +324,7 @@ static void resample_one(void) {
   size_t size = (size_t)rows * columns * 3;
   uint8_t *image = malloc(size);
   for (size_t i = 0; i < size; i++) image[i] = (uint8_t)draw();
-  Box box = {0, 0, some_side(rows), some_side(columns)};
-  box.top = (int)below(rows - box.height + 1);
-  box.left = (int)below(columns - box.width + 1);
+  Box box = some_box(rows, columns);
   if (!below(16)) box = (Box){(int)draw(), (int)draw(), (int)draw(), (int)draw()};
   if (!below(16)) box.top = rows - (int)below(3), box.height = (int)below(4);
   Target to = {.height = some_side(90), .width = some_side(90), .flip = (int)(draw() & 1)};
@@ -334,9 +372,7 @@ static void run(long number, uint64_t seed) {
 
   int full_height = 40, full_width = 40, components = 0;
   frame_size(exact.bytes, exact.length, &full_height, &full_width, &components);
-  Box box = {0, 0, some_side(full_height), some_side(full_width)};
-  box.top = (int)below(full_height - box.height + 1);
-  box.left = (int)below(full_width - box.width + 1);
+  Box box = some_box(full_height, full_width);
   if (!below(4)) box = (Box){0, 0, full_height, full_width};
   if (!below(32)) box = (Box){(int)draw(), (int)draw(), (int)draw(), (int)draw()};
   if (!below(32)) box.top = full_height - (int)below(3), box.height = (int)below(4);
@@ -356,7 +392,7 @@ static void run(long number, uint64_t seed) {
   memset(out, 1, size);
   only_plain = !below(2);
   long alone = decoded_alone;
-  int kind = decode_one(exact, box, to, normal, out);
+  int kind = decode_one(exact, box, to, normal, out, NULL);
   counts[kind]++;
   uint8_t *again = malloc(size);
   memset(again, kind == FINE ? 200 : 1, size);
@@ -364,16 +400,18 @@ static void run(long number, uint64_t seed) {
     /* libjpeg reads the last row to its end, and may find damage beside the box. What is absurd
        may be cut off elsewhere in its vectors. */
     only_libjpeg = 1;
-    int other = decode_one(exact, box, to, normal, again);
+    int other = decode_one(exact, box, to, normal, again, NULL);
     only_libjpeg = 0;
     demand(other == FINE || (other == DAMAGED && !whole), "a file that libjpeg does not decode");
     if (whole) demand(!memcmp(out, again, size), "other pixels than libjpeg's");
   } else if (!below(8)) {
     /* Memory that nobody wrote shows as a second answer. */
-    demand(decode_one(exact, box, to, normal, again) == kind, "two outcomes");
+    demand(decode_one(exact, box, to, normal, again, NULL) == kind, "two outcomes");
     if (kind == FINE) demand(!memcmp(out, again, size), "two answers for one input");
   }
   free(again);
+  if (kind == FINE && decoded_alone > alone && !below(2))
+    decode_marked(exact, box, to, normal, out, size, full_height, full_width);
   free(out);
   current.length = 0;
   free(exact.bytes);
@@ -396,6 +434,6 @@ int main(int argc, char **argv) {
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; %ld decoded without libjpeg; ", counts[NO_MEMORY], decoded_alone);
-  printf("%ld augmented, %ld resized\n", augmented, resampled);
+  printf("%ld with marks; %ld augmented, %ld resized\n", remembered, augmented, resampled);
   return 0;
 }
