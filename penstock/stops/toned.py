@@ -40,11 +40,12 @@ class Toned(Joined):
         augment, normalize, rows = self.augment, self.normalize, site.rows
         fill: Any = augment.fill
         smooth = augment.interpolation == "bilinear"
+        name = augment.name
 
         def call(value: Any, key: Key) -> Any:
             out = None if rows is None else rows.next(self.on, augment.field)
             params = augment.draw(keyed.at(key), value.shape)
-            image = check_image(augment.name, value)
+            image = check_image(name, value)
             return normalized(image, params, fill, smooth, normalize, out)
 
         return each(self.name, lambda sample, key: place(sample, call, key))

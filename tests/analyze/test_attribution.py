@@ -84,10 +84,10 @@ MS = 1e-3
 @pytest.mark.parametrize(
     ("fetch", "prep", "step", "bound"),
     [
-        (0.1 * MS, 0.5 * MS, 40 * MS, "compute"),
+        (0.1 * MS, 0.5 * MS, 100 * MS, "compute"),
         (0.1 * MS, 10 * MS, 4 * MS, "prep"),
         (10 * MS, 0.5 * MS, 4 * MS, "fetch"),
-        (6 * MS, 0.5 * MS, 40 * MS, "compute"),  # slow storage, and a slower accelerator
+        (6 * MS, 0.5 * MS, 100 * MS, "compute"),  # slow storage, and a slower accelerator
         (2 * MS, 24 * MS, 4 * MS, "prep"),  # both are slow, preparation more so
         (16 * MS, 10 * MS, 4 * MS, "fetch"),
     ],
