@@ -17,7 +17,7 @@ from penstock.pools.pool import InSlot, Task
 from penstock.pools.runner import Report, Work, substitutes
 from penstock.random import Keys
 from penstock.schedule import Kind, Piece
-from penstock.slots import Layout, Ring, Slot, leased_columns
+from penstock.slots import Layout, Ring, Slot
 from penstock.tree import fill
 
 PROBED = 64
@@ -85,7 +85,7 @@ class Job:
             return Ready(self.plan, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
             closed_up(self.columns, pieces)
-            leaves: list[Any] = list(leased_columns(self.layout, ring.lease(self.slot), rows))
+            leaves: list[Any] = list(self.layout.columns(ring.lease(self.slot), rows))
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
                     leaves[number] = [v for _, report in pieces for v in report.objects[number]]

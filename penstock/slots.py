@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import mmap
 import os
@@ -61,18 +62,22 @@ class Layout:
     def nbytes(self) -> int:
         return max(1, sum(aligned(leaf.nbytes * self.rows) for leaf in self.leaves))
 
-    def columns(self, buffer: Any) -> list[NDArray[Any] | None]:
-        """Each field as an array over ``buffer``, ``None`` for a field of objects."""
-        found: list[NDArray[Any] | None] = []
-        at = 0
-        for leaf in self.leaves:
-            if leaf.dtype is None:
-                found.append(None)
-                continue
-            shape = (self.rows, *leaf.shape)
-            found.append(np.ndarray(shape, dtype=leaf.dtype, buffer=buffer, offset=at))
-            at += aligned(leaf.nbytes * self.rows)
-        return found
+    def places(self) -> list[int]:
+        """Where each field begins."""
+        return [0, *itertools.accumulate(aligned(leaf.nbytes * self.rows) for leaf in self.leaves)]
+
+    def columns(
+        self, buffer: Any, rows: int | None = None, places: Sequence[int] | None = None
+    ) -> list[NDArray[Any] | None]:
+        """Each field as an array over ``buffer``, ``None`` for a field of objects; of all rows, or
+        the first ones. ``places`` are for those who ask often."""
+        count = self.rows if rows is None else rows
+        return [
+            None
+            if leaf.dtype is None
+            else np.ndarray((count, *leaf.shape), leaf.dtype, buffer, place)
+            for leaf, place in zip(self.leaves, places or self.places(), strict=False)
+        ]
 
     @classmethod
     def of(cls, sample: Any, rows: int) -> Layout | None:
@@ -229,8 +234,3 @@ class Ring:
             slot = self._slots.get(self._returned.popleft())
             if slot is not None:
                 self._free.append(slot)
-
-
-def leased_columns(layout: Layout, lease: Any, rows: int) -> Sequence[NDArray[Any] | None]:
-    """The first ``rows`` rows of every field, as views that keep the lease."""
-    return [None if c is None else c[:rows] for c in layout.columns(lease)]

@@ -112,6 +112,8 @@ class Group:
         self._events = 0
         self._seen = -1
         """How many events there were when there was last nothing to prepare."""
+        self._hungry = True
+        """The engine would prepare more. If not, it asks by itself when it has done something."""
         self._wanted: dict[Name, BatchKeys] = {}
         self._names: dict[int, tuple[Name, BatchKeys]] = {}
         self._staged: dict[Name, Staged] = {}
@@ -184,7 +186,9 @@ class Group:
             self._carry_out(made)
             for name in [one for one in self._wanted if not self.state.is_open(one)]:
                 del self._wanted[name]
-            if not self._wanted and not any(isinstance(one, Drop) for one in made):
+            if not self._hungry or (
+                not self._wanted and not any(isinstance(one, Drop) for one in made)
+            ):
                 return
             self._events += 1
             self._wake.notify_all()
@@ -248,6 +252,7 @@ class Group:
         with self.lock:
             name, made = self.state.choose(self._clock())
             self._carry_out(made)
+            self._hungry = name is None
             if name is None:
                 self._seen = self._events
                 return None

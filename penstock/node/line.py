@@ -8,12 +8,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.node.state import Name
 from penstock.packing import unpack
 from penstock.pools.wire import Known, Wire
-from penstock.slots import Layout, leased_columns
+from penstock.slots import Layout
 from penstock.tree import fill
 
 Leases = dict[object, weakref.ref[Any]]
@@ -28,6 +28,7 @@ class Line:
         self._known = Known()
         self._slots: dict[int, _Slot] = {}
         self._layout: Layout | None = None
+        self._places: list[int] = []
         self._unsent: deque[Sequence[Any]] = deque()
         self._recent: tuple[Name, ...] = ()
         self._pid = os.getpid()
@@ -46,6 +47,16 @@ class Line:
             self.wire.send(["all", said])
         elif said:
             self.wire.send(said[0])
+
+    def tidy(self) -> None:
+        """Do now what has to be done before the next batch: once it has come, somebody waits."""
+        for slot in self._slots.values():
+            if slot.stale:
+                slot.freshen()
+                if self._layout is not None and slot.size >= self._places[-1]:
+                    buffer = slot.buffer()
+                    columns = self._layout.columns(buffer, None, self._places)
+                    slot.made = _Made(self._layout, buffer, columns)
 
     def taken(self, name: Name) -> None:
         """The loop has this batch now, and lets go of the one before as a rule: it comes back soon,
@@ -74,36 +85,45 @@ class Line:
 
         ``leases`` has an entry for each batch that is still looked at.
         """
-        slot, layout, whole, rows, nbytes, beside, _ = said
-        if layout is not None:
-            self._layout = unpack(layout)
-        if slot is None:
+        number, packed, whole, rows, nbytes, beside, _ = said
+        if packed is not None:
+            self._layout = unpack(packed)
+            self._places = self._layout.places()
+        if number is None:
             self.release(name)
             return None
-        lease = self._lease(self._slot(slot, fds), name, leases)
-        if whole or self._layout is None:
-            return unpack(memoryview(lease).cast("B")[:nbytes])
-        leaves: list[Any] = list(leased_columns(self._layout, lease, rows))
-        for number, objects in (unpack(beside) if beside is not None else {}).items():
-            leaves[number] = objects
-        return fill(self._layout.skeleton, leaves)
-
-    def _slot(self, number: int, fds: list[int]) -> _Slot:
-        known, forgotten = self._known.touch(number)
-        if known:
-            self._slots[number].refresh()
+        layout = None if whole else self._layout
+        slot = self._slot(number, fds, nbytes if layout is None else self._places[-1])
+        made, slot.made = slot.made, None
+        if layout is None:
+            return unpack(memoryview(self._lease(slot, name, leases)).cast("B")[:nbytes])
+        if made is not None and made.layout is layout and rows == layout.rows:
+            self._lease(slot, name, leases, made.buffer)
+            leaves = made.columns
         else:
+            leaves = layout.columns(self._lease(slot, name, leases), rows, self._places)
+        for place, objects in (unpack(beside) if beside is not None else {}).items():
+            leaves[place] = objects
+        return fill(layout.skeleton, leaves)
+
+    def _slot(self, number: int, fds: list[int], needed: int) -> _Slot:
+        known, forgotten = self._known.touch(number)
+        if not known:
             self._slots[number] = _Slot(fds[0])
         if forgotten is not None:
             del self._slots[forgotten]
-        return self._slots[number]
+        slot = self._slots[number]
+        slot.freshen(needed)
+        return slot
 
-    def _lease(self, slot: _Slot, name: Name, leases: Leases) -> Any:
-        buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
+    def _lease(self, slot: _Slot, name: Name, leases: Leases, buffer: Any = None) -> Any:
+        """A buffer over the slot, or this one, that says when nobody looks at it any more."""
+        buffer = slot.buffer() if buffer is None else buffer
         release, number = self.release, object()
 
         def end(_: object) -> None:
             leases.pop(number, None)
+            slot.stale = True
             release(name)
 
         leases[number] = weakref.ref(buffer, end)
@@ -125,21 +145,34 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Made(NamedTuple):
+    """Views of a slot that wait for a batch of this layout."""
+
+    layout: Layout
+    buffer: Any
+    columns: list[Any]
+
+
 class _Slot:
     """A slot of the node's, mapped so that what this job writes there is seen by nobody else."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.size = 0
+        self.stale = False
+        self.made: _Made | None = None
         weakref.finalize(self, os.close, fd)
-        self.refresh()
 
-    def refresh(self) -> None:
+    def freshen(self, needed: int = 0) -> None:
         """Look at what lies there now, not at what was written here over an earlier batch."""
-        size = os.fstat(self.fd).st_size
-        if size != self.size:
+        if needed > self.size:  # it is new, or a worker has made it longer
+            size = os.fstat(self.fd).st_size
             writable = mmap.PROT_READ | mmap.PROT_WRITE
             self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
             self.size = size
-        else:
+        elif self.stale:
             self.map.madvise(mmap.MADV_DONTNEED)
+        self.stale = False
+
+    def buffer(self) -> Any:
+        return (ctypes.c_char * self.size).from_buffer(self.map)

@@ -116,6 +116,9 @@ class Attached:
         """The next batch, or ``None`` after the last. Waits for it."""
         started = self._meter.clock()
         self._meter.start()
+        # Others may wait for this core with the batch that this job has had: theirs comes first,
+        # for the next ones were asked for long ago.
+        os.sched_yield()
         try:
             while True:
                 self._ask()
@@ -126,6 +129,7 @@ class Attached:
                 if name in self._arrived:
                     self._wants.popleft()
                     return self._hand_out(name, plan, self._arrived.pop(name))
+                self._attached().tidy()
                 self._hear()
         finally:
             self._meter.waited(self._meter.clock() - started)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -130,12 +131,13 @@ class StagingEngine(Engine):
             self.broken(error)
 
     def _go_on(self) -> None:
-        """Deliver a batch that is finished by now, if there is one; then open another in its place:
-        to choose that one takes time, and members are waiting."""
+        """Deliver a batch that is finished by now, if there is one, and let members have the core
+        who wait for it with that; then open another in its place, which takes time to choose."""
         with self._lock:
             job = self._take_ready()
         if job is not None:
             self._deliver(self._hand_out(job))
+            os.sched_yield()
         with self._lock:
             opened = self._open()
         if opened:

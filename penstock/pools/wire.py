@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ import msgpack
 from penstock.slots import shared_file
 
 _PACKET = 1 << 16
-_FDS = 8
+_SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)
+"""Room for so many descriptors."""
 _INLINE, _BESIDE = b"\0", b"\1"
 
 
@@ -51,13 +53,12 @@ class Wire:
     def receive(self) -> tuple[list[Any], list[int]] | None:
         """The next message and its descriptors, ``None`` when the other end is gone."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self.socket, _PACKET + 1, _FDS)
+            packet, along, _, _ = self.socket.recvmsg(_PACKET + 1, _SPACE)
         except ConnectionResetError:
             return None
         if not packet:
             return None
-        for fd in fds:
-            os.set_inheritable(fd, False)
+        fds = _descriptors(along) if along else []
         if packet[:1] == _INLINE:
             return msgpack.unpackb(packet[1:], raw=False, strict_map_key=False), fds
         beside = fds.pop()
@@ -69,6 +70,16 @@ class Wire:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _descriptors(along: list[tuple[int, int, bytes]]) -> list[int]:
+    """What came along with a message; nothing else does."""
+    fds = array("i")
+    for _, _, data in along:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return fds.tolist()
 
 
 class Known:
