@@ -103,7 +103,7 @@ def run(options: Namespace) -> Found:
     others += [
         Line(
             f"RandAugment, {jobs} jobs that share, each",
-            Change(jobs=jobs, share=True, storage=1e12),
+            Change(jobs=jobs, share=True),
             partial(shared, augmented, jobs),
         )
         for jobs in JOBS

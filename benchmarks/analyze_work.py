@@ -57,8 +57,7 @@ class Setting:
         """Its loader, and the disk that it reads from."""
         pipeline = ps.from_folder(self.data, extensions=(".jpg", ".jpeg"))
         disk = Disk(self.storage if storage is None else storage)
-        if self.share is None:  # a disk of this process cannot serve another
-            pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
+        pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
         if self.held:
             pipeline = pipeline.cache(int(self.held * self.nbytes()))
         if self.sleep:
@@ -127,24 +126,29 @@ def measured(setting: Setting, warm_up: float, seconds: float) -> float:
         for batch in loader:
             del batch
     disk.rate = setting.storage
-    found = timed(endless(loader), setting.step, warm_up, seconds)
+    found = timed(loader, setting.step, warm_up, seconds)
     loader.close()
     return found
 
 
-def timed(batches: Iterator[Any], step: float, warm_up: float, seconds: float) -> float:
+def timed(loader: Any, step: float, warm_up: float, seconds: float) -> float:
+    """Samples a second over whole epochs: a part of one has photographs of another mean size, and
+    in every run the same."""
     start = end = time.perf_counter()
     samples = 0
     counting = False
-    while not counting or end - start < seconds:
-        images, _ = next(batches)
+    epoch = len(loader)
+    for number, (images, _) in enumerate(endless(loader), start=1):
         count = len(images)
         del images
         time.sleep(step)
         end = time.perf_counter()
-        if counting:
-            samples += count
-        elif end - start > warm_up:
+        samples += count if counting else 0
+        if number % epoch:
+            continue
+        if counting and end - start >= seconds:
+            break
+        if not counting and end - start > warm_up:
             start, counting = end, True
     return samples / (end - start)
 
@@ -180,7 +184,7 @@ def _job(told: str) -> None:
     plain, warm_up, seconds = json.loads(told)
     setting = Setting(**plain)
     loader, _ = setting.loader()
-    print(timed(endless(loader), setting.step, warm_up, seconds))
+    print(timed(loader, setting.step, warm_up, seconds))
     # Others may still be measuring: to leave would give them its part.
     until = time.perf_counter() + 2.0
     for batch in endless(loader):

@@ -73,8 +73,8 @@ class Bucket:
 
 
 class _Held(Source):
-    """Another source, whose samples are kept waiting. It serves threads only: each process would
-    have a bucket, or a disk, of its own."""
+    """Another source, whose samples are kept waiting. It serves threads of one process, a node's
+    for instance: each process would have a bucket, or a disk, of its own."""
 
     threadsafe: ClassVar[bool] = True
 
@@ -114,6 +114,9 @@ class Disk:
         self._clock = clock
         self._lock = threading.Lock()
         self._free = clock()
+
+    def __reduce__(self) -> tuple[type[Disk], tuple[float]]:
+        return Disk, (self.rate,)
 
     def serve(self, nbytes: int) -> None:
         """Wait until it has given so many."""

@@ -6,12 +6,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from analyze.reports import report
 
-from benchmarks import analyze
+from benchmarks import analyze, analyze_work
 from benchmarks.analyze_work import Setting, analysed, measured
 from benchmarks.throttle import Disk, OnDisk
 from penstock.analysis.model import Change, predict
@@ -84,6 +85,21 @@ def test_one_analysis_is_held_against_real_runs(photos: str) -> None:
     assert found.costs.storage == pytest.approx(5e6, rel=0.5)
     speed = measured(replace(base, held=1.0), 0.05, 0.1)
     assert speed > 0
+
+
+def test_whole_epochs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now, sleep=sleep)
+    monkeypatch.setattr(analyze_work, "time", clock)
+    # Batches of 1, 2 and 3 samples: two a second, but for those who stop within an epoch.
+    epoch = [(np.zeros(size), None) for size in (1, 2, 3)]
+    assert analyze_work.timed(epoch, step=1.0, warm_up=0.5, seconds=4.0) == 2.0
+    assert now == 9.0
 
 
 def test_preparing_that_sleeps_needs_no_core(photos: str) -> None:

@@ -153,8 +153,8 @@ class Group:
         self._on(all_of)
 
     def _want(self, peer: Peer, now: float, *about: Any) -> list[Decision]:
-        keys = keys_in(about)
-        name = named(peer.part, keys)
+        name = named(peer.part, about)
+        keys = self._wanted.get(name) or keys_in(about)
         made = self.state.want(peer.number, name, now)
         if self.state.is_open(name):
             self._wanted[name] = keys

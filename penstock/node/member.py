@@ -167,10 +167,9 @@ class Attached:
                 return
             if self._begun is None or self._begun[0] != plan.epoch:
                 self.begin(plan.epoch, None, 0)
-            self._attached()
-            name = named(self._part, plan)
-            self._wants.append((name, plan))
-            self._attached().later(["want", *keys_out(plan)])
+            line, keys = self._attached(), keys_out(plan)
+            self._wants.append((named(self._part, keys), plan))
+            line.later(["want", *keys])
 
     def _send(self, *message: Any) -> None:
         self._attached().later(message)

@@ -40,17 +40,19 @@ def common(size: int, unit: int, cuts: bool) -> int:
     return unit if cuts and (size % unit == 0 or unit % size == 0) else size
 
 
-def named(part: str, keys: BatchKeys) -> Name:
-    """The name of a batch: the same in every process for the same samples in the same place."""
-    digest = hashlib.blake2b(digest_size=8)
-    for one in (keys.indices, keys.replicas):
-        digest.update(b"-" if one is None else np.ascontiguousarray(one, "<i8").tobytes() + b"+")
-    return Name(part, keys.epoch, keys.number, digest.hexdigest())
-
-
 def keys_out(keys: BatchKeys) -> list[Any]:
     """Keys as a message has them."""
     return [keys.epoch, keys.number, *map(_out, (keys.indices, keys.replicas, keys.spent))]
+
+
+def named(part: str, message: Sequence[Any]) -> Name:
+    """The name of the batch that these keys make: the same in every process for the same samples in
+    the same place."""
+    epoch, number, indices, replicas, _ = message
+    digest = hashlib.blake2b(digest_size=8)
+    for one in (indices, replicas):
+        digest.update(b"-" if one is None else one + b"+")
+    return Name(part, epoch, number, digest.hexdigest())
 
 
 def keys_in(message: Sequence[Any]) -> BatchKeys:
@@ -62,7 +64,7 @@ def keys_in(message: Sequence[Any]) -> BatchKeys:
 
 
 def _out(array: NDArray[np.int64] | None) -> bytes | None:
-    return None if array is None else np.ascontiguousarray(array, "<i8").tobytes()
+    return None if array is None else array.astype("<i8", copy=False).tobytes()
 
 
 def _in(data: bytes | None) -> NDArray[np.int64] | None:

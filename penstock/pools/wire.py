@@ -36,7 +36,10 @@ class Wire:
     def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
         body = msgpack.packb(message, use_bin_type=True)
         if len(body) < _PACKET:
-            socket.send_fds(self.socket, [_INLINE + body], list(fds))
+            if fds:
+                socket.send_fds(self.socket, [_INLINE + body], list(fds))
+            else:
+                self.socket.send(_INLINE + body)
             return
         beside = shared_file(len(body))
         try:
