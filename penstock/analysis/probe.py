@@ -236,7 +236,7 @@ class Probe:
         alone = self._read("storage", 1, cold=True)
         many = self._read("storage", max(READERS, 2 * threads), cold=True)
         size = self._subject.setup.sample_bytes
-        if alone is None or many is None or not size:
+        if alone is None or many is None or not (size and alone.rate and many.rate):
             return 0.0, 0.0, 0.0
         took = size / alone.rate
         each = 0.0 if self._subject.reads_to_prepare else min(took, size * alone.worked)

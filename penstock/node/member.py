@@ -120,17 +120,16 @@ class Attached:
         # for the next ones were asked for long ago.
         os.sched_yield()
         try:
-            while True:
-                self._ask()
-                self._flush()
-                if not self._wants:
-                    return None
-                name, plan = self._wants[0]
-                if name in self._arrived:
-                    self._wants.popleft()
-                    return self._hand_out(name, plan, self._arrived.pop(name))
+            self._ask()
+            self._flush()
+            if not self._wants:
+                return None
+            name, plan = self._wants[0]
+            while name not in self._arrived:
                 self._attached().tidy()
                 self._hear()
+            self._wants.popleft()
+            return self._hand_out(name, plan, self._arrived.pop(name))
         finally:
             self._meter.waited(self._meter.clock() - started)
 
@@ -187,6 +186,7 @@ class Attached:
             line = Line(Wire(connect(self._place)))
             try:
                 self._join(line)
+                line.wire.socket.settimeout(self._timeout)
             except (ConnectionResetError, BrokenPipeError):
                 line.close()
                 self._died()
@@ -261,7 +261,6 @@ class Attached:
 
     def _hear(self) -> None:
         line = self._attached()
-        line.wire.socket.settimeout(self._timeout)
         try:
             received = line.wire.receive()
         except TimeoutError:
