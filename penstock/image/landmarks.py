@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
@@ -68,24 +67,13 @@ def of_process() -> Landmarks:
     return _landmarks
 
 
-def region(
-    data: Any,
-    box: tuple[int, int, int, int],
-    out: NDArray[Any],
-    *,
-    flip: bool = False,
-    table: NDArray[np.float32] | None = None,
-    full: tuple[int, int] | None = None,
-    corner: tuple[int, int] = (0, 0),
-) -> None:
-    """As ``kernel.region``, and faster for files that were seen before."""
+def region(data: Any, box: tuple[int, int, int, int], out: NDArray[Any], **options: Any) -> None:
+    """As ``kernel.region``, with its options, and faster for files that were seen before."""
     landmarks = of_process()
     key, marks = 0, None
     if len(data) >= FEWEST_BYTES and landmarks.budget:
         key = xxhash.xxh3_128_intdigest(data)
         marks = landmarks.known(key)
-    more = kernel.region(
-        data, box, out, flip=flip, table=table, full=full, corner=corner, marks=marks
-    )
+    more = kernel.region(data, box, out, marks=marks, **options)
     if more is not None:
         landmarks.add(key, more)
