@@ -85,7 +85,7 @@ class Job:
             return Ready(self.plan, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
             closed_up(self.columns, pieces)
-            leaves: list[Any] = list(self.layout.columns(ring.lease(self.slot), rows))
+            leaves: list[Any] = self.layout.columns(ring.lease(self.slot), rows)
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
                     leaves[number] = [v for _, report in pieces for v in report.objects[number]]

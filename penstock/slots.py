@@ -60,10 +60,10 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return max(1, sum(aligned(leaf.nbytes * self.rows) for leaf in self.leaves))
+        return max(1, self.places()[-1])
 
     def places(self) -> list[int]:
-        """Where each field begins."""
+        """Where each field begins, and where the last one ends."""
         return [0, *itertools.accumulate(aligned(leaf.nbytes * self.rows) for leaf in self.leaves)]
 
     def columns(
