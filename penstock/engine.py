@@ -20,9 +20,7 @@ from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work
 from penstock.schedule import Kind, Piece, Schedule, ahead
 from penstock.slots import Layout, Ring
-
-FIRST_WHOLE = 1 << 20
-"""The size of the first slot for a batch that is collated as a whole; workers make it longer."""
+from penstock.supply import Supply
 
 
 class Engine:
@@ -57,7 +55,7 @@ class Engine:
         self._discard = discard
         self._layout = layout
         self._whole = work.collate is not None
-        self._whole_size = FIRST_WHOLE
+        self._slots = Supply(ring, pool.size, own_process=pool.own_process)
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
         self._schedule = Schedule(pool.size)
@@ -67,7 +65,8 @@ class Engine:
         self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._tasks: dict[int, tuple[Job, Piece]] = {}
         self._next_job = 0
-        self._starved = False
+        self.starved = False
+        """There is work, but no slot for it as of now; one that the loop lets go comes unsaid."""
         self._failure: BaseException | None = None
         self._started = False
 
@@ -142,10 +141,11 @@ class Engine:
             if failure is not None:
                 raise failure
             # What the loop gave back since may be what a worker found missing.
-            opened = self._open() or self._starved
+            opened = self._open() or self.starved
             job = self._take_ready()
+            self._slots.asked(ready=job is not None)
             if job is None:
-                self._supply_next()
+                self._slots.serve_next(self._jobs.values())
             elif job.error is None:
                 opened = self._open() or opened
             ended = job is None and not self._jobs and self._pending is None
@@ -161,10 +161,13 @@ class Engine:
             if piece is None:
                 return None
             job = self._jobs[piece.batch]
-            self._starved = not self._supply(job)
-            if self._starved:
+            count = self._slots.serve(self._jobs.values(), job, piece)
+            self.starved = piece.count > 0 and not count
+            if self.starved:
                 self._schedule.put_back(piece.id)
                 return None
+            if count < piece.count:
+                piece = self._schedule.cut(piece.id, count)
             job.running += 1
             self._tasks[piece.id] = (job, piece)
             return job.task(piece)
@@ -187,7 +190,7 @@ class Engine:
                 self._learn(job, outcome.layout)
                 opened = True
             else:
-                job.reports[piece.first] = outcome.report
+                job.wrote(piece, outcome.report)
                 if piece.kind != "rows":
                     job.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
@@ -257,34 +260,6 @@ class Engine:
         pin = self._rotation.worker(plan) if self._rotation is not None else None
         self._schedule.open(self._next_job, rows, kind, pin)
 
-    def _supply(self, wanted: Job) -> bool:
-        """A slot for a batch of which a piece is taken, and for those before it; false without.
-
-        Not when it is opened: until its turn comes, the loop may give back a slot that will do.
-        In order, because the last slot must never be that of a batch that is not handed out next.
-        """
-        for job in self._jobs.values():
-            nbytes = self._slot_size(job)
-            if nbytes and job.slot is None:
-                slot = self.ring.acquire(nbytes)
-                if slot is None:
-                    return False
-                job.write_into(slot)
-            if job is wanted:
-                break
-        return True
-
-    def _supply_next(self) -> None:
-        """Having no slot is an error only when there is nothing else to hand out."""
-        job = next(iter(self._jobs.values()), None)
-        if job is not None and not self._supply(job):
-            raise self.ring.exhausted(self._slot_size(job))
-
-    def _slot_size(self, job: Job) -> int:
-        if job.layout is not None:
-            return job.layout.nbytes
-        return self._whole_size if job.kind != "probe" and self.pool.own_process else 0
-
     def _learn(self, job: Job, layout: Layout | None) -> None:
         """What the first sample taught: the layout of batches, or that they do not stack."""
         del self._jobs[self._number(job)]
@@ -300,6 +275,7 @@ class Engine:
         job.layout = None
         self._discard(job.offers())
         job.reports.clear()
+        job.loose.clear()
         self._schedule.whole(number, len(job.keys))
 
     # Ending.
@@ -340,7 +316,7 @@ class Engine:
         slot = job.slot
         ready = self._ready(job)
         if slot is not None and job.kind != "rows":
-            self._whole_size = max(self._whole_size, slot.size)
+            self._slots.whole_size = max(self._slots.whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
         if ready.ended and self._rotation is not None:

@@ -37,6 +37,13 @@ class Ready(NamedTuple):
     ended: bool = False
 
 
+class Loose(NamedTuple):
+    """Rows of a batch that has no slot yet."""
+
+    rows: int
+    columns: list[NDArray[Any] | None]
+
+
 @dataclass(slots=True)
 class Job:
     """A batch that is open: being prepared, or waiting to be taken."""
@@ -47,6 +54,7 @@ class Job:
     slot: Slot | None = None
     layout: Layout | None = None
     columns: list[NDArray[Any] | None] = field(default_factory=list)
+    loose: dict[int, Loose] = field(default_factory=dict)
     reports: dict[int, Report] = field(default_factory=dict)
     value: Any = None
     error: BaseException | None = None
@@ -65,8 +73,28 @@ class Job:
     def task(self, piece: Piece) -> Task:
         """The work that one of its pieces is."""
         keys = self.keys.cut(piece.first, piece.count)
-        first, number = piece.first, self.plan.number
-        return Task(piece.id, piece.kind, keys, first, self.slot, self.layout, self.columns, number)
+        first, columns, number = piece.first, self.columns, self.plan.number
+        if self.layout is not None and self.slot is None:
+            columns = self.layout.loose(piece.count)
+            self.loose[first] = Loose(piece.count, columns)
+            first = 0
+        return Task(piece.id, piece.kind, keys, first, self.slot, self.layout, columns, number)
+
+    def wrote(self, piece: Piece, report: Report) -> None:
+        """A piece is done."""
+        self.reports[piece.first] = report
+        if self.slot is not None:
+            self._settle(piece.first)
+
+    def _settle(self, first: int) -> None:
+        """Copy rows that were prepared before there was a slot to where they belong."""
+        loose = self.loose.pop(first, None)
+        if loose is None:
+            return
+        rows = self.reports[first].rows
+        for column, part in zip(self.columns, loose.columns, strict=True):
+            if column is not None and part is not None:
+                column[first : first + rows] = part[:rows]
 
     def pieces(self) -> list[tuple[int, Report]]:
         """The pieces in the order of their rows."""
@@ -74,6 +102,10 @@ class Job:
 
     def offers(self) -> list[tuple[int, int, int]]:
         return [offer for _, report in self.pieces() for offer in report.offers]
+
+    def objects(self, number: int) -> list[Any]:
+        """A field of text or bytes, of all its rows."""
+        return [v for _, report in self.pieces() for v in report.objects.get(number, ())]
 
     def ready(self, ring: Ring) -> Ready:
         """The finished batch. Its arrays hold a lease on the slot, or the slot goes back."""
@@ -88,7 +120,7 @@ class Job:
             leaves: list[Any] = self.layout.columns(ring.lease(self.slot), rows)
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
-                    leaves[number] = [v for _, report in pieces for v in report.objects[number]]
+                    leaves[number] = self.objects(number)
             value = fill(self.layout.skeleton, leaves)
             nbytes = sum(leaf.nbytes for leaf in self.layout.leaves) * rows
         elif isinstance(self.value, InSlot) and self.slot is not None:
@@ -106,6 +138,8 @@ class Job:
         self.slot = slot
         if self.layout is not None:
             self.columns = self.layout.columns(slot.map)
+        for first in [first for first in self.loose if first in self.reports]:
+            self._settle(first)
 
     def give_back(self, ring: Ring) -> None:
         """The slot, unused, to the ring."""

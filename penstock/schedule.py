@@ -8,7 +8,7 @@ dealt again, the one it was working on sample by sample, so that a deadly sample
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 PIECE_SECONDS = 4e-3
@@ -88,6 +88,16 @@ class Schedule:
     def put_back(self, piece: int) -> None:
         """Whoever took a piece cannot begin with it yet: it is the next one again."""
         self._waiting.appendleft(self._running.pop(piece))
+
+    def cut(self, piece: int, count: int) -> Piece:
+        """Have a piece end after ``count`` samples; the rest of it is the next one."""
+        found = self._running[piece]
+        if count < found.count:
+            first, left = found.first + count, found.count - count
+            rest = self._piece(found.kind, found.batch, first, left, found.pin, found.strikes)
+            self._waiting.appendleft(rest)
+            found = self._running[piece] = replace(found, count=count)
+        return found
 
     def done(self, piece: int, seconds: float) -> bool:
         """A piece is done; true when it was the last of its batch."""

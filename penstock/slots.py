@@ -79,6 +79,13 @@ class Layout:
             for leaf, place in zip(self.leaves, places or self.places(), strict=False)
         ]
 
+    def loose(self, rows: int) -> list[NDArray[Any] | None]:
+        """Columns of so many rows in memory of their own."""
+        return [
+            None if leaf.dtype is None else np.empty((rows, *leaf.shape), leaf.dtype)
+            for leaf in self.leaves
+        ]
+
     @classmethod
     def of(cls, sample: Any, rows: int) -> Layout | None:
         """The layout for batches of samples like this one, or ``None`` if they do not stack."""
@@ -173,7 +180,7 @@ class Ring:
 
     def __init__(self, budget: int, *, shared: bool = True) -> None:
         self.budget = budget
-        self._shared = shared
+        self.shared = shared
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
         # Leases end wherever the collector runs, even inside another release: appending to a
@@ -189,18 +196,21 @@ class Ring:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def acquire(self, nbytes: int) -> Slot | None:
-        """A slot of at least this size, or ``None`` when the budget does not allow one more."""
+    def acquire(self, nbytes: int, *, make: bool = True) -> Slot | None:
+        """A slot of at least this size, or ``None``: the budget does not allow one more, or there
+        is none free and none is to be made."""
         self._take_back()
         for i, slot in enumerate(self._free):
             if slot.size >= nbytes:
                 return self._free.pop(i)
+        if not make:
+            return None
         while self._free and self.used + nbytes > self.budget:
             del self._slots[self._free.pop().id]
         if len(self._slots) >= FEWEST and self.used + nbytes > self.budget:
             return None
         self._next += 1
-        slot = Slot(self._next, nbytes, shared=self._shared)
+        slot = Slot(self._next, nbytes, shared=self.shared)
         self._slots[slot.id] = slot
         return slot
 

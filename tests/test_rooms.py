@@ -42,6 +42,7 @@ ROOMS = [
     "caches",
     "holds",
     "job",
+    "supply",
     "pace",
     "plans",
     "repeats",

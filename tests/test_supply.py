@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine import Engine
@@ -19,7 +22,8 @@ from penstock.pools.runner import Runner, Work, WorkerInfo
 
 
 class ByHand:
-    """Workers that move only while the loop waits: all take what they can, then one ends."""
+    """Workers that move only while the loop waits: all take what they can, then one ends, that
+    which began first."""
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
@@ -48,15 +52,18 @@ class ByHand:
                 self._busy[worker] = task
         if not self._busy:
             return False
-        worker = min(self._busy, key=lambda worker: self._busy[worker].id)
+        worker = self.first_to_end(sorted(self._busy, key=lambda worker: self._busy[worker].id))
         task = self._busy.pop(worker)
         outcome = run(self._runners[worker], task)
-        if outcome.value is not None and task.slot is not None:
+        if self.own_process and outcome.value is not None and task.slot is not None:
             packed = pack(outcome.value)
             packed.write_into(memoryview(task.slot.map))
             outcome.value = InSlot(packed.nbytes)
         self._desk.done(task.id, outcome)
         return True
+
+    def first_to_end(self, workers: list[int]) -> int:
+        return workers[0]
 
     def watch(self, limit: float | None) -> None:
         raise AssertionError("the loop waits for workers that have nothing to do")
@@ -67,6 +74,25 @@ class ByHand:
     def close(self) -> None:
         self._desk = None
         self._busy.clear()
+
+
+class Threads(ByHand):
+    """As if they were threads of this process; which of them ends first is left to chance."""
+
+    kind: ClassVar[str] = "threads"
+    own_process: ClassVar[bool] = False
+    chance: ClassVar[random.Random] = random.Random(0)
+
+    def first_to_end(self, workers: list[int]) -> int:
+        return self.chance.choice(workers)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any batch is a large one, in pieces of four samples."""
+    monkeypatch.setattr("penstock.pools.make.ThreadPool", Threads)
+    monkeypatch.setattr("penstock.supply.LARGE", 0)
+    monkeypatch.setattr("penstock.schedule.Schedule.tiny", lambda self, rows: 4)
 
 
 @pytest.fixture
@@ -143,3 +169,94 @@ def test_without_a_slot_what_is_ready_is_handed_out_before_the_error() -> None:
         with pytest.raises(SlotError, match="still holds 3 batches"):
             kept.extend(iter(loader))
         assert [float(batch[0]) for batch in kept] == [0.0, 1.0, 2.0]
+
+
+SAMPLES = 200
+
+
+def sample(index: int) -> tuple[Any, float, str]:
+    return np.full(3, index), float(index), f"sample {index}"
+
+
+def some_fail(index: int) -> tuple[Any, float, str]:
+    if index % 7 == 3:
+        raise ValueError("not this one")
+    return sample(index)
+
+
+def one_is_unlike_others(index: int) -> tuple[Any, float, str]:
+    image, *others = sample(index)
+    return (image.astype(float) if index == 111 else image, *others)
+
+
+def batches_of(loader: Loader) -> list[list[Any]]:
+    return [[images.tolist(), numbers.tolist(), names] for images, numbers, names in loader]
+
+
+def pipeline_of(make: Any, rows: int) -> ps.Pipeline:
+    return ps.from_dataset(range(SAMPLES)).map(make, random=False).batch(rows)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_loop_that_waits_has_two_large_slots() -> None:
+    with pipeline_of(sample, 40).loader(workers=3, kind="threads", shuffle=False) as loader:
+        for _epoch in range(3):
+            for _batch in loader:
+                assert len(engine_of(loader).ring) <= 2
+        assert len(engine_of(loader).ring) == 2
+
+
+@pytest.mark.usefixtures("threads")
+def test_workers_go_on_while_there_is_no_slot() -> None:
+    with pipeline_of(sample, 40).loader(workers=2, kind="threads", shuffle=False) as loader:
+        epoch = iter(loader)
+        kept = [next(epoch), next(epoch)]
+        engine = engine_of(loader)
+        # The loop has not come back yet: both slots are held, and no third one is made.
+        loose = [task for task in map(engine.take, [0, 1] * 20) if task is not None]
+        assert len(engine.ring) == 2
+        assert {(task.slot, task.first) for task in loose} == {(None, 0)}
+        job = next(iter(engine._jobs.values()))
+        assert sum(part.rows for part in job.loose.values()) == 20
+        assert engine.starved
+        kept.clear()
+        # One has come back by now: the next piece has it.
+        task = engine.take(0)
+        assert task is not None
+        assert (task.slot is not None, task.first) == (True, 20)
+        assert not engine.starved
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_loop_that_keeps_what_it_gets_has_a_slot_for_each() -> None:
+    with pipeline_of(sample, 40).loader(workers=2, kind="threads", shuffle=False) as loader:
+        kept = list(loader)
+        assert len(engine_of(loader).ring) == 5
+    assert [batch[1].tolist() for batch in kept] == np.arange(200.0).reshape(5, 40).tolist()
+
+
+@given(
+    st.sampled_from([sample, some_fail, one_is_unlike_others]),
+    st.integers(1, 4),
+    st.integers(9, 64),
+    st.integers(0, 2**32),
+    st.lists(st.integers(0, 3), max_size=20),
+)
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@pytest.mark.usefixtures("threads")
+def test_loose_pieces_come_to_their_rows(
+    make: Any, workers: int, rows: int, chance: int, keeps: list[int]
+) -> None:
+    Threads.chance.seed(chance)
+    options: dict[str, Any] = {"on_error": "skip", "seed": 3}
+    with pipeline_of(make, rows).loader(workers=0, **options) as loader:
+        expected = [batches_of(loader) for _ in range(2)]
+    with pipeline_of(make, rows).loader(workers=workers, kind="threads", **options) as loader:
+        # Left in the middle, and with several batches kept: whatever was loose is gone, or waits.
+        kept: list[Any] = []
+        for batch, keep in zip(loader, keeps, strict=False):
+            kept = [*kept, batch][-keep:] if keep else []
+        loader.set_epoch(0)
+        assert [batches_of(loader) for _ in range(2)] == expected

@@ -172,7 +172,7 @@ class StagingEngine(Engine):
         if job.kind == "rows" and layout is not None:
             closed_up(job.columns, pieces)
             objects = {
-                number: [v for _, report in pieces for v in report.objects[number]]
+                number: job.objects(number)
                 for number, leaf in enumerate(layout.leaves)
                 if leaf.dtype is None
             }

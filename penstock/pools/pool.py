@@ -49,7 +49,12 @@ class Outcome:
 
 
 class Desk(Protocol):
-    """The engine, as pools see it. Safe to call from any thread."""
+    """The engine, as pools see it. Safe to call from any thread.
+
+    ``starved``: there are tasks, but no memory for them, and some may come back without a notice.
+    """
+
+    starved: bool
 
     def take(self, worker: int) -> Task | None:
         """The next task for this worker, or ``None`` for now."""

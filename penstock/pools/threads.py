@@ -18,6 +18,10 @@ from penstock.pools.runner import Runner, Work, WorkerInfo
 WARN_AFTER = 60.0
 """Seconds after which a task that is still not done is worth a warning."""
 
+LOOK_UP, RETRY = 5.0, 5e-3
+"""Seconds after which an idle thread looks whether the loader is still there, and whether there is
+memory by now for a task that had none."""
+
 
 class ThreadPool:
     """Threads of the training process."""
@@ -107,10 +111,11 @@ class ThreadPool:
                 return
             task = desk.take(number)
             if task is None:
+                patience = RETRY if desk.starved else LOOK_UP
                 del desk
                 with self._wake:
                     if self._notices == seen and not self._closing:
-                        self._wake.wait(timeout=5.0)
+                        self._wake.wait(timeout=patience)
                 continue
             self._current[number] = (task, self._clock())
             outcome = run(runner, task)
