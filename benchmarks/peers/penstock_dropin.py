@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.measure import Make
+from benchmarks.peers.penstock_pipeline import import_what_decodes
 from benchmarks.peers.torchvision_pil import image_folder
 from benchmarks.workloads import ArrayDataset, Arrays, Photos, loader_options
 
@@ -26,10 +27,8 @@ def _arrays(work: Arrays, random: bool | None) -> Make:
 
 def photos(work: Photos) -> Make:
     """An ImageFolder with torchvision's transforms, which Penstock takes over."""
-    import cv2  # noqa: F401
-    import simplejpeg  # noqa: F401
-
     from penstock.torch import DataLoader
 
+    import_what_decodes()
     folder = image_folder(work)
     return lambda: DataLoader(folder, **loader_options(work))

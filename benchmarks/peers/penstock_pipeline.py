@@ -22,11 +22,10 @@ def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "thread
 
 def photos(work: Photos, workers: int | None = None) -> Make:
     """``workers`` replaces the number that the workload gives, for comparing several."""
-    import cv2  # noqa: F401
-    import simplejpeg  # noqa: F401
-
     import penstock as ps
     import penstock.loader
+
+    import_what_decodes()
 
     def make() -> penstock.loader.Loader:
         train = (
@@ -43,3 +42,12 @@ def photos(work: Photos, workers: int | None = None) -> Make:
         return train.batch(work.batch).loader(workers=threads, kind="threads")
 
     return make
+
+
+def import_what_decodes() -> None:
+    """Import, off the clock, what photographs are decoded with; the compiled kernel needs none."""
+    from penstock.image import kernel
+
+    if not kernel.available():
+        import cv2  # noqa: F401
+        import simplejpeg  # noqa: F401
