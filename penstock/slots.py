@@ -18,7 +18,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,26 +57,26 @@ class Layout:
     skeleton: Any
     leaves: tuple[Leaf, ...]
     rows: int
+    places: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Where each field begins, and where the last one ends."""
+
+    def __post_init__(self) -> None:
+        sizes = [aligned(leaf.nbytes * self.rows) for leaf in self.leaves]
+        object.__setattr__(self, "places", tuple(itertools.accumulate(sizes, initial=0)))
 
     @property
     def nbytes(self) -> int:
-        return max(1, self.places()[-1])
+        return max(1, self.places[-1])
 
-    def places(self) -> list[int]:
-        """Where each field begins, and where the last one ends."""
-        return [0, *itertools.accumulate(aligned(leaf.nbytes * self.rows) for leaf in self.leaves)]
-
-    def columns(
-        self, buffer: Any, rows: int | None = None, places: Sequence[int] | None = None
-    ) -> list[NDArray[Any] | None]:
+    def columns(self, buffer: Any, rows: int | None = None) -> list[NDArray[Any] | None]:
         """Each field as an array over ``buffer``, ``None`` for a field of objects; of all rows, or
-        the first ones. ``places`` are for those who ask often."""
+        the first ones."""
         count = self.rows if rows is None else rows
         return [
             None
             if leaf.dtype is None
             else np.ndarray((count, *leaf.shape), leaf.dtype, buffer, place)
-            for leaf, place in zip(self.leaves, places or self.places(), strict=False)
+            for leaf, place in zip(self.leaves, self.places, strict=False)
         ]
 
     def loose(self, rows: int) -> list[NDArray[Any] | None]:

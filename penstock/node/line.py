@@ -28,7 +28,6 @@ class Line:
         self._known = Known()
         self._slots: dict[int, _Slot] = {}
         self._layout: Layout | None = None
-        self._places: list[int] = []
         self._unsent: deque[Sequence[Any]] = deque()
         self._recent: tuple[Name, ...] = ()
         self._pid = os.getpid()
@@ -53,9 +52,9 @@ class Line:
         for slot in self._slots.values():
             if slot.stale:
                 slot.freshen()
-                if self._layout is not None and slot.size >= self._places[-1]:
+                if self._layout is not None and slot.size >= self._layout.places[-1]:
                     buffer = slot.buffer()
-                    columns = self._layout.columns(buffer, None, self._places)
+                    columns = self._layout.columns(buffer)
                     slot.made = _Made(self._layout, buffer, columns)
 
     def taken(self, name: Name) -> None:
@@ -88,12 +87,11 @@ class Line:
         number, packed, whole, rows, nbytes, beside, _ = said
         if packed is not None:
             self._layout = unpack(packed)
-            self._places = self._layout.places()
         if number is None:
             self.release(name)
             return None
         layout = None if whole else self._layout
-        slot = self._slot(number, fds, nbytes if layout is None else self._places[-1])
+        slot = self._slot(number, fds, nbytes if layout is None else layout.places[-1])
         made, slot.made = slot.made, None
         if layout is None:
             return unpack(memoryview(self._lease(slot, name, leases)).cast("B")[:nbytes])
@@ -101,7 +99,7 @@ class Line:
             self._lease(slot, name, leases, made.buffer)
             leaves = made.columns
         else:
-            leaves = layout.columns(self._lease(slot, name, leases), rows, self._places)
+            leaves = layout.columns(self._lease(slot, name, leases), rows)
         for place, objects in (unpack(beside) if beside is not None else {}).items():
             leaves[place] = objects
         return fill(layout.skeleton, leaves)
