@@ -1,10 +1,11 @@
-/* The Python module penstock._kernel: `size`, `region`, `resize`, `look_up`, `augment` and
-   `read_file`; other threads run meanwhile. */
+/* The Python module penstock._kernel. What takes longer than a few microseconds lets other threads
+   run meanwhile. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "_kernel_region.h"
 #include "_kernel_augment.h"
+#include "_kernel_key.h"
 #include "_kernel_files.h"
 
 typedef struct {
@@ -76,63 +77,91 @@ static int is_rgb(const Py_buffer *image) {
   return 0;
 }
 
-/* `region` of the bytes of a JPEG, `resize` of an image that is decoded. */
-static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
-  PyObject *given, *given_out, *given_table, *given_marks = Py_None;
+/* A box of a JPEG, or of an image that is decoded, and the array that it is to become: what was
+   asked for, what is held meanwhile, and what came of it. */
+typedef struct {
+  Py_buffer data, out, table;
+  int held; /* how many of these, in this order */
+  int decoded, kind;
   Box box;
-  Target to = {0};
-  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiiiO", &given, &box.top, &box.left, &box.height,
-                        &box.width, &given_out, &to.flip, &given_table, &to.full_height,
-                        &to.full_width, &to.top, &to.left, &given_marks))
-    return NULL;
-  char *known = NULL;
+  Target to;
+  char *known;
+  Marks marks;
+  char why[JMSG_LENGTH_MAX];
+} Request;
+
+static void let_go(Request *r) {
+  Py_buffer *buffers[] = {&r->data, &r->out, &r->table};
+  while (r->held) PyBuffer_Release(buffers[--r->held]);
+}
+
+static int hold(Request *r, PyObject *given, Py_buffer *buffer, int flags) {
+  if (PyObject_GetBuffer(given, buffer, flags)) return -1;
+  r->held++;
+  return 0;
+}
+
+/* Read the arguments of `region` or `resize`. Whatever is held then, `let_go` gives back. */
+static int ask(Request *r, PyObject *arguments, int decoded) {
+  PyObject *given, *given_out, *given_table, *given_marks = Py_None;
+  memset(r, 0, sizeof *r);
+  r->decoded = decoded;
+  if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiiiO", &given, &r->box.top, &r->box.left,
+                        &r->box.height, &r->box.width, &given_out, &r->to.flip, &given_table,
+                        &r->to.full_height, &r->to.full_width, &r->to.top, &r->to.left,
+                        &given_marks))
+    return -1;
   Py_ssize_t known_bytes = 0;
-  if (given_marks != Py_None && PyBytes_AsStringAndSize(given_marks, &known, &known_bytes))
-    return NULL;
+  if (given_marks != Py_None && PyBytes_AsStringAndSize(given_marks, &r->known, &known_bytes))
+    return -1;
   if (known_bytes % sizeof(Mark) || known_bytes / sizeof(Mark) > 65535) {
     PyErr_Format(PyExc_ValueError, "%zd bytes are no marks", known_bytes);
-    return NULL;
+    return -1;
   }
-  Py_buffer data, out, table;
+  r->marks = (Marks){(Mark *)r->known, (size_t)known_bytes / sizeof(Mark)};
   int normal = given_table != Py_None;
   int wanted = decoded ? PyBUF_C_CONTIGUOUS | PyBUF_FORMAT : PyBUF_SIMPLE;
-  if (PyObject_GetBuffer(given, &data, wanted)) return NULL;
-  PyObject *result = NULL;
-  if (decoded && !is_rgb(&data)) goto release_data;
-  if (PyObject_GetBuffer(given_out, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
-    goto release_data;
+  if (hold(r, given, &r->data, wanted)) return -1;
+  if (decoded && !is_rgb(&r->data)) return -1;
+  if (hold(r, given_out, &r->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) return -1;
   if (normal) {
-    if (PyObject_GetBuffer(given_table, &table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
-      goto release_out;
-    if (!is_table(&table)) goto release_table;
-    to.table = table.buf;
+    if (hold(r, given_table, &r->table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) return -1;
+    if (!is_table(&r->table)) return -1;
+    r->to.table = r->table.buf;
   }
-  if (target_of(&out, normal, &to)) goto release_table;
+  return target_of(&r->out, normal, &r->to);
+}
 
-  char why[JMSG_LENGTH_MAX] = "";
-  Marks marks = {(Mark *)known, (size_t)known_bytes / sizeof(Mark)};
-  int kind;
-  Py_BEGIN_ALLOW_THREADS;
-  if (decoded)
-    kind = resample(data.buf, (int)data.shape[0], (int)data.shape[1], box, to, why);
+/* Needs no lock of the interpreter's. */
+static void fulfil(Request *r) {
+  const Py_buffer *data = &r->data;
+  if (r->decoded)
+    r->kind = resample(data->buf, (int)data->shape[0], (int)data->shape[1], r->box, r->to, r->why);
   else
-    kind = region(data.buf, (size_t)data.len, box, to, known ? &marks : NULL, why);
-  Py_END_ALLOW_THREADS;
-  if (kind) {
-    fail(module, kind, why);
-  } else if ((char *)marks.at != known) {
-    result = PyBytes_FromStringAndSize((char *)marks.at, (Py_ssize_t)(marks.count * sizeof(Mark)));
-    free(marks.at);
-  } else {
-    Py_INCREF(result = Py_None);
-  }
+    r->kind = region(data->buf, (size_t)data->len, r->box, r->to, r->known ? &r->marks : NULL,
+                     r->why);
+}
 
-release_table:
-  if (normal) PyBuffer_Release(&table);
-release_out:
-  PyBuffer_Release(&out);
-release_data:
-  PyBuffer_Release(&data);
+/* More marks, or None; or an exception. */
+static PyObject *outcome(PyObject *module, Request *r) {
+  if (r->kind) return fail(module, r->kind, r->why);
+  if ((char *)r->marks.at == r->known) Py_RETURN_NONE;
+  PyObject *more =
+      PyBytes_FromStringAndSize((char *)r->marks.at, (Py_ssize_t)(r->marks.count * sizeof(Mark)));
+  free(r->marks.at);
+  return more;
+}
+
+static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
+  Request request;
+  PyObject *result = NULL;
+  if (!ask(&request, arguments, decoded)) {
+    Py_BEGIN_ALLOW_THREADS;
+    fulfil(&request);
+    Py_END_ALLOW_THREADS;
+    result = outcome(module, &request);
+  }
+  let_go(&request);
   return result;
 }
 
@@ -142,6 +171,50 @@ static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
 
 static PyObject *kernel_resize(PyObject *module, PyObject *arguments) {
   return framed(module, arguments, 1);
+}
+
+/* The arguments of several regions, in a tuple, which nobody can change meanwhile. */
+static PyObject *kernel_regions(PyObject *module, PyObject *given) {
+  if (!PyTuple_Check(given)) {
+    PyErr_SetString(PyExc_TypeError, "regions takes a tuple of tuples");
+    return NULL;
+  }
+  Py_ssize_t count = PyTuple_Size(given), asked = 0;
+  Request *requests = PyMem_Malloc((size_t)(count ? count : 1) * sizeof *requests);
+  PyObject *results = NULL;
+  if (!requests) return PyErr_NoMemory();
+  for (; asked < count; asked++) {
+    PyObject *one = PyTuple_GetItem(given, asked);
+    if (!PyTuple_Check(one)) PyErr_SetString(PyExc_TypeError, "regions takes a tuple of tuples");
+    if (PyErr_Occurred() || ask(requests + asked, one, 0)) {
+      if (PyTuple_Check(one)) let_go(requests + asked);
+      goto let_all_go;
+    }
+  }
+  results = PyList_New(count);
+  if (!results) goto let_all_go;
+  Py_BEGIN_ALLOW_THREADS;
+  for (Py_ssize_t i = 0; i < count; i++) fulfil(requests + i);
+  Py_END_ALLOW_THREADS;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *one = outcome(module, requests + i);
+    PyList_SetItem(results, i, one ? one : raised());
+  }
+
+let_all_go:
+  while (asked) let_go(requests + --asked);
+  PyMem_Free(requests);
+  return results;
+}
+
+static PyObject *kernel_key(PyObject *module, PyObject *given) {
+  (void)module;
+  Py_buffer data;
+  if (PyObject_GetBuffer(given, &data, PyBUF_SIMPLE)) return NULL;
+  uint64_t key[2];
+  key_of(data.buf, (size_t)data.len, key);
+  PyBuffer_Release(&data);
+  return PyBytes_FromStringAndSize((char *)key, sizeof key);
 }
 
 static int is_image(const Py_buffer *image, const Target *to) {
@@ -277,11 +350,14 @@ static int kernel_clear(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
-    {"read_file", kernel_read_file, METH_O, "read_file(path) -> bytes"},
+    {"read_files", kernel_read_files, METH_O, "read_files(paths) -> list of bytes, or of OSErrors"},
+    {"key", kernel_key, METH_O, "key(data) -> 16 bytes that hardly any other data have"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"region", kernel_region, METH_VARARGS,
      "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left, marks]) -> more marks, or None"},
+    {"regions", kernel_regions, METH_O,
+     "regions(tuple of the arguments of each) -> list of what region gives, or of exceptions"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

@@ -62,25 +62,61 @@ static File read_whole(const char *path) {
   return file;
 }
 
-static PyObject *kernel_read_file(PyObject *module, PyObject *given) {
+/* The exception that was raised, as a value. */
+static PyObject *raised(void) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return value;
+}
+
+/* What was read, or the OSError that says why not. */
+static PyObject *content(File *file, PyObject *name) {
+  if (!file->error) return PyBytes_FromStringAndSize(file->data, (Py_ssize_t)file->length);
+  if (file->error == ENOMEM) return PyErr_NoMemory();
+  errno = file->error;
+  PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, name);
+  return raised();
+}
+
+/* The files of a tuple of names, in order. */
+static PyObject *kernel_read_files(PyObject *module, PyObject *given) {
   (void)module;
-  PyObject *name = NULL;
-  if (!PyUnicode_FSConverter(given, &name)) return NULL;
-  const char *path = PyBytes_AsString(name);
-  File file;
-  Py_BEGIN_ALLOW_THREADS
-  file = read_whole(path);
-  Py_END_ALLOW_THREADS
-  PyObject *made = NULL;
-  if (file.error == ENOMEM) {
-    PyErr_NoMemory();
-  } else if (file.error) {
-    errno = file.error;
-    PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, given);
-  } else {
-    made = PyBytes_FromStringAndSize(file.data, (Py_ssize_t)file.length);
+  if (!PyTuple_Check(given)) {
+    PyErr_SetString(PyExc_TypeError, "read_files takes a tuple of paths");
+    return NULL;
   }
-  free(file.data);
-  Py_DECREF(name);
-  return made;
+  Py_ssize_t count = PyTuple_Size(given), named = 0;
+  PyObject *results = NULL;
+  struct {
+    PyObject *name;
+    const char *path;
+    File file;
+  } *reads = PyMem_Malloc((size_t)(count ? count : 1) * sizeof *reads);
+  if (!reads) return PyErr_NoMemory();
+  for (; named < count; named++) {
+    reads[named].name = NULL;
+    if (!PyUnicode_FSConverter(PyTuple_GetItem(given, named), &reads[named].name)) goto free_all;
+    reads[named].path = PyBytes_AsString(reads[named].name);
+  }
+  results = PyList_New(count);
+  if (!results) goto free_all;
+  Py_BEGIN_ALLOW_THREADS;
+  for (Py_ssize_t i = 0; i < count; i++) reads[i].file = read_whole(reads[i].path);
+  Py_END_ALLOW_THREADS;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *one = results ? content(&reads[i].file, PyTuple_GetItem(given, i)) : NULL;
+    free(reads[i].file.data);
+    if (one)
+      PyList_SetItem(results, i, one);
+    else
+      Py_CLEAR(results); /* no memory */
+  }
+
+free_all:
+  while (named) Py_DECREF(reads[--named].name);
+  PyMem_Free(reads);
+  return results;
 }

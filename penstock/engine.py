@@ -195,7 +195,8 @@ class Engine:
                     job.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
                     job.complete = True
-            self._progressed()
+            if opened or self._finished() is not None:
+                self._progressed()
         if opened:
             self.pool.notify()
 
@@ -347,7 +348,8 @@ class Engine:
             job.complete = True
 
     def _progressed(self) -> None:
-        """A piece is done: somebody may be waiting for that."""
+        """A batch can be handed out, or more can be opened: the loop may be waiting for that. Not
+        for each piece: to wake it then would interrupt a worker."""
         self._progress.notify_all()
 
     def _came_back(self, task: int, outcome: Outcome) -> tuple[Job, Piece] | None:

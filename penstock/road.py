@@ -77,6 +77,8 @@ class OpenRoad:
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
+        self.together = max([1, *(stop.together for stop in road.stops)])
+        """How many samples that take long are best asked for at a time."""
         self.site = Site(road.seed, Tally(len(road.stages), len(road.holds)))
         get: Upstream = _nothing
         self.rows = Rows()

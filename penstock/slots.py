@@ -17,7 +17,6 @@ import sys
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

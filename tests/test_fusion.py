@@ -282,3 +282,28 @@ def test_a_damaged_file_is_named(photos: Path, tmp_path: Path, decoder: str) -> 
     pipeline = ps.from_files([bad]).map(image.decode()).map(image.random_resized_crop(8)).batch(1)
     with pipeline.loader(workers=0) as loader, pytest.raises(ps.PenstockError, match=r"bad\.jpg"):
         list(loader)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_damaged_file_leaves_its_neighbours_as_they_are(
+    photos: Path, tmp_path: Path, decoder: str, on_error: Any
+) -> None:
+    files = sorted(photos.rglob("*.*g"))
+    hurt = [*files]
+    for place in (2, 3, 11):
+        hurt[place] = tmp_path / f"{place}.jpg"
+        hurt[place].write_bytes(files[place].read_bytes()[:900])
+
+    def pixels(files: list[Path]) -> list[Any]:
+        pipeline = ps.from_files(files).map(image.decode()).map(image.random_resized_crop(16))
+        options: dict[str, Any] = {"on_error": on_error, "seed": 3, "shuffle": False}
+        with pipeline.batch(24).loader(workers=0, **options) as loader:
+            # The second epoch: by then it is known how long a sample takes.
+            return [next(iter(loader)).tolist() for _ in range(2)][1]
+
+    whole, found = pixels(files), pixels(hurt)
+    kept = [place for place in range(24) if place not in (2, 3, 11)]
+    if on_error == "substitute":
+        assert len(found) == 24
+        found = [found[place] for place in kept]
+    assert found == [whole[place] for place in kept]

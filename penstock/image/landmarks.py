@@ -8,10 +8,7 @@ known is known of these bytes: files are recognised by a hash of 128 bits of all
 
 from __future__ import annotations
 
-from typing import Any
-
-import xxhash
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from penstock import config
 from penstock.image import kernel
@@ -32,19 +29,19 @@ class Landmarks:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._marks: dict[int, bytes] = {}
+        self._marks: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def known(self, key: int) -> bytes | None:
+    def known(self, key: bytes) -> bytes | None:
         """The marks of a file; none yet is empty, and ``None`` says that there is no room."""
         found = self._marks.get(key)
         if found is None and self.used < self.budget:
             return b""
         return found
 
-    def add(self, key: int, marks: bytes) -> None:
+    def add(self, key: bytes, marks: bytes) -> None:
         """Keep these in place of fewer."""
         before = self._marks.get(key)
         if before is None:
@@ -67,13 +64,16 @@ def of_process() -> Landmarks:
     return _landmarks
 
 
-def region(data: Any, box: tuple[int, int, int, int], out: NDArray[Any], **options: Any) -> None:
-    """As ``kernel.region``, with its options, and faster for files that were seen before."""
+def regions(requests: Sequence[kernel.Request]) -> list[Exception | None]:
+    """As ``kernel.regions``, and faster for files that were seen before."""
     landmarks = of_process()
-    key, marks = 0, None
-    if len(data) >= FEWEST_BYTES and landmarks.budget:
-        key = xxhash.xxh3_128_intdigest(data)
-        marks = landmarks.known(key)
-    more = kernel.region(data, box, out, marks=marks, **options)
-    if more is not None:
-        landmarks.add(key, more)
+    keys: list[bytes | None] = [None] * len(requests)
+    if landmarks.budget:
+        keys = [kernel.key(one.data) if len(one.data) >= FEWEST_BYTES else None for one in requests]
+    marks = [None if key is None else landmarks.known(key) for key in keys]
+    failed: list[Exception | None] = []
+    for key, found in zip(keys, kernel.regions(requests, marks), strict=True):
+        if key is not None and isinstance(found, bytes):
+            landmarks.add(key, found)
+        failed.append(found if isinstance(found, Exception) else None)
+    return failed

@@ -71,7 +71,6 @@ def region(
     data: Any,
     box: tuple[int, int, int, int],
     out: NDArray[Any],
-    *,
     flip: bool = False,
     table: NDArray[np.float32] | None = None,
     full: tuple[int, int] | None = None,

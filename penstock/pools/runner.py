@@ -25,8 +25,9 @@ SUBSTITUTES = 10
 """How many other samples are tried in place of a bad one before giving up."""
 
 SMALL = 200e-6
-"""Samples that take longer than this are run one at a time, so that each stays in the CPU's cache
-on its way from decoding to its row; shorter ones in groups, to spare the calls."""
+"""Samples that take longer than this are run one at a time, or as few as a stop likes best, so that
+each stays in the CPU's cache on its way from decoding to its row; shorter ones in groups, to spare
+the calls."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ class Runner:
         return report
 
     def _group(self, left: int) -> int:
-        return 1 if self._cost == 0.0 or self._cost > SMALL else min(left, 64)
+        small = 0.0 < self._cost <= SMALL
+        return min(left, 64 if small else self._road.together)
 
     def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:
         """The samples of these keys, less the bad ones where those are to be skipped."""

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.files import read_file, stat_files, unreadable
+from penstock.source.files import read_files, stat_files, unreadable
 from penstock.source.names import Names
 from penstock.source.source import Source
 
@@ -145,10 +145,11 @@ class FolderSource(Source):
         return os.path.join(self.root, self._folders[place], name), self._labels.item(place)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        found = [self._path(index) for index in indices]
+        places = [self._path(index) for index in indices]
+        found = read_files([path for path, _ in places])
         if self.classes is None:
-            return [read_file(path) for path, _ in found]
-        return [(read_file(path), label) for path, label in found]
+            return found
+        return [(data, label) for data, (_, label) in zip(found, places, strict=True)]
 
     def name(self, index: int) -> str:
         return self._path(index)[0]

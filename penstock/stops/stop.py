@@ -101,11 +101,13 @@ class Stop:
     ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
     ``global_random``: it may draw from the global generators, which only a process can own.
     ``careful``: it never changes what it is given, but makes something new of it.
+    ``together``: so many samples at a time are faster than one, where each takes long.
     """
 
     threadsafe: ClassVar[bool] = True
     global_random: ClassVar[bool] = False
     careful: ClassVar[bool] = True
+    together: ClassVar[int] = 1
 
     @property
     def name(self) -> str:

@@ -183,7 +183,7 @@ def test_a_file_that_is_changed_is_another_one(fresh: Landmarks) -> None:
         data = encode(picture(240, 320, seed), "420", 95)
         out = np.empty((64, 64, 3), np.uint8)
         for _ in range(2):
-            landmarks.region(data, box, out)
+            landmarks.regions([kernel.Request(data, box, out)])
             np.testing.assert_array_equal(out, by_kernel(data, box, (64, 64)))
     assert len(fresh) == 3
 
@@ -198,7 +198,7 @@ def test_threads_share_them(fresh: Landmarks) -> None:
             one = data[(first + turn) % 4]
             top, left = int(rng.integers(0, 200)), int(rng.integers(0, 280))
             out = np.empty((40, 40, 3), np.uint8)
-            landmarks.region(one, (top, left, 40, 40), out)
+            landmarks.regions([kernel.Request(one, (top, left, 40, 40), out)])
             if (out != by_kernel(one, (top, left, 40, 40), (40, 40))).any():
                 wrong.append((first, turn))
 

@@ -14,7 +14,7 @@ from penstock.errors import PipelineError, SourceError
 from penstock.image import kernel
 from penstock.operation import ArraySpec, BytesSpec
 from penstock.source import FilesSource, files
-from penstock.source.files import read_file
+from penstock.source.files import read_files
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "pure":
         monkeypatch.setenv("PENSTOCK_NO_KERNEL", "1")
     files._reader.cache_clear()
-    assert (files._reader() is files._read) == (request.param == "pure")
+    assert (files._reader() is files._read_each) == (request.param == "pure")
     yield
     files._reader.cache_clear()
 
@@ -116,29 +116,40 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_a_file_of_any_size_is_read_whole(reader: None, tmp_path: Path, size: int) -> None:
     content = np.random.default_rng(size).bytes(size)
     (tmp_path / "ünö").write_bytes(content)
-    assert read_file(str(tmp_path / "ünö")) == content
+    assert read_files([str(tmp_path / "ünö")])[0] == content
 
 
 def test_a_file_that_does_not_know_its_size_is_read_whole(reader: None, tmp_path: Path) -> None:
-    assert read_file("/proc/self/status").startswith(b"Name:")
-    assert read_file("/dev/null") == b""
+    assert read_files(["/proc/self/status"])[0].startswith(b"Name:")
+    assert read_files(["/dev/null"])[0] == b""
     os.mkfifo(tmp_path / "pipe")
     content = np.random.default_rng(0).bytes(300_000)
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
     writer.start()
-    assert read_file(str(tmp_path / "pipe")) == content
+    assert read_files([str(tmp_path / "pipe")])[0] == content
     writer.join()
 
 
 def test_what_cannot_be_read_is_named(reader: None, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="none is not there"):
-        read_file(str(tmp_path / "none"))
+        read_files([str(tmp_path / "none")])
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
-        read_file(str(tmp_path))
+        read_files([str(tmp_path)])
     with pytest.raises(ValueError, match="null byte"):
-        read_file("a\0b")
+        read_files(["a\0b"])
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(SourceError):
-            read_file(str(tmp_path))
+            read_files([str(tmp_path)])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_several_files_are_read_in_order(reader: None, tmp_path: Path) -> None:
+    contents = {f"{size}": np.random.default_rng(size).bytes(size) for size in (9, 0, 70_000, 1)}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    paths = [str(tmp_path / name) for name in contents]
+    assert read_files(paths) == list(contents.values())
+    assert read_files([]) == []
+    with pytest.raises(SourceError, match="none is not there"):
+        read_files([*paths, str(tmp_path / "none"), *paths])
