@@ -7,6 +7,7 @@
 #define PENSTOCK_FUZZ
 #include "../../penstock/_kernel_region.h"
 #include "../../penstock/_kernel_augment.h"
+#include "../../penstock/_kernel_key.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -225,6 +226,8 @@ static int decode_one(Bytes data, Box box, Target to, int normal, void *out, Mar
     to.floats = out, to.table = table;
   else
     to.bytes = out;
+  uint64_t key[2];
+  key_of(data.bytes, data.length, key);
   int kind = region(data.bytes, data.length, box, to, marks, why);
   demand(kind >= 0 && kind < 5, "an outcome that does not exist");
   demand(!kind || why[0], "a refusal without a reason");
