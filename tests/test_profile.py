@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,13 @@ def priced(time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
     monkeypatch.setattr(kernel, "available", lambda: True)
     for decoder in (kernel, partial):
         monkeypatch.setattr(decoder, "size", lambda data: (60, 80, 3))
-        monkeypatch.setattr(decoder, "region", lambda *_, **__: time.spend(3.0))
+    monkeypatch.setattr(partial, "region", lambda *_, **__: time.spend(3.0))
+
+    def regions(requests: Sequence[Any], marks: Any = None) -> list[None]:
+        time.spend(3.0 * len(requests))
+        return [None] * len(requests)
+
+    monkeypatch.setattr(kernel, "regions", regions)
     return time
 
 
