@@ -140,7 +140,9 @@ class OnDisk(_Held):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         samples = self._source.read(indices)
-        self.disk.serve(sum(nbytes_of(sample) for sample in samples))
+        # One after the other, as files are read.
+        for sample in samples:
+            self.disk.serve(nbytes_of(sample))
         return samples
 
     def name(self, index: int) -> str:

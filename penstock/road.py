@@ -38,6 +38,11 @@ class Road:
         return [stop for stop in self.stops if isinstance(stop, Hold)]
 
     @property
+    def together(self) -> int:
+        """How many samples that take long are best asked for at a time."""
+        return max([1, *(stop.together for stop in self.stops)])
+
+    @property
     def global_random(self) -> bool:
         """Something on it may draw from the global generators."""
         return draws_globally(self.source) or any(stop.global_random for stop in self.stops)
@@ -77,8 +82,6 @@ class OpenRoad:
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
-        self.together = max([1, *(stop.together for stop in road.stops)])
-        """How many samples that take long are best asked for at a time."""
         self.site = Site(road.seed, Tally(len(road.stages), len(road.holds)))
         get: Upstream = _nothing
         self.rows = Rows()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeVar
 
 from penstock.analysis.report import Curve
+from penstock.schedule import PIECE_SECONDS, RECENT, group_of, piece_of
 
 T = TypeVar("T")
 
@@ -31,13 +33,16 @@ class Flow:
     ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
     takes twice as long to fetch, and to prepare (to decode a photograph takes 0.1 + 0.97 times its
     size, both as parts of the mean). ``reading`` is what a fetched sample costs a core besides, and
-    ``after_wait`` what a worker loses after it has waited for so long.
+    ``after_wait`` what a worker loses on each after it has waited for so long for each.
+
+    ``piece`` is how many samples a worker takes at a time; ``None`` is as our engine cuts batches,
+    by how long samples took of late. ``together`` of a piece are fetched before they are prepared.
     """
 
     workers: int
     cores: int
     batch: int
-    piece: int
+    piece: int | None
     ahead: int
     prep: float
     held: float
@@ -48,6 +53,7 @@ class Flow:
     spread: float = 0.0
     reading: float = 0.0
     after_wait: Curve = ()
+    together: int = 1
 
 
 WARM, COUNTED = 24, 96
@@ -66,57 +72,106 @@ def seconds_a_batch(flow: Flow) -> float:
     return (ends[-1] - ends[WARM - 1]) / COUNTED
 
 
+@dataclass(slots=True)
+class _Worker:
+    """What a worker is at: so many samples of a batch, since when, and how many are left of them;
+    ``cost`` is what each of the last piece took. Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
+    began; ``size`` is how large they are together, and ``fetched`` how many came from storage.
+    """
+
+    number: int
+    batch: int = 0
+    count: int = 0
+    since: float = 0.0
+    left: int = 0
+    cost: float = 0.0
+    asked: float = 0.0
+    there: int = 0
+    size: float = 0.0
+    fetched: int = 0
+
+
 class _Play:
     """One run: workers are heap entries that carry the moment at which they go on."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
-        self.pieces = -(-flow.batch // flow.piece)
         self.storage = 0.0
         self.cores = [0.0] * max(1, flow.cores)
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.pieces: deque[tuple[int, int]] = deque()
+        """(batch, samples) of those that nobody has taken."""
         self.left: dict[int, int] = {}
         self.ready: dict[int, float] = {}
-        self.opened: list[float] = [0.0] * flow.ahead
+        self.opened: list[float] = []
         self.ends: list[float] = []
-        self.next_piece = 0
-        self.blocked: list[tuple[float, int]] = []
-        self.events: list[tuple[float, int, int, int, float, float]] = []
-        """(when, worker, batch, samples left in the piece, size of the sample if it is there, and
-        what fetching it costs a core)"""
+        self.blocked: list[tuple[float, _Worker]] = []
+        self.events: list[tuple[float, int, _Worker]] = []
         self.sizes = _sizes(flow.spread)
         self.hits = _hits(flow.held)
 
     def run(self, batches: int) -> list[float]:
-        for worker in range(self.flow.workers):
-            self.take(0.0, worker)
+        for _ in range(self.flow.ahead):
+            self.open(0.0)
+        for number in range(self.flow.workers):
+            self.take(0.0, _Worker(number))
         while len(self.ends) < batches:
-            when, worker, batch, left, size, more = heapq.heappop(self.events)
-            if not size:
-                size, there = next(self.sizes), when
-                if not next(self.hits):
-                    there = self.fetch(when, size)
-                    more = self.flow.reading + between(self.flow.after_wait, there - when)
-                heapq.heappush(self.events, (there, worker, batch, left, size, more))
+            now, _, worker = heapq.heappop(self.events)
+            there = self.look_for(now, worker)
+            if there is not None:
+                self.later(there, worker)
                 continue
-            done = self.prepare(when, size, more)
-            if left > 1:
-                heapq.heappush(self.events, (done, worker, batch, left - 1, 0.0, 0.0))
+            done = self.prepare(now, worker)
+            if worker.left:
+                self.later(done, worker)
             else:
-                self.finish(done, batch)
+                worker.cost = (done - worker.since) / worker.count
+                self.recent.append(worker.cost)
+                self.finish(done, worker.batch)
                 self.take(done, worker)
         return self.ends
 
-    def take(self, now: float, worker: int) -> None:
-        """The next piece, as soon as its batch is open."""
-        batch, place = divmod(self.next_piece, self.pieces)
-        if batch >= len(self.opened):
+    def later(self, when: float, worker: _Worker) -> None:
+        heapq.heappush(self.events, (when, worker.number, worker))
+
+    def open(self, now: float) -> None:
+        """Cut the next batch into pieces."""
+        batch, rows = len(self.opened), self.flow.batch
+        size = self.flow.piece
+        if size is None:
+            size = piece_of(rows, min(self.recent, default=PIECE_SECONDS))
+        counts = [min(size, rows - first) for first in range(0, rows, size)]
+        self.opened.append(now)
+        self.pieces.extend((batch, count) for count in counts)
+        self.left[batch] = len(counts)
+
+    def take(self, now: float, worker: _Worker) -> None:
+        """The next piece, as soon as there is one."""
+        if not self.pieces:
             self.blocked.append((now, worker))
             return
-        self.next_piece += 1
-        flow = self.flow
-        size = min(flow.piece, flow.batch - place * flow.piece)
-        start = max(now, self.opened[batch])
-        heapq.heappush(self.events, (start, worker, batch, size, 0.0, 0.0))
+        worker.batch, worker.count = self.pieces.popleft()
+        worker.left = worker.count
+        worker.since = max(now, self.opened[worker.batch])
+        self.later(worker.since, worker)
+
+    def look_for(self, now: float, worker: _Worker) -> float | None:
+        """When the next sample that must be fetched is there; none once all of a group are."""
+        if not worker.there:
+            worker.asked, worker.size, worker.fetched = now, 0.0, 0
+        while worker.there < self.group(worker):
+            size = next(self.sizes)
+            worker.there += 1
+            worker.size += size
+            if not next(self.hits):
+                worker.fetched += 1
+                return self.fetch(now, size)
+        return None
+
+    def group(self, worker: _Worker) -> int:
+        if self.flow.piece is not None:
+            return min(self.flow.together, worker.left)
+        return group_of(worker.cost, self.flow.together, worker.left)
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
@@ -125,22 +180,29 @@ class _Play:
         # What a reader waits beyond its turn is the same for all.
         return self.storage + flow.latency - flow.service
 
-    def prepare(self, now: float, size: float, more: float) -> float:
-        took = size * self.flow.prep + more
+    def prepare(self, now: float, worker: _Worker) -> float:
+        """What was looked for."""
+        count, worker.there = worker.there, 0
+        worker.left -= count
+        took = worker.size * self.flow.prep
+        if worker.fetched:
+            waited = (now - worker.asked) / count
+            took += worker.fetched * self.flow.reading
+            took += count * between(self.flow.after_wait, waited)
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
         return done
 
     def finish(self, now: float, batch: int) -> None:
         """A piece is done; batches are handed out in order, and each one opens another."""
-        self.left[batch] = self.left.get(batch, self.pieces) - 1
+        self.left[batch] -= 1
         self.ready[batch] = max(self.ready.get(batch, 0.0), now)
         while self.left.get(len(self.ends), 1) == 0:
             number = len(self.ends)
             taken = max(self.ready.pop(number), self.ends[-1] if self.ends else 0.0)
             del self.left[number]
             self.ends.append(taken + self.flow.shuttle + self.flow.step)
-            self.opened.append(taken)
+            self.open(taken)
         blocked, self.blocked = self.blocked, []
         for since, worker in blocked:
             self.take(since, worker)

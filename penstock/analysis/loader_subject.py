@@ -21,7 +21,7 @@ from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import Kind
 from penstock.profile.measure import measure
-from penstock.schedule import PIECE_SECONDS, ahead
+from penstock.schedule import ahead, piece_of
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
 from penstock.splitting import placed, settle
@@ -69,6 +69,7 @@ class LoaderSubject:
         self.reads_to_prepare = False
         self._files: Files | None = None
         self._piece = self._batch
+        self._together = self._pipeline.road(loader.options.seed).together
         self._times: list[float] = []
         choice = loader.choice
         if choice.kind == "node":  # its workers are the machine's
@@ -93,6 +94,7 @@ class LoaderSubject:
             rank=options.rank,
             world=options.world,
             kept_bytes=self._kept_bytes,
+            together=self._together,
         )
 
     def _batch_bytes(self) -> int:
@@ -220,8 +222,7 @@ class LoaderSubject:
         if timed and stats.batches:
             self._times = list(loader._meter.batch_times)
             cost = stats.pool.busy / max(1, stats.samples)
-            wanted = round(PIECE_SECONDS / cost) if cost > 0 else self._batch
-            self._piece = self._batch if wanted >= self._batch / 2 else max(1, wanted)
+            self._piece = piece_of(self._batch, cost)
 
     # What was seen.
 

@@ -154,7 +154,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         workers=workers,
         cores=cores,
         batch=setup.batch,
-        piece=min(setup.piece, setup.batch),
+        piece=setup.batch if setup.of_torch else None,
         ahead=setup.ahead_with(workers),
         prep=prep,
         held=held,
@@ -165,6 +165,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         spread=costs.size_deviation,
         reading=costs.reading * fetched,
         after_wait=costs.after_wait,
+        together=setup.together,
     )
     # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0

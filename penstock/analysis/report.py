@@ -63,7 +63,8 @@ class Setup:
     """The loader as the script has made it, and what it runs on.
 
     ``loader`` is its class. ``workers`` 0 means that the training process prepares by itself.
-    ``piece`` is how many samples a worker takes at a time: a whole batch for torch's loader.
+    ``piece`` is how many samples a worker takes at a time: a whole batch for torch's loader. Of
+    those it fetches ``together`` before it prepares them.
     ``ahead`` is how many batches are prepared ahead. ``sample_bytes`` are read from storage for a
     sample, 0 where that is not known, and ``kept_bytes`` are what it takes in a cache; ``cache`` is
     the budget of a cache of what is read.
@@ -83,6 +84,11 @@ class Setup:
     rank: int = 0
     world: int = 1
     kept_bytes: float = 0.0
+    together: int = 1
+
+    @property
+    def of_torch(self) -> bool:
+        return self.loader.startswith("torch.")
 
     @property
     def to_keep_all(self) -> float:
@@ -91,7 +97,7 @@ class Setup:
 
     def ahead_with(self, workers: int) -> int:
         """How many batches so many workers prepare ahead: torch's have some each."""
-        if not self.loader.startswith("torch."):
+        if not self.of_torch:
             return max(1, self.ahead)
         each = self.ahead // self.workers if self.workers else TORCH_AHEAD
         return max(1, each * workers)

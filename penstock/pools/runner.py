@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.errors import SampleError, ShapeError
 from penstock.random import Key, Keyed, Keys, seed_globals
 from penstock.road import Road, Tap, scope_of
+from penstock.schedule import group_of
 from penstock.slots import Layout, as_array
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.stop import StageFailure
@@ -23,11 +24,6 @@ OnError = Literal["raise", "skip", "substitute"]
 
 SUBSTITUTES = 10
 """How many other samples are tried in place of a bad one before giving up."""
-
-SMALL = 200e-6
-"""Samples that take longer than this are run one at a time, or as few as a stop likes best, so that
-each stays in the CPU's cache on its way from decoding to its row; shorter ones in groups, to spare
-the calls."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,7 @@ class Runner:
         self._init = init
         self._clock = clock
         self._road = work.road.open(clock)
+        self._together = work.road.together
         self._cost = 0.0
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
@@ -100,7 +97,7 @@ class Runner:
         with scope_of(self.work.road, own_process=self.info.process):
             row, at = first, 0
             while at < len(keys):
-                group = self._group(len(keys) - at)
+                group = group_of(self._cost, self._together, len(keys) - at)
                 self._road.rows.aim(columns, layout.skeleton, row)
                 samples = self._samples(keys.cut(at, group), report, at)
                 _write(samples, columns, layout, row, report, self._road.rows.given)
@@ -191,10 +188,6 @@ class Runner:
         if asked:
             self._cost = report.busy / asked
         return report
-
-    def _group(self, left: int) -> int:
-        small = 0.0 < self._cost <= SMALL
-        return min(left, 64 if small else self._road.together)
 
     def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:
         """The samples of these keys, less the bad ones where those are to be skipped."""

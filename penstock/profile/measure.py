@@ -15,7 +15,6 @@ from penstock.meter import LISTED_BAD_SAMPLES, BadSample
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import choose, gil_enabled
-from penstock.pools.runner import SMALL
 from penstock.profile.batching import Batching
 from penstock.profile.data import with_data
 from penstock.profile.hints import hint
@@ -24,6 +23,7 @@ from penstock.profile.result import Profile, Row
 from penstock.profile.roads import Ledger, ProbedRoad, Round, pooled
 from penstock.profile.rows import rows_of
 from penstock.random import Key, Keyed, preserved_globals, seed_globals
+from penstock.schedule import SMALL
 from penstock.source.stream import StreamSource
 from penstock.stops.stop import StageFailure
 
