@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
-from benchmarks.analyze_work import Setting, analysed, measured, shared
+from benchmarks.analyze_work import Setting, Telling, analysed, at_pace, measured, shared
 from benchmarks.arguments import positive
 from benchmarks.benchmark import Benchmark
 from benchmarks.measure import progress
+from benchmarks.pace import Pace
 from benchmarks.report import Found, Table
 from penstock.analysis.model import Change, predict
 from penstock.analysis.report import Report
@@ -30,20 +32,23 @@ MEDIAN, WORST, WORST_OTHER = 0.03, 0.08, 0.10
 
 @dataclass
 class Line:
-    """One setting: in each round, what was found, and what that round's analysis says of it."""
+    """One setting: in each round, what was found, and what that round's analysis says of it: for
+    the pace of the cores while it ran, and ``unpaced``, as if that were the analysis's."""
 
     title: str
     change: Change
     measure: Callable[[float, float], float]
     found: list[float] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
+    unpaced: list[float] = field(default_factory=list)
     bound: list[float] = field(default_factory=list)
     """What min(F, P, G) says."""
     verdict: str = ""
 
-    def predict(self, report: Report) -> None:
-        made = predict(report, self.change)
+    def predict(self, paced: Report, report: Report) -> None:
+        made = predict(paced, self.change)
         self.predicted.append(made.speed)
+        self.unpaced.append(predict(report, self.change).speed)
         self.bound.append(min(made.fetch_rate, made.prep_rate, made.ingestion))
         self.verdict = made.bound
 
@@ -53,9 +58,12 @@ class Line:
 
     @property
     def error(self) -> float:
-        """That of the middle round: a prediction and the run it is held against are minutes apart,
-        on cores that others use too."""
+        """That of the middle round."""
         return median(self.errors)
+
+    @property
+    def unpaced_error(self) -> float:
+        return median(self._off(self.unpaced))
 
     @property
     def plain_error(self) -> float:
@@ -72,6 +80,7 @@ class Line:
             f"{median(self.predicted):,.0f}",
             f"{self.error:+.1%}",
             f"{min(self.errors):+.0%} to {max(self.errors):+.0%}",
+            f"{self.unpaced_error:+.1%}",
             f"{self.plain_error:+.1%}",
             self.verdict,
         )
@@ -117,14 +126,21 @@ def run(options: Namespace) -> Found:
 
 def _compare(base: Setting, lines: Sequence[Line], options: Namespace) -> None:
     """In each round, analyse one setting and run all of them."""
-    for number in range(options.rounds):
-        says = f"analyze: round {number + 1} of {options.rounds}"
-        progress(f"{says}: the analysis")
-        report = analysed(base, options.analysis)
-        for line in lines:
-            progress(f"{says}: {line.title}")
-            line.found.append(line.measure(options.warm_up, options.seconds))
-            line.predict(report)
+    with Pace(options.data) as pace:
+        for number in range(options.rounds):
+            says = f"analyze: round {number + 1} of {options.rounds}"
+            progress(f"{says}: the analysis")
+            telling = Telling()
+            report = analysed(base, options.analysis, telling)
+            then = pace.between(*telling.during("workers"))
+            then_reused = pace.between(*telling.during("refurbish"))
+            for line in lines:
+                progress(f"{says}: {line.title}")
+                began = time.perf_counter()
+                line.found.append(line.measure(options.warm_up, options.seconds))
+                now = pace.between(began, time.perf_counter())
+                line.predict(at_pace(report, now / then, now / then_reused), report)
+                progress(f"  {line.found[-1]:,.0f}/s, predicted {line.predicted[-1]:,.0f}")
 
 
 def _title(one: Setting) -> str:
@@ -140,6 +156,7 @@ HEADS = (
     "predicted/s",
     "error",
     "in single rounds",
+    "if pace were not known",
     "error of min(F, P, G)",
     "bound",
 )
@@ -147,12 +164,15 @@ HEADS = (
 
 def _found(grid: Sequence[Line], others: Sequence[Line]) -> Found:
     errors = sorted(abs(line.error) for line in grid)
+    unpaced = sorted(abs(line.unpaced_error) for line in grid)
     plain = sorted(abs(line.plain_error) for line in grid)
     notes = [
         f"analyze: median error {median(errors):.1%}, target at most {MEDIAN:.0%}: "
         f"{_verdict(median(errors) <= MEDIAN)}",
         f"analyze: worst error {errors[-1]:.1%}, target at most {WORST:.0%}: "
         f"{_verdict(errors[-1] <= WORST)}",
+        f"analyze: if the pace of the cores were not known: median {median(unpaced):.1%}, worst "
+        f"{unpaced[-1]:.1%}",
         f"analyze: of min(F, P, G): median {median(plain):.1%}, worst {plain[-1]:.1%}",
     ]
     tables = [
@@ -171,7 +191,12 @@ def _found(grid: Sequence[Line], others: Sequence[Line]) -> Found:
         )
         tables.append(Table("analyze: reuse and jobs", HEADS, tuple(line.row() for line in others)))
     data = {
-        line.title: {"found": line.found, "predicted": line.predicted, "bound": line.bound}
+        line.title: {
+            "found": line.found,
+            "predicted": line.predicted,
+            "unpaced": line.unpaced,
+            "bound": line.bound,
+        }
         for line in (*grid, *others)
     }
     return Found(tuple(tables), tuple(notes), data=data)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -104,10 +105,41 @@ class Slow:
         return np.uint8(len(data) % 256)
 
 
-def analysed(base: Setting, seconds: float) -> Report:
+class Telling:
+    """What an analysis said it does, and when it began with that."""
+
+    def __init__(self) -> None:
+        self._said: list[tuple[float, str]] = []
+
+    def __call__(self, what: str) -> None:
+        self._said.append((time.perf_counter(), what))
+
+    def during(self, word: str) -> tuple[float, float]:
+        """From when to when it was at what this word stands in; all of it where that never came."""
+        self("the end")
+        spans = [(now, then) for (now, what), (then, _) in pairwise(self._said) if word in what]
+        return spans[0] if spans else (self._said[0][0], self._said[-1][0])
+
+
+def at_pace(report: Report, prep: float, reuse: float) -> Report:
+    """The report as it would be where preparing takes longer by a factor; of kept samples, too."""
+    costs = report.costs
+    return replace(
+        report,
+        costs=replace(
+            costs,
+            prep=costs.prep * prep,
+            reading=costs.reading * prep,
+            reuse_miss=costs.reuse_miss and costs.reuse_miss * reuse,
+            reuse_hit=costs.reuse_hit and costs.reuse_hit * reuse,
+        ),
+    )
+
+
+def analysed(base: Setting, seconds: float, told: Telling | None = None) -> Report:
     """One analysis of a setting, in a loop like a training script's."""
     loader, _ = base.loader()
-    probe = Probe(LoaderSubject(loader), seconds=seconds)
+    probe = Probe(LoaderSubject(loader), seconds=seconds, told=told)
     for batch in probe.run(endless(loader)):
         del batch
         time.sleep(base.step)

@@ -9,12 +9,10 @@ third. So the few things that happen are played through, sample by sample.
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TypeVar
 
 from penstock.analysis.report import Curve
@@ -30,10 +28,11 @@ class Flow:
 
     ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
     the storage, one after the other, and arrive after ``latency`` where nobody else reads.
-    ``spread`` is by how much samples differ in size, as a part of the mean: one of twice the size
-    takes twice as long to fetch, and to prepare (to decode a photograph takes 0.1 + 0.97 times its
-    size, both as parts of the mean). ``reading`` is what a fetched sample costs a core besides, and
-    ``after_wait`` what a worker loses on each after it has waited for so long for each.
+    ``sizes`` are those of samples, as parts of the mean (all alike, where none are given): one of
+    twice the size takes twice as long to fetch, and to prepare (to decode a photograph takes 0.1 +
+    0.97 times its size, both as parts of the mean). ``reading`` is what a fetched sample costs a
+    core besides, and ``after_wait`` what a worker loses on each after it has waited for so long for
+    each.
 
     ``piece`` is how many samples a worker takes at a time; ``None`` is as our engine cuts batches,
     by how long samples took of late. ``together`` of a piece are fetched before they are prepared.
@@ -50,7 +49,7 @@ class Flow:
     latency: float
     step: float
     shuttle: float = 0.0
-    spread: float = 0.0
+    sizes: tuple[float, ...] = ()
     reading: float = 0.0
     after_wait: Curve = ()
     together: int = 1
@@ -75,7 +74,9 @@ def seconds_a_batch(flow: Flow) -> float:
 @dataclass(slots=True)
 class _Worker:
     """What a worker is at: so many samples of a batch, since when, and how many are left of them;
-    ``cost`` is what each of the last piece took. Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
+    ``cost`` is what each of the last piece took.
+
+    Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
     began; ``size`` is how large they are together, and ``fetched`` how many came from storage.
     """
 
@@ -107,7 +108,7 @@ class _Play:
         self.ends: list[float] = []
         self.blocked: list[tuple[float, _Worker]] = []
         self.events: list[tuple[float, int, _Worker]] = []
-        self.sizes = _sizes(flow.spread)
+        self.sizes = _shuffled(list(flow.sizes or (1.0,)), 0)
         self.hits = _hits(flow.held)
 
     def run(self, batches: int) -> list[float]:
@@ -225,17 +226,8 @@ def between(points: Curve, at: float) -> float:
 
 
 DEALT = 1024
-"""Samples that are dealt in another order again and again: their mean is exact, and with that what
-is played through does not depend on chance."""
-
-
-def _sizes(spread: float) -> Iterator[float]:
-    """Sizes as parts of their mean: none is below nothing, and a few are large."""
-    narrow = math.sqrt(math.log1p(spread**2))
-    quantiles = (NormalDist().inv_cdf((at + 0.5) / DEALT) for at in range(DEALT))
-    found = [math.exp(narrow * one) for one in quantiles]
-    mean = sum(found) / DEALT
-    return _shuffled([one / mean for one in found], 0)
+"""Hits and misses that are dealt in another order again and again: their share is exact, and with
+that what is played through does not depend on chance."""
 
 
 def _hits(held: float) -> Iterator[bool]:

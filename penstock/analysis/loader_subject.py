@@ -13,7 +13,7 @@ from penstock import config
 from penstock.analysis.chosen import Chosen, files_of, nbytes_of
 from penstock.analysis.late import FROM_STORAGE, Late
 from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import BATCHES, Files, operations_of, relative_deviation
+from penstock.analysis.subject import BATCHES, Files, operations_of, relative_sizes
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
@@ -65,7 +65,7 @@ class LoaderSubject:
         self._indices: list[int] = []
         self._kept: dict[int, Any] = {}
         self._sample_bytes = self._kept_bytes = 0.0
-        self.size_deviation = 0.0
+        self.sizes: tuple[float, ...] = ()
         self.reads_to_prepare = False
         self._files: Files | None = None
         self._piece = self._batch
@@ -122,7 +122,7 @@ class LoaderSubject:
             raise ReportError(f"no sample could be read: {self.notes[-1] if self.notes else ''}")
         self._sample_bytes = fmean(sizes)
         self._kept_bytes = fmean(map(cost, sizes))
-        self.size_deviation = relative_deviation(sizes)
+        self.sizes = relative_sizes(sizes)
         paths = files_of(self._source, self._indices)
         if paths:
             self._files = Files(paths, max(1, len(self._indices) // self._batch))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.analysis.flow import Flow, seconds_a_batch
+from penstock.analysis.late import LONGEST
 from penstock.analysis.report import Report
 from penstock.errors import ReportError
 
@@ -18,6 +19,10 @@ LITTLE = 0.05
 
 FITS = 10
 """How often an interval is halved: to a thousandth of it."""
+
+MOST_LOST = 0.15
+"""What waiting costs a worker is at most so much of the wait more than was seen with one alone: on
+two cores a twentieth was found."""
 
 MEMBER = 0.5e-3
 """CPU seconds that each further job costs for a batch that it shares: a message, a mapping, and
@@ -162,7 +167,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         latency=latency,
         step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
         shuttle=setup.batch * costs.shuttle,
-        spread=costs.size_deviation,
+        sizes=costs.sizes,
         reading=costs.reading * fetched,
         after_wait=costs.after_wait,
         together=setup.together,
@@ -236,29 +241,32 @@ def _left(report: Report, offload: int) -> float:
 
 
 def fitted(report: Report) -> Report:
-    """The report with what fetching costs a core set so that the run with cold data comes out.
+    """The report with what waiting costs a worker set so that the run with cold data comes out.
 
-    What a worker's reading costs beside other workers can be measured only together. Where the
-    speed does not depend on it, or is explained already, nothing is changed: one phase may have
-    been disturbed, so that the run as it is has a word in this too.
+    What one loses beside others, who use the caches and the cores meanwhile, can be measured only
+    together. It is more after a longer wait, so that predictions for fast storage stay as they are.
+    Where the speed does not depend on it, or is explained already, nothing is changed: one phase
+    may have been disturbed, so that the run as it is has a word in this too.
     """
     cold = report.rate("cold")
     if not cold:
         return report
     cold = max(cold, report.rate("as it is") or 0.0)
 
-    def speed(reading: float) -> float:
-        return predict(_reading(report, reading)).speed
+    def speed(share: float) -> float:
+        return predict(_losing(report, share)).speed
 
-    low = report.costs.reading
-    high = low + report.costs.prep
+    low, high = 0.0, MOST_LOST
     if speed(low) <= cold or speed(high) > cold:
         return report
     for _ in range(FITS):
         middle = (low + high) / 2
         low, high = (middle, high) if speed(middle) > cold else (low, middle)
-    return _reading(report, (low + high) / 2)
+    return _losing(report, (low + high) / 2)
 
 
-def _reading(report: Report, seconds: float) -> Report:
-    return replace(report, costs=replace(report.costs, reading=seconds))
+def _losing(report: Report, share: float) -> Report:
+    """The same, where workers lose so much more of each second that they wait."""
+    curve = report.costs.after_wait or ((LONGEST, 0.0),)
+    more = tuple((wait, lost + share * wait) for wait, lost in curve)
+    return replace(report, costs=replace(report.costs, after_wait=more))

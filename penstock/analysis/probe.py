@@ -128,7 +128,7 @@ class Probe:
             cache=0.0 if cached is None else cached.rate,
             latency=latency,
             copy=copy,
-            size_deviation=subject.size_deviation,
+            sizes=subject.sizes,
             shuttle=shuttle / batch,
             reading=reading,
             after_wait=after_wait,

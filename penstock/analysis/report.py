@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from penstock.errors import ReportError
 
-VERSION = 1
+VERSION = 2
 
 TORCH_AHEAD = 2
 """Batches that torch's loader has ahead for each worker, unless told otherwise."""
@@ -112,8 +112,8 @@ class Costs:
     """What the model is fed with: seconds a sample unless said otherwise.
 
     ``compute`` is that of a step (1/G), with ``copy`` of it for moving the batch to the device.
-    ``prep`` is what one worker takes for a sample that it need not fetch; ``size_deviation`` is by
-    how much samples differ in bytes, as a part of the mean, and with that in what they take.
+    ``prep`` is what one worker takes for a sample that it need not fetch; ``sizes`` are how large
+    samples are, as parts of the mean, and with that what they take; none where all are alike.
     ``scaling`` is how much faster so many workers are than one. ``storage``
     and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
     for one sample from storage where nobody else reads, without ``reading``, what fetching it costs
@@ -132,7 +132,7 @@ class Costs:
     cache: float
     latency: float
     copy: float = 0.0
-    size_deviation: float = 0.0
+    sizes: tuple[float, ...] = ()
     shuttle: float = 0.0
     reading: float = 0.0
     after_wait: Curve = ()
@@ -234,6 +234,7 @@ def of_plain(plain: Mapping[str, Any]) -> Report:
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
+    costs["sizes"] = tuple(costs.get("sizes", ()))
     costs["after_wait"] = tuple((wait, lost) for wait, lost in costs.get("after_wait", ()))
     return Report(
         **{

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Protocol
 
 from penstock.analysis.pagecache import drop
@@ -21,6 +21,9 @@ CHUNK = 1 << 20
 BATCHES = 24
 """So many batches are used over and over: enough that what one finds warm was not read just now."""
 
+SIZES = 256
+"""So many sizes stand for those of all samples: enough that a few large ones are among them."""
+
 
 class Subject(Protocol):
     """A loader under analysis. Iterators that it gives have no end; ``close`` ends them."""
@@ -33,8 +36,8 @@ class Subject(Protocol):
     reads_to_prepare: bool
     """Whether preparing cached samples includes reading them, out of the system's memory."""
 
-    size_deviation: float
-    """By how much samples differ in bytes, as a part of the mean."""
+    sizes: tuple[float, ...]
+    """How large samples are, as parts of the mean; none where all are alike, or nobody knows."""
 
     def learn(self) -> None:
         """Choose the samples that are used from now on, and find out where they lie."""
@@ -159,14 +162,19 @@ def operations_of(rows: Sequence[Row]) -> list[Operation]:
     ]
 
 
-def relative_deviation(sizes: Sequence[int]) -> float:
-    """By how much they differ, as a part of their mean.
+def relative_sizes(sizes: Sequence[int]) -> tuple[float, ...]:
+    """As parts of their mean, in order: of many, some that stand for all; none if all are alike.
 
-    >>> relative_deviation([100, 100]), relative_deviation([50, 150])
-    (0.0, 0.5)
+    >>> relative_sizes([150, 50, 100]), relative_sizes([100, 100])
+    ((0.5, 1.0, 1.5), ())
     """
-    mean = fmean(sizes) if sizes else 0.0
-    return pstdev(sizes) / mean if mean > 0 else 0.0
+    ordered = sorted(sizes)
+    if not ordered or ordered[0] == ordered[-1]:
+        return ()
+    count = min(len(ordered), SIZES)
+    some = [ordered[(2 * at + 1) * len(ordered) // (2 * count)] for at in range(count)]
+    mean = fmean(some)
+    return tuple(round(one / mean, 6) for one in some)
 
 
 def _size(path: str) -> int:

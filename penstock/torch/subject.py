@@ -22,7 +22,7 @@ from penstock.analysis.subject import (
     Files,
     children,
     operations_of,
-    relative_deviation,
+    relative_sizes,
 )
 from penstock.errors import PenstockError
 from penstock.pipeline import from_dataset
@@ -50,7 +50,7 @@ class TorchSubject:
         self._batches: list[Any] = []
         self._files: Files | None = None
         self._sample_bytes = 0.0
-        self.size_deviation = 0.0
+        self.sizes: tuple[float, ...] = ()
         self.reads_to_prepare = True
 
     @property
@@ -122,7 +122,7 @@ class TorchSubject:
             each = sum(sizes) / max(1, len(self._batches) * self._size)
             one_by_one = len(files) >= len(self._batches) * self._size / 2
             if one_by_one:
-                self.size_deviation = relative_deviation(sizes)
+                self.sizes = relative_sizes(sizes)
             if one_by_one or before is None or after is None or not samples:
                 self._sample_bytes = each
                 return

@@ -91,7 +91,7 @@ def test_a_worker_loses_something_by_waiting() -> None:
 
 def test_differing_sizes_cost_something_where_workers_meet_at_the_storage() -> None:
     even = rate(service=1e-3, latency=1e-3)
-    uneven = rate(service=1e-3, latency=1e-3, spread=0.5)
+    uneven = rate(service=1e-3, latency=1e-3, sizes=(0.5, 0.6, 0.7, 0.8, 2.4))
     assert uneven < 0.97 * even
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.pagecache import can_drop, characters_read, device_bytes, drop
-from penstock.analysis.subject import Files, children, relative_deviation
+from penstock.analysis.subject import Files, children, relative_sizes
 
 # An audit hook stays for as long as its process: each of these has one of its own.
 SCRIPT = """
@@ -110,5 +110,5 @@ def test_children_of_children_are_found() -> None:
 
 
 def test_equal_sizes_do_not_differ() -> None:
-    assert relative_deviation([]) == 0.0
-    assert relative_deviation([7, 7, 7]) == 0.0
+    assert relative_sizes([]) == ()
+    assert relative_sizes([7, 7, 7]) == ()

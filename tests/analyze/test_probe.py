@@ -30,7 +30,7 @@ class Clock:
 class MadeUp:
     """Hands out a batch each ``prep`` seconds, or later where it must be fetched."""
 
-    size_deviation = 0.25
+    sizes = (0.75, 1.25)
     reads_to_prepare = False
 
     def __init__(self, clock: Clock, prep: float, fetch: float) -> None:
@@ -137,7 +137,7 @@ def test_each_rate_is_that_of_what_was_put_in_place() -> None:
     assert report.costs.storage == pytest.approx(4 * 1_000 / 0.01)
     assert report.costs.cache == pytest.approx(2 * 1_000 / 0.001)
     assert report.costs.latency == pytest.approx(0.01)
-    assert report.costs.size_deviation == 0.25
+    assert report.costs.sizes == (0.75, 1.25)
 
 
 def test_what_waiting_costs_besides_is_measured_by_how_long_it_is() -> None:

@@ -100,7 +100,7 @@ def test_what_a_loader_is_like_is_told(data: Files, notes: Notes) -> None:
     assert (setup.samples, setup.batch, setup.piece) == (64, 4, 4)
     assert (setup.workers, setup.kind, setup.ahead) == (2, "processes", 6)
     assert setup.sample_bytes == pytest.approx(1_000 + 10 * 31.5)
-    assert 0 < subject.size_deviation < 0.2
+    assert 0.5 < subject.sizes[0] < 1.0 < subject.sizes[-1] < 1.5
 
 
 def test_batches_that_are_timed_are_noted_by_the_workers(data: Files, notes: Notes) -> None:
