@@ -13,7 +13,8 @@ import pytest
 from analyze.reports import report
 
 from benchmarks import analyze, analyze_work
-from benchmarks.analyze_work import Setting, analysed, measured
+from benchmarks.analyze_work import Setting, Telling, analysed, at_pace, measured
+from benchmarks.pace import Pace
 from benchmarks.throttle import Disk, OnDisk
 from penstock.analysis.model import Change, predict
 from penstock.source.source import Source
@@ -67,7 +68,7 @@ def test_each_round_is_held_against_its_own_analysis_and_the_middle_one_counts()
     line = analyze.Line("x", Change(cache=10**9), measured, [80.0, 100.0, 100.0])  # type: ignore[arg-type]
     slower = report(prep=2 * report().costs.prep)
     for one in (report(), report(), slower):
-        line.predict(one)
+        line.predict(one, report(prep=3 * one.costs.prep))
     found, other = (predict(one, Change(cache=10**9)) for one in (report(), slower))
     assert line.errors == pytest.approx(
         [found.speed / 80 - 1, found.speed / 100 - 1, other.speed / 100 - 1]
@@ -76,6 +77,41 @@ def test_each_round_is_held_against_its_own_analysis_and_the_middle_one_counts()
     assert line.row()[:3] == ("x", "100", f"{found.speed:,.0f}")
     assert line.verdict == other.bound
     assert line.plain_error >= line.error
+    assert line.unpaced_error < line.error
+
+
+def test_a_report_is_brought_to_another_pace() -> None:
+    found = report(prep=1e-3, reading=2e-4, reuse_miss=4e-4, reuse_hit=1e-4)
+    costs = at_pace(found, 1.5, 2.0).costs
+    assert (costs.prep, costs.reading) == pytest.approx((1.5e-3, 3e-4))
+    assert (costs.reuse_miss, costs.reuse_hit) == pytest.approx((8e-4, 2e-4))
+    costs = at_pace(report(prep=1e-3), 1.5, 2.0).costs
+    assert (costs.reuse_miss, costs.reuse_hit) == (None, None)
+
+
+def test_what_an_analysis_says_tells_when_it_did_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0, 5.0, 9.0, 9.5])
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr(analyze_work, "time", clock)
+    telling = Telling()
+    for what in ("in the loop", "1, 2 workers", "reads"):
+        telling(what)
+    assert telling.during("workers") == (2.0, 5.0)
+    assert telling.during("refurbish") == (1.0, 9.5)
+
+
+def test_the_pace_is_that_of_the_moments_asked_for(photos: str) -> None:
+    began = time.perf_counter()
+    with Pace(Path(photos)) as pace:
+        deadline = began + 30
+        while len(pace._looks) < 6 and time.perf_counter() < deadline:
+            time.sleep(0.01)
+    looks = sorted(pace._looks)
+    assert len(looks) >= 6
+    first, last = looks[0], looks[-1]
+    assert pace.between(began, first[0]) == first[1] > 0
+    assert pace.between(last[0], last[0] + 1) == last[1]
+    assert not any(thread.is_alive() for thread in pace._threads)
 
 
 def test_one_analysis_is_held_against_real_runs(photos: str) -> None:

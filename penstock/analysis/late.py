@@ -91,16 +91,18 @@ def losses(
                 one.append((clock() - before) / batch)
     at_once, *others = map(median, took)
     fetched = others.pop() - at_once if fetches else None
+    # Being woken is a part of every wait for storage, but not what it takes longer after long ones.
+    woken = _overslept(min(LONGEST, max(SHORTEST, wait)), clock, sleep)
     lost = (
-        min(MOST * wait, max(0.0, other - _slept(wait, clock, sleep) - at_once))
-        for wait, other in zip(waits, others, strict=True)
+        min(MOST * late, max(0.0, other - late - woken - at_once))
+        for late, other in zip(waits, others, strict=True)
     )
     return tuple(zip(waits, accumulate(lost, max), strict=True)), fetched
 
 
-def _slept(seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> float:
-    """How long somebody sleeps who wants to sleep for so long."""
+def _overslept(seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> float:
+    """How much longer somebody sleeps than he wants to."""
     before = clock()
     for _ in range(SLEEPS):
         sleep(seconds)
-    return (clock() - before) / SLEEPS
+    return (clock() - before) / SLEEPS - seconds

@@ -132,6 +132,27 @@ def found(
     return lost, fetched, worker
 
 
+def test_to_be_woken_later_after_a_longer_wait_is_a_loss() -> None:
+    class Drowsy(Worker):
+        """It oversleeps by a tenth."""
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(1.1 * seconds)
+
+    worker = Drowsy(more=0.2)
+    lost, _ = losses(
+        worker.batches,
+        3e-3,
+        batch=10,
+        fetches=False,
+        seconds=3.0,
+        clock=worker.clock,
+        sleep=worker.sleep,
+    )
+    # A fifth of each wait, of which the tenth of 3 ms is known already.
+    assert [one for _, one in lost] == pytest.approx([0.0, 0.3e-3, 1.5e-3])
+
+
 def test_what_waiting_costs_is_told_apart_from_the_wait() -> None:
     lost, fetched, _ = found(2e-3, fetches=True, seconds=3.0)
     assert [one for pair in lost for one in pair] == pytest.approx(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.analysis.flow import Flow, seconds_a_batch
+from penstock.analysis.flow import Flow, _Play, _Worker, seconds_a_batch
 
 PLAIN = Flow(
     workers=2,
@@ -87,6 +87,45 @@ def test_a_worker_loses_something_by_waiting() -> None:
     assert rate(after_wait=lost) == pytest.approx(2_000, rel=0.01)
     alone = rate(workers=0, service=1e-3, latency=1e-3, after_wait=lost)
     assert alone == pytest.approx(32 / (0.001 + 32 * 2.5e-3))
+
+
+def test_what_a_wait_has_cost_goes_on_for_a_while() -> None:
+    lost = ((1e-3, 0.5e-3),)
+    # Every other one is fetched: each costs half a millisecond, and a part of that more.
+    found = rate(workers=1, service=1e-3, latency=1e-3, after_wait=lost, held=0.5)
+    assert 1 / 1.9e-3 < found < 1 / 1.76e-3
+
+
+def test_pieces_are_cut_as_the_engine_cuts_them() -> None:
+    play = _Play(replace(PLAIN, piece=None, workers=1))
+    play.run(8)
+    # 4 ms, at a millisecond each.
+    assert {count for _, count in play.pieces} == {4}
+    play = _Play(replace(PLAIN, piece=None, workers=1, service=3e-3, latency=3e-3))
+    play.run(8)
+    assert {count for _, count in play.pieces} == {1}
+
+
+def test_samples_of_a_group_are_there_before_any_is_prepared() -> None:
+    said: list[str] = []
+
+    class Told(_Play):
+        def fetch(self, now: float, size: float) -> float:
+            said.append("fetch")
+            return super().fetch(now, size)
+
+        def prepare(self, now: float, worker: _Worker) -> float:
+            said.append("prepare")
+            return super().prepare(now, worker)
+
+    flow = replace(PLAIN, workers=1, batch=8, service=1e-3, latency=1e-3)
+    Told(replace(flow, piece=8, together=3)).run(1)
+    # Two of eight are left over.
+    assert said[:11] == [*["fetch"] * 3, "prepare"] * 2 + ["fetch"] * 2 + ["prepare"]
+    said.clear()
+    # Slow samples are not put together, whatever a stop would like.
+    Told(replace(flow, piece=None, together=3)).run(4)
+    assert said[-8:] == ["fetch", "prepare"] * 4
 
 
 def test_differing_sizes_cost_something_where_workers_meet_at_the_storage() -> None:

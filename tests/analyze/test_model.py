@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from analyze.reports import report
 
-from penstock.analysis.model import Change, predict, scaling
+from penstock.analysis.model import MOST_LOST, Change, fitted, predict, scaling
 from penstock.analysis.remedies import remedies
+from penstock.analysis.report import Rate, Report
 from penstock.errors import ReportError
 
 WHOLE = 50_000 * 110_000
@@ -128,6 +129,45 @@ def test_workers_without_a_core_of_their_own_get_in_each_others_way() -> None:
 def test_a_change_that_makes_no_sense_is_refused(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(ReportError, match=says):
         Change(**wrong)  # type: ignore[arg-type]
+
+
+# Where the run with cold data says otherwise.
+
+
+def with_cold(rate: float, **changed: object) -> Report:
+    """Two workers whose waits for storage matter, and a run that was so fast."""
+    found = report(workers=2, scaling={1: 1.0, 2: 2.0}, latency=3e-3, storage=1e9, **changed)
+    phases = tuple(
+        replace(one, rate=Rate(rate, rate, rate)) if one.name == "cold" else one
+        for one in found.phases
+    )
+    return replace(found, phases=phases)
+
+
+def test_waiting_costs_what_makes_the_cold_run_come_out() -> None:
+    plain = predict(with_cold(1.0)).speed
+    found = fitted(with_cold(0.96 * plain))
+    assert predict(found).speed == pytest.approx(0.96 * plain, rel=0.002)
+    ((wait, lost),) = found.costs.after_wait
+    assert 0 < lost <= MOST_LOST * wait
+    # What was seen of it before stays.
+    seen = fitted(with_cold(0.9 * plain, after_wait=((1e-3, 1e-4), (4e-3, 2e-4))))
+    assert all(more > 1e-4 for _, more in seen.costs.after_wait)
+    assert predict(seen).speed == pytest.approx(0.9 * plain, rel=0.002)
+
+
+def test_what_the_cold_run_says_changes_little_for_storage_that_is_fast() -> None:
+    slow = with_cold(0.96 * predict(with_cold(1.0)).speed)
+    fast = Change(storage=100e9)
+    quick = replace(slow, costs=replace(slow.costs, latency=110_000 / slow.costs.storage))
+    lossy = replace(quick, costs=replace(quick.costs, after_wait=fitted(slow).costs.after_wait))
+    assert predict(lossy, fast).speed == pytest.approx(predict(quick, fast).speed, rel=0.002)
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0, 2.0])
+def test_a_cold_run_that_was_disturbed_or_is_explained_changes_nothing(rate: float) -> None:
+    found = with_cold(rate * predict(with_cold(1.0)).speed)
+    assert fitted(found) == found
 
 
 # What would help.
