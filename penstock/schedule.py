@@ -15,11 +15,14 @@ PIECE_SECONDS = 4e-3
 """A piece takes about this long. Handing one out costs about 0.1 ms, so this keeps the price at
 2-3%; longer pieces leave workers idle at the end of a batch."""
 
-SMALL, LONG, GROUP = 200e-6, 1.5e-3, 64
+SMALL, GROUP = 200e-6, 64
 """Samples that take longer than ``SMALL`` are run one at a time, or as few as a stop likes best, so
 that each stays in the CPU's cache on its way from decoding to its row; shorter ones in groups of
-``GROUP``, to spare the calls. Those that take ``LONG`` have nothing to spare by company, and where
-it is storage that they wait for, each of a group would wait for all of it: 6 % slower."""
+``GROUP``, to spare the calls."""
+
+READING = 0.5
+"""Where reading is more than this part of a sample's time, each of a group would wait for all of it,
+and two workers were 6 % slower. There, samples are run one at a time."""
 
 RECENT = 16
 """A sample costs what the cheapest of so many pieces took: on a busy machine the others were
@@ -41,16 +44,18 @@ def piece_of(rows: int, cost: float) -> int:
     return max(1, wanted)
 
 
-def group_of(cost: float, together: int, left: int) -> int:
+def group_of(cost: float, reading: float, together: int, left: int) -> int:
     """How many of the samples that are left a worker runs at a time, where one took it so many
-    seconds (0 where that is not known) and a stop likes so many best.
+    seconds (0 where that is not known), ``reading`` among them, and a stop likes so many best.
 
-    >>> group_of(1e-4, 4, 90), group_of(1e-3, 4, 90), group_of(1e-3, 4, 3), group_of(2e-3, 4, 90)
-    (64, 4, 3, 1)
+    >>> group_of(1e-4, 0.0, 4, 90), group_of(1e-3, 1e-4, 4, 90), group_of(1e-3, 1e-4, 4, 3)
+    (64, 4, 3)
+    >>> group_of(1e-3, 6e-4, 4, 90)
+    1
     """
     if 0.0 < cost <= SMALL:
         return min(left, GROUP)
-    return 1 if cost > LONG else min(left, together)
+    return 1 if reading > READING * cost else min(left, together)
 
 
 def ahead(nbytes: int) -> int:

@@ -79,7 +79,7 @@ def seconds_a_batch(flow: Flow) -> float:
 @dataclass(slots=True)
 class _Worker:
     """What a worker is at: so many samples of a batch, since when, and how many are left of them;
-    ``cost`` is what each of the last piece took.
+    ``cost`` is what each of the last piece took, and ``reading`` how long it waited for it.
 
     Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
     began; ``size`` is how large they are together, and ``fetched`` how many came from storage.
@@ -92,6 +92,8 @@ class _Worker:
     since: float = 0.0
     left: int = 0
     cost: float = 0.0
+    reading: float = 0.0
+    waited: float = 0.0
     asked: float = 0.0
     there: int = 0
     size: float = 0.0
@@ -134,6 +136,7 @@ class _Play:
                 self.later(done, worker)
             else:
                 worker.cost = (done - worker.since) / worker.count
+                worker.reading, worker.waited = worker.waited / worker.count, 0.0
                 self.recent.append(worker.cost)
                 self.finish(done, worker.batch)
                 self.take(done, worker)
@@ -179,7 +182,7 @@ class _Play:
     def group(self, worker: _Worker) -> int:
         if self.flow.piece is not None:
             return min(self.flow.together, worker.left)
-        return group_of(worker.cost, self.flow.together, worker.left)
+        return group_of(worker.cost, worker.reading, self.flow.together, worker.left)
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow
@@ -192,6 +195,7 @@ class _Play:
         """What was looked for."""
         count, worker.there = worker.there, 0
         worker.left -= count
+        worker.waited += now - worker.asked
         if worker.fetched:
             worker.lost = count * between(self.flow.after_wait, (now - worker.asked) / count)
         else:

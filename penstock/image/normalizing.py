@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
 from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import FLOAT32, check_image, need_image
+from penstock.image.scratch import Scratch
 from penstock.operation import ArraySpec, Operation, Spec, fits
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -111,17 +112,35 @@ def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None
         kernel.look_up(image, table, out)
         return
     cv2 = load_cv2()
-    planes: Sequence[Image] = cv2.split(image)
-    for channel, plane in enumerate(planes):
-        cv2.LUT(plane, table[channel], dst=out[channel])
+    planes = _PLANES.take(image.size).reshape(out.shape)
+    cv2.split(image, list(planes))
+    slopes = _SLOPES.get(id(table))
+    if slopes is None:
+        for channel, plane in enumerate(planes):
+            cv2.LUT(plane, table[channel], dst=out[channel])
+        return
+    # The same bits, in less time than to look each level up.
+    np.copyto(out, planes)
+    out *= slopes[:, np.newaxis]
+    out += table[:, :1, np.newaxis]
 
 
-@lru_cache(maxsize=64)
+_PLANES = Scratch(most=1 << 24)
+
+
+_SLOPES: dict[int, NDArray[np.float32]] = {}
+"""By how much a level is more than the one below it, by channel, in the tables of ``_table``: by
+their ``id``, which is theirs for ever, because they are kept."""
+
+
+@cache
 def _table(mean: _Floats, std: _Floats, channels: int) -> NDArray[np.float32]:
-    """What each of the 256 levels becomes, by channel: ten times as fast as arithmetic."""
-    levels = np.arange(256) / 255.0
+    """What each of the 256 levels becomes, by channel."""
     means = np.broadcast_to(np.array(mean), (channels,))[:, np.newaxis]
     stds = np.broadcast_to(np.array(std), (channels,))[:, np.newaxis]
-    table: NDArray[np.float32] = ((levels - means) / stds).astype(np.float32)
+    slopes = (1 / (255 * stds)).astype(np.float32)
+    table: NDArray[np.float32] = np.arange(256, dtype=np.float32) * slopes
+    table += (-means / stds).astype(np.float32)
     table.flags.writeable = False
+    _SLOPES[id(table)] = slopes
     return table

@@ -84,7 +84,7 @@ class Runner:
         self._clock = clock
         self._road = work.road.open(clock)
         self._together = work.road.together
-        self._cost = 0.0
+        self._cost = self._reading = 0.0
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
 
@@ -97,7 +97,7 @@ class Runner:
         with scope_of(self.work.road, own_process=self.info.process):
             row, at = first, 0
             while at < len(keys):
-                group = group_of(self._cost, self._together, len(keys) - at)
+                group = group_of(self._cost, self._reading, self._together, len(keys) - at)
                 self._road.rows.aim(columns, layout.skeleton, row)
                 samples = self._samples(keys.cut(at, group), report, at)
                 _write(samples, columns, layout, row, report, self._road.rows.given)
@@ -187,6 +187,7 @@ class Runner:
         report.offers = list(self._road.site.offers)
         if asked:
             self._cost = report.busy / asked
+            self._reading = self._road.site.tally.seconds[0] / asked
         return report
 
     def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:

@@ -66,7 +66,7 @@ class Fused(Joined):
 
     @property
     def together(self) -> int:  # type: ignore[override]
-        return TOGETHER if self.decode is not None and kernel.available() else 1
+        return TOGETHER if self.decode is not None else 1
 
     def step(self, site: Site) -> Step:
         keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]

@@ -123,8 +123,8 @@ def test_samples_of_a_group_are_there_before_any_is_prepared() -> None:
     # Two of eight are left over.
     assert said[:11] == [*["fetch"] * 3, "prepare"] * 2 + ["fetch"] * 2 + ["prepare"]
     said.clear()
-    # Slow samples are not put together, whatever a stop would like.
-    Told(replace(flow, piece=None, together=3)).run(4)
+    # Samples that take long to come are not put together, whatever a stop would like.
+    Told(replace(flow, piece=None, together=3, service=2e-3, latency=2e-3)).run(4)
     assert said[-8:] == ["fetch", "prepare"] * 4
 
 
