@@ -21,8 +21,8 @@ that each stays in the CPU's cache on its way from decoding to its row; shorter 
 ``GROUP``, to spare the calls."""
 
 READING = 0.5
-"""Where reading is more than this part of a sample's time, each of a group would wait for all of it,
-and two workers were 6 % slower. There, samples are run one at a time."""
+"""Where reading is more than this part of a sample's time, samples are run one at a time: each of a
+group would wait for all of it, and two workers were 6 % slower."""
 
 RECENT = 16
 """A sample costs what the cheapest of so many pieces took: on a busy machine the others were
