@@ -148,6 +148,18 @@ equip_kernel() {
     [[ ! $lacks ]]
 }
 
+# equip_browser: fetches Chromium, which pages are tested in, if it may. Where it cannot, those tests
+# are skipped.
+equip_browser() {
+    local manager
+    if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then return; fi
+    manager=$(package_manager)
+    if [[ $manager ]] && as_root true </dev/null >/dev/null 2>&1; then
+        printf '==> for tests of pages: %s installs chromium\n' "$manager"
+        install_packages "$manager" chromium </dev/null >/dev/null 2>&1 || true
+    fi
+}
+
 # requirements: all that an installation depends on. That the kernel could not be compiled is part
 # of it: once it can, it will be.
 requirements() {

@@ -1,4 +1,5 @@
-"""The scripts fetch what the kernel is compiled with where they may, and never stop without it."""
+"""The scripts fetch what the kernel is compiled with, and a browser, where they may, and never stop
+without them."""
 
 from __future__ import annotations
 
@@ -185,6 +186,25 @@ def test_packages_that_do_not_help_are_not_believed(machine: Machine) -> None:
     result = machine.equip()
     assert result.code == 3
     assert result.said.endswith(f"install as root: gcc libc6-dev libjpeg-dev {HEADERS}\n")
+
+
+def test_a_browser_is_fetched_once_and_only_by_those_who_may(machine: Machine) -> None:
+    machine.manager("apt-get", f"ln -s {shutil.which('true')} {machine.commands}/chromium")
+    machine.command("ln", f'exec {shutil.which("ln")} "$@"')
+    fetched = ["apt-get install --yes --no-install-recommends chromium"]
+    said = "==> for tests of pages: apt-get installs chromium\n"
+    assert machine.run("equip_browser") == (0, said, fetched)
+    assert machine.run("equip_browser") == (0, "", fetched)
+
+
+def test_tests_go_on_without_a_browser(machine: Machine) -> None:
+    assert machine.run("equip_browser") == (0, "", [])
+    machine.command("id", "echo 1000")
+    machine.manager("apt-get")
+    assert machine.run("equip_browser") == (0, "", [])
+    machine.command("id", "echo 0")
+    machine.command("apt-get", "exit 100")
+    assert machine.run("equip_browser").code == 0
 
 
 @pytest.fixture

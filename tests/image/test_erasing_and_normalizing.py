@@ -93,6 +93,28 @@ def test_one_mean_serves_all_channels(photo: Any) -> None:
     )
 
 
+@given(
+    mean=st.lists(st.floats(-1, 2), min_size=3, max_size=3),
+    std=st.lists(st.floats(0.01, 4), min_size=3, max_size=3),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=50, deadline=None)
+def test_arithmetic_and_tables_give_the_same_bits(
+    mean: list[float], std: list[float], seed: int
+) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    operation = normalize(mean, std)
+    table = operation.table(3)
+    by_kernel = operation.apply(image, None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PENSTOCK_NO_KERNEL", "1")
+        by_arithmetic = operation.apply(image, None)
+        looked_up = operation.look_up(image, table.copy(), None)
+    expected = np.stack([table[channel][image[..., channel]] for channel in range(3)])
+    for found in (by_kernel, by_arithmetic, looked_up):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_normalizing_states_its_layout() -> None:
     spec = ArraySpec.of((8, 9, 3), np.uint8)
     assert normalize().output(spec) == ArraySpec.of((3, 8, 9), np.float32)

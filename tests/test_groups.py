@@ -1,0 +1,83 @@
+"""How many samples a worker runs at a time: on a clock that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.pools.runner import Runner, Work, WorkerInfo
+from penstock.random import Keys
+from penstock.road import Road
+from penstock.slots import Layout
+from penstock.source.source import Source
+from penstock.stops.batch import stack
+from penstock.stops.stop import Site, Step, Stop, Upstream
+
+
+class Time:
+    now = 0.0
+
+
+class Numbers(Source):
+    """Every sample takes so long to read."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 64
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        self.asked.append(len(indices))
+        Time.now += self.seconds * len(indices)
+        return [float(index) for index in indices]
+
+
+@dataclass(frozen=True)
+class Slow(Stop):
+    """... and so long to prepare, and four at a time are best."""
+
+    seconds: float
+    together: ClassVar[int] = 4
+
+    @property
+    def name(self) -> str:
+        return "slow"
+
+    def step(self, site: Site) -> Step:
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            samples = upstream(keys)
+            Time.now += self.seconds * len(samples)
+            return samples
+
+        return step
+
+
+@pytest.mark.parametrize(
+    ("read", "prepare", "groups"),
+    [
+        (0.0, 1e-3, [4, 4, 2]),
+        (0.4e-3, 1e-3, [4, 4, 2]),
+        (0.0, 0.1e-3, [10]),
+        (1.1e-3, 1e-3, [1] * 10),
+    ],
+    ids=["slow to prepare", "some reading", "quick", "slow to read"],
+)
+def test_samples_are_run_together_unless_they_wait_for_storage(
+    read: float, prepare: float, groups: list[int]
+) -> None:
+    source = Numbers(read)
+    work = Work(Road(source, (Slow(prepare),), 0), None, stack, "raise", 10)
+    runner = Runner(work, WorkerInfo(0, 1, 0, process=False), clock=lambda: Time.now)
+    layout, column = Layout.of(0.0, 10), np.empty(10)
+    # What samples cost is known after the first ten.
+    for first in (0, 10):
+        source.asked.clear()
+        runner.rows(Keys(0, list(range(first, first + 10))), [column], layout, 0)
+        assert column.tolist() == list(range(first, first + 10))
+    assert source.asked == groups
