@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -363,3 +364,22 @@ class TestAuto:
             assert [stop.name for stop in loader.pipeline.stops] == ["noise", "noise"]
             assert sum(len(batch) for batch in loader) == 30
         assert "No reuse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_is_dealt_twice_at_a_time_is_not_waited_for_for_ever(workers: int) -> None:
+    twice = ps.from_dataset(np.arange(5.0)).map(first).refurbish(2).map(last).batch(20)
+    found: list[Any] = []
+
+    def deal() -> None:
+        order = ps.Weighted([1.0] * 5, samples=40)
+        with twice.loader(workers=workers, kind="threads", order=order) as loader:
+            found.extend(batch[:, 0].tolist() for _ in range(3) for batch in loader)
+
+    # As a daemon, so that one that waits for itself does not keep all other tests waiting.
+    thread = threading.Thread(target=deal, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert [len(batch) for batch in found] == [20] * 6
+    assert {value for batch in found for value in batch} == {0.0, 1.0, 2.0, 3.0, 4.0}

@@ -121,8 +121,9 @@ class Refurbish(Hold):
         def renew(wanted: Wanted, upstream: Upstream) -> list[Any]:
             # The next epoch may ask for what this one is just making: then it is worth waiting for.
             with ExitStack() as claimed:
-                # All claim in the same order, or two could wait for each other.
-                for claim in sorted(place(*one) for one in wanted):
+                # All claim in the same order, or two could wait for each other; and no place twice,
+                # or whoever wants it twice would wait for itself.
+                for claim in sorted({place(*one) for one in wanted}):
                     claimed.enter_context(claims.claim(claim))
                 found = look(wanted)
                 missing = [i for i, one in enumerate(found) if one is _NOTHING]
