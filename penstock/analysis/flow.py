@@ -79,7 +79,7 @@ def seconds_a_batch(flow: Flow) -> float:
 @dataclass(slots=True)
 class _Worker:
     """What a worker is at: so many samples of a batch, since when, and how many are left of them;
-    ``cost`` is what each of the last piece took, and ``reading`` how long it waited for it.
+    ``cost`` is what each of the last piece took, and ``reading`` what of that went to reading it.
 
     Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
     began; ``size`` is how large they are together, and ``fetched`` how many came from storage.
@@ -195,7 +195,7 @@ class _Play:
         """What was looked for."""
         count, worker.there = worker.there, 0
         worker.left -= count
-        worker.waited += now - worker.asked
+        worker.waited += now - worker.asked + worker.fetched * self.flow.reading
         if worker.fetched:
             worker.lost = count * between(self.flow.after_wait, (now - worker.asked) / count)
         else:

@@ -69,7 +69,9 @@ class LoaderSubject:
         self.reads_to_prepare = False
         self._files: Files | None = None
         self._piece = self._batch
-        self._together = self._pipeline.road(loader.options.seed).together
+        batching = loader.pipeline.batching
+        alone = batching is None or batching.collate is not None
+        self._together = 1 if alone else self._pipeline.road(loader.options.seed).together
         self._times: list[float] = []
         choice = loader.choice
         if choice.kind == "node":  # its workers are the machine's
