@@ -101,7 +101,7 @@ static int hold(Request *r, PyObject *given, Py_buffer *buffer, int flags) {
   return 0;
 }
 
-/* Read the arguments of `region` or `resize`. Whatever is held then, `let_go` gives back. */
+/* Read the arguments of one of `regions`, or of `resize`. Whatever is held then, `let_go` gives back. */
 static int ask(Request *r, PyObject *arguments, int decoded) {
   PyObject *given, *given_out, *given_table, *given_marks = Py_None;
   memset(r, 0, sizeof *r);
@@ -152,10 +152,10 @@ static PyObject *outcome(PyObject *module, Request *r) {
   return more;
 }
 
-static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
+static PyObject *kernel_resize(PyObject *module, PyObject *arguments) {
   Request request;
   PyObject *result = NULL;
-  if (!ask(&request, arguments, decoded)) {
+  if (!ask(&request, arguments, 1)) {
     Py_BEGIN_ALLOW_THREADS;
     fulfil(&request);
     Py_END_ALLOW_THREADS;
@@ -163,14 +163,6 @@ static PyObject *framed(PyObject *module, PyObject *arguments, int decoded) {
   }
   let_go(&request);
   return result;
-}
-
-static PyObject *kernel_region(PyObject *module, PyObject *arguments) {
-  return framed(module, arguments, 0);
-}
-
-static PyObject *kernel_resize(PyObject *module, PyObject *arguments) {
-  return framed(module, arguments, 1);
 }
 
 /* The arguments of several regions, in a tuple, which nobody can change meanwhile. */
@@ -212,7 +204,13 @@ static PyObject *kernel_key(PyObject *module, PyObject *given) {
   Py_buffer data;
   if (PyObject_GetBuffer(given, &data, PyBUF_SIMPLE)) return NULL;
   uint64_t key[2];
-  key_of(data.buf, (size_t)data.len, key);
+  if (data.len > LONG_DATA) {
+    Py_BEGIN_ALLOW_THREADS;
+    key_of(data.buf, (size_t)data.len, key);
+    Py_END_ALLOW_THREADS;
+  } else {
+    key_of(data.buf, (size_t)data.len, key);
+  }
   PyBuffer_Release(&data);
   return PyBytes_FromStringAndSize((char *)key, sizeof key);
 }
@@ -353,11 +351,9 @@ static PyMethodDef methods[] = {
     {"read_files", kernel_read_files, METH_O, "read_files(paths) -> list of bytes, or of OSErrors"},
     {"key", kernel_key, METH_O, "key(data) -> 16 bytes that hardly any other data have"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
-    {"region", kernel_region, METH_VARARGS,
-     "region(data, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
-     "out_left, marks]) -> more marks, or None"},
     {"regions", kernel_regions, METH_O,
-     "regions(tuple of the arguments of each) -> list of what region gives, or of exceptions"},
+     "regions(tuple of (data, top, left, height, width, out, flip, table[, full_height, full_width, "
+     "out_top, out_left, marks])) -> list of more marks, or None, or exceptions"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

@@ -159,6 +159,7 @@ class Engine:
         with self._lock:
             piece = self._schedule.take(worker)
             if piece is None:
+                self.starved = False
                 return None
             job = self._jobs[piece.batch]
             count = self._slots.serve(self._jobs.values(), job, piece)

@@ -307,3 +307,19 @@ def test_a_damaged_file_leaves_its_neighbours_as_they_are(
         assert len(found) == 24
         found = [found[place] for place in kept]
     assert found == [whole[place] for place in kept]
+
+
+def test_what_the_kernel_refuses_is_told_of_its_sample(photos: Path, tmp_path: Path) -> None:
+    strip = tmp_path / "strip.jpg"
+    assert cv2.imwrite(str(strip), np.zeros((20, 6_000, 3), np.uint8))
+    files = [*sorted(photos.rglob("*.jpg"))[:3], strip]
+    # 256 high it would be 76,800 wide, which is more than the kernel makes.
+    pipeline = ps.from_files(files).map(image.decode()).map(image.resize(256)).batch(1)
+    with pipeline.loader(workers=0, shuffle=False, on_error="skip") as loader:
+        found = [batch.shape for batch in loader]
+    if kernel.available():
+        assert len(found) == 3
+        with pytest.raises(ps.PenstockError, match=r"strip\.jpg"):
+            list(pipeline.loader(workers=0, shuffle=False))
+    else:
+        assert found[-1] == (1, 256, 76_800, 3)

@@ -225,6 +225,11 @@ def test_workers_go_on_while_there_is_no_slot() -> None:
         assert task is not None
         assert (task.slot is not None, task.first) == (True, 20)
         assert not engine.starved
+        # Who has nothing to do is not told to look again and again.
+        engine.starved = True
+        engine.stop()
+        assert engine.take(0) is None
+        assert not engine.starved
 
 
 @pytest.mark.usefixtures("threads")

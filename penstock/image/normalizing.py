@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,23 +114,29 @@ def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None
     cv2 = load_cv2()
     planes = _PLANES.take(image.size).reshape(out.shape)
     cv2.split(image, list(planes))
-    slopes = _SLOPES.get(id(table))
-    if slopes is None:
+    known = _LINES.get(id(table))
+    if known is None:
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])
         return
     # The same bits, in less time than to look each level up.
     np.copyto(out, planes)
-    out *= slopes[:, np.newaxis]
+    out *= known.slopes[:, np.newaxis]
     out += table[:, :1, np.newaxis]
 
 
 _PLANES = Scratch(most=1 << 24)
 
 
-_SLOPES: dict[int, NDArray[np.float32]] = {}
-"""By how much a level is more than the one below it, by channel, in the tables of ``_table``: by
-their ``id``, which is theirs for ever, because they are kept."""
+class _Line(NamedTuple):
+    """A table of ``_table``, and by how much a level is more than the one below it, by channel."""
+
+    table: NDArray[np.float32]
+    slopes: NDArray[np.float32]
+
+
+_LINES: dict[int, _Line] = {}
+"""By the ``id`` of the table, which is its own for ever, because it is kept here."""
 
 
 @cache
@@ -142,5 +148,5 @@ def _table(mean: _Floats, std: _Floats, channels: int) -> NDArray[np.float32]:
     table: NDArray[np.float32] = np.arange(256, dtype=np.float32) * slopes
     table += (-means / stds).astype(np.float32)
     table.flags.writeable = False
-    _SLOPES[id(table)] = slopes
+    _LINES[id(table)] = _Line(table, slopes)
     return table

@@ -18,9 +18,10 @@ from penstock.pools.runner import Runner, Work, WorkerInfo
 WARN_AFTER = 60.0
 """Seconds after which a task that is still not done is worth a warning."""
 
-LOOK_UP, RETRY = 5.0, 5e-3
+LOOK_UP, RETRY, MOST_RETRY = 5.0, 5e-3, 0.2
 """Seconds after which an idle thread looks whether the loader is still there, and whether there is
-memory by now for a task that had none."""
+memory by now for a task that had none: at first, and, after waiting twice as long each time, at
+most. A loop may keep its batch for long."""
 
 
 class ThreadPool:
@@ -104,6 +105,7 @@ class ThreadPool:
         self._threads.clear()
 
     def _serve(self, number: int, runner: Runner) -> None:
+        retry = RETRY
         while not self._closing:
             seen = self._notices
             desk = self._desk()
@@ -111,12 +113,14 @@ class ThreadPool:
                 return
             task = desk.take(number)
             if task is None:
-                patience = RETRY if desk.starved else LOOK_UP
+                patience = retry if desk.starved else LOOK_UP
+                retry = min(2 * retry, MOST_RETRY)
                 del desk
                 with self._wake:
                     if self._notices == seen and not self._closing:
                         self._wake.wait(timeout=patience)
                 continue
+            retry = RETRY
             self._current[number] = (task, self._clock())
             outcome = run(runner, task)
             del self._current[number]

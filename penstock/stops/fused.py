@@ -108,7 +108,11 @@ class Fused(Joined):
                     raise StageFailure(self.name, key.index) from error
                 if len(requests) > len(owners):
                     owners.append((number, key))
-            for (number, key), failed in zip(owners, take(requests), strict=True):
+            try:
+                outcomes = take(requests)
+            except Exception as error:  # whose it was is found one by one
+                raise StageFailure(self.name, keys.indices[0]) from error
+            for (number, key), failed in zip(owners, outcomes, strict=True):
                 if not isinstance(failed, Exception):
                     continue
                 try:
