@@ -103,21 +103,15 @@ def test_what_an_analysis_says_tells_when_it_did_what(monkeypatch: pytest.Monkey
 def test_the_pace_is_that_of_the_moments_asked_for(photos: str) -> None:
     began = time.perf_counter()
     with Pace(Path(photos)) as pace:
-        while len(pace.looks()) < 6 and time.perf_counter() < began + 60:
+        deadline = began + 30
+        while len(pace._looks) < 6 and time.perf_counter() < deadline:
             time.sleep(0.01)
-        looks = sorted(pace.looks())
-        first, last = looks[0], looks[-1]
-        assert began < first[0] < last[0] < time.perf_counter()
-        assert pace.between(began, first[0]) == first[1] > 0
-        assert pace.between(last[0], last[0]) == last[1]
-        process = pace._process
-    assert process.returncode == 0
-
-
-def test_where_nothing_can_be_decoded_the_pace_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "none.jpg").write_bytes(b"not a photograph")
-    with pytest.raises(RuntimeError, match="cannot be followed"), Pace(tmp_path):
-        pass
+    looks = sorted(pace._looks)
+    assert len(looks) >= 6
+    first, last = looks[0], looks[-1]
+    assert pace.between(began, first[0]) == first[1] > 0
+    assert pace.between(last[0], last[0] + 1) == last[1]
+    assert not any(thread.is_alive() for thread in pace._threads)
 
 
 def test_one_analysis_is_held_against_real_runs(photos: str) -> None:

@@ -51,9 +51,7 @@ class Late:
         if seconds == FROM_STORAGE:
             return True
         if seconds:
-            # One after the other, as storage gives them: to be woken is a part of each wait.
-            for _ in range(samples):
-                time.sleep(seconds)
+            time.sleep(samples * seconds)
         return False
 
 

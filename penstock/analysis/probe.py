@@ -263,10 +263,8 @@ class Probe:
         if fetched is not None:
             # Where preparing takes long this is a small difference of large numbers: not too far
             # from what reading alone has taken of a core.
-            lost = between(after_wait, wait)
-            found = fetched - wait - lost
+            found = fetched - wait - between(after_wait, wait)
             reading = max(LEAST_READING * reading, min(MOST_READING * reading, found))
-            after_wait = _at_most(after_wait, lost, fetched - wait - reading)
         return after_wait, reading
 
     def _read(self, name: PhaseName, threads: int, *, cold: bool) -> Reads | None:
@@ -371,17 +369,6 @@ class Epochs(Iterator[Any]):
     def close(self) -> None:
         batches, self._batches = self._batches, None
         _close(batches)
-
-
-def _at_most(curve: Curve, found: float, most: float) -> Curve:
-    """A curve that was found to be so much at a place, and is known to be no more than ``most``.
-
-    >>> _at_most(((1.0, 4.0), (2.0, 6.0)), 4.0, 2.0), _at_most(((1.0, 4.0),), 4.0, 5.0)
-    (((1.0, 2.0), (2.0, 3.0)), ((1.0, 4.0),))
-    """
-    if found <= most or not found:
-        return curve
-    return tuple((at, value * max(0.0, most) / found) for at, value in curve)
 
 
 def _seconds(rate: float) -> float:
