@@ -113,8 +113,9 @@ class ThreadPool:
                 return
             task = desk.take(number)
             if task is None:
-                patience = retry if desk.starved else LOOK_UP
-                retry = min(2 * retry, MOST_RETRY)
+                patience = LOOK_UP
+                if desk.starved:
+                    patience, retry = retry, min(2 * retry, MOST_RETRY)
                 del desk
                 with self._wake:
                     if self._notices == seen and not self._closing:

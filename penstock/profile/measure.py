@@ -36,7 +36,7 @@ ROUNDS = 8
 
 SLOW_ROUND, FAST_ROUND = 16, 64
 """Samples a round. Those that take long are run one by one, as a loader does it (or nearly: where
-the kernel decodes, by four), and short ones in one go."""
+decoding is fused, by four), and short ones in one go."""
 
 MUCH = 1.25
 """Wall time over CPU time from which a remark is due."""
