@@ -151,7 +151,7 @@ class Work:
 def works(paths: Sequence[str], rounds: int) -> list[Work]:
     """Photographs as they are decoded, and small ones that are augmented already."""
     from penstock.image import decode, rand_augment, random_resized_crop
-    from penstock.random import Key, Keyed
+    from penstock.keyed import Key, Keyed
 
     first, last = [decode()], [random_resized_crop(SIDE), rand_augment(*RAND_AUGMENT)]
     keyed = Keyed(SEED, "encode")

@@ -12,7 +12,6 @@ from penstock.commons import Commons
 from penstock.engine import Engine
 from penstock.errors import PipelineError
 from penstock.holds import Holds
-from penstock.meter import Meter
 from penstock.options import Options
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import Choice, choose, gil_enabled
@@ -23,6 +22,7 @@ from penstock.pools.runner import Work
 from penstock.pools.worker import Init
 from penstock.slots import Ring
 from penstock.source.stream import StreamSource
+from penstock.stats import Meter
 from penstock.stops.batch import Collate
 
 

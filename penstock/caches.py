@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 from penstock.commons import Commons
-from penstock.meter import CacheStats
 from penstock.order import Admission
+from penstock.stats import CacheStats
 from penstock.store import AnyStore
 
 Offer = tuple[int, int, int]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.job import Ready
-from penstock.meter import EchoStats, Held, Meter, Totals
 from penstock.order import Cursor, EchoedBatches
 from penstock.order.plan import Plan
 from penstock.pace import Factors, Pace
 from penstock.pipeline import Pipeline
 from penstock.plans import echo_of, follows_pace
 from penstock.repeats import Pull, Repeats
+from penstock.stats import EchoStats, Held, Meter, Totals
 from penstock.stops.echo import MOST
 
 

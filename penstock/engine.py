@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.job import Job, Ready, struck
-from penstock.meter import BadSample, Meter
 from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
 from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work
 from penstock.schedule import Kind, Piece, Schedule, ahead
 from penstock.slots import Layout, Ring
+from penstock.stats import BadSample, Meter
 from penstock.supply import Supply
 
 

@@ -14,12 +14,12 @@ from penstock.config import disk_dir, memory
 from penstock.encoding import Encoding
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
-from penstock.meter import EchoStats, Held, RefurbishStats
+from penstock.keyed import Key, Keyed, Keys
 from penstock.options import Options
 from penstock.order import BatchKeys, Renewal
-from penstock.random import Key, Keyed, Keys
 from penstock.road import Road, scope_of
 from penstock.source.source import Source
+from penstock.stats import EchoStats, Held, RefurbishStats
 from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DeadlySampleError
-from penstock.meter import BadSample
+from penstock.keyed import Keys
 from penstock.order.deal import BatchKeys
-from penstock.packing import unpack
 from penstock.pools.pool import InSlot, Task
 from penstock.pools.runner import Report, Work, substitutes
-from penstock.random import Keys
 from penstock.schedule import Kind, Piece
+from penstock.serialize import unpack
 from penstock.slots import Layout, Ring, Slot
+from penstock.stats import BadSample
 from penstock.tree import fill
 
 PROBED = 64

@@ -12,7 +12,6 @@ from penstock.closing import close_at_exit
 from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
-from penstock.meter import Held, Stats
 from penstock.node.recut import Recut
 from penstock.node.share import Member, attached, check_shared
 from penstock.options import Options, is_whole
@@ -27,6 +26,7 @@ from penstock.pools.worker import Init
 from penstock.source.stream import StreamSource
 from penstock.splitting import placed, settle
 from penstock.state import check_dealing, check_state, describe
+from penstock.stats import Held, Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 

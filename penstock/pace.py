@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StateError
-from penstock.meter import Totals
+from penstock.stats import Totals
 
 
 @dataclass(frozen=True, slots=True)

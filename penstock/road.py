@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.meter import Clock, Tally
-from penstock.random import Keyed, Keys, preserved_globals, seed_globals
+from penstock.keyed import Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
+from penstock.stats import Clock, Tally
 from penstock.stops.stop import Hold, Rows, Site, StageFailure, Step, Stop, Upstream, names_of
 
 SOURCE = "source"

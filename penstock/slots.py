@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.config import show_size
 from penstock.errors import SlotError
-from penstock.packing import aligned
+from penstock.serialize import aligned
 from penstock.tree import flatten
 
 FEWEST = 3

@@ -14,11 +14,11 @@ from penstock.diversity.counting import count
 from penstock.diversity.propose import Keeping, propose
 from penstock.encoding import Encoding
 from penstock.errors import PipelineError, StateError
-from penstock.meter import Clock, Tally
+from penstock.keyed import Key, Keyed, Keys
 from penstock.pipeline import Pipeline
-from penstock.random import Key, Keyed, Keys
 from penstock.road import OpenRoad, Road, scope_of
 from penstock.source.source import Source
+from penstock.stats import Clock, Tally
 from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream

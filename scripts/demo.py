@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 import penstock as ps
 import penstock.torch
 from penstock.config import cores, show_size
-from penstock.meter import Stats
+from penstock.stats import Stats
 
 Image = NDArray[np.uint8]
 EXTENSIONS = (".jpg", ".jpeg")

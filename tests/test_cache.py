@@ -13,7 +13,7 @@ from contract import POOLS, Workers, plain
 import penstock as ps
 from penstock.errors import FingerprintError
 from penstock.order import Shuffled
-from penstock.packing import pack
+from penstock.serialize import pack
 from penstock.store import Store
 
 SIZES = [int(n) for n in np.random.default_rng(0).integers(500, 9000, size=90)]

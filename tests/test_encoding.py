@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from penstock import encoding as encodings
 from penstock.encoding import Encoding
 from penstock.errors import MissingExtraError, PipelineError
-from penstock.packing import pack
+from penstock.serialize import pack
 
 Pair = namedtuple("Pair", "image label")
 

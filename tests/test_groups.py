@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from penstock.keyed import Keys
 from penstock.pools.runner import Runner, Work, WorkerInfo
-from penstock.random import Keys
 from penstock.road import Road
 from penstock.slots import Layout
 from penstock.source.source import Source

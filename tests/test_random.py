@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.random import Key, Keyed, Keys, preserved_globals, seed_globals
+from penstock.keyed import Key, Keyed, Keys, preserved_globals, seed_globals
 
 keys = st.builds(Key, st.integers(0, 2**63), st.integers(0, 2**40), st.integers(0, 2**20))
 
@@ -43,7 +43,7 @@ def test_different_keys_stages_and_seeds_draw_differently(a: Key, b: Key) -> Non
 
 def test_it_is_the_same_in_another_process() -> None:
     code = (
-        "from penstock.random import Key, Keyed;"
+        "from penstock.keyed import Key, Keyed;"
         "print(Keyed(3, 'flip').at(Key(5, 2, 1)).random(3).tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

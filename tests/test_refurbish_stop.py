@@ -13,9 +13,9 @@ import pytest
 
 from penstock.encoding import Encoding
 from penstock.errors import PipelineError
-from penstock.meter import Tally
+from penstock.keyed import Keys
 from penstock.order import Renewal
-from penstock.random import Keys
+from penstock.stats import Tally
 from penstock.stops.refurbish import Refurbish, place
 from penstock.stops.stop import Site, StageFailure
 from penstock.store import Store

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock.meter import BadSample, Held, Meter, Tally
+from penstock.stats import BadSample, Held, Meter, Tally
 
 
 def test_counts_add_up() -> None:

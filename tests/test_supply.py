@@ -15,10 +15,10 @@ import penstock as ps
 from penstock.engine import Engine
 from penstock.errors import SlotError
 from penstock.loader import Loader
-from penstock.packing import pack
 from penstock.pools.inline import InlinePool
 from penstock.pools.pool import Desk, InSlot, Task, run
 from penstock.pools.runner import Runner, Work, WorkerInfo
+from penstock.serialize import pack
 
 
 class ByHand:

@@ -15,17 +15,17 @@ from typing import Any
 from penstock.assembly import Assembly, Recipe
 from penstock.commons import Commons
 from penstock.job import Ready
-from penstock.meter import Meter
 from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import keys_in, named
 from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
 from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
 from penstock.order.deal import BatchKeys
-from penstock.packing import pack, unpack
 from penstock.pools.answer import pack_error
 from penstock.pools.choose import Choice
 from penstock.pools.wire import Known, Wire
+from penstock.serialize import pack, unpack
 from penstock.slots import Layout
+from penstock.stats import Meter
 
 
 class Peer:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.node.state import Name
-from penstock.packing import unpack
 from penstock.pools.wire import Known, Wire
+from penstock.serialize import unpack
 from penstock.slots import Layout
 from penstock.tree import fill
 

@@ -13,7 +13,6 @@ from typing import Any
 from penstock.assembly import Recipe
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.job import Ready
-from penstock.meter import BadSample, Meter
 from penstock.node.line import Leases, Line
 from penstock.node.place import Place
 from penstock.node.protocol import RELEASE, VERSION, keys_out, named
@@ -21,10 +20,11 @@ from penstock.node.start import connect
 from penstock.node.state import WINDOW, Lag, Name
 from penstock.order.deal import BatchKeys
 from penstock.order.rotation import Rotation
-from penstock.packing import pack, unpack
 from penstock.pools.answer import unpack_error
 from penstock.pools.wire import Wire
+from penstock.serialize import pack, unpack
 from penstock.slots import shared_file
+from penstock.stats import BadSample, Meter
 
 DEPTH = 4
 """Batches that are asked for ahead: the node prepares them while this job is busy."""

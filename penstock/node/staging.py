@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from penstock.engine import Engine
 from penstock.job import Job, Ready, closed_up
 from penstock.order.deal import BatchKeys
-from penstock.packing import pack
 from penstock.pools.pool import InSlot, Outcome, Task
+from penstock.serialize import pack
 from penstock.slots import Layout, Slot
 
 

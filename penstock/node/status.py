@@ -15,10 +15,10 @@ from penstock.pools.answer import unpack_error
 
 if TYPE_CHECKING:
     from penstock.assembly import Assembly
-    from penstock.meter import Meter
     from penstock.node.group import Group
     from penstock.node.service import Service
     from penstock.node.state import Member
+    from penstock.stats import Meter
 
 
 def status_of(service: Service) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError, StateError
+from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
 from penstock.order.replicas import replicas
-from penstock.random import Key, Keyed
 
 _KEPT = 2
 """Epochs whose sequence is remembered: the current one, and the next one if it is begun early."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
+from penstock.keyed import Key, Keyed
 from penstock.order.order import whole
-from penstock.random import Key, Keyed
 
 Numbers = NDArray[np.integer[Any]]
 """Whole numbers, in no more bytes than they need: there are ``factor`` times n of them."""

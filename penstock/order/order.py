@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
+from penstock.keyed import Key, Keyed
 from penstock.order.shuffle import shuffled
-from penstock.random import Key, Keyed
 
 
 @runtime_checkable

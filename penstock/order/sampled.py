@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError, StateError
+from penstock.keyed import Key, Keyed, preserved_globals
 from penstock.order.cursor import Cursor
 from penstock.order.deal import BatchKeys
 from penstock.order.order import whole
 from penstock.order.replicas import Occurrences
-from penstock.random import Key, Keyed, preserved_globals
 
 _KEPT = 2
 """Epochs whose start is remembered: a checkpoint may be asked for just after one has ended."""

@@ -20,7 +20,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.random import Key, Keyed
+from penstock.keyed import Key, Keyed
 
 LISTED = 1 << 16
 """Up to here a true permutation costs less than a millisecond and is uniform over all of them."""

@@ -6,9 +6,9 @@ import traceback
 from typing import Any
 
 from penstock.errors import WorkerError
-from penstock.packing import pack, unpack
 from penstock.pools.pool import InSlot, Outcome
 from penstock.pools.runner import Report
+from penstock.serialize import pack, unpack
 
 
 class WorkerTraceback(Exception):

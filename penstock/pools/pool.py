@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from penstock.keyed import Keys
 from penstock.pools.runner import LayoutChanged, Report, Runner
-from penstock.random import Keys
 from penstock.schedule import Kind
 from penstock.slots import Layout, Slot
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from penstock.errors import PipelineError, WorkerError
-from penstock.packing import Packed, pack
 from penstock.pools.answer import from_message
 from penstock.pools.launch import Fork, Program, Start, Started, how_it_ended
 from penstock.pools.pool import Desk, Task, run
@@ -25,6 +24,7 @@ from penstock.pools.threads import WARN_AFTER
 from penstock.pools.wire import Known, Wire
 from penstock.pools.worker import Init
 from penstock.road import Tap
+from penstock.serialize import Packed, pack
 from penstock.slots import shared_file
 
 AHEAD = 2

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SampleError, ShapeError
-from penstock.random import Key, Keyed, Keys, seed_globals
+from penstock.keyed import Key, Keyed, Keys, seed_globals
 from penstock.road import Road, Tap, scope_of
 from penstock.schedule import group_of
 from penstock.slots import Layout, as_array

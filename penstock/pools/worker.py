@@ -19,12 +19,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from penstock.packing import pack, unpack
+from penstock.keyed import Keys
 from penstock.pools.answer import to_message
 from penstock.pools.pool import Outcome, Task, run
 from penstock.pools.runner import Runner, Work, WorkerInfo
 from penstock.pools.wire import Known, Wire
-from penstock.random import Keys
+from penstock.serialize import pack, unpack
 from penstock.slots import Layout, Slot
 
 Init = Callable[[WorkerInfo, Work], None]

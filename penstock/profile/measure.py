@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import config
 from penstock.errors import PipelineError, SampleError
-from penstock.meter import LISTED_BAD_SAMPLES, BadSample
+from penstock.keyed import Key, Keyed, preserved_globals, seed_globals
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
 from penstock.pools.choose import choose, gil_enabled
@@ -22,9 +22,9 @@ from penstock.profile.probes import Clocks, Drawn, Ended, Spent
 from penstock.profile.result import Profile, Row
 from penstock.profile.roads import Ledger, ProbedRoad, Round, pooled
 from penstock.profile.rows import rows_of
-from penstock.random import Key, Keyed, preserved_globals, seed_globals
 from penstock.schedule import SMALL
 from penstock.source.stream import StreamSource
+from penstock.stats import LISTED_BAD_SAMPLES, BadSample
 from penstock.stops.stop import StageFailure
 
 WARM = 8

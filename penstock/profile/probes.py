@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from penstock.meter import Clock
-from penstock.random import Keys
+from penstock.keyed import Keys
 from penstock.source.dataset import DatasetSource
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
+from penstock.stats import Clock
 from penstock.stops.map import Map, name_of
 from penstock.stops.stop import Site, Step, Stop, Upstream
 

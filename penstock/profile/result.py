@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from penstock.meter import BadSample
+from penstock.stats import BadSample
 
 Kind = Literal["source", "map", "cache", "refurbish", "echo", "fused", "batch", "part"]
 

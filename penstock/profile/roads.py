@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from penstock.meter import Tally
+from penstock.keyed import Keys
 from penstock.order import Renewal
 from penstock.profile.batching import Batching
 from penstock.profile.probes import (
@@ -19,9 +19,9 @@ from penstock.profile.probes import (
     timed_source,
     timed_stop,
 )
-from penstock.random import Keys
 from penstock.road import SOURCE, Road
 from penstock.source.source import Source
+from penstock.stats import Tally
 from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.config import show_size
 from penstock.errors import PipelineError
-from penstock.packing import pack
-from penstock.random import Keys
+from penstock.keyed import Keys
+from penstock.serialize import pack
 from penstock.stops.stop import Hold, Site, Step, Upstream, lent, taken
 from penstock.store import AnyStore
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
+from penstock.keyed import Key, Keys
 from penstock.order import BatchKeys
 from penstock.order import Echo as Dealt
-from penstock.random import Key, Keys
 from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
 from penstock.store import AnyStore, Turns, claims_of
 

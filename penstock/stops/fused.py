@@ -14,8 +14,8 @@ from penstock.image.frame import Frame
 from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from penstock.image.kernel import Request
 from penstock.image.normalizing import Normalize
+from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import Operation, fits
-from penstock.random import Key, Keyed, Keys
 from penstock.stops.field import Field, On
 from penstock.stops.stop import Joined, Site, StageFailure, Step, Stop, Upstream
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
+from penstock.keyed import Keyed, seed_globals
 from penstock.operation import Operation
-from penstock.random import Keyed, seed_globals
 from penstock.stops.field import Field, On, no_field
 from penstock.stops.stop import Fields, Rows, Site, Step, Stop, each
 

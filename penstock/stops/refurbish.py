@@ -18,8 +18,8 @@ from penstock.config import show_size, size
 from penstock.encoding import Encoding
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
+from penstock.keyed import Keys
 from penstock.order import BatchKeys, Renewal
-from penstock.random import Keys
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
 from penstock.store import AnyStore, Turns, claims_of
 from penstock.store.value import Lent

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.meter import Tally
+from penstock.keyed import Key, Keys
 from penstock.operation import Operation, Spec
-from penstock.packing import Packed, pack, unpack
-from penstock.random import Key, Keys
+from penstock.serialize import Packed, pack, unpack
+from penstock.stats import Tally
 from penstock.store.value import Lent
 from penstock.tree import flatten
 

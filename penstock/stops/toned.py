@@ -8,8 +8,8 @@ from typing import Any
 from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment, normalized
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import check_image
+from penstock.keyed import Key, Keyed
 from penstock.operation import Operation
-from penstock.random import Key, Keyed
 from penstock.stops.field import Field, On
 from penstock.stops.stop import Joined, Site, Step, Stop, each
 

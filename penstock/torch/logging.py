@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PipelineError
-from penstock.meter import Stats
+from penstock.stats import Stats
 from penstock.watch.exposition import distinct
 from penstock.watch.rates import Rates, between
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PipelineError
-from penstock.packing import pack
+from penstock.serialize import pack
 
 
 def check_shared(

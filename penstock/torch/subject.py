@@ -25,10 +25,10 @@ from penstock.analysis.subject import (
     relative_sizes,
 )
 from penstock.errors import PenstockError
+from penstock.keyed import preserved_globals
 from penstock.pipeline import from_dataset
 from penstock.profile.measure import measure
 from penstock.profile.result import Row
-from penstock.random import preserved_globals
 from penstock.store.value import cost
 from penstock.torch.dataloader import DataLoader as OwnLoader
 

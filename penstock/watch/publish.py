@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock import config
 from penstock.closing import Closes, close_at_exit
-from penstock.meter import Clock
+from penstock.stats import Clock
 from penstock.watch import running
 from penstock.watch.place import LivePlace
 from penstock.watch.process import command, started

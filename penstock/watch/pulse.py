@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.meter import Clock
+from penstock.stats import Clock
 
 EVERY = 0.5
 """Seconds between two reports: often enough for people, too seldom to be felt by training."""

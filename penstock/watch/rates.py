@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.meter import CacheStats, StageStats, Stats
+from penstock.stats import CacheStats, StageStats, Stats
 from penstock.watch.snapshot import Snapshot
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config import show_size
-from penstock.meter import BadSample, Stats
+from penstock.stats import BadSample, Stats
 from penstock.store.listing import aligned, many, span
 from penstock.watch.live import Course
 from penstock.watch.rates import StopRate

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.meter import (
+from penstock.stats import (
     BadSample,
     CacheStats,
     EchoStats,

@@ -25,8 +25,8 @@ from penstock.audio import (
     spec_augment,
 )
 from penstock.errors import PipelineError
+from penstock.keyed import Key, Keyed
 from penstock.operation import ArraySpec, BytesSpec, Operation
-from penstock.random import Key, Keyed
 
 ON_WAVEFORMS: list[Operation] = [
     resample(16_000, 8_000),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.audio import crop_or_pad, mono, normalize, pad, random_crop, random_gain, spec_augment
 from penstock.audio.masking import Masks
-from penstock.random import Key, Keyed
+from penstock.keyed import Key, Keyed
 
 COUNT = np.arange(1, 6, dtype=np.float32)[np.newaxis]
 

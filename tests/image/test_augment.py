@@ -12,7 +12,7 @@ from penstock.image import auto_augment, kernel, rand_augment, trivial_augment
 from penstock.image.augment import applied
 from penstock.image.augment_table import NAMES, NARROW, WIDE, Step
 from penstock.image.policies import POLICIES
-from penstock.random import Key, Keyed
+from penstock.keyed import Key, Keyed
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Brightness"]
 EXACT += ["Posterize", "Solarize", "AutoContrast", "Equalize", "Invert"]

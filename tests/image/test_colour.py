@@ -11,7 +11,7 @@ import pytest
 from penstock.image import color_jitter
 from penstock.image.draft import Draft
 from penstock.image.jitter import Jitter
-from penstock.random import Key, Keyed
+from penstock.keyed import Key, Keyed
 
 FACTORS = [0.0, 0.1, 0.73, 1.0, 1.27, 1.9, 2.5]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.errors import PipelineError
 from penstock.image import erase, normalize, random_resized_crop
 from penstock.image.erasing import Patch
+from penstock.keyed import Key, Keyed
 from penstock.operation import ArraySpec
-from penstock.random import Key, Keyed
 
 
 def test_erasing_paints_the_rectangle_and_nothing_else(photo: Any) -> None:

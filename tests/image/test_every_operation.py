@@ -26,8 +26,8 @@ from penstock.image import (
     resize,
     trivial_augment,
 )
+from penstock.keyed import Key, Keyed
 from penstock.operation import ArraySpec, BytesSpec, Operation
-from penstock.random import Key, Keyed
 
 OPERATIONS: list[Operation] = [
     resize(13),

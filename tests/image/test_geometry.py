@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.errors import PipelineError
 from penstock.image import center_crop, random_crop, random_flip, random_resized_crop, resize
 from penstock.image.geometry import Box, PaddedBox
+from penstock.keyed import Key, Keyed
 from penstock.operation import ArraySpec
-from penstock.random import Key, Keyed
 
 side = st.integers(1, 300)
 

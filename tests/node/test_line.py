@@ -15,8 +15,8 @@ from penstock.node.group import Peer
 from penstock.node.line import Leases, Line
 from penstock.node.staging import Staged
 from penstock.node.state import Name
-from penstock.packing import pack
 from penstock.pools.wire import Wire
+from penstock.serialize import pack
 from penstock.slots import Layout, Slot
 
 SAMPLE = (np.zeros((2, 3), np.float32), 7)

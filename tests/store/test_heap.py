@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.packing import pack, unpack
+from penstock.serialize import pack, unpack
 from penstock.store import Heap, Store, Turns, memory_store
 from penstock.store.value import PIECE
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.packing import pack, unpack
+from penstock.serialize import pack, unpack
 from penstock.store import Store, samples
 from penstock.store.value import PIECE, frame, pack_key, payload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.meter import (
+from penstock.stats import (
     BadSample,
     CacheStats,
     EchoStats,

@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PipelineError
 from penstock.loader import Loader
-from penstock.meter import StageStats
+from penstock.stats import StageStats
 from penstock.watch import exporter
 from penstock.watch.exposition import CONTENT_TYPE, METRICS, exposition
 from penstock.watch.place import LivePlace

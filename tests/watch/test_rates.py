@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.meter import CacheStats, PoolStats, StageStats
+from penstock.stats import CacheStats, PoolStats, StageStats
 from penstock.watch.live import KEPT, Course, History, Point
 from penstock.watch.rates import between, rates
 from tests.watch.snapshots import FULL, STATS, snapshot

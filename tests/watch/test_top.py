@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock import cli
-from penstock.meter import PoolStats
+from penstock.stats import PoolStats
 from penstock.watch.live import Course
 from penstock.watch.place import LivePlace
 from penstock.watch.rendering import bar, lines_of

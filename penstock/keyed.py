@@ -86,7 +86,7 @@ _local = _Local()
 class Keyed:
     """The random choices of one stage.
 
-    >>> from penstock.random import Key, Keyed
+    >>> from penstock.keyed import Key, Keyed
     >>> flips = Keyed(seed=0, stage="flip")
     >>> a = flips.at(Key(index=7, epoch=1)).random()
     >>> b = flips.at(Key(index=8, epoch=1)).random()
