@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.assembly import Assembly, Recipe
-from penstock.closing import close_at_exit
 from penstock.echoing import Echoing
 from penstock.engine import Engine
 from penstock.errors import PipelineError, StateError
+from penstock.host.at_exit import close_at_exit
 from penstock.node.recut import Recut
 from penstock.node.share import Member, attached, check_shared
 from penstock.options import Options, is_whole

@@ -209,8 +209,8 @@ def collect_leftovers(before: Leftovers) -> Leftovers:
 def look_at_node() -> str:
     """What is amiss with the directory in which a node has its socket; empty if nothing is."""
     try:
+        from penstock.host.private_dir import check_own
         from penstock.node.place import Place as NodePlace
-        from penstock.store.place import check_own
 
         place = NodePlace()
         if place.path.exists():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock import config
 from penstock.errors import StoreError
-from penstock.store.place import check_own, own_directory
+from penstock.host.private_dir import check_own, own_directory
 
 SOCKET, LOCK, STARTING, LOG = "node.sock", "node.lock", "starting.lock", "node.log"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import config
-from penstock.node.procfs import stat_of
+from penstock.host.process import stat_of
 from penstock.pools.answer import unpack_error
 
 if TYPE_CHECKING:

@@ -68,8 +68,8 @@ def _shown(place: Place, found: dict[str, Any] | None, before: dict[str, Any] | 
 
 
 def _watch(place: Place) -> None:
+    from penstock.host.redraw import redraw
     from penstock.node.look import look
-    from penstock.node.redrawing import redraw
 
     before: dict[str, Any] | None = None
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from penstock import config
 from penstock.errors import StoreError
+from penstock.host.private_dir import check_own
 from penstock.store import guard as guards
 from penstock.store import opening
 from penstock.store.guard import Guard
 from penstock.store.opening import DATA, PIECES, SAMPLES
-from penstock.store.place import check_own
 from penstock.store.rundir import stale
 from penstock.store.samples import Samples
 from penstock.store.value import head, pack_key, unpack_key

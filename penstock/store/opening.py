@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from penstock.errors import StoreError
+from penstock.host.private_dir import own_directory
 from penstock.store import guard as guards
 from penstock.store.guard import FORMAT, Guard, State, boot_id
-from penstock.store.place import own_directory
 
 SAMPLES = b"samples"
 """The database of the samples; the main one holds the store's own records."""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from penstock import config
 from penstock.errors import StoreError
-from penstock.store.place import check_own, own_directory
+from penstock.host.private_dir import check_own, own_directory
 
 _LOCK = "lock"
 _PREFIX = "run-"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock import config
 from penstock.errors import StoreError
-from penstock.store.place import check_own, own_directory
-from penstock.watch.process import alive, started
+from penstock.host.private_dir import check_own, own_directory
+from penstock.host.process import alive, started
 from penstock.watch.sheet import Sheet, read
 from penstock.watch.snapshot import Snapshot, from_json
 

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock import config
-from penstock.closing import Closes, close_at_exit
+from penstock.host.at_exit import Closes, close_at_exit
+from penstock.host.process import command, started
 from penstock.stats import Clock
 from penstock.watch import running
 from penstock.watch.place import LivePlace
-from penstock.watch.process import command, started
 from penstock.watch.pulse import Pulse
 from penstock.watch.sheet import Sheet
 from penstock.watch.snapshot import Snapshot, to_json

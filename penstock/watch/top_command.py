@@ -78,7 +78,7 @@ def _seconds(text: str) -> float:
 
 
 def _watch(view: View, interval: float, *, as_json: bool) -> None:
-    from penstock.node.redrawing import redraw
+    from penstock.host.redraw import redraw
 
     def shown() -> str:
         view.look()

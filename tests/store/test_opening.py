@@ -15,8 +15,8 @@ import lmdb
 import pytest
 
 from penstock.errors import StoreError
+from penstock.host import private_dir as places
 from penstock.store import Store
-from penstock.store import place as places
 
 MB = 1_000_000
 

@@ -19,11 +19,11 @@ import pytest
 
 import penstock as ps
 from penstock.errors import SampleError
+from penstock.host.process import alive, started
 from penstock.loader import Loader
 from penstock.watch import publish
 from penstock.watch.live import loaders
 from penstock.watch.place import LivePlace
-from penstock.watch.process import alive, started
 from penstock.watch.sheet import Sheet, read
 
 

@@ -1,0 +1,1 @@
+"""The machine around Penstock: processes, private directories, at-exit hooks, the terminal."""
