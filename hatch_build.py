@@ -48,7 +48,7 @@ class KernelHook(BuildHookInterface[Any]):
                 stale.unlink()
         self._place = Path(tempfile.mkdtemp(prefix="penstock-kernel-"))
         try:
-            built = _compile(package / "_kernel.c", self._place)
+            built = _compile(Path(self.root) / "native" / "module.c", self._place)
         except CannotCompile as why:
             shutil.rmtree(self._place)
             if required:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import MissingExtraError, PipelineError
-from penstock.image.native import Image, load_cv2, load_simplejpeg, with_channels
+from penstock.native import Image, load_cv2, load_simplejpeg, with_channels
 from penstock.serialize import Packed, pack, unpack
 from penstock.store.value import Buffer
 from penstock.tree import is_namedtuple

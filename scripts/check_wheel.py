@@ -12,6 +12,7 @@ import numpy as np
 import simplejpeg
 
 import penstock
+from penstock import native
 from penstock.image import kernel
 
 OWN = Path(penstock.__file__).resolve().parents[1] / "penstock.libs"
@@ -30,8 +31,8 @@ def check() -> str:
     pixels = rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)
     data = simplejpeg.encode_jpeg(pixels, 90, "RGB", "420")
     others = libraries()
-    if not kernel.available():
-        return kernel.why_not()
+    if not native.kernel_available():
+        return native.why_no_kernel()
 
     decoded = np.zeros_like(pixels)
     kernel.region(data, (0, 0, 48, 64), decoded)

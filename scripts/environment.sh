@@ -164,7 +164,7 @@ equip_browser() {
 # of it: once it can, it will be.
 requirements() {
     sha256sum pyproject.toml constraints.txt scripts/environment.sh hatch_build.py \
-        penstock/_kernel*.[ch]
+        native/*.[ch] native/*/*.[ch]
     if kernel_switched_off; then
         echo "without the kernel"
     else

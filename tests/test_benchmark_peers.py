@@ -22,7 +22,7 @@ from benchmarks.courses import Starts
 from benchmarks.measure import Contestant, Lane, race
 from benchmarks.race_table import FIRST, found
 from benchmarks.report import write_json
-from penstock.image import kernel
+from penstock import native
 
 PEER = """
 import json, os, sys, tempfile
@@ -49,8 +49,8 @@ def cannot_convert(diary):
     raise OSError("no room for shards")
 
 def with_kernel(_):
-    from penstock.image import kernel
-    return lambda: [np.full((2, 3), kernel.available(), np.float32)] * 3
+    from penstock import native
+    return lambda: [np.full((2, 3), native.kernel_available(), np.float32)] * 3
 """.replace("\\\\n", "\\n")
 
 
@@ -247,7 +247,7 @@ def test_the_lane_without_kernel_has_none(peer: Any, tmp_path: Path) -> None:
         for one in (load.NO_KERNEL, load.PIPELINE)
     )
     lanes = race("r", (without, with_it), tmp_path, Starts(2), rounds=1, timeout=60)
-    assert [lane.runs[0].look.mean for lane in lanes] == [0.0, float(kernel.available())]
+    assert [lane.runs[0].look.mean for lane in lanes] == [0.0, float(native.kernel_available())]
 
 
 # scripts/bench-setup.

@@ -11,7 +11,7 @@ import pytest
 from contract import POOLS, Workers, plain
 
 import penstock as ps
-from penstock.image import kernel
+from penstock import native
 from penstock.stops.fused import Fused, fuse
 
 image = ps.image
@@ -27,9 +27,9 @@ GREAT = 2.0
 @pytest.fixture(params=["kernel", "partial"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "partial":
-        monkeypatch.setattr(kernel, "_switched_off", lambda: True)
-    elif not kernel.available():
-        pytest.skip(kernel.why_not())
+        monkeypatch.setattr(native, "_switched_off", lambda: True)
+    elif not native.kernel_available():
+        pytest.skip(native.why_no_kernel())
     return str(request.param)
 
 
@@ -317,7 +317,7 @@ def test_what_the_kernel_refuses_is_told_of_its_sample(photos: Path, tmp_path: P
     pipeline = ps.from_files(files).map(image.decode()).map(image.resize(256)).batch(1)
     with pipeline.loader(workers=0, shuffle=False, on_error="skip") as loader:
         found = [batch.shape for batch in loader]
-    if kernel.available():
+    if native.kernel_available():
         assert len(found) == 3
         with pytest.raises(ps.PenstockError, match=r"strip\.jpg"):
             list(pipeline.loader(workers=0, shuffle=False))

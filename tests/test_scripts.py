@@ -211,12 +211,12 @@ def test_tests_go_on_without_a_browser(machine: Machine) -> None:
 def copy(tmp_path: Path) -> Path:
     """The files that an installation depends on, and an environment that stands ready."""
     place = tmp_path / "repository"
-    for folder in ("penstock", "scripts", ".venv"):
+    for folder in ("native/jpeg", "scripts", ".venv"):
         (place / folder).mkdir(parents=True)
     for name in ("pyproject.toml", "constraints.txt", "scripts/environment.sh", "hatch_build.py"):
         shutil.copy(ROOT / name, place / name)
-    for name in ("_kernel.c", "_kernel_one.h"):
-        (place / "penstock" / name).write_text(name)
+    for name in ("module.c", "jpeg/one.h"):
+        (place / "native" / name).write_text(name)
     return place
 
 
@@ -249,9 +249,9 @@ def test_an_installation_is_repeated_when_any_part_of_the_kernel_changes(
 
     assert prepared()
     assert not prepared()
-    (copy / "penstock/_kernel_one.h").write_text("changed")
+    (copy / "native/jpeg/one.h").write_text("changed")
     assert prepared()
-    (copy / "penstock/_kernel_two.h").write_text("new")
+    (copy / "native/two.h").write_text("new")
     assert prepared()
     machine.has("cc", "jpeg", "Python.h")  # installed by hand
     assert prepared()

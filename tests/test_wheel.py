@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from penstock.image import kernel
+from penstock import native
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,7 +91,7 @@ def test_a_word_that_asks_for_nothing_known_ends_the_build(
         build(hook)
 
 
-@pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+@pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 def test_a_wheel_with_the_kernel_is_tagged_for_what_it_runs_on(
     hook: ModuleType, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_wheel_with_the_kernel_is_tagged_for_what_it_runs_on(
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+@pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 def test_a_kernel_that_needs_the_systems_libjpeg_does_not_pass_for_self_contained() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/check_wheel.py"],

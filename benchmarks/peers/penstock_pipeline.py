@@ -46,8 +46,8 @@ def photos(work: Photos, workers: int | None = None) -> Make:
 
 def import_what_decodes() -> None:
     """Import, off the clock, what photographs are decoded with; the compiled kernel needs none."""
-    from penstock.image import kernel
+    from penstock import native
 
-    if not kernel.available():
+    if not native.kernel_available():
         import cv2  # noqa: F401
         import simplejpeg  # noqa: F401

@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 
-from penstock.audio.native import load_soundfile
 from penstock.audio.sound import MOST_CHANNELS
 from penstock.audio.wav import Plain, Unreadable
+from penstock.native import load_soundfile
 
 _FRAMES_FOR_A_BYTE = 100
 _FRAMES_AT_ONCE = 1 << 20

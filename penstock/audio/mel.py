@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.audio.native import load_fft, load_sparse
 from penstock.audio.sound import (
     FLOAT32,
     WAVEFORM,
@@ -23,6 +22,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
+from penstock.native import load_fft, load_sparse
 from penstock.operation import ArraySpec, Spec
 
 _BLOCK = 1 << 16

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.audio.native import load_sparse
 from penstock.audio.sound import (
     FLOAT32,
     WAVEFORM,
@@ -20,6 +19,7 @@ from penstock.audio.sound import (
     check_sound,
     need_sound,
 )
+from penstock.native import load_sparse
 from penstock.operation import ArraySpec, Spec
 
 _CROSSINGS = 6

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import penstock
-from penstock import config
+from penstock import config, native
 from penstock.doctor.packages import Package, installed_opencv, look_at_packages
 from penstock.errors import PenstockError
-from penstock.image import kernel
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """What numeric libraries read to size their thread pools, and worker processes inherit."""
@@ -151,7 +150,7 @@ def gather() -> Facts:
         leftovers=look_for_leftovers(memory_stores),
         packages=look_at_packages(),
         opencv=installed_opencv(),
-        no_kernel=kernel.why_not(),
+        no_kernel=native.why_no_kernel(),
         no_node=look_at_node(),
         settings=settings,
     )

@@ -22,15 +22,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
 from penstock.image.augment_table import CHANGES, NAMES, NARROW, NUMBERS, WIDE, Step
 from penstock.image.draft import Draft
-from penstock.image.native import Image
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
 from penstock.image.policies import POLICIES, STRENGTHS
 from penstock.image.tone import Table
+from penstock.native import Image
 from penstock.operation import Operation, Spec, counted, fits
 
 Steps = tuple[Step, ...]
@@ -91,7 +92,7 @@ def _for_kernel(image: Image, smooth: bool) -> bool:
         channels == 3
         and not smooth
         and max(height, width) <= kernel.MOST_SIDE
-        and kernel.available()
+        and native.kernel_available()
     )
 
 

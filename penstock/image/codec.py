@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.errors import PipelineError, SourceError
 from penstock.image import arguments
-from penstock.image.native import Image, load_cv2, load_simplejpeg, with_channels
 from penstock.image.pixels import UINT8
+from penstock.native import Image, load_cv2, load_simplejpeg, with_channels
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec, file_bytes
 
 _JPEG = b"\xff\xd8\xff"

@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.tone import DOWN, GREY, LEAN, PARTS, Counts
+from penstock.native import Image, load_cv2, with_channels
 
 _WEIGHTS = np.arange(256, dtype=np.float64)
 

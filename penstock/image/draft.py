@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.image import colour, tone, warp
-from penstock.image.native import Image, load_cv2
 from penstock.image.tone import UNCHANGED, Counts, Table, Tones
+from penstock.native import Image, load_cv2
 
 
 class Draft:

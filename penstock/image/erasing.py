@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
-from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
+from penstock.native import Image
 from penstock.operation import LEVELS, Operation, Spec, counted
 
 _ATTEMPTS = 10

@@ -13,9 +13,9 @@ from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
 from penstock.image.frame import Box, Frame
-from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
+from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, counted, fits
 
 _ATTEMPTS = 10

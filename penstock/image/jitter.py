@@ -12,8 +12,8 @@ import numpy as np
 
 from penstock.image import arguments
 from penstock.image.draft import Draft
-from penstock.image.native import Image
 from penstock.image.pixels import check_image, need_image
+from penstock.native import Image
 from penstock.operation import LEVELS, Operation, Spec, counted
 
 _Range = tuple[float, float]

@@ -9,13 +9,12 @@ What ``augment`` does has the bits of ``draft``, but for turns, where it takes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import config
+from penstock import native
 from penstock.errors import PipelineError, SourceError
 
 MOST_SIDE = 65_535
@@ -24,34 +23,6 @@ MOST_SIDE = 65_535
 
 class Unsupported(Exception):
     """A file, or a request, for the pure road: no JPEG, or a kind that the kernel leaves out."""
-
-
-@lru_cache(maxsize=1)
-def _load() -> tuple[Any, str]:
-    """The compiled module, or ``None`` and why there is none."""
-    try:
-        from penstock import _kernel
-    except ImportError as error:
-        return None, (
-            f"the kernel is not built, or does not load ({error}). Install a C compiler and "
-            "libjpeg-turbo's headers (libjpeg-turbo8-dev, libjpeg62-turbo-dev or "
-            "libjpeg-turbo-devel), then install penstock from source."
-        )
-    return _kernel, ""
-
-
-def _switched_off() -> bool:
-    return config.no_kernel()
-
-
-def available() -> bool:
-    """Whether the kernel is there and wanted."""
-    return not _switched_off() and _load()[0] is not None
-
-
-def why_not() -> str:
-    """Why it is not available; empty if it is."""
-    return "PENSTOCK_NO_KERNEL is set." if _switched_off() else _load()[1]
 
 
 def size(data: Any) -> tuple[int, int, int]:
@@ -189,9 +160,9 @@ def augment(
 
 
 def _kernel() -> Any:
-    kernel = _load()[0]
-    if kernel is None or _switched_off():
-        raise Unsupported(why_not())
+    kernel = native.kernel()
+    if kernel is None:
+        raise Unsupported(native.why_no_kernel())
     return kernel
 
 

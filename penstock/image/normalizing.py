@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
-from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.pixels import FLOAT32, check_image, need_image
 from penstock.image.scratch import Scratch
+from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, fits
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -108,7 +109,7 @@ class Normalize(Operation):
 
 def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None:
     """What a table (channels, 256) makes of an image, channels first."""
-    if image.shape[2] == 3 and image.flags.c_contiguous and kernel.available():
+    if image.shape[2] == 3 and image.flags.c_contiguous and native.kernel_available():
         kernel.look_up(image, table, out)
         return
     cv2 = load_cv2()

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from penstock.image.codec import Decode
 from penstock.image.kernel import Unsupported
-from penstock.image.native import Image, load_cv2, load_simplejpeg
 from penstock.image.normalizing import look_up
 from penstock.image.resample import resize, resize_part
 from penstock.image.scratch import Scratch
+from penstock.native import Image, load_cv2, load_simplejpeg
 from penstock.operation import file_bytes
 
 _FRAMES = (0xC0, 0xC1, 0xC2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PipelineError
-from penstock.image.native import Image
+from penstock.native import Image
 from penstock.operation import ArraySpec, Spec, need_array
 
 UINT8 = np.dtype(np.uint8)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.image.native import Image, load_cv2, with_channels
 from penstock.image.scratch import Scratch
+from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import fits
 
 _NO_BLUR = 0.08

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.native import Image, load_cv2, with_channels
+from penstock.native import Image, load_cv2, with_channels
 
 Table = NDArray[np.uint8]
 """What becomes of each of 256 levels."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.native import Image, load_cv2, with_channels
+from penstock.native import Image, load_cv2, with_channels
 
 Fill = tuple[int, ...]
 Bend = Callable[[Image, float, Fill, bool], Image]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock import native
 from penstock.config import show_size
-from penstock.image import kernel
 from penstock.pipeline import Pipeline
 from penstock.profile.result import HOLDS, Row
 from penstock.source import DatasetSource
@@ -81,9 +81,9 @@ def _decoding(pipeline: Pipeline, rows: Sequence[Row], at: int, samples: int | N
     maps = [stop for stop in pipeline.stops if isinstance(stop, Map)]
     names = [stop.name for stop in maps]
     if row.kind == "fused":
-        if kernel.available():
+        if native.kernel_available():
             return ""
-        return f"the compiled kernel would do this step faster: {kernel.why_not()}"
+        return f"the compiled kernel would do this step faster: {native.why_no_kernel()}"
     framing = next((name for name in names if name in _FRAMING), "")
     if framing and below not in _FRAMING:
         return (

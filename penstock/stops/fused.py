@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import native
 from penstock.image import kernel, landmarks, partial
 from penstock.image.codec import Decode
 from penstock.image.frame import Frame
@@ -57,11 +58,11 @@ class Fused(Joined):
         """Who does it, for people."""
         if self.decode is None:
             return "in one step: the compiled kernel takes only what is wanted"
-        if kernel.available():
+        if native.kernel_available():
             return "in one step: the compiled kernel decodes only what is wanted"
         return (
             "in one step: simplejpeg decodes no row below what is wanted (the compiled kernel "
-            f"would do better: {kernel.why_not()})"
+            f"would do better: {native.why_no_kernel()})"
         )
 
     @property
@@ -129,7 +130,7 @@ class Fused(Joined):
         """What tells the size of a picture, and what takes parts of some."""
         if self.decode is None:
             return _size, _one_after_the_other(kernel.resize)
-        if not kernel.available():
+        if not native.kernel_available():
             return partial.size, _one_after_the_other(partial.region)
         whole = all(isinstance(one, Resize) for one in self.framing)
         return kernel.size, kernel.regions if whole else landmarks.regions
@@ -199,7 +200,7 @@ def _run_at(stops: tuple[Stop, ...]) -> Fused | None:
         decode = parts.pop(0)
         if decode.mode != "rgb":
             return None
-    elif not kernel.available():
+    elif not native.kernel_available():
         return None
     framing: list[Framing] = []
     while parts and isinstance(parts[0], Framing) and not _resized_again(framing, parts[0]):

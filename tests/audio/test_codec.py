@@ -14,7 +14,8 @@ from audio.wavs import chunk, format_chunk, numbers, packed, riff, sound, wav
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.audio import decode, libsndfile, mono, native, resample
+from penstock import native
+from penstock.audio import decode, libsndfile, mono, resample
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.operation import ArraySpec, BytesSpec
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.image import auto_augment, kernel, rand_augment, trivial_augment
+from penstock import native
+from penstock.image import auto_augment, rand_augment, trivial_augment
 from penstock.image.augment import applied
 from penstock.image.augment_table import NAMES, NARROW, WIDE, Step
 from penstock.image.policies import POLICIES
@@ -24,9 +25,9 @@ BLENDED = ["Color", "Contrast", "Sharpness"]
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who makes our pixels."""
     if request.param == "draft":
-        monkeypatch.setattr(kernel, "_switched_off", lambda: True)
-    elif not kernel.available():
-        pytest.skip(kernel.why_not())
+        monkeypatch.setattr(native, "_switched_off", lambda: True)
+    elif not native.kernel_available():
+        pytest.skip(native.why_no_kernel())
     return str(request.param)
 
 

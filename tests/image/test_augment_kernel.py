@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import kernel, normalize, rand_augment
 from penstock.image.augment import applied, normalized
 from penstock.image.augment_table import CHANGES, NARROW, NUMBERS, WIDE, Space, Step
 from penstock.image.draft import Draft
 
-pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
 UNTURNED = [name for name in CHANGES if name != "Rotate"]
 LARGEST = {"Posterize": 9.0, "Solarize": 300.0, "TranslateX": 60.0, "TranslateY": 60.0}

@@ -9,8 +9,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from penstock import native
 from penstock.errors import MissingExtraError, PipelineError, SourceError
-from penstock.image import decode, native
+from penstock.image import decode
 from penstock.operation import ArraySpec, BytesSpec
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.image import color_jitter, colour, kernel, normalize, tone, warp
+from penstock import native
+from penstock.image import color_jitter, colour, normalize, tone, warp
 from penstock.image.augment import applied, compiled, normalized
 from penstock.image.augment_table import CHANGES, NARROW, WIDE, Step
 from penstock.image.draft import Draft
@@ -26,7 +27,7 @@ NEAREST = ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"]
 def without_the_kernel() -> Iterator[None]:
     """Every image is drafted: what the kernel does has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_switched_off", lambda: True)
+        patch.setattr(native, "_switched_off", lambda: True)
         yield
 
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image.jpegs import KINDS, Box, by_kernel, by_pil, encode, picture
 
+from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import decode, kernel, normalize, random_resized_crop
 from penstock.image.normalizing import _table
 
-pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
 
 @st.composite

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image.jpegs import KINDS, Box, by_kernel, encode, picture
 
-from penstock import config
+from penstock import config, native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import decode, kernel
 from penstock.image.normalizing import _table
 
-pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
 START, END = b"\xff\xd8", b"\xff\xd9"
 
@@ -203,8 +203,8 @@ def test_an_out_that_cannot_hold_the_pixels_is_refused() -> None:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "no_kernel", lambda: True)
-    assert not kernel.available()
-    assert "PENSTOCK_NO_KERNEL" in kernel.why_not()
+    assert not native.kernel_available()
+    assert "PENSTOCK_NO_KERNEL" in native.why_no_kernel()
     with pytest.raises(kernel.Unsupported, match="PENSTOCK_NO_KERNEL"):
         kernel.size(encode(picture(8, 8)))
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image.jpegs import encode, picture
 
+from penstock import native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import kernel
 from penstock.image.kernel import Request
 
-pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
 GOOD = [encode(picture(40, 56, seed), kind) for seed, kind in enumerate(("420", "444", "422"))]
 DAMAGED = GOOD[0][: len(GOOD[0]) // 2]

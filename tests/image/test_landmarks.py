@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from image.jpegs import KINDS, Box, Pixels, by_kernel, encode, picture
 
 import penstock as ps
-from penstock import config
+from penstock import config, native
 from penstock.errors import PipelineError
 from penstock.image import kernel, landmarks
 from penstock.image.landmarks import OVERHEAD, Landmarks
 
-pytestmark = pytest.mark.skipif(not kernel.available(), reason=kernel.why_not())
+pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
 MARK = 10
 """Bytes of a mark."""

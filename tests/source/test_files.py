@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock import native
 from penstock.errors import PipelineError, SourceError
-from penstock.image import kernel
 from penstock.operation import ArraySpec, BytesSpec
 from penstock.source import FilesSource, files
 from penstock.source.files import read_files
@@ -102,8 +102,8 @@ def test_a_file_without_permission_is_named(paths: list[Path]) -> None:
 @pytest.fixture(params=["kernel", "pure"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Read by the kernel, where there is one, and without."""
-    if request.param == "kernel" and not kernel.available():
-        pytest.skip(kernel.why_not())
+    if request.param == "kernel" and not native.kernel_available():
+        pytest.skip(native.why_no_kernel())
     if request.param == "pure":
         monkeypatch.setenv("PENSTOCK_NO_KERNEL", "1")
     files._reader.cache_clear()

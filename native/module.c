@@ -3,10 +3,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "_kernel_region.h"
-#include "_kernel_augment.h"
-#include "_kernel_key.h"
-#include "_kernel_files.h"
+#include "jpeg/region.h"
+#include "augment/augment.h"
+#include "key.h"
+#include "files.h"
 
 typedef struct {
   PyObject *damaged, *unsupported;

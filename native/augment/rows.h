@@ -4,7 +4,7 @@
  * the first-level cache. Levels are made of whole numbers and places in the image by one rounding
  * at a time: every processor makes the same bits.
  *
- * Comes after _kernel_region.h and _kernel_levels.h.
+ * Comes after jpeg/region.h and levels.h.
  */
 #include <math.h>
 #include <stdint.h>

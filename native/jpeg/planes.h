@@ -10,8 +10,8 @@
 
 #include <jpeglib.h>
 
-#include "_kernel_entropy.h"
-#include "_kernel_transform.h"
+#include "entropy.h"
+#include "transform.h"
 
 /* What is one block in use has forbidden ground between its parts when it is fuzzed. */
 #ifdef PENSTOCK_FUZZ

@@ -6,7 +6,7 @@
  * they are in the first-level cache.
  *
  * libjpeg reads every header. Baseline files of the everyday kind are then decoded without it (see
- * _kernel_planes.h), which is faster; all others, and whatever is odd, through it.
+ * planes.h), which is faster; all others, and whatever is odd, through it.
  *
  * Nothing here knows of Python, so that it can be fuzzed alone.
  */
@@ -19,8 +19,8 @@
 #include <jpeglib.h>
 #include <jerror.h>
 
-#include "_kernel_filter.h"
-#include "_kernel_planes.h"
+#include "../filter.h"
+#include "planes.h"
 
 /* Earlier ones have faults where rows are skipped and columns left out. */
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000

@@ -5,9 +5,9 @@
  * size, where AddressSanitizer sees the first byte beyond.
  */
 #define PENSTOCK_FUZZ
-#include "../../penstock/_kernel_region.h"
-#include "../../penstock/_kernel_augment.h"
-#include "../../penstock/_kernel_key.h"
+#include "../jpeg/region.h"
+#include "../augment/augment.h"
+#include "../key.h"
 
 #include <dirent.h>
 #include <signal.h>

@@ -5,12 +5,12 @@
  * counted before. One pass that moves or blends pixels waits too, until another asks for its result;
  * the last goes row by row into the look-up of levels.
  *
- * Comes after _kernel_region.h, and knows as little of Python.
+ * Comes after jpeg/region.h, and knows as little of Python.
  */
 #include <stdlib.h>
 
-#include "_kernel_levels.h"
-#include "_kernel_rows.h"
+#include "levels.h"
+#include "rows.h"
 
 typedef struct {
   int code;
