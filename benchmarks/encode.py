@@ -52,7 +52,7 @@ class Cost:
 
 def penstock(name: str) -> Way:
     """One of Penstock's own."""
-    from penstock.encoding import Encoding
+    from penstock.store.encoding import Encoding
 
     encoding = Encoding(name)
     return Way(name, encoding.encode, lambda data, _: encoding.decode(data), not encoding.lossy)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import config
-from penstock.commons import Commons
 from penstock.engine import Engine
 from penstock.errors import PipelineError
 from penstock.holds import Holds
@@ -24,6 +23,7 @@ from penstock.slots import Ring
 from penstock.source.stream import StreamSource
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
+from penstock.store.shared import Commons
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
-from penstock.commons import Commons
-from penstock.order import Admission
 from penstock.stats import CacheStats
 from penstock.store import AnyStore
+from penstock.store.admission import Admission
+from penstock.store.shared import Commons
 
 Offer = tuple[int, int, int]
 """What a worker put into a store: (which cache, sample, what it occupies)."""

@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.caches import Caches
-from penstock.commons import Commons
 from penstock.config import disk_dir, memory
-from penstock.encoding import Encoding
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keyed, Keys
@@ -25,6 +23,8 @@ from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, StageFailure, Stop
 from penstock.store import AnyStore, RunDir, Store, Turns, memory_store
+from penstock.store.encoding import Encoding
+from penstock.store.shared import Commons
 
 UNBOUNDED = 1 << 40
 """The budget of a store on disk where none is given: the disk is the limit."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import rules
 from penstock.config import size
-from penstock.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, Operation
 from penstock.options import Options
@@ -36,6 +35,7 @@ from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.refurbish import make_refurbish
 from penstock.stops.stop import Fields, Hold, Joined, Stop
+from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
 if TYPE_CHECKING:
     from penstock.diversity import Diversity

@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.diversity.counting import count
 from penstock.diversity.propose import Keeping, propose
-from penstock.encoding import Encoding
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed, Keys
 from penstock.pipeline import Pipeline
@@ -23,6 +22,7 @@ from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream
 from penstock.store import AnyStore, memory_store
+from penstock.store.encoding import Encoding
 
 MEASURED, WARM = 24, 4
 """Samples that are timed, and that go before them to load and fill whatever is needed once."""

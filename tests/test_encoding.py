@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock import encoding as encodings
-from penstock.encoding import Encoding
 from penstock.errors import MissingExtraError, PipelineError
 from penstock.serialize import pack
+from penstock.store import encoding as encodings
+from penstock.store.encoding import Encoding
 
 Pair = namedtuple("Pair", "image label")
 
@@ -231,7 +231,7 @@ def test_lossless_without_pyarrow_says_what_to_install(monkeypatch: pytest.Monke
 def test_raw_needs_no_image_library() -> None:
     # Samples are often no images at all, and reading the store must not load OpenCV.
     code = (
-        "import sys; from penstock.encoding import Encoding; import numpy as np;"
+        "import sys; from penstock.store.encoding import Encoding; import numpy as np;"
         "e = Encoding('raw'); e.decode(e.encode(np.zeros((4, 4, 3), np.uint8)));"
         "print(sorted({'cv2', 'simplejpeg', 'pyarrow', 'PIL'} & set(sys.modules)))"
     )

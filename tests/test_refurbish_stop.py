@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.encoding import Encoding
 from penstock.errors import PipelineError
 from penstock.keyed import Keys
 from penstock.order import Renewal
@@ -19,6 +18,7 @@ from penstock.stats import Tally
 from penstock.stops.refurbish import Refurbish, place
 from penstock.stops.stop import Site, StageFailure
 from penstock.store import Store
+from penstock.store.encoding import Encoding
 
 N = 30
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.assembly import Assembly, Recipe
-from penstock.commons import Commons
 from penstock.job import Ready
 from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import keys_in, named
@@ -26,6 +25,7 @@ from penstock.pools.wire import Known, Wire
 from penstock.serialize import pack, unpack
 from penstock.slots import Layout
 from penstock.stats import Meter
+from penstock.store.shared import Commons
 
 
 class Peer:

@@ -1,6 +1,5 @@
 """Which keys make up which batch: pure functions of (seed, epoch, n, world)."""
 
-from penstock.order.admit import Admission
 from penstock.order.cursor import Cursor
 from penstock.order.deal import BatchKeys, Deal
 from penstock.order.echo import Echo
@@ -13,7 +12,6 @@ from penstock.order.sampled import Sampled
 from penstock.order.turned import Turned
 
 __all__ = [
-    "Admission",
     "BatchKeys",
     "Cursor",
     "Deal",

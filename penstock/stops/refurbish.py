@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.config import show_size, size
-from penstock.encoding import Encoding
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.order import BatchKeys, Renewal
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
 from penstock.store import AnyStore, Turns, claims_of
+from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
 
 Reuse = int | Literal["auto"]

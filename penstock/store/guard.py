@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 """Of the values and the records beside them. A store of another format is started anew."""
 
 STATE = "state.json"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from penstock.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.errors import PipelineError
 from penstock.keyed import preserved_globals
 from penstock.operation import Operation
 from penstock.pipeline import Pipeline, from_dataset
 from penstock.stops.map import make_map
+from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.apart import compose, take_apart
 
 At = Literal["sample", "augmented", "batch"]

@@ -15,7 +15,6 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
-from penstock.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.errors import PipelineError
 from penstock.loader import Custom, Loader
 from penstock.options import Options
@@ -23,6 +22,7 @@ from penstock.order import Sampled
 from penstock.order.plan import Plan
 from penstock.pools.launch import Start
 from penstock.stats import Stats
+from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin
 from penstock.torch.build import At, Reuse, build
 from penstock.torch.sharing import Watched, check_shared

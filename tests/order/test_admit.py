@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.order import Admission
+from penstock.store.admission import Admission
 
 offers = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30)), max_size=60)
 

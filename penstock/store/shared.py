@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from penstock.order import Admission
 from penstock.store import AnyStore
+from penstock.store.admission import Admission
 
 
 class Commons:
