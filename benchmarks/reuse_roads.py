@@ -18,7 +18,7 @@ import penstock as ps
 from benchmarks.measure import Contestant, Make
 from benchmarks.workloads import RAND_AUGMENT, image_files
 from penstock.loader import Loader
-from penstock.order import Renewal, Shuffled
+from penstock.order import Generations, Shuffled
 from penstock.stops.refurbish import Refurbish
 
 SEED = 0
@@ -51,7 +51,7 @@ class Reused:
         return ps.from_files([paths[i] for i in chosen], [labels[i] for i in chosen])
 
 
-class ReferenceCount(Renewal):
+class ReferenceCount(Generations):
     """Eviction by counting: a sample is prepared anew when it was used ``reuse`` times.
 
     So all are due in the same epoch, and none in the others.

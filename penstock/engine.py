@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from penstock.job import Job, Ready, struck
 from penstock.order.deal import BatchKeys
-from penstock.order.rotation import Rotation
+from penstock.order.streams import Rotation
 from penstock.pools.pool import Outcome, Pool, Task
 from penstock.pools.runner import Report, Work
 from penstock.schedule import Kind, Piece, Schedule, ahead

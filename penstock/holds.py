@@ -14,7 +14,7 @@ from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keyed, Keys
 from penstock.options import Options
-from penstock.order import BatchKeys, Renewal
+from penstock.order import BatchKeys, Generations
 from penstock.road import Road, scope_of
 from penstock.source.source import Source
 from penstock.stats import EchoStats, Held, RefurbishStats
@@ -60,7 +60,7 @@ class Holds:
         self._claims: list[Path] = []
         self._refurbish: Refurbish | None = None
         self._echo: Echo | None = None
-        self.renewal: Renewal | None = None
+        self.renewal: Generations | None = None
         for at, stop in enumerate(road.stops):
             if isinstance(stop, (Cache, Refurbish, Echo)):
                 careful = stacks and all(below.careful for below in road.stops[at + 1 :])
@@ -177,8 +177,8 @@ def _disk_store(where: str, budget: int, identity: str, overshoot: int | None = 
     return Store(root / identity, budget, identity=identity, persistent=True, overshoot=overshoot)
 
 
-def _renewal(stop: Refurbish, samples: int, kept: int, options: Options) -> Renewal:
-    return Renewal(samples, int(stop.reuse), kept, options.seed)
+def _renewal(stop: Refurbish, samples: int, kept: int, options: Options) -> Generations:
+    return Generations(samples, int(stop.reuse), kept, options.seed)
 
 
 def _made_of(stop: Cache | Refurbish, source: Source, above: Sequence[Stop]) -> object:

@@ -15,9 +15,9 @@ from penstock.host.at_exit import close_at_exit
 from penstock.node.recut import Recut
 from penstock.node.share import Member, attached, check_shared
 from penstock.options import Options, is_whole
-from penstock.order import BatchKeys, Cursor, Deal, Turned
+from penstock.order import BatchKeys, Cursor, Deal, MidEpoch
 from penstock.order.plan import Batches, Plan
-from penstock.order.rotation import Rotation
+from penstock.order.streams import Rotation
 from penstock.pipeline import Pipeline
 from penstock.plans import plan_of
 from penstock.pools.choose import Choice
@@ -260,7 +260,7 @@ class Loader:
             "refurbish": self._chosen,
             "kept": None if self._holds.renewal is None else self._holds.renewal.kept,
             "echo": self._echoing.state(self._cursor.epoch),
-            "turned": plan.first(self._cursor) if isinstance(plan, Turned) else 0,
+            "turned": plan.first(self._cursor) if isinstance(plan, MidEpoch) else 0,
             "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
         }
 
@@ -311,8 +311,8 @@ class Loader:
         if self._plan is None or not first:
             return
         check_dealing(state, mine)
-        if not isinstance(self._plan, Turned):
-            self._plan = Turned(self._plan)
+        if not isinstance(self._plan, MidEpoch):
+            self._plan = MidEpoch(self._plan)
         self._plan.firsts[cursor.epoch] = int(first)
 
     def _choose(self, chosen: Any) -> None:
@@ -378,11 +378,11 @@ class Loader:
         if not self._shared:
             return self._assembly.engine(in_order=self.options.in_order)
         about = describe(self.pipeline, self.options, self._custom.order_name)
-        plan = self._plan.plan if isinstance(self._plan, Turned) else self._plan
+        plan = self._plan.plan if isinstance(self._plan, MidEpoch) else self._plan
         engine = attached(self._assembly, about, plan)
         if isinstance(plan, Deal) and not isinstance(engine, Recut):
             # Among others an epoch may be begun where they are.
-            self._plan = self._plan if isinstance(self._plan, Turned) else Turned(plan)
+            self._plan = self._plan if isinstance(self._plan, MidEpoch) else MidEpoch(plan)
             live = self.options.join == "live"
             self._plan.begin = engine.begin if live else engine.begin_at_start
         return engine

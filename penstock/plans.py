@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.errors import PipelineError
 from penstock.options import Options
-from penstock.order import Deal, Echoed, EchoedBatches, Levelled, Renewal, Shuffled
+from penstock.order import Balanced, Deal, Echoed, EchoedBatches, Generations, Shuffled
 from penstock.order.plan import Plan
 from penstock.pace import Factors
 from penstock.pipeline import Pipeline
@@ -20,7 +20,7 @@ Sampling = Callable[[int, int, bool], Plan]
 def plan_of(
     pipeline: Pipeline,
     options: Options,
-    renewal: Renewal | None,
+    renewal: Generations | None,
     factors: Factors | None,
     sampling: Sampling | None = None,
 ) -> Plan:
@@ -36,7 +36,7 @@ def plan_of(
     else:
         order = options.dealt_by
         if renewal is not None and isinstance(order, Shuffled):
-            order = Levelled(renewal)
+            order = Balanced(renewal)
         echo = echo_on(pipeline)
         deal = Deal(
             order=order,

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import PipelineError
 from penstock.keyed import Keys
-from penstock.order import Renewal
+from penstock.order import Generations
 from penstock.stats import Tally
 from penstock.stops.refurbish import Refurbish, place
 from penstock.stops.stop import Site, StageFailure
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def refurbish(store: Store, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
-    renewal = Renewal(N, reuse, kept, seed=7)
+    renewal = Generations(N, reuse, kept, seed=7)
     return Refurbish(reuse, encode=encode, number=1, store=store, renewal=renewal)
 
 

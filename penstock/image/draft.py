@@ -142,7 +142,7 @@ class Draft:
         self._bend(warp.shear_y, slope)
 
     def rotate(self, degrees: float) -> None:
-        """Turned about the middle, against the clock."""
+        """MidEpoch about the middle, against the clock."""
         self._bend(warp.rotate, degrees)
 
     def _bend(self, function: warp.Bend, by: float) -> None:

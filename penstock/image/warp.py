@@ -38,7 +38,7 @@ def shear_y(image: Image, slope: float, fill: Fill, smooth: bool) -> Image:
 
 
 def rotate(image: Image, degrees: float, fill: Fill, smooth: bool) -> Image:
-    """Turned about the middle, against the clock."""
+    """MidEpoch about the middle, against the clock."""
     degrees %= 360.0
     if degrees == 0.0:
         return image

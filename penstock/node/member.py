@@ -19,7 +19,7 @@ from penstock.node.protocol import RELEASE, VERSION, keys_out, named
 from penstock.node.start import connect
 from penstock.node.state import WINDOW, Lag, Name
 from penstock.order.deal import BatchKeys
-from penstock.order.rotation import Rotation
+from penstock.order.streams import Rotation
 from penstock.pools.answer import unpack_error
 from penstock.pools.wire import Wire
 from penstock.serialize import pack, unpack

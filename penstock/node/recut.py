@@ -12,7 +12,7 @@ import numpy as np
 from penstock.job import Ready
 from penstock.node.member import Attached
 from penstock.order import BatchKeys, Cursor, Deal
-from penstock.order.rotation import Rotation
+from penstock.order.streams import Rotation
 from penstock.tree import fill
 
 Pieces = list[tuple[tuple[int, int], int, int]]

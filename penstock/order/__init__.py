@@ -1,31 +1,30 @@
 """Which keys make up which batch: pure functions of (seed, epoch, n, world)."""
 
+from penstock.order.balanced import Balanced
 from penstock.order.cursor import Cursor
 from penstock.order.deal import BatchKeys, Deal
-from penstock.order.echo import Echo
-from penstock.order.echoed import Echoed, EchoedBatches
-from penstock.order.level import Levelled
+from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
+from penstock.order.generations import Generations
+from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
-from penstock.order.renew import Renewal
 from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
-from penstock.order.turned import Turned
 
 __all__ = [
+    "Balanced",
     "BatchKeys",
     "Cursor",
     "Deal",
-    "Echo",
+    "EchoSequence",
     "Echoed",
     "EchoedBatches",
-    "Levelled",
+    "Generations",
+    "MidEpoch",
     "Occurrences",
     "Order",
-    "Renewal",
     "Sampled",
     "Sequential",
     "Shuffled",
-    "Turned",
     "Weighted",
     "check",
     "replicas",

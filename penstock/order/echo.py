@@ -1,19 +1,22 @@
-"""Echoing: how often each fresh group comes in an epoch, and in which sequence its copies do."""
+"""Echoing: how often each sample or batch comes in an epoch, where its copies stand, and the plans."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed
+from penstock.order.cursor import Cursor
+from penstock.order.deal import BatchKeys, Deal
 from penstock.order.order import whole
+from penstock.order.plan import Plan
 
 Numbers = NDArray[np.integer[Any]]
 """Whole numbers, in no more bytes than they need: there are ``factor`` times n of them."""
@@ -26,7 +29,7 @@ _COUNTS, _WINDOWS = 0, 1
 
 
 @dataclass(frozen=True)
-class Echo:
+class EchoSequence:
     """Every group ``factor`` times, its copies spread over windows of ``window`` places.
 
     A group is what is repeated as one: a sample of each rank, or a batch. Of a factor between two
@@ -41,11 +44,11 @@ class Echo:
 
     Two echoes on one road choose apart when they have different names for ``stage``.
 
-    >>> echo = Echo(2, window=4, seed=0)
+    >>> echo = EchoSequence(2, window=4, seed=0)
     >>> groups, copies = echo.sequence(4, epoch=0)
     >>> sorted(groups[:4].tolist()), sorted(groups[4:].tolist())
     ([0, 0, 1, 1], [2, 2, 3, 3])
-    >>> Echo(1.5, window=1, seed=0).sequence(4, epoch=1)[0].tolist()
+    >>> EchoSequence(1.5, window=1, seed=0).sequence(4, epoch=1)[0].tolist()
     [0, 0, 1, 1, 2, 3, 3]
     """
 
@@ -145,6 +148,221 @@ class Echo:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
+
+
+@dataclass(frozen=True)
+class Echoed:
+    """The batches of one rank when samples are echoed.
+
+    What ``deal`` gives to the ranks in one round is a group. All ranks deliver the groups in the
+    same sequence, so they have the same number of batches, and the copies of a sample stay on
+    the rank that has prepared it. Batches are cut here: the size of those of ``deal`` matters only
+    to orders with ``blocks``, whose dealing depends on it.
+
+    The replica number of a copy is ``replica * echo.most + copy``, with the replica number that
+    the sample was dealt with. ``spent`` are the samples that no later batch has a copy of, once for
+    each time they were dealt; a copy that ``drop_last`` leaves out is no copy.
+
+    A cursor's position counts what all ranks together were delivered, copies included. The rest of
+    an epoch can be delivered in batches of another size, but to as many ranks as began it (and
+    from a deal of the same batch size, where that matters): which samples a rank has begun to
+    repeat depends on it.
+
+    >>> from penstock.order import Sequential
+    >>> deal = Deal(Sequential(), n=3, seed=0, batch_size=1)
+    >>> for batch in Echoed(deal, EchoSequence(2, window=1, seed=0), batch_size=4).batches(Cursor()):
+    ...     print(batch.indices.tolist(), batch.replicas.tolist(), batch.spent.tolist())
+    [0, 0, 1, 1] [0, 1, 0, 1] [0, 1]
+    [2, 2] [0, 1] [2]
+    """
+
+    deal: Deal
+    echo: EchoSequence
+    batch_size: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size, least=1))
+
+    @property
+    def ahead(self) -> bool:
+        """The next epoch may be asked for early, unless its factor is still to be chosen."""
+        return self.deal.ahead and self.echo.fixed
+
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        """The rest of the cursor's epoch for this rank."""
+        numbers, copies = self.echo.sequence(self.deal.share(cursor.epoch), cursor.epoch)
+        first = self._place(cursor, len(numbers))
+        indices, bases = self.deal.mine(cursor.epoch)
+        return self._cut(cursor, first, _Copies(numbers, copies, indices, bases))
+
+    def length(self, cursor: Cursor) -> int:
+        """How many batches the rest of the cursor's epoch is."""
+        total = self.echo.total(self.deal.share(cursor.epoch), cursor.epoch)
+        return self._steps(total - self._place(cursor, total))
+
+    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
+        """The cursor once this batch is delivered."""
+        position = cursor.position + len(batch.indices) * self.deal.world
+        return Cursor(cursor.epoch, position, cursor.batch + 1)
+
+    def _cut(self, cursor: Cursor, first: int, epoch: _Copies) -> Iterator[BatchKeys]:
+        numbers, copies, indices, bases = epoch
+        steps = self._steps(len(numbers) - first)
+        end = min(len(numbers), first + steps * self.batch_size)
+        last = _last_places(numbers, first, end, len(indices))
+        for step in range(steps):
+            start = first + step * self.batch_size
+            part = slice(start, min(end, start + self.batch_size))
+            groups = numbers[part]
+            replicas = copies[part].astype(np.int64)
+            if bases is not None:
+                replicas += bases[groups] * self.echo.most
+            spent = groups[last[groups] == np.arange(start, start + len(groups))]
+            yield BatchKeys(
+                cursor.epoch,
+                cursor.batch + step,
+                indices[groups],
+                replicas if replicas.any() else None,
+                indices[spent],
+            )
+
+    def _place(self, cursor: Cursor, total: int) -> int:
+        """How many copies this rank was delivered before the cursor, of ``total`` in the epoch."""
+        world = self.deal.world
+        place, odd = divmod(cursor.position, world)
+        if odd:
+            raise StateError(
+                f"The cursor stands at sample {cursor.position} of epoch {cursor.epoch}, where "
+                f"{world} ranks never stand: each is delivered as many as the others. With echo() "
+                "an epoch ends with as many ranks as it began with. Resume with that many, or from "
+                "a checkpoint taken between epochs."
+            )
+        if place > total:
+            raise StateError(
+                f"The cursor stands at sample {cursor.position} of epoch {cursor.epoch}, and with "
+                f"this echo and {world} ranks that epoch delivers {total * world}. The checkpoint "
+                "was written with other data, another order, another echo, or another number of "
+                "ranks: resume with what it was written with."
+            )
+        return place
+
+    def _steps(self, left: int) -> int:
+        return left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+
+
+@dataclass(frozen=True)
+class EchoedBatches:
+    """The batches of another plan, each delivered several times as it is.
+
+    A copy of a batch has nothing of its own, so ``batches`` gives each fresh batch once, for
+    preparing, and ``deliveries`` says in which sequence their numbers are handed out. A cursor
+    counts what was handed out, in ``batch`` alone. The plan must know its length, because how
+    often each batch comes is decided over the whole epoch.
+
+    >>> from penstock.order import Sequential
+    >>> plan = EchoedBatches(Deal(Sequential(), 6, 0, batch_size=2), EchoSequence(2, window=1, seed=0))
+    >>> plan.deliveries(Cursor(batch=3)).tolist()
+    [1, 2, 2]
+    >>> [batch.number for batch in plan.batches(Cursor(batch=3))]
+    [1, 2]
+    """
+
+    plan: Plan
+    echo: EchoSequence
+
+    def __post_init__(self) -> None:
+        self._fresh(0)
+
+    @property
+    def ahead(self) -> bool:
+        """As the plan says, unless the factor of the next epoch is still to be chosen."""
+        return self.plan.ahead and self.echo.fixed
+
+    def deliveries(self, cursor: Cursor) -> Numbers:
+        """The numbers of the fresh batches, as they are handed out in the rest of the epoch."""
+        numbers, _ = self.echo.sequence(self._fresh(cursor.epoch), cursor.epoch)
+        return numbers[self._delivered(cursor, len(numbers)) :]
+
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        """Each fresh batch that is still to be handed out, once, in the sequence of the plan."""
+        needed = np.zeros(self._fresh(cursor.epoch), dtype=bool)
+        needed[self.deliveries(cursor)] = True
+        # From the start: where a plan stands after a number of batches, only dealing them tells.
+        return self._needed(self.plan.batches(Cursor(cursor.epoch)), needed)
+
+    def length(self, cursor: Cursor) -> int:
+        """How many batches are handed out in the rest of the cursor's epoch."""
+        total = self.echo.total(self._fresh(cursor.epoch), cursor.epoch)
+        return total - self._delivered(cursor, total)
+
+    def after(self, cursor: Cursor, batch: BatchKeys | None = None) -> Cursor:
+        """The cursor once one more batch is handed out, whichever it is."""
+        return Cursor(cursor.epoch, 0, cursor.batch + 1)
+
+    def epoch_state(self, epoch: int | None = None) -> bytes | None:
+        """What the plan has to say in a checkpoint, if it is one that has (``Sampled``)."""
+        ask = getattr(self.plan, "epoch_state", None)
+        state: bytes | None = ask(epoch) if ask is not None else None
+        return state
+
+    def restore(self, epoch_state: bytes | None) -> None:
+        """Give the plan what ``epoch_state`` was."""
+        put = getattr(self.plan, "restore", None)
+        if put is not None:
+            put(epoch_state)
+
+    def _needed(self, dealt: Iterator[BatchKeys], needed: NDArray[np.bool_]) -> Iterator[BatchKeys]:
+        # To the end even when nothing more is needed: what a sampler does there is part of it.
+        count = 0
+        for batch in dealt:
+            count += 1
+            if count > len(needed):
+                break
+            if needed[batch.number]:
+                yield batch
+        if count != len(needed):
+            raise PipelineError(
+                f"The epoch was to have {len(needed)} fresh batches, by the length of the order or "
+                f"sampler, and {'more' if count > len(needed) else f'only {count}'} came. echo() "
+                "needs to know how many there are: make the length right."
+            )
+
+    def _fresh(self, epoch: int) -> int:
+        """How many fresh batches an epoch has."""
+        found = self.plan.length(Cursor(epoch))
+        if found is None:
+            raise PipelineError(
+                "echo() after batch() needs to know how many batches an epoch has, and the sampler "
+                "cannot tell: its copies are dealt over the whole epoch. Give the sampler a "
+                "__len__."
+            )
+        return found
+
+    def _delivered(self, cursor: Cursor, total: int) -> int:
+        if cursor.batch > total:
+            raise StateError(
+                f"The cursor stands at batch {cursor.batch} of epoch {cursor.epoch}, and with this "
+                f"echo that epoch has {total}. The checkpoint was written with other data, another "
+                "order, another batch size or another echo: resume with what it was written with."
+            )
+        return cursor.batch
+
+
+class _Copies(NamedTuple):
+    """An epoch of one rank: its copies as they are delivered, and the samples they are of."""
+
+    numbers: Numbers
+    copies: Numbers
+    indices: NDArray[np.int64]
+    bases: NDArray[np.int64] | None
+
+
+def _last_places(numbers: Numbers, first: int, end: int, groups: int) -> NDArray[np.int64]:
+    """Where each group comes for the last time from ``first`` on and before ``end``."""
+    found = np.full(groups, -1, dtype=np.int64)
+    np.maximum.at(found, numbers[first:end], np.arange(first, end))
+    return found
 
 
 def _factor(what: str, value: Any) -> float:

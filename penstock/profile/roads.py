@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from penstock.keyed import Keys
-from penstock.order import Renewal
+from penstock.order import Generations
 from penstock.profile.batching import Batching
 from penstock.profile.probes import (
     Book,
@@ -136,7 +136,7 @@ def _opened(stop: Hold, store: AnyStore, samples: int, seed: int) -> Hold:
     if isinstance(stop, Cache):
         return replace(stop, store=store)
     if isinstance(stop, Refurbish):
-        return replace(stop, store=store, renewal=Renewal(samples, 2, samples, seed))
+        return replace(stop, store=store, renewal=Generations(samples, 2, samples, seed))
     if isinstance(stop, Echo):
         return replace(stop, store=store)
     raise TypeError(f"{stop.name} is not known to keep samples")

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keys
-from penstock.order import BatchKeys
-from penstock.order import Echo as Dealt
+from penstock.order import BatchKeys, EchoSequence
 from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
 from penstock.store import AnyStore, Turns, claims_of
 
@@ -62,13 +61,13 @@ class Echo(Hold):
         """How many copies of a sample there can be."""
         return MOST if self.factor == "auto" else math.ceil(self.factor)
 
-    def dealt(self, seed: int, factors: Callable[[int], float] | None) -> Dealt:
+    def dealt(self, seed: int, factors: Callable[[int], float] | None) -> EchoSequence:
         """How its copies are dealt; ``factors`` says what ``"auto"`` chose for an epoch."""
         if self.factor != "auto":
-            return Dealt(self.factor, self.window, seed)
+            return EchoSequence(self.factor, self.window, seed)
         if factors is None:
             raise TypeError("nobody chooses the factor")
-        return Dealt(factors, self.window, seed, limit=MOST)
+        return EchoSequence(factors, self.window, seed, limit=MOST)
 
     def fingerprint(self) -> str | None:
         return fingerprint(("echo", self.factor, self.window))

@@ -18,7 +18,7 @@ from penstock.config import show_size, size
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
-from penstock.order import BatchKeys, Renewal
+from penstock.order import BatchKeys, Generations
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
 from penstock.store import AnyStore, Turns, claims_of
 from penstock.store.encoding import Encoding
@@ -47,7 +47,7 @@ class Refurbish(Hold):
     number: int = 0
     lends: bool = False
     store: AnyStore | None = None
-    renewal: Renewal | None = None
+    renewal: Generations | None = None
     claims: Path | Turns | None = None
 
     @property

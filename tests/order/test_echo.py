@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import PipelineError
-from penstock.order import Echo
+from penstock.order import EchoSequence
 
 factors = st.one_of(
     st.integers(1, 5), st.floats(1, 5, allow_nan=False), st.sampled_from([1.0, 1.25, 2.5, 4.999])
@@ -27,17 +27,19 @@ windows = st.one_of(st.integers(1, 12), st.integers(1, 10**12))
 sizes = st.integers(0, 60)
 seeds = st.integers(0, 2**32)
 epochs = st.integers(0, 3)
-echoes = st.builds(Echo, factor=factors, window=windows, seed=seeds)
+echoes = st.builds(EchoSequence, factor=factors, window=windows, seed=seeds)
 
 
-def pairs(echo: Echo, groups: int, epoch: int) -> list[tuple[int, int]]:
+def pairs(echo: EchoSequence, groups: int, epoch: int) -> list[tuple[int, int]]:
     numbers, copies = echo.sequence(groups, epoch)
     return list(zip(numbers.tolist(), copies.tolist(), strict=True))
 
 
 @settings(deadline=None)
 @given(echo=echoes, groups=sizes, epoch=epochs)
-def test_every_group_comes_as_often_as_the_factor_says(echo: Echo, groups: int, epoch: int) -> None:
+def test_every_group_comes_as_often_as_the_factor_says(
+    echo: EchoSequence, groups: int, epoch: int
+) -> None:
     factor = echo.factor_of(epoch)
     counts = echo.counts(groups, epoch).tolist()
     assert len(counts) == groups
@@ -46,13 +48,13 @@ def test_every_group_comes_as_often_as_the_factor_says(echo: Echo, groups: int, 
     assert sorted(found) == [(g, c) for g in range(groups) for c in range(counts[g])]
     assert echo.most == math.ceil(factor)
     assert echo.total(groups, epoch) == len(found)
-    assert Echo(factor, echo.window, echo.seed).total(groups, epoch) == len(found)
+    assert EchoSequence(factor, echo.window, echo.seed).total(groups, epoch) == len(found)
 
 
 @settings(deadline=None)
 @given(echo=echoes, groups=sizes, epoch=epochs)
 def test_copies_stay_in_the_window_where_they_would_stand_unshuffled(
-    echo: Echo, groups: int, epoch: int
+    echo: EchoSequence, groups: int, epoch: int
 ) -> None:
     found = pairs(echo, groups, epoch)
     unshuffled = sorted(found)
@@ -68,14 +70,14 @@ def test_copies_stay_in_the_window_where_they_would_stand_unshuffled(
 def test_without_a_window_copies_follow_each_other(
     factor: float, groups: int, seed: int, epoch: int
 ) -> None:
-    found = pairs(Echo(factor, 1, seed), groups, epoch)
+    found = pairs(EchoSequence(factor, 1, seed), groups, epoch)
     assert found == sorted(found)
 
 
 @settings(deadline=None)
 @given(echo=echoes, groups=st.integers(1, 60), fewer=st.integers(0, 60), epoch=epochs)
 def test_what_comes_does_not_depend_on_how_much_comes_after(
-    echo: Echo, groups: int, fewer: int, epoch: int
+    echo: EchoSequence, groups: int, fewer: int, epoch: int
 ) -> None:
     fewer = min(fewer, groups)
     counts = echo.counts(groups, epoch)
@@ -89,19 +91,19 @@ def test_what_comes_does_not_depend_on_how_much_comes_after(
 def test_a_fraction_is_dealt_to_its_share_of_the_groups(factor: float) -> None:
     groups, fraction = 100_000, factor % 1
     for epoch in range(3):
-        more = echo_more(Echo(factor, 1, seed=7), groups, epoch)
+        more = echo_more(EchoSequence(factor, 1, seed=7), groups, epoch)
         # Five standard deviations of a binomial: one seed in two million falls outside.
         assert abs(more - fraction * groups) < 5 * math.sqrt(groups * fraction * (1 - fraction))
 
 
-def echo_more(echo: Echo, groups: int, epoch: int) -> int:
+def echo_more(echo: EchoSequence, groups: int, epoch: int) -> int:
     """How many groups come once more than the others."""
     counts = Counter(echo.counts(groups, epoch).tolist())
     return counts[math.ceil(echo.factor_of(epoch))]
 
 
 def test_windows_are_shuffled_evenly() -> None:
-    numbers, _ = Echo(1, window=3, seed=3).sequence(60_000, epoch=0)
+    numbers, _ = EchoSequence(1, window=3, seed=3).sequence(60_000, epoch=0)
     found = Counter(map(tuple, (numbers.reshape(-1, 3) % 3).tolist()))
     assert len(found) == 6
     # 20,000 windows over 6 ways to stand: five standard deviations are 264.
@@ -109,44 +111,44 @@ def test_windows_are_shuffled_evenly() -> None:
 
 
 def test_a_last_window_that_is_not_full_is_shuffled_too() -> None:
-    numbers = Echo(1, window=100, seed=0).sequence(150, epoch=0)[0].tolist()
+    numbers = EchoSequence(1, window=100, seed=0).sequence(150, epoch=0)[0].tolist()
     assert sorted(numbers[100:]) == list(range(100, 150)) != numbers[100:]
 
 
 def test_epochs_seeds_and_stages_choose_apart() -> None:
-    def chosen(echo: Echo, epoch: int) -> tuple[Any, ...]:
+    def chosen(echo: EchoSequence, epoch: int) -> tuple[Any, ...]:
         return tuple(pairs(echo, 50, epoch))
 
     ways = {
-        chosen(Echo(1.5, 8, 0), 0),
-        chosen(Echo(1.5, 8, 0), 1),
-        chosen(Echo(1.5, 8, 1), 0),
-        chosen(Echo(1.5, 8, 0, stage="order/echo/2"), 0),
+        chosen(EchoSequence(1.5, 8, 0), 0),
+        chosen(EchoSequence(1.5, 8, 0), 1),
+        chosen(EchoSequence(1.5, 8, 1), 0),
+        chosen(EchoSequence(1.5, 8, 0, stage="order/echo/2"), 0),
     }
     assert len(ways) == 4
 
 
 def test_a_chosen_factor_may_differ_by_epoch_and_never_passes_the_limit() -> None:
     chosen = {0: 1.0, 1: 3, 2: 2.5, 3: 99.0}
-    echo = Echo(chosen.__getitem__, window=4, seed=0, limit=5)
+    echo = EchoSequence(chosen.__getitem__, window=4, seed=0, limit=5)
     assert (echo.fixed, echo.most) == (False, 5)
     assert [echo.factor_of(epoch) for epoch in range(4)] == [1.0, 3.0, 2.5, 5.0]
     assert [echo.total(10, epoch) for epoch in (0, 1, 3)] == [10, 30, 50]
     assert set(echo.counts(100, 2).tolist()) == {2, 3}
-    assert Echo(2, 4, 0).fixed
-    assert Echo(chosen.__getitem__, 4, 0).most == 8
+    assert EchoSequence(2, 4, 0).fixed
+    assert EchoSequence(chosen.__getitem__, 4, 0).most == 8
 
 
 def test_a_factor_chosen_anew_is_not_answered_from_the_old_one() -> None:
     chosen = [2.0]
-    echo = Echo(lambda epoch: chosen[0], window=1, seed=0)
+    echo = EchoSequence(lambda epoch: chosen[0], window=1, seed=0)
     assert len(echo.sequence(10, 0)[0]) == 20
     chosen[0] = 3.0
     assert (len(echo.sequence(10, 0)[0]), echo.total(10, 0)) == (30, 30)
 
 
 def test_two_epochs_are_kept_and_not_more() -> None:
-    echo = Echo(1.5, window=4, seed=0)
+    echo = EchoSequence(1.5, window=4, seed=0)
     first = [echo.sequence(100, epoch)[0] for epoch in range(4)]
     assert sorted(epoch for _, epoch, _ in echo._kept) == [2, 3]
     assert echo.sequence(100, 3)[0] is first[3]
@@ -155,23 +157,23 @@ def test_two_epochs_are_kept_and_not_more() -> None:
 
 
 def test_nobody_can_change_a_kept_sequence() -> None:
-    for found in Echo(2, 4, 0).sequence(10, 0):
+    for found in EchoSequence(2, 4, 0).sequence(10, 0):
         with pytest.raises(ValueError, match="read-only"):
             found[0] = 1
 
 
 def test_numbers_too_large_for_their_narrow_types_get_wider_ones() -> None:
-    numbers, copies = Echo(300, 1, 0).sequence(2, 0)
+    numbers, copies = EchoSequence(300, 1, 0).sequence(2, 0)
     assert copies.tolist() == [*range(300), *range(300)]
     assert numbers.tolist() == [0] * 300 + [1] * 300
     for groups in (255, 256, 257, 300):
-        assert Echo(1, 1, 0).sequence(groups, 0)[0].tolist() == list(range(groups))
+        assert EchoSequence(1, 1, 0).sequence(groups, 0)[0].tolist() == list(range(groups))
     for most in (255, 256, 257):
-        assert Echo(most, 1, 0).sequence(1, 0)[1].tolist() == list(range(most))
+        assert EchoSequence(most, 1, 0).sequence(1, 0)[1].tolist() == list(range(most))
 
 
 def test_an_echo_travels_without_what_it_keeps() -> None:
-    echo = Echo(1.5, window=4, seed=0)
+    echo = EchoSequence(1.5, window=4, seed=0)
     before = pairs(echo, 20, 0)
     travelled = pickle.loads(pickle.dumps(echo))
     assert travelled == echo
@@ -181,11 +183,11 @@ def test_an_echo_travels_without_what_it_keeps() -> None:
 
 FINGERPRINT = """
 import hashlib
-from penstock.order import Echo
+from penstock.order import EchoSequence
 digest = hashlib.sha256()
 for factor in (1, 1.5, 3):
     for window in (1, 7, 1000):
-        for part in Echo(factor, window, 17).sequence(103, 5):
+        for part in EchoSequence(factor, window, 17).sequence(103, 5):
             digest.update(repr(part.tolist()).encode())
 result = digest.hexdigest()
 """
@@ -211,15 +213,15 @@ def test_a_factor_that_cannot_work_is_refused_when_given(factor: Any) -> None:
     with pytest.raises(
         PipelineError, match=r"The factor of echo\(\) is .*a number of 1 or more such as 2"
     ):
-        Echo(factor, 1, 0)
-    echo = Echo(lambda epoch: factor, 1, 0)
+        EchoSequence(factor, 1, 0)
+    echo = EchoSequence(lambda epoch: factor, 1, 0)
     with pytest.raises(PipelineError, match=r"echo\(\) was given for epoch 3 is "):
         echo.sequence(4, 3)
 
 
 def test_numbers_of_numpy_are_factors() -> None:
     for factor in (np.float32(2), np.int64(2), np.float64(2.0)):
-        assert Echo(factor, 1, 0) == Echo(2, 1, 0)
+        assert EchoSequence(factor, 1, 0) == EchoSequence(2, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -235,4 +237,4 @@ def test_arguments_that_cannot_work_are_refused_when_given(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PipelineError, match=message):
-        Echo(**{"factor": 2, "window": 4, "seed": 0, **arguments})
+        EchoSequence(**{"factor": 2, "window": 4, "seed": 0, **arguments})

@@ -20,9 +20,9 @@ from penstock.order import (
     BatchKeys,
     Cursor,
     Deal,
-    Echo,
     Echoed,
     EchoedBatches,
+    EchoSequence,
     Sampled,
     Sequential,
     Shuffled,
@@ -60,7 +60,7 @@ deals = st.builds(
     tail=st.sampled_from(["pad", "drop"]),
 )
 echoes = st.builds(
-    Echo,
+    EchoSequence,
     factor=st.one_of(st.integers(1, 4), st.floats(1, 4)),
     window=st.integers(1, 30),
     seed=st.integers(0, 2**32),
@@ -219,7 +219,7 @@ def test_how_the_deal_would_cut_batches_does_not_matter(
 
 
 def test_copies_of_one_batch_without_repeats_have_no_replica_numbers() -> None:
-    plan = Echoed(Deal(Sequential(), 4, 0, 1), Echo(2, 1, 0), batch_size=1)
+    plan = Echoed(Deal(Sequential(), 4, 0, 1), EchoSequence(2, 1, 0), batch_size=1)
     batches = list(plan.batches(Cursor()))
     assert [batch.indices.tolist() for batch in batches] == [[k] for k in (0, 0, 1, 1, 2, 2, 3, 3)]
     assert [batch.replicas is None for batch in batches] == [True, False] * 4
@@ -228,12 +228,12 @@ def test_copies_of_one_batch_without_repeats_have_no_replica_numbers() -> None:
 def test_a_sample_that_is_dealt_twice_is_echoed_twice_and_spent_twice() -> None:
     # Three samples for two ranks: the second rank gets sample 0 again, as replica 1.
     deal = Deal(Sequential(), 3, 0, 1, rank=1, world=2)
-    plan = Echoed(deal, Echo(2, 1, 0), batch_size=4)
+    plan = Echoed(deal, EchoSequence(2, 1, 0), batch_size=4)
     assert by_rank(plan, Cursor())[1] == [(0, 0, [1, 1, 0, 0], [0, 1, 2, 3], [1, 0])]
 
 
 def test_a_sample_whose_last_copies_are_dropped_is_spent_with_the_last_that_is_not() -> None:
-    plan = Echoed(Deal(Sequential(), 2, 0, 1), Echo(3, 1, 0), batch_size=4, drop_last=True)
+    plan = Echoed(Deal(Sequential(), 2, 0, 1), EchoSequence(3, 1, 0), batch_size=4, drop_last=True)
     assert by_rank(plan, Cursor())[0] == [(0, 0, [0, 0, 0, 1], [0, 1, 2, 0], [0, 1])]
 
 
@@ -250,7 +250,7 @@ class Counting:
 
 def test_an_order_is_worked_out_once_an_epoch() -> None:
     order = Counting()
-    plan = Echoed(Deal(order, 10, 0, 2), Echo(2, 4, 0), batch_size=3)
+    plan = Echoed(Deal(order, 10, 0, 2), EchoSequence(2, 4, 0), batch_size=3)
     for epoch in (0, 1):
         assert plan.length(Cursor(epoch)) == 7
         assert len(list(plan.batches(Cursor(epoch)))) == 7
@@ -259,7 +259,7 @@ def test_an_order_is_worked_out_once_an_epoch() -> None:
 
 def test_only_a_fixed_factor_lets_the_next_epoch_begin_early() -> None:
     deal = Deal(Sequential(), 4, 0, 2)
-    fixed, chosen = Echo(2, 1, 0), Echo(lambda epoch: epoch + 1, 1, 0)
+    fixed, chosen = EchoSequence(2, 1, 0), EchoSequence(lambda epoch: epoch + 1, 1, 0)
     sampled = Sampled([0, 1], 4, 0, batch_size=2)
     assert [Echoed(deal, echo, 2).ahead for echo in (fixed, chosen)] == [True, False]
     assert [EchoedBatches(deal, echo).ahead for echo in (fixed, chosen)] == [True, False]
@@ -267,7 +267,7 @@ def test_only_a_fixed_factor_lets_the_next_epoch_begin_early() -> None:
 
 
 def test_a_factor_may_be_chosen_for_every_epoch() -> None:
-    echo = Echo(lambda epoch: epoch + 1, 1, 0)
+    echo = EchoSequence(lambda epoch: epoch + 1, 1, 0)
     deal = Deal(Sequential(), 6, 0, 2)
     assert [Echoed(deal, echo, 3).length(Cursor(epoch)) for epoch in range(3)] == [2, 4, 6]
     assert [EchoedBatches(deal, echo).length(Cursor(epoch)) for epoch in range(3)] == [3, 6, 9]
@@ -279,7 +279,7 @@ def test_a_factor_may_be_chosen_for_every_epoch() -> None:
 
 
 def test_a_cursor_of_another_world_or_of_more_data_is_refused() -> None:
-    plan = Echoed(Deal(Sequential(), 6, 0, 1, world=3), Echo(2, 1, 0), batch_size=2)
+    plan = Echoed(Deal(Sequential(), 6, 0, 1, world=3), EchoSequence(2, 1, 0), batch_size=2)
     for ask in (plan.batches, plan.length):
         with pytest.raises(StateError, match="at sample 4 of epoch 1, where 3 ranks never stand"):
             ask(Cursor(1, 4, 1))
@@ -298,14 +298,14 @@ class Wrong(Counting):
 
 
 def test_a_wrong_order_is_named_before_the_first_batch() -> None:
-    plan = Echoed(Deal(Wrong(), 4, 0, 2), Echo(2, 1, 0), 2)
+    plan = Echoed(Deal(Wrong(), 4, 0, 2), EchoSequence(2, 1, 0), 2)
     with pytest.raises(PipelineError, match=r"Wrong\.indices returned 4 at place 1"):
         plan.batches(Cursor())
 
 
 def test_a_batch_size_that_cannot_work_is_refused_when_given() -> None:
     with pytest.raises(PipelineError, match="batch_size is 0"):
-        Echoed(Deal(Sequential(), 4, 0, 2), Echo(2, 1, 0), 0)
+        Echoed(Deal(Sequential(), 4, 0, 2), EchoSequence(2, 1, 0), 0)
 
 
 # Batches.
@@ -316,7 +316,7 @@ inner_plans: st.SearchStrategy[Any] = st.one_of(deals, plans)
 @settings(deadline=None)
 @given(inner=inner_plans, echo=echoes, epoch=epochs, data=st.data())
 def test_echoed_batches_come_as_often_as_the_factor_says_and_resume_anywhere(
-    inner: Any, echo: Echo, epoch: int, data: st.DataObject
+    inner: Any, echo: EchoSequence, epoch: int, data: st.DataObject
 ) -> None:
     plan = EchoedBatches(inner, echo)
     fresh = list(inner.batches(Cursor(epoch)))
@@ -345,7 +345,7 @@ def test_echoed_batches_come_as_often_as_the_factor_says_and_resume_anywhere(
 
 
 def test_a_batch_cursor_past_the_end_is_refused() -> None:
-    plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), Echo(2, 1, 0))
+    plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), EchoSequence(2, 1, 0))
     for ask in (plan.batches, plan.length, plan.deliveries):
         with pytest.raises(StateError, match=r"at batch 7 of epoch 0, .* that epoch has 6"):
             ask(Cursor(0, 0, 7))
@@ -360,7 +360,7 @@ class Endless:
 
 def test_batches_without_a_known_number_cannot_be_echoed() -> None:
     with pytest.raises(PipelineError, match=r"echo\(\) after batch\(\) needs to know how many"):
-        EchoedBatches(Sampled(Endless(), 4, 0, batch_size=2), Echo(2, 1, 0))
+        EchoedBatches(Sampled(Endless(), 4, 0, batch_size=2), EchoSequence(2, 1, 0))
 
 
 class Misjudged:
@@ -383,14 +383,14 @@ class Misjudged:
     ("said", "found"), [(8, "4 fresh batches.*and only 3 came"), (4, "2 fresh batches.*and more")]
 )
 def test_a_sampler_that_misjudges_its_length_is_told(said: int, found: str) -> None:
-    plan = EchoedBatches(Sampled(Misjudged(said, 6), 10, 0, batch_size=2), Echo(2, 1, 0))
+    plan = EchoedBatches(Sampled(Misjudged(said, 6), 10, 0, batch_size=2), EchoSequence(2, 1, 0))
     with pytest.raises(PipelineError, match=found):
         list(plan.batches(Cursor()))
 
 
 def test_a_sampler_is_run_to_its_end_wherever_a_run_resumes() -> None:
     sampler = Misjudged(6, 6)
-    plan = EchoedBatches(Sampled(sampler, 10, 0, batch_size=2), Echo(2, 3, 0))
+    plan = EchoedBatches(Sampled(sampler, 10, 0, batch_size=2), EchoSequence(2, 3, 0))
     for delivered in range(7):
         assert len(list(plan.batches(Cursor(0, 0, delivered)))) <= 3
         assert sampler.ended == delivered + 1
@@ -402,7 +402,7 @@ def test_a_checkpoint_carries_the_generator_of_an_echoed_sampler() -> None:
     def plan(seed: int) -> EchoedBatches:
         generator = torch.Generator().manual_seed(seed)
         sampler = torch.utils.data.RandomSampler(range(20), generator=generator)
-        return EchoedBatches(Sampled(sampler, 20, 0, batch_size=4), Echo(2, 4, 0))
+        return EchoedBatches(Sampled(sampler, 20, 0, batch_size=4), EchoSequence(2, 4, 0))
 
     def dealt(plan: EchoedBatches, cursor: Cursor) -> dict[int, list[int]]:
         return {batch.number: batch.indices.tolist() for batch in plan.batches(cursor)}
@@ -420,7 +420,7 @@ def test_a_checkpoint_carries_the_generator_of_an_echoed_sampler() -> None:
 
 
 def test_a_plan_without_a_state_has_none_when_it_is_echoed() -> None:
-    plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), Echo(2, 1, 0))
+    plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), EchoSequence(2, 1, 0))
     assert plan.epoch_state(0) is None
     plan.restore(None)
     assert plan.length(Cursor()) == 6

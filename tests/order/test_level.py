@@ -1,4 +1,4 @@
-"""Levelled: every sample once, and no batch of any rank has more than its share of fresh ones."""
+"""Balanced: every sample once, and no batch of any rank has more than its share of fresh ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.order import BatchKeys, Cursor, Deal, Levelled, Order, Renewal, shuffle
+from penstock.order import Balanced, BatchKeys, Cursor, Deal, Generations, Order, shuffle
 
 Tail = Literal["pad", "drop"]
 
@@ -33,10 +33,10 @@ def listed(limit: int) -> Iterator[None]:
 
 
 @st.composite
-def renewals(draw: st.DrawFn) -> Renewal:
+def renewals(draw: st.DrawFn) -> Generations:
     n = draw(st.integers(0, 60))
     kept = draw(st.one_of(st.just(n), st.integers(0, n)))
-    return Renewal(n, draw(st.integers(1, 7)), kept, draw(st.integers(0, 2**32)))
+    return Generations(n, draw(st.integers(1, 7)), kept, draw(st.integers(0, 2**32)))
 
 
 @st.composite
@@ -44,7 +44,7 @@ def deals(draw: st.DrawFn) -> Deal:
     renewal = draw(renewals())
     tail: Tail = draw(st.sampled_from(["pad", "drop"]))
     return Deal(
-        Levelled(renewal), renewal.n, draw(st.integers(0, 2**32)), draw(batch_sizes),
+        Balanced(renewal), renewal.n, draw(st.integers(0, 2**32)), draw(batch_sizes),
         drop_last=draw(st.booleans()), world=draw(worlds), tail=tail,
     )  # fmt: skip
 
@@ -62,19 +62,19 @@ def shown(ranks: list[list[BatchKeys]]) -> list[list[tuple[int, int, list[tuple[
     return [[(b.epoch, b.number, keys(b)) for b in batches] for batches in ranks]
 
 
-def renewal_of(order: Order) -> Renewal:
-    assert isinstance(order, Levelled)
+def renewal_of(order: Order) -> Generations:
+    assert isinstance(order, Balanced)
     return order.renewal
 
 
 @settings(deadline=None)
 @given(renewal=renewals(), seed=st.integers(0, 2**32), epoch=epochs, limit=limits)
 def test_fresh_samples_come_evenly_and_every_sample_once(
-    renewal: Renewal, seed: int, epoch: int, limit: int
+    renewal: Generations, seed: int, epoch: int, limit: int
 ) -> None:
     n, fresh = renewal.n, renewal.fresh(epoch)
     with listed(limit):
-        dealt = Levelled(renewal).indices(n, seed, epoch)
+        dealt = Balanced(renewal).indices(n, seed, epoch)
         so_far = np.cumsum([renewal.is_fresh(index, epoch) for index in dealt.tolist()])
     assert np.array_equal(np.sort(dealt), np.arange(n))
     assert so_far.tolist() == [s * fresh // n for s in range(1, n + 1)]
@@ -165,9 +165,9 @@ def test_what_is_dealt_after_a_position_depends_on_no_world_and_no_batch_size(
 @settings(deadline=None)
 @given(renewal=renewals(), seed=st.integers(0, 2**32), epoch=epochs, limit=limits, data=st.data())
 def test_a_part_is_that_part_of_the_whole(
-    renewal: Renewal, seed: int, epoch: int, limit: int, data: st.DataObject
+    renewal: Generations, seed: int, epoch: int, limit: int, data: st.DataObject
 ) -> None:
-    order, n = Levelled(renewal), renewal.n
+    order, n = Balanced(renewal), renewal.n
     wanted = data.draw(st.lists(st.integers(0, n - 1), max_size=9)) if n else []
     places = np.array(wanted, dtype=np.int64)
     with listed(limit):
@@ -179,10 +179,10 @@ def test_a_part_is_that_part_of_the_whole(
 @pytest.mark.parametrize("kept", [200_000, 120_000])
 def test_many_samples_are_dealt_by_the_same_rules(kept: int) -> None:
     n, epoch, world = 200_000, 4, 3
-    renewal = Renewal(n, 3, kept, seed=1)
+    renewal = Generations(n, 3, kept, seed=1)
     before, now = (renewal.generations(np.arange(n), e) for e in (epoch - 1, epoch))
     fresh = now > before
-    deal = Deal(Levelled(renewal), n, 1, 256, world=world)
+    deal = Deal(Balanced(renewal), n, 1, 256, world=world)
     ranks = by_rank(deal, Cursor(epoch))
     counts = np.bincount(np.concatenate([b.indices for batches in ranks for b in batches]))
     assert (counts.min(), counts.max(), counts.sum()) == (1, 2, n + -n % world)
@@ -196,8 +196,8 @@ def test_many_samples_are_dealt_by_the_same_rules(kept: int) -> None:
 
 def test_places_of_very_many_samples_are_exact() -> None:
     n = 1 << 40
-    renewal = Renewal(n, 3, n - 5, seed=0)
-    order = Levelled(renewal)
+    renewal = Generations(n, 3, n - 5, seed=0)
+    order = Balanced(renewal)
     places = np.array([0, 12345, n // 2, n - 2, n - 1])
     found = order.at(n, 0, 5, places).tolist()
     fresh = renewal.fresh(5)
@@ -208,8 +208,8 @@ def test_places_of_very_many_samples_are_exact() -> None:
 
 @pytest.mark.parametrize("n", [3_000, 200_000])
 def test_fresh_and_kept_samples_are_shuffled_anew_each_epoch(n: int) -> None:
-    renewal = Renewal(n, 2, n, seed=0)
-    order = Levelled(renewal)
+    renewal = Generations(n, 2, n, seed=0)
+    order = Balanced(renewal)
     # Epochs 1 and 3 renew the same half, and yet nothing stands where it stood.
     assert renewal.span(1) == renewal.span(3)
     one, other = order.indices(n, 0, 1), order.indices(n, 0, 3)
@@ -226,8 +226,8 @@ def test_fresh_and_kept_samples_are_shuffled_anew_each_epoch(n: int) -> None:
 
 
 def test_fresh_samples_stand_anywhere_in_a_batch() -> None:
-    renewal = Renewal(4_000, 4, 4_000, seed=0)
-    deal = Deal(Levelled(renewal), 4_000, 0, 8)
+    renewal = Generations(4_000, 4, 4_000, seed=0)
+    deal = Deal(Balanced(renewal), 4_000, 0, 8)
     by_row = np.zeros(8)
     for batch in deal.batches(Cursor(2)):
         by_row += [renewal.is_fresh(index, 2) for index in batch.indices.tolist()]
@@ -237,7 +237,7 @@ def test_fresh_samples_stand_anywhere_in_a_batch() -> None:
 
 
 def test_another_number_of_samples_is_named_before_the_first_batch() -> None:
-    order = Levelled(Renewal(10, 3, 10, seed=0))
+    order = Balanced(Generations(10, 3, 10, seed=0))
     with pytest.raises(PipelineError, match="made for 10 samples, and the source has 11"):
         Deal(order, 11, 0, 2).batches(Cursor())
     with pytest.raises(PipelineError, match="made for 10 samples, and the source has 11"):
@@ -245,7 +245,7 @@ def test_another_number_of_samples_is_named_before_the_first_batch() -> None:
 
 
 def test_a_levelled_order_travels_and_deals_the_same() -> None:
-    order = Levelled(Renewal(30, 3, 20, seed=4))
+    order = Balanced(Generations(30, 3, 20, seed=4))
     travelled = pickle.loads(pickle.dumps(order))
     assert travelled == order
     assert np.array_equal(travelled.indices(30, 4, 2), order.indices(30, 4, 2))

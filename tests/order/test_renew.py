@@ -1,4 +1,4 @@
-"""Renewal: what was prepared is used so often and no more, and every epoch renews its part."""
+"""Generations: what was prepared is used so often and no more, and every epoch renews its part."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.order import Renewal, shuffle
+from penstock.order import Generations, shuffle
 
 
 @st.composite
-def renewals(draw: st.DrawFn) -> Renewal:
+def renewals(draw: st.DrawFn) -> Generations:
     n = draw(st.integers(0, 60))
     kept = draw(st.one_of(st.just(n), st.integers(0, n)))
-    return Renewal(n, draw(st.integers(1, 9)), kept, draw(st.integers(0, 2**32)))
+    return Generations(n, draw(st.integers(1, 9)), kept, draw(st.integers(0, 2**32)))
 
 
 limits = st.sampled_from([0, 8, shuffle.LISTED])
 
 
-def generations(renewal: Renewal, epochs: int) -> list[list[int]]:
+def generations(renewal: Generations, epochs: int) -> list[list[int]]:
     """For each sample, its generation in every epoch."""
     everyone = range(renewal.n)
     return [[renewal.generation(index, e) for e in range(epochs)] for index in everyone]
@@ -35,7 +35,7 @@ def generations(renewal: Renewal, epochs: int) -> list[list[int]]:
 @settings(deadline=None)
 @given(renewal=renewals(), limit=limits)
 def test_first_versions_serve_up_to_reuse_epochs_and_later_ones_exactly(
-    renewal: Renewal, limit: int
+    renewal: Generations, limit: int
 ) -> None:
     epochs = 4 * renewal.reuse + 1
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +63,7 @@ def test_first_versions_serve_up_to_reuse_epochs_and_later_ones_exactly(
 @settings(deadline=None)
 @given(renewal=renewals(), limit=limits)
 def test_what_is_fresh_is_what_has_another_generation_than_before(
-    renewal: Renewal, limit: int
+    renewal: Generations, limit: int
 ) -> None:
     epochs = 2 * renewal.reuse + 3
     with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +79,7 @@ def test_what_is_fresh_is_what_has_another_generation_than_before(
 
 @settings(deadline=None)
 @given(renewal=renewals())
-def test_epochs_after_the_first_prepare_equally_many(renewal: Renewal) -> None:
+def test_epochs_after_the_first_prepare_equally_many(renewal: Generations) -> None:
     counts = [renewal.fresh(epoch) for epoch in range(1, 3 * renewal.reuse + 1)]
     assert max(counts) - min(counts) <= 1
     assert sum(counts[: renewal.reuse]) == renewal.kept + renewal.reuse * (renewal.n - renewal.kept)
@@ -87,7 +87,7 @@ def test_epochs_after_the_first_prepare_equally_many(renewal: Renewal) -> None:
 
 @settings(deadline=None)
 @given(renewal=renewals(), epoch=st.integers(0, 40), limit=limits)
-def test_one_by_one_and_all_at_once_agree(renewal: Renewal, epoch: int, limit: int) -> None:
+def test_one_by_one_and_all_at_once_agree(renewal: Generations, epoch: int, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle, "LISTED", limit)
         single = [renewal.generation(index, epoch) for index in range(renewal.n)]
@@ -104,7 +104,7 @@ def test_one_by_one_and_all_at_once_agree(renewal: Renewal, epoch: int, limit: i
 def test_numbers_of_any_size_agree(
     n: int, reuse: int, share: float, epoch: int, data: st.DataObject
 ) -> None:
-    renewal = Renewal(n, reuse, int(n * share), seed=0)
+    renewal = Generations(n, reuse, int(n * share), seed=0)
     indices = data.draw(st.lists(st.integers(0, n - 1), max_size=10))
     single = [renewal.generation(index, epoch) for index in indices]
     assert renewal.generations(np.array(indices, dtype=np.int64), epoch).tolist() == single
@@ -113,7 +113,7 @@ def test_numbers_of_any_size_agree(
 
 @pytest.mark.parametrize("kept", [0, 100_001, 200_000])
 def test_many_samples_are_renewed_by_the_same_rules(kept: int) -> None:
-    renewal = Renewal(200_000, 3, kept, seed=5)
+    renewal = Generations(200_000, 3, kept, seed=5)
     everyone = np.arange(renewal.n)
     lives = np.stack([renewal.generations(everyone, epoch) for epoch in range(10)])
     fresh = (np.diff(lives, axis=0) == 1).sum(axis=1).tolist()
@@ -130,7 +130,7 @@ def test_many_samples_are_renewed_by_the_same_rules(kept: int) -> None:
 
 @pytest.mark.parametrize("n", [50, 200_000])
 def test_without_reuse_every_epoch_is_a_generation(n: int) -> None:
-    renewal = Renewal(n, 1, n // 2, seed=0)
+    renewal = Generations(n, 1, n // 2, seed=0)
     for epoch in (0, 1, 7):
         assert renewal.fresh(epoch) == n
         assert renewal.generation(3, epoch) == epoch
@@ -138,18 +138,18 @@ def test_without_reuse_every_epoch_is_a_generation(n: int) -> None:
 
 
 def test_more_may_be_kept_without_changing_who_was_kept() -> None:
-    few, more = Renewal(100, 3, 20, seed=1), Renewal(100, 3, 60, seed=1)
+    few, more = Generations(100, 3, 20, seed=1), Generations(100, 3, 60, seed=1)
     assert all(more.keeps(index) for index in range(100) if few.keeps(index))
 
 
 def test_seeds_renew_in_another_sequence() -> None:
-    one, other = (Renewal(300, 3, 300, seed).generations(np.arange(300), 1) for seed in (0, 1))
+    one, other = (Generations(300, 3, 300, seed).generations(np.arange(300), 1) for seed in (0, 1))
     assert one.sum() == other.sum() == 100
     assert 100 < (one != other).sum() < 170  # 133 are expected
 
 
 def test_what_checkpoints_go_on_with_never_changes() -> None:
-    renewal = Renewal(1_000_003, 3, 900_000, seed=3)
+    renewal = Generations(1_000_003, 3, 900_000, seed=3)
     places = np.array([0, 1, 2, 500_000, 1_000_002])
     samples = [920695, 593367, 173618, 832553, 386432]
     assert renewal.queued(places).tolist() == samples
@@ -157,10 +157,10 @@ def test_what_checkpoints_go_on_with_never_changes() -> None:
 
 
 def test_a_renewal_travels_and_says_the_same() -> None:
-    renewal = Renewal(40, 3, 30, seed=2)
+    renewal = Generations(40, 3, 30, seed=2)
     travelled = pickle.loads(pickle.dumps(renewal))
     assert travelled == renewal
-    assert repr(travelled) == "Renewal(n=40, reuse=3, kept=30, seed=2)"
+    assert repr(travelled) == "Generations(n=40, reuse=3, kept=30, seed=2)"
     assert generations(travelled, 5) == generations(renewal, 5)
 
 
@@ -177,4 +177,4 @@ def test_a_renewal_travels_and_says_the_same() -> None:
 )
 def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
-        Renewal(**{"n": 10, "reuse": 3, "kept": 10, "seed": 0, **arguments})
+        Generations(**{"n": 10, "reuse": 3, "kept": 10, "seed": 0, **arguments})

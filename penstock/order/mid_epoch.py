@@ -19,7 +19,7 @@ class Begin(Protocol):
     ) -> int: ...
 
 
-class Turned:
+class MidEpoch:
     """A plan whose epochs may begin with any batch; all else about them is as it was.
 
     ``begin`` is asked when an epoch is begun; without it all begin with their first. ``firsts``
@@ -27,7 +27,7 @@ class Turned:
     the same size and with the same number of ranks: its cursor counts batches.
 
     >>> from penstock.order import Deal, Sequential
-    >>> turned = Turned(Deal(Sequential(), n=6, seed=0, batch_size=2), lambda *_: 1)
+    >>> turned = MidEpoch(Deal(Sequential(), n=6, seed=0, batch_size=2), lambda *_: 1)
     >>> [batch.indices.tolist() for batch in turned.batches(Cursor())]
     [[2, 3], [4, 5], [0, 1]]
     """

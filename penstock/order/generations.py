@@ -13,7 +13,7 @@ from penstock.order.shuffle import Permutation
 
 
 @dataclass(frozen=True)
-class Renewal:
+class Generations:
     """Revamper's balanced eviction: every epoch renews an equal part of what is kept.
 
     All samples stand in one queue, fixed by the seed; the first ``kept`` of them are kept. Epoch 0
@@ -24,7 +24,7 @@ class Renewal:
     A sample's generation is which of its prepared versions an epoch uses. It depends on nothing
     but these numbers, so nobody has to remember it.
 
-    >>> renewal = Renewal(n=7, reuse=3, kept=6, seed=0)
+    >>> renewal = Generations(n=7, reuse=3, kept=6, seed=0)
     >>> [renewal.fresh(epoch) for epoch in range(5)]
     [7, 3, 3, 3, 3]
     >>> index = int(renewal.queued(np.array([0]))[0])

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
-from penstock.order.renew import Renewal, part
+from penstock.order.generations import Generations, part
 from penstock.order.shuffle import Permutation
 
 
 @dataclass(frozen=True, slots=True)
-class Levelled:
+class Balanced:
     """Revamper's cache-aware shuffle: every sample once, fresh ones spread evenly over the epoch.
 
     Fresh samples cost far more than kept ones. Both are shuffled apart, each epoch anew, and
     merged so that after s of n samples exactly floor(s * m / n) of the epoch's m fresh ones have
     come. So any run of c samples has floor(c * m / n) or ceil(c * m / n) of them.
 
-    >>> order = Levelled(Renewal(n=8, reuse=4, kept=8, seed=0))
+    >>> order = Balanced(Generations(n=8, reuse=4, kept=8, seed=0))
     >>> dealt = order.indices(8, seed=0, epoch=3).tolist()
     >>> sorted(dealt)
     [0, 1, 2, 3, 4, 5, 6, 7]
@@ -29,7 +29,7 @@ class Levelled:
     [False, False, False, True, False, False, False, True]
     """
 
-    renewal: Renewal
+    renewal: Generations
 
     blocks: ClassVar[bool] = True
     """Ranks are dealt runs of the sequence, because only runs have their share of fresh samples."""
@@ -62,6 +62,6 @@ class Levelled:
     def _check(self, n: int) -> None:
         if n != self.renewal.n:
             raise PipelineError(
-                f"Levelled was made for {self.renewal.n} samples, and the source has {n}. Make its "
-                "Renewal with the number of samples of the source."
+                f"Balanced was made for {self.renewal.n} samples, and the source has {n}. Make its "
+                "Generations with the number of samples of the source."
             )
