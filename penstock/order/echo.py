@@ -1,4 +1,4 @@
-"""Echoing: how often each sample or batch comes in an epoch, where its copies stand, and the plans."""
+"""Echoing: how often each sample or batch comes in an epoch, and the plans that deal copies."""
 
 from __future__ import annotations
 
@@ -170,7 +170,8 @@ class Echoed:
 
     >>> from penstock.order import Sequential
     >>> deal = Deal(Sequential(), n=3, seed=0, batch_size=1)
-    >>> for batch in Echoed(deal, EchoSequence(2, window=1, seed=0), batch_size=4).batches(Cursor()):
+    >>> twice = EchoSequence(2, window=1, seed=0)
+    >>> for batch in Echoed(deal, twice, batch_size=4).batches(Cursor()):
     ...     print(batch.indices.tolist(), batch.replicas.tolist(), batch.spent.tolist())
     [0, 0, 1, 1] [0, 1, 0, 1] [0, 1]
     [2, 2] [0, 1] [2]
@@ -261,7 +262,8 @@ class EchoedBatches:
     often each batch comes is decided over the whole epoch.
 
     >>> from penstock.order import Sequential
-    >>> plan = EchoedBatches(Deal(Sequential(), 6, 0, batch_size=2), EchoSequence(2, window=1, seed=0))
+    >>> twice = EchoSequence(2, window=1, seed=0)
+    >>> plan = EchoedBatches(Deal(Sequential(), 6, 0, batch_size=2), twice)
     >>> plan.deliveries(Cursor(batch=3)).tolist()
     [1, 2, 2]
     >>> [batch.number for batch in plan.batches(Cursor(batch=3))]
