@@ -95,13 +95,16 @@ def no_kernel() -> bool:
     return os.environ.get("PENSTOCK_NO_KERNEL", "") not in ("", "0")
 
 
-def landmarks() -> int:
+def jpeg_index() -> int:
     """Bytes in which a process may keep where the rows of JPEGs begin.
 
     A thousandth of the memory: with 24 GB that is enough for 45,000 photographs of 500 x 375.
     """
-    named = os.environ.get("PENSTOCK_LANDMARKS", "")
-    return size(named, "PENSTOCK_LANDMARKS") if named else memory() >> 10
+    # PENSTOCK_LANDMARKS is its earlier name.
+    for name in ("PENSTOCK_JPEG_INDEX", "PENSTOCK_LANDMARKS"):
+        if given := os.environ.get(name, ""):
+            return size(given, name)
+    return memory() >> 10
 
 
 def shm_dir() -> Path | None:

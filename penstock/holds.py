@@ -15,12 +15,12 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keyed, Keys
 from penstock.options import Options
 from penstock.order import BatchKeys, Generations
-from penstock.road import Road, scope_of
 from penstock.source.source import Source
 from penstock.stats import EchoStats, Held, RefurbishStats
 from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
+from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import Hold, StageFailure, Stop
 from penstock.store import AnyStore, RunDir, Store, Turns, memory_store
 from penstock.store.encoding import Encoding

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock import rules
 from penstock.config import size
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, Operation
 from penstock.options import Options
 from penstock.order import Order
-from penstock.road import Road, Tap, fused
 from penstock.slots import Layout, Leaf
 from penstock.source import (
     DatasetSource,
@@ -28,12 +26,14 @@ from penstock.source import (
 )
 from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.source import Source
+from penstock.stops import placement
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo, make_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.refurbish import make_refurbish
+from penstock.stops.road import Road, Tap
 from penstock.stops.stop import Fields, Hold, Joined, Stop
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
@@ -100,7 +100,7 @@ class Pipeline:
         """
         self._open("cache()")
         self._indexed("cache()")
-        rules.check_cache(self.stops, self._random_source)
+        placement.check_cache(self.stops, self._random_source)
         return self._with(Cache(size(budget, "cache()"), str(where), self._holds))
 
     def refurbish(
@@ -133,7 +133,7 @@ class Pipeline:
         """
         self._open("refurbish()")
         self._indexed("refurbish()")
-        rules.check_refurbish(self.stops, self._random_source)
+        placement.check_refurbish(self.stops, self._random_source)
         return self._with(make_refurbish(reuse, size, str(where), encode, self._holds))
 
     def echo(
@@ -156,7 +156,7 @@ class Pipeline:
         [[0, 1], [0, 1], [2, 3], [2, 3]]
         """
         self._indexed("echo()")
-        rules.check_echo(self.stops, self.echoed)
+        placement.check_echo(self.stops, self.echoed)
         if self.batching is not None:
             return replace(self, echoed=make_echo(factor, window, of="batches"))
         return self._with(make_echo(factor, window, of="samples", number=self._holds))
@@ -413,3 +413,14 @@ def from_dataset(
     if hasattr(dataset, "__iter__") or (callable(dataset) and not isinstance(dataset, type)):
         return Pipeline(StreamSource(dataset, version=version))
     return Pipeline(DatasetSource(dataset, version=version))
+
+
+def fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
+    """The stops, with image operations joined where one step for several of them is faster."""
+    modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
+    if not any(module.startswith("penstock.image.") for module in modules):
+        return stops  # nothing to fuse, and no need to import the image operations
+    from penstock.image.fused import fuse
+    from penstock.image.toned import tone
+
+    return tone(fuse(stops))

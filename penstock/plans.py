@@ -10,8 +10,8 @@ from penstock.order import Balanced, Deal, Echoed, EchoedBatches, Generations, S
 from penstock.order.plan import Plan
 from penstock.pace import Factors
 from penstock.pipeline import Pipeline
-from penstock.rules import check_road
 from penstock.stops.echo import Echo
+from penstock.stops.placement import check_road
 
 Sampling = Callable[[int, int, bool], Plan]
 """Makes the plan of a user's own sampler from (samples, batch size, drop_last)."""

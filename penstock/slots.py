@@ -13,7 +13,6 @@ import itertools
 import math
 import mmap
 import os
-import sys
 import tempfile
 import weakref
 from collections import deque
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from penstock.config import show_size
 from penstock.errors import SlotError
 from penstock.serialize import aligned
-from penstock.tree import flatten
+from penstock.tree import as_array, flatten
 
 FEWEST = 3
 """Slots that a ring may always have: one the loop looks at, one it still holds, one being made."""
@@ -99,22 +98,6 @@ class Layout:
                 return None
             leaves.append(Leaf(array.shape, array.dtype))
         return cls(skeleton, tuple(leaves), rows)
-
-
-def as_array(value: Any) -> NDArray[Any] | None:
-    """A field's value as an array without copying it, or ``None`` if it is not a plain one."""
-    if isinstance(value, np.ndarray):
-        return None if value.dtype.hasobject else value
-    if isinstance(value, (int, float, complex, np.generic)):
-        array = np.asarray(value)
-        return None if array.dtype.hasobject else array
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        try:
-            return np.asarray(value.numpy())
-        except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, requires grad
-            return None
-    return None
 
 
 def shared_file(nbytes: int) -> int:

@@ -15,11 +15,11 @@ from penstock.diversity.propose import Keeping, propose
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed, Keys
 from penstock.pipeline import Pipeline
-from penstock.road import OpenRoad, Road, scope_of
 from penstock.source.source import Source
 from penstock.stats import Clock, Tally
 from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
+from penstock.stops.road import OpenRoad, Road, scope_of
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream
 from penstock.store import AnyStore, memory_store
 from penstock.store.encoding import Encoding

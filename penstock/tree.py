@@ -6,8 +6,12 @@ with anything: arrays of a whole batch, tensors, specs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def is_namedtuple(value: object) -> bool:
@@ -94,3 +98,19 @@ def _remake(like: Any, children: Any) -> Any:
         return kind(children)
     except TypeError:
         return children
+
+
+def as_array(value: Any) -> NDArray[Any] | None:
+    """A field's value as an array without copying it, or ``None`` if it is not a plain one."""
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else value
+    if isinstance(value, (int, float, complex, np.generic)):
+        array = np.asarray(value)
+        return None if array.dtype.hasobject else array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            return np.asarray(value.numpy())
+        except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, requires grad
+            return None
+    return None

@@ -12,7 +12,7 @@ from contract import POOLS, Workers, plain
 
 import penstock as ps
 from penstock import native
-from penstock.stops.fused import Fused, fuse
+from penstock.image.fused import Fused, fuse
 
 image = ps.image
 

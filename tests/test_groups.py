@@ -11,10 +11,10 @@ import pytest
 
 from penstock.keyed import Keys
 from penstock.pools.runner import Runner, Work, WorkerInfo
-from penstock.road import Road
 from penstock.slots import Layout
 from penstock.source.source import Source
 from penstock.stops.batch import stack
+from penstock.stops.road import Road
 from penstock.stops.stop import Site, Step, Stop, Upstream
 
 

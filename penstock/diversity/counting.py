@@ -19,10 +19,10 @@ from penstock.diversity.part import Part
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec
 from penstock.pipeline import Pipeline
-from penstock.road import SOURCE
 from penstock.source.stream import StreamSource
 from penstock.stops.field import On
 from penstock.stops.map import Map
+from penstock.stops.road import SOURCE
 from penstock.stops.stop import Fields
 
 Shape = tuple[int, ...]

@@ -7,9 +7,9 @@ Shears and turns take the same pixels but for one in a hundred at most; where a 
 between two pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can
 widen that.
 
-The compiled kernel does images of three channels in one call, without interpolation; a ``Draft``
-does all others, and all where there is no kernel. Bits are the same, but for turns: the kernel's
-take every pixel from where torchvision does.
+The compiled kernel does images of three channels in one call, without interpolation; a
+``LazyImage`` does all others, and all where there is no kernel. Bits are the same, but for turns:
+the kernel's take every pixel from where torchvision does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
 from penstock.image.augment_table import CHANGES, NAMES, NARROW, NUMBERS, WIDE, Step
-from penstock.image.draft import Draft
+from penstock.image.lazy_image import LazyImage
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
 from penstock.image.policies import POLICIES, STRENGTHS
@@ -44,7 +44,7 @@ _NOTHING = Step("Identity", 0.0)
 def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
     """The image after all steps."""
     if not _for_kernel(image, smooth):
-        return _drafted(image, steps, fill, smooth).settle()
+        return _lazy_image(image, steps, fill, smooth).settle()
     out = np.empty(image.shape, np.uint8)
     return out if _by_kernel(image, steps, fill, out, None) else image
 
@@ -59,7 +59,7 @@ def compiled(
     """
     if _for_kernel(image, smooth):
         return applied(image, steps, fill, smooth), None
-    return _drafted(image, steps, fill, smooth).handed_on()
+    return _lazy_image(image, steps, fill, smooth).handed_on()
 
 
 def normalized(
@@ -109,11 +109,11 @@ def _by_kernel(
     return kernel.augment(image, numbered, (red, green, blue), out, table=table)
 
 
-def _drafted(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Draft:
-    draft = Draft(image, fill, smooth)
+def _lazy_image(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> LazyImage:
+    lazy = LazyImage(image, fill, smooth)
     for step in steps:
-        CHANGES[step.name](draft, step.magnitude)
-    return draft
+        CHANGES[step.name](lazy, step.magnitude)
+    return lazy
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.image.draft import Draft
+from penstock.image.lazy_image import LazyImage
 
 
 class Step(NamedTuple):
@@ -33,22 +33,22 @@ class Step(NamedTuple):
         return Step("Identity", 0.0) if magnitude == nothing else Step(name, magnitude)
 
 
-CHANGES: dict[str, Callable[[Draft, float], None]] = {
-    "Identity": lambda draft, m: None,
-    "ShearX": Draft.shear_x,
-    "ShearY": Draft.shear_y,
-    "TranslateX": lambda draft, m: draft.shift(0, int(m)),
-    "TranslateY": lambda draft, m: draft.shift(int(m), 0),
-    "Rotate": Draft.rotate,
-    "Brightness": lambda draft, m: draft.brightness(1.0 + m),
-    "Color": lambda draft, m: draft.saturation(1.0 + m),
-    "Contrast": lambda draft, m: draft.contrast(1.0 + m),
-    "Sharpness": lambda draft, m: draft.sharpness(1.0 + m),
-    "Posterize": lambda draft, m: draft.posterize(int(m)),
-    "Solarize": Draft.solarize,
-    "AutoContrast": lambda draft, m: draft.autocontrast(),
-    "Equalize": lambda draft, m: draft.equalize(),
-    "Invert": lambda draft, m: draft.invert(),
+CHANGES: dict[str, Callable[[LazyImage, float], None]] = {
+    "Identity": lambda lazy, m: None,
+    "ShearX": LazyImage.shear_x,
+    "ShearY": LazyImage.shear_y,
+    "TranslateX": lambda lazy, m: lazy.shift(0, int(m)),
+    "TranslateY": lambda lazy, m: lazy.shift(int(m), 0),
+    "Rotate": LazyImage.rotate,
+    "Brightness": lambda lazy, m: lazy.brightness(1.0 + m),
+    "Color": lambda lazy, m: lazy.saturation(1.0 + m),
+    "Contrast": lambda lazy, m: lazy.contrast(1.0 + m),
+    "Sharpness": lambda lazy, m: lazy.sharpness(1.0 + m),
+    "Posterize": lambda lazy, m: lazy.posterize(int(m)),
+    "Solarize": LazyImage.solarize,
+    "AutoContrast": lambda lazy, m: lazy.autocontrast(),
+    "Equalize": lambda lazy, m: lazy.equalize(),
+    "Invert": lambda lazy, m: lazy.invert(),
 }
 
 NUMBERS = {name: number for number, name in enumerate(CHANGES)}

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from penstock.image import arguments
-from penstock.image.draft import Draft
+from penstock.image.lazy_image import LazyImage
 from penstock.image.pixels import check_image, need_image
 from penstock.native import Image
 from penstock.operation import LEVELS, Operation, Spec, counted
 
 _Range = tuple[float, float]
 
-_CHANGES = (Draft.brightness, Draft.contrast, Draft.saturation, Draft.hue)
+_CHANGES = (LazyImage.brightness, LazyImage.contrast, LazyImage.saturation, LazyImage.hue)
 _ORDERS = tuple(permutations(range(4)))
 
 
@@ -88,12 +88,12 @@ class ColorJitter(Operation):
         return counted(math.factorial(len(spans)) * LEVELS**ranges)
 
     def apply(self, value: Any, params: Jitter) -> Image:
-        draft = Draft(check_image("color_jitter", value))
+        lazy = LazyImage(check_image("color_jitter", value))
         for which in params.order:
             factor = params.factors[which]
             if factor is not None:
-                _CHANGES[which](draft, factor)
-        return draft.settle()
+                _CHANGES[which](lazy, factor)
+        return lazy.settle()
 
 
 def _factors(what: str, given: float | Sequence[float] | None) -> _Range | None:

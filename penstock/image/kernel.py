@@ -3,7 +3,7 @@
 It is optional. What it does not know (``Unsupported``) the pure road does: decode, crop, resize.
 The weights are those of PIL's and torchvision's antialiased bilinear; on photographs the mean
 difference to PIL is 0.2 grey levels, and 0.7 where a shrink by 4 or more begins within libjpeg.
-What ``augment`` does has the bits of ``draft``, but for turns, where it takes torchvision's pixels.
+What ``augment`` does has the bits of ``lazy``, but for turns, where it takes torchvision's pixels.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def regions(
     What could not be done is in the list as ``Unsupported``, or as the error to raise.
 
     ``marks`` are what an earlier call gave for each file, or empty, and what is returned is more
-    of them; ``None`` if there are none. ``landmarks`` keeps them.
+    of them; ``None`` if there are none. ``jpeg_index`` keeps them.
     """
     kernel = _kernel()
     known = marks or [None] * len(requests)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import PipelineError
-from penstock.road import Road, Tap, draws_globally
 from penstock.stops.batch import Collate, Pad
+from penstock.stops.road import Road, Tap, draws_globally
 
 Kind = Literal["none", "threads", "processes", "node"]
 

@@ -23,9 +23,9 @@ from penstock.pools.runner import Runner, Work, WorkerInfo
 from penstock.pools.threads import WARN_AFTER
 from penstock.pools.wire import Known, Wire
 from penstock.pools.worker import Init
-from penstock.road import Tap
 from penstock.serialize import Packed, pack
 from penstock.slots import shared_file
+from penstock.stops.road import Tap
 
 AHEAD = 2
 """Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""

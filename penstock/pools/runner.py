@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import Key, Keyed, Keys, seed_globals
-from penstock.road import Road, Tap, scope_of
 from penstock.schedule import group_of
-from penstock.slots import Layout, as_array
+from penstock.slots import Layout
 from penstock.stops.batch import Collate, Misfit
+from penstock.stops.road import Road, Tap, scope_of
 from penstock.stops.stop import StageFailure
-from penstock.tree import leaves_like
+from penstock.tree import as_array, leaves_like
 
 OnError = Literal["raise", "skip", "substitute"]
 

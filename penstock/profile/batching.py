@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from penstock.profile.describing import describe
 from penstock.profile.probes import Clocks, Spent
-from penstock.slots import Layout, Slot, as_array
+from penstock.slots import Layout, Slot
 from penstock.stops.batch import Batch, Misfit, Pad, stack
 from penstock.stops.stop import Rows
-from penstock.tree import leaves_like
+from penstock.tree import as_array, leaves_like
 
 MOST_ROWS = 64
 MOST_BYTES = 64 << 20

@@ -19,12 +19,12 @@ from penstock.profile.probes import (
     timed_source,
     timed_stop,
 )
-from penstock.road import SOURCE, Road
 from penstock.source.source import Source
 from penstock.stats import Tally
 from penstock.stops.cache import Cache
 from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
+from penstock.stops.road import SOURCE, Road
 from penstock.stops.stop import Hold, Site, Step, Stop, names_of
 from penstock.store import AnyStore, memory_store
 

@@ -11,11 +11,11 @@ from penstock.profile.batching import Batching
 from penstock.profile.describing import describe
 from penstock.profile.result import Kind, Row
 from penstock.profile.roads import Ledger, ProbedRoad, Round, middle
-from penstock.road import draws_globally
 from penstock.source.stream import StreamSource
 from penstock.stops.echo import Echo
 from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
+from penstock.stops.road import draws_globally
 from penstock.stops.stop import Hold, Stop
 
 _GLOBALS = "may draw from the global generators"

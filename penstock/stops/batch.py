@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
-from penstock.slots import as_array
-from penstock.tree import fill, flatten, leaves_like
+from penstock.tree import as_array, fill, flatten, leaves_like
 
 Collate = Callable[[list[Any]], Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.pools.runner import Work, WorkerInfo
-from penstock.road import Tap
+from penstock.stops.road import Tap
 
 
 class Init:

@@ -21,10 +21,10 @@ MOVED = ["ShearX", "ShearY", "Rotate"]
 BLENDED = ["Color", "Contrast", "Sharpness"]
 
 
-@pytest.fixture(params=["kernel", "draft"])
+@pytest.fixture(params=["kernel", "lazy"])
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who makes our pixels."""
-    if request.param == "draft":
+    if request.param == "lazy":
         monkeypatch.setattr(native, "_switched_off", lambda: True)
     elif not native.kernel_available():
         pytest.skip(native.why_no_kernel())

@@ -1,4 +1,4 @@
-"""Automatic augmentation by the kernel: a draft's bits, torchvision's turns, no byte beyond."""
+"""Automatic augmentation by the kernel: a lazy's bits, torchvision's turns, no byte beyond."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import PipelineError
 from penstock.image import kernel, normalize, rand_augment
 from penstock.image.augment import applied, normalized
 from penstock.image.augment_table import CHANGES, NARROW, NUMBERS, WIDE, Space, Step
-from penstock.image.draft import Draft
+from penstock.image.lazy_image import LazyImage
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
@@ -58,10 +58,10 @@ fills = st.sampled_from([(0.0,), (255.0,), (127.5,), (200.0, 100.0, 50.0), (0.0,
 
 
 def drafted(image: Any, steps: tuple[Step, ...], fill: tuple[float, ...]) -> Any:
-    draft = Draft(image, fill)
+    lazy = LazyImage(image, fill)
     for step in steps:
-        CHANGES[step.name](draft, step.magnitude)
-    return draft.settle()
+        CHANGES[step.name](lazy, step.magnitude)
+    return lazy.settle()
 
 
 @given(images(), steps_of(UNTURNED), fills)

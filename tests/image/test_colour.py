@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from penstock.image import color_jitter
-from penstock.image.draft import Draft
 from penstock.image.jitter import Jitter
+from penstock.image.lazy_image import LazyImage
 from penstock.keyed import Key, Keyed
 
 FACTORS = [0.0, 0.1, 0.73, 1.0, 1.27, 1.9, 2.5]
 
 
 def changed(image: Any, change: Callable[..., None], *by: float) -> Any:
-    draft = Draft(image)
-    change(draft, *by)
-    return draft.settle()
+    lazy = LazyImage(image)
+    change(lazy, *by)
+    return lazy.settle()
 
 
 def difference(found: Any, expected: Any) -> int:
@@ -31,15 +31,15 @@ def difference(found: Any, expected: Any) -> int:
 def test_brightness_is_torchvisions(image: Any, by_torchvision: Callable[..., Any]) -> None:
     for factor in FACTORS:
         expected = by_torchvision("adjust_brightness", image, brightness_factor=factor)
-        assert difference(changed(image, Draft.brightness, factor), expected) == 0, factor
+        assert difference(changed(image, LazyImage.brightness, factor), expected) == 0, factor
 
 
 @pytest.mark.parametrize(
     ("name", "function", "keyword"),
     [
-        ("adjust_contrast", Draft.contrast, "contrast_factor"),
-        ("adjust_saturation", Draft.saturation, "saturation_factor"),
-        ("adjust_sharpness", Draft.sharpness, "sharpness_factor"),
+        ("adjust_contrast", LazyImage.contrast, "contrast_factor"),
+        ("adjust_saturation", LazyImage.saturation, "saturation_factor"),
+        ("adjust_sharpness", LazyImage.sharpness, "sharpness_factor"),
     ],
 )
 def test_blends_are_within_one_level_of_torchvision(
@@ -60,27 +60,27 @@ def test_hue_is_within_one_level_of_torchvision(
 ) -> None:
     for turn in (-0.5, -0.31, -0.05, 0.0, 0.02, 0.25, 0.5):
         expected = by_torchvision("adjust_hue", image, hue_factor=turn)
-        assert difference(changed(image, Draft.hue, turn), expected) <= 1, turn
+        assert difference(changed(image, LazyImage.hue, turn), expected) <= 1, turn
 
 
 def test_posterize_is_torchvisions(image: Any, by_torchvision: Callable[..., Any]) -> None:
     for bits in range(9):
         expected = by_torchvision("posterize", image, bits=bits)
-        assert difference(changed(image, Draft.posterize, bits), expected) == 0, bits
+        assert difference(changed(image, LazyImage.posterize, bits), expected) == 0, bits
 
 
 def test_solarize_is_torchvisions(image: Any, by_torchvision: Callable[..., Any]) -> None:
     for threshold in (0.0, 76.5, 128.0, 254.9, 255.0):
         expected = by_torchvision("solarize", image, threshold=threshold)
-        assert difference(changed(image, Draft.solarize, threshold), expected) == 0, threshold
+        assert difference(changed(image, LazyImage.solarize, threshold), expected) == 0, threshold
 
 
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("invert", Draft.invert),
-        ("autocontrast", Draft.autocontrast),
-        ("equalize", Draft.equalize),
+        ("invert", LazyImage.invert),
+        ("autocontrast", LazyImage.autocontrast),
+        ("equalize", LazyImage.equalize),
     ],
 )
 def test_changes_without_strength_are_torchvisions(

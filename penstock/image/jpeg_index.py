@@ -20,7 +20,7 @@ FEWEST_BYTES = 8_192
 """Of smaller files there is little to pass over."""
 
 
-class Landmarks:
+class JpegIndex:
     """The marks of many files, up to a budget of bytes; those that came first stay.
 
     Who comes second finds what the first has left: threads share them without a lock.
@@ -53,27 +53,27 @@ class Landmarks:
         self._marks[key] = marks
 
 
-_landmarks: Landmarks | None = None
+_jpeg_index: JpegIndex | None = None
 
 
-def of_process() -> Landmarks:
+def of_process() -> JpegIndex:
     """Those of this process: one file is the same to all its loaders."""
-    global _landmarks
-    if _landmarks is None:
-        _landmarks = Landmarks(config.landmarks())
-    return _landmarks
+    global _jpeg_index
+    if _jpeg_index is None:
+        _jpeg_index = JpegIndex(config.jpeg_index())
+    return _jpeg_index
 
 
 def regions(requests: Sequence[kernel.Request]) -> list[Exception | None]:
     """As ``kernel.regions``, and faster for files that were seen before."""
-    landmarks = of_process()
+    jpeg_index = of_process()
     keys: list[bytes | None] = [None] * len(requests)
-    if landmarks.budget:
+    if jpeg_index.budget:
         keys = [kernel.key(one.data) if len(one.data) >= FEWEST_BYTES else None for one in requests]
-    marks = [None if key is None else landmarks.known(key) for key in keys]
+    marks = [None if key is None else jpeg_index.known(key) for key in keys]
     failed: list[Exception | None] = []
     for key, found in zip(keys, kernel.regions(requests, marks), strict=True):
         if key is not None and isinstance(found, bytes):
-            landmarks.add(key, found)
+            jpeg_index.add(key, found)
         failed.append(found if isinstance(found, Exception) else None)
     return failed

@@ -17,7 +17,7 @@ from penstock.image.tone import UNCHANGED, Counts, Table, Tones
 from penstock.native import Image, load_cv2
 
 
-class Draft:
+class LazyImage:
     """What an image will be: a shift and then a change of levels away from the pixels held here.
 
     ``fill`` is what comes in from outside, ``smooth`` is whether shears and turns interpolate.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock import native
-from penstock.image import kernel, landmarks, partial
+from penstock.image import jpeg_index, kernel, partial
 from penstock.image.codec import Decode
 from penstock.image.frame import Frame
 from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
@@ -133,7 +133,7 @@ class Fused(Joined):
         if not native.kernel_available():
             return partial.size, _one_after_the_other(partial.region)
         whole = all(isinstance(one, Resize) for one in self.framing)
-        return kernel.size, kernel.regions if whole else landmarks.regions
+        return kernel.size, kernel.regions if whole else jpeg_index.regions
 
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
         """What is wanted of a picture of this size, drawn as the operations would one by one."""

@@ -17,8 +17,8 @@ from image.jpegs import KINDS, Box, Pixels, by_kernel, encode, picture
 import penstock as ps
 from penstock import config, native
 from penstock.errors import PipelineError
-from penstock.image import kernel, landmarks
-from penstock.image.landmarks import OVERHEAD, Landmarks
+from penstock.image import jpeg_index, kernel
+from penstock.image.jpeg_index import OVERHEAD, JpegIndex
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_marks_is_refused() -> None:
 
 
 def test_those_that_came_first_stay() -> None:
-    found = Landmarks(2 * (OVERHEAD + 100))
+    found = JpegIndex(2 * (OVERHEAD + 100))
     assert found.known(1) == b""
     found.add(1, bytes(100))
     found.add(2, bytes(50))
@@ -141,10 +141,10 @@ def test_those_that_came_first_stay() -> None:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Landmarks:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> JpegIndex:
     """Nothing is remembered yet."""
-    found = Landmarks(1 << 20)
-    monkeypatch.setattr(landmarks, "_landmarks", found)
+    found = JpegIndex(1 << 20)
+    monkeypatch.setattr(jpeg_index, "_jpeg_index", found)
     return found
 
 
@@ -153,7 +153,7 @@ def photographs(folder: Path, count: int) -> Path:
         place = folder / str(number % 2)
         place.mkdir(parents=True, exist_ok=True)
         data = encode(picture(240, 320, number), "420", 95)
-        assert len(data) > landmarks.FEWEST_BYTES
+        assert len(data) > jpeg_index.FEWEST_BYTES
         (place / f"{number}.jpg").write_bytes(data)
     return folder
 
@@ -166,29 +166,29 @@ def epochs(folder: Path, **options: object) -> list[Pixels]:
 
 
 def test_epochs_are_the_same_bits_with_and_without(
-    tmp_path: Path, fresh: Landmarks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fresh: JpegIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photographs(tmp_path, 12)
     remembered = epochs(folder, workers=2, kind="threads")
     assert len(fresh) == 12
-    monkeypatch.setattr(landmarks, "_landmarks", Landmarks(0))
+    monkeypatch.setattr(jpeg_index, "_jpeg_index", JpegIndex(0))
     for a, b in zip(remembered, epochs(folder, workers=0), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert len(landmarks.of_process()) == 0
+    assert len(jpeg_index.of_process()) == 0
 
 
-def test_a_file_that_is_changed_is_another_one(fresh: Landmarks) -> None:
+def test_a_file_that_is_changed_is_another_one(fresh: JpegIndex) -> None:
     box = (100, 60, 64, 64)
     for seed in range(3):
         data = encode(picture(240, 320, seed), "420", 95)
         out = np.empty((64, 64, 3), np.uint8)
         for _ in range(2):
-            landmarks.regions([kernel.Request(data, box, out)])
+            jpeg_index.regions([kernel.Request(data, box, out)])
             np.testing.assert_array_equal(out, by_kernel(data, box, (64, 64)))
     assert len(fresh) == 3
 
 
-def test_threads_share_them(fresh: Landmarks) -> None:
+def test_threads_share_them(fresh: JpegIndex) -> None:
     data = [encode(picture(240, 320, seed), "420", 95) for seed in range(4)]
     wrong = []
 
@@ -198,7 +198,7 @@ def test_threads_share_them(fresh: Landmarks) -> None:
             one = data[(first + turn) % 4]
             top, left = int(rng.integers(0, 200)), int(rng.integers(0, 280))
             out = np.empty((40, 40, 3), np.uint8)
-            landmarks.regions([kernel.Request(one, (top, left, 40, 40), out)])
+            jpeg_index.regions([kernel.Request(one, (top, left, 40, 40), out)])
             if (out != by_kernel(one, (top, left, 40, 40), (40, 40))).any():
                 wrong.append((first, turn))
 
@@ -214,12 +214,12 @@ def test_threads_share_them(fresh: Landmarks) -> None:
 def test_the_budget_is_a_thousandth_of_the_memory_or_what_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PENSTOCK_LANDMARKS", raising=False)
-    assert config.landmarks() == config.memory() >> 10
-    monkeypatch.setenv("PENSTOCK_LANDMARKS", "5MB")
-    assert config.landmarks() == 5_000_000
-    monkeypatch.setenv("PENSTOCK_LANDMARKS", "0")
-    assert config.landmarks() == 0
-    monkeypatch.setenv("PENSTOCK_LANDMARKS", "much")
-    with pytest.raises(PipelineError, match="PENSTOCK_LANDMARKS"):
-        config.landmarks()
+    monkeypatch.delenv("PENSTOCK_JPEG_INDEX", raising=False)
+    assert config.jpeg_index() == config.memory() >> 10
+    monkeypatch.setenv("PENSTOCK_JPEG_INDEX", "5MB")
+    assert config.jpeg_index() == 5_000_000
+    monkeypatch.setenv("PENSTOCK_JPEG_INDEX", "0")
+    assert config.jpeg_index() == 0
+    monkeypatch.setenv("PENSTOCK_JPEG_INDEX", "much")
+    with pytest.raises(PipelineError, match="PENSTOCK_JPEG_INDEX"):
+        config.jpeg_index()

@@ -14,8 +14,8 @@ from penstock import native
 from penstock.image import color_jitter, colour, normalize, tone, warp
 from penstock.image.augment import applied, compiled, normalized
 from penstock.image.augment_table import CHANGES, NARROW, WIDE, Step
-from penstock.image.draft import Draft
 from penstock.image.jitter import Jitter
+from penstock.image.lazy_image import LazyImage
 from penstock.image.tone import Tone, Tones
 
 LEVELS = np.arange(256, dtype=np.uint8)
@@ -118,12 +118,12 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
 )
 @settings(max_examples=300, deadline=None)
 def test_any_row_of_shifts_is_one_shift(image: Any, shifts: Any, fill: tuple[float, ...]) -> None:
-    draft = Draft(image, fill)
+    lazy = LazyImage(image, fill)
     expected = image
     for down, right in shifts:
-        draft.shift(down, right)
+        lazy.shift(down, right)
         expected = shifted_pixel_by_pixel(expected, down, right, fill)
-    np.testing.assert_array_equal(draft.settle(), expected)
+    np.testing.assert_array_equal(lazy.settle(), expected)
 
 
 def shifted_pixel_by_pixel(image: Any, down: int, right: int, fill: tuple[float, ...]) -> Any:
@@ -299,12 +299,14 @@ def test_jitter_joins_its_tables_and_has_the_bits_of_changes_in_turn(
     assert calls == ["apply", "sums", "apply", "saturation"]
     expected = photo
     for change, by in zip(
-        (Draft.brightness, Draft.contrast, Draft.saturation, Draft.hue), params.factors, strict=True
+        (LazyImage.brightness, LazyImage.contrast, LazyImage.saturation, LazyImage.hue),
+        params.factors,
+        strict=True,
     ):
-        draft = Draft(expected)
+        lazy = LazyImage(expected)
         assert by is not None
-        change(draft, by)
-        expected = draft.settle()
+        change(lazy, by)
+        expected = lazy.settle()
     np.testing.assert_array_equal(found, expected)
 
 

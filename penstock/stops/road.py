@@ -170,14 +170,3 @@ def scope_of(road: Road, *, own_process: bool) -> AbstractContextManager[None]:
     if own_process or not road.global_random:
         return nullcontext()
     return preserved_globals()
-
-
-def fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    """The stops with those joined that are faster done in one step."""
-    modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
-    if not any(module.startswith("penstock.image.") for module in modules):
-        return stops  # nothing to fuse, and no need to load what could
-    from penstock.stops.fused import fuse
-    from penstock.stops.toned import tone
-
-    return tone(fuse(stops))
