@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.pools.processes import ProcessPool
+from penstock.engine.pools.processes import ProcessPool
 
 collect_ignore = ["penstock/torch/lightning.py"]
 """To import it is to import Lightning, which may be missing, or lack a torchvision that loads."""

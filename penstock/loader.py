@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.assembly import Assembly, Recipe
-from penstock.echoing import Echoing
-from penstock.engine import Engine
+from penstock.diversity.auto import placed, settle
+from penstock.engine.build import Assembly, Recipe
+from penstock.engine.checkpoint import check_dealing, check_state, describe
+from penstock.engine.echo import Echoing
+from penstock.engine.engine import Engine
+from penstock.engine.plan import plan_of
+from penstock.engine.pools.choose import Choice
+from penstock.engine.pools.launch import Start
+from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.node.recut import Recut
@@ -19,13 +25,7 @@ from penstock.order import BatchKeys, Cursor, Deal, MidEpoch
 from penstock.order.plan import Batches, Plan
 from penstock.order.streams import Rotation
 from penstock.pipeline import Pipeline
-from penstock.plans import plan_of
-from penstock.pools.choose import Choice
-from penstock.pools.launch import Start
-from penstock.pools.worker import Init
 from penstock.source.stream import StreamSource
-from penstock.splitting import placed, settle
-from penstock.state import check_dealing, check_state, describe
 from penstock.stats import Held, Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.config import size
 from penstock.errors import PipelineError
-from penstock.operation import ArraySpec, Operation
+from penstock.operation import Operation
 from penstock.options import Options
 from penstock.order import Order
-from penstock.slots import Layout, Leaf
 from penstock.source import (
     DatasetSource,
     FilesSource,
@@ -312,25 +311,6 @@ class Pipeline:
         from penstock.diversity.report import diversity
 
         return diversity(self, epochs, shape)
-
-    def layout(self, rows: int) -> Layout | None:
-        """Where everything lies in a batch, if that is known before the first sample."""
-        fields = self.fields
-        by_name = fields if isinstance(fields, dict) else {0: fields}
-        leaves = []
-        for spec in by_name.values():
-            if not isinstance(spec, ArraySpec) or not spec.known:
-                return None
-            shape = tuple(n for n in spec.shape if n is not None)
-            leaves.append(Leaf(shape, spec.dtype))
-        skeleton: Any = 0
-        if isinstance(fields, dict):
-            names = list(fields)
-            if names == list(range(len(names))):
-                skeleton = tuple(names)
-            else:
-                skeleton = {name: i for i, name in enumerate(names)}
-        return Layout(skeleton, tuple(leaves), rows)
 
     def __repr__(self) -> str:
         lines = [repr(self.source) if type(self.source).__repr__ is not object.__repr__ else ""]

@@ -192,7 +192,7 @@ class TestAuto:
     def test_the_first_epoch_measures_and_what_is_chosen_is_repeated_by_a_resume(
         self, below_batch: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from penstock.pace import Pace
+        from penstock.engine.echo import Pace
 
         monkeypatch.setattr(Pace, "between", lambda *a: Pace(0.005, 0.0, 0.002, 1))
         p = BASE.map(above)

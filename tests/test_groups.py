@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.slots import Layout
 from penstock.keyed import Keys
-from penstock.pools.runner import Runner, Work, WorkerInfo
-from penstock.slots import Layout
 from penstock.source.source import Source
 from penstock.stops.batch import stack
 from penstock.stops.road import Road

@@ -157,7 +157,7 @@ def test_the_public_names_are_these() -> None:
 def test_importing_penstock_and_a_worker_loads_nothing_slow() -> None:
     code = (
         "import sys, penstock; a = set(sys.modules);"
-        "import penstock.pools.worker; b = set(sys.modules);"
+        "import penstock.engine.pools.worker; b = set(sys.modules);"
         "print(sorted(a & {'numpy', 'torch', 'cv2', 'lmdb', 'pyarrow', 'rich'}),"
         "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg',"
         "'scipy', 'soundfile'}))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.schedule import PIECE_SECONDS, Schedule
+from penstock.engine.schedule import PIECE_SECONDS, Schedule
 
 
 @given(rows=st.integers(1, 200), workers=st.integers(1, 16), cost=st.floats(1e-7, 1.0))

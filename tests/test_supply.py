@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engine import Engine
+from penstock.engine.engine import Engine
+from penstock.engine.pools.inline import InlinePool
+from penstock.engine.pools.pool import Desk, InSlot, Task, run
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 from penstock.errors import SlotError
 from penstock.loader import Loader
-from penstock.pools.inline import InlinePool
-from penstock.pools.pool import Desk, InSlot, Task, run
-from penstock.pools.runner import Runner, Work, WorkerInfo
 from penstock.serialize import pack
 
 
@@ -90,14 +90,14 @@ class Threads(ByHand):
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any batch is a large one, in pieces of four samples."""
-    monkeypatch.setattr("penstock.pools.make.ThreadPool", Threads)
-    monkeypatch.setattr("penstock.supply.LARGE", 0)
-    monkeypatch.setattr("penstock.schedule.Schedule.tiny", lambda self, rows: 4)
+    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", Threads)
+    monkeypatch.setattr("penstock.engine.slot_policy.LARGE", 0)
+    monkeypatch.setattr("penstock.engine.schedule.Schedule.tiny", lambda self, rows: 4)
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pools.make.ProcessPool", ByHand)
+    monkeypatch.setattr("penstock.engine.pools.choose.ProcessPool", ByHand)
 
 
 def engine_of(loader: Loader) -> Engine:

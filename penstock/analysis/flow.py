@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.analysis.report import Curve
-from penstock.schedule import PIECE_SECONDS, RECENT, group_of, piece_of
+from penstock.engine.schedule import PIECE_SECONDS, RECENT, group_of, piece_of
 
 T = TypeVar("T")
 

@@ -14,17 +14,17 @@ from penstock.analysis.chosen import Chosen, files_of, nbytes_of
 from penstock.analysis.late import FROM_STORAGE, Late
 from penstock.analysis.report import Operation, Setup
 from penstock.analysis.subject import BATCHES, Files, operations_of, relative_sizes
-from penstock.assembly import Recipe
+from penstock.diversity.auto import placed, settle
+from penstock.engine.build import Recipe, layout_of
+from penstock.engine.pools.choose import PoolKind
+from penstock.engine.schedule import ahead, piece_of
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
-from penstock.pools.choose import Kind
 from penstock.profile.measure import measure
-from penstock.schedule import ahead, piece_of
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource
-from penstock.splitting import placed, settle
 from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
 from penstock.stops.stop import Hold
@@ -77,7 +77,7 @@ class LoaderSubject:
         if choice.kind == "node":  # its workers are the machine's
             choice = Recipe(loader.pipeline, replace(loader.options, share=None), stack).choice()
         self._workers = choice.workers
-        self._kind: Kind = choice.kind
+        self._kind: PoolKind = choice.kind
 
     @property
     def setup(self) -> Setup:
@@ -100,7 +100,7 @@ class LoaderSubject:
         )
 
     def _batch_bytes(self) -> int:
-        layout = self._loader.pipeline.layout(self._batch)
+        layout = layout_of(self._loader.pipeline.fields, self._batch)
         return 0 if layout is None else layout.nbytes
 
     def learn(self) -> None:

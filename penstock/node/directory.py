@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from penstock.engine.pools.runner import Work, WorkerInfo
+from penstock.engine.pools.worker import Init
 from penstock.pipeline import Pipeline
-from penstock.pools.runner import Work, WorkerInfo
-from penstock.pools.worker import Init
 
 
 def looks_around(pipeline: Pipeline) -> bool:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.assembly import Assembly, Recipe
-from penstock.job import Ready
+from penstock.engine.build import Assembly, Recipe
+from penstock.engine.open_batch import Ready
+from penstock.engine.pools.answer import pack_error
+from penstock.engine.pools.choose import Choice
+from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.slots import Layout
 from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import keys_in, named
 from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
 from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
 from penstock.order.deal import BatchKeys
-from penstock.pools.answer import pack_error
-from penstock.pools.choose import Choice
-from penstock.pools.wire import Known, Wire
 from penstock.serialize import pack, unpack
-from penstock.slots import Layout
 from penstock.stats import Meter
 from penstock.store.shared import Commons
 

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.slots import Layout
 from penstock.node.state import Name
-from penstock.pools.wire import Known, Wire
 from penstock.serialize import unpack
-from penstock.slots import Layout
 from penstock.tree import fill
 
 Leases = dict[object, weakref.ref[Any]]

@@ -7,9 +7,9 @@ import select
 import time
 from typing import Any
 
+from penstock.engine.pools.wire import Wire
 from penstock.errors import WorkerError
 from penstock.node.place import Place, peer_of
-from penstock.pools.wire import Wire
 
 PATIENCE = 30.0
 """Seconds that a node may take to answer, or to end: it may be waiting for the disk."""

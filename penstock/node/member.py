@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.assembly import Recipe
+from penstock.engine.build import Recipe
+from penstock.engine.open_batch import Ready
+from penstock.engine.pools.answer import unpack_error
+from penstock.engine.pools.wire import Wire
+from penstock.engine.slots import shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
-from penstock.job import Ready
 from penstock.node.line import Leases, Line
 from penstock.node.place import Place
 from penstock.node.protocol import RELEASE, VERSION, keys_out, named
@@ -20,10 +23,7 @@ from penstock.node.start import connect
 from penstock.node.state import WINDOW, Lag, Name
 from penstock.order.deal import BatchKeys
 from penstock.order.streams import Rotation
-from penstock.pools.answer import unpack_error
-from penstock.pools.wire import Wire
 from penstock.serialize import pack, unpack
-from penstock.slots import shared_file
 from penstock.stats import BadSample, Meter
 
 DEPTH = 4

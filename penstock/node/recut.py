@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.job import Ready
+from penstock.engine.open_batch import Ready
 from penstock.node.member import Attached
 from penstock.order import BatchKeys, Cursor, Deal
 from penstock.order.streams import Rotation

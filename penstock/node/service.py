@@ -13,14 +13,14 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+from penstock.engine.checkpoint import differences
+from penstock.engine.pools.wire import Wire
 from penstock.errors import PenstockError
 from penstock.node.group import WORDS, Group, Peer
 from penstock.node.place import Place, peer_of
 from penstock.node.protocol import RELEASE, VERSION, common
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
-from penstock.pools.wire import Wire
-from penstock.state import differences
 from penstock.store.shared import Commons
 
 Say = Callable[[str], None]

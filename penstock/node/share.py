@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.assembly import Assembly
+from penstock.engine.build import Assembly
+from penstock.engine.plan import follows_pace
 from penstock.errors import PipelineError
 from penstock.node.directory import looks_around
 from penstock.node.member import Attached, Membership
@@ -18,7 +19,6 @@ from penstock.options import Options
 from penstock.order import Deal
 from penstock.order.plan import Plan
 from penstock.pipeline import Pipeline
-from penstock.plans import follows_pace
 from penstock.source.stream import StreamSource
 from penstock.stops.refurbish import Refurbish
 

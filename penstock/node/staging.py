@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.engine import Engine
-from penstock.job import Job, Ready, closed_up
+from penstock.engine.engine import Engine
+from penstock.engine.open_batch import OpenBatch, Ready, closed_up
+from penstock.engine.pools.pool import InSlot, Outcome, Task
+from penstock.engine.slots import Layout, Slot
 from penstock.order.deal import BatchKeys
-from penstock.pools.pool import InSlot, Outcome, Task
 from penstock.serialize import pack
-from penstock.slots import Layout, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,14 @@ class StagingEngine(Engine):
         super().close()
         self._crew.dismiss(self)
 
-    def _ready(self, job: Job) -> Ready:
+    def _ready(self, job: OpenBatch) -> Ready:
         staged = self._stage(job)
         return Ready(job.plan, staged, staged.rows, staged.nbytes)
 
-    def _refuse(self, job: Job, error: BaseException) -> Ready:
+    def _refuse(self, job: OpenBatch, error: BaseException) -> Ready:
         return Ready(job.plan, Failed(error), 0, 0)
 
-    def _stage(self, job: Job) -> Staged:
+    def _stage(self, job: OpenBatch) -> Staged:
         pieces = job.pieces()
         rows = sum(report.rows for _, report in pieces)
         bad = [(one.index, one.name, one.stage, one.error) for one in job.bad]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import config
+from penstock.engine.pools.answer import unpack_error
 from penstock.host.process import stat_of
-from penstock.pools.answer import unpack_error
 
 if TYPE_CHECKING:
-    from penstock.assembly import Assembly
+    from penstock.engine.build import Assembly
     from penstock.node.group import Group
     from penstock.node.service import Service
     from penstock.node.state import Member

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from penstock.engine.slots import Layout, Slot
 from penstock.profile.describing import describe
 from penstock.profile.probes import Clocks, Spent
-from penstock.slots import Layout, Slot
 from penstock.stops.batch import Batch, Misfit, Pad, stack
 from penstock.stops.stop import Rows
 from penstock.tree import as_array, leaves_like

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from penstock import config
+from penstock.engine.pools.choose import choose, gil_enabled
+from penstock.engine.schedule import SMALL
 from penstock.errors import PipelineError, SampleError
 from penstock.keyed import Key, Keyed, preserved_globals, seed_globals
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
-from penstock.pools.choose import choose, gil_enabled
 from penstock.profile.batching import Batching
 from penstock.profile.data import with_data
 from penstock.profile.hints import hint
@@ -22,7 +23,6 @@ from penstock.profile.probes import Clocks, Drawn, Ended, Spent
 from penstock.profile.result import Profile, Row
 from penstock.profile.roads import Ledger, ProbedRoad, Round, pooled
 from penstock.profile.rows import rows_of
-from penstock.schedule import SMALL
 from penstock.source.stream import StreamSource
 from penstock.stats import LISTED_BAD_SAMPLES, BadSample
 from penstock.stops.stop import StageFailure

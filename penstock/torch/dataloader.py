@@ -15,12 +15,12 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
+from penstock.engine.pools.launch import Start
 from penstock.errors import PipelineError
 from penstock.loader import Custom, Loader
 from penstock.options import Options
 from penstock.order import Sampled
 from penstock.order.plan import Plan
-from penstock.pools.launch import Start
 from penstock.stats import Stats
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin

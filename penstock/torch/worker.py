@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from penstock.pools.runner import Work, WorkerInfo
+from penstock.engine.pools.runner import Work, WorkerInfo
 from penstock.stops.road import Tap
 
 

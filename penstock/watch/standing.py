@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.engine import Engine
+from penstock.engine.engine import Engine
 from penstock.node.recut import Recut
 from penstock.node.share import Member
 from penstock.watch.snapshot import Standing

@@ -112,7 +112,7 @@ def test_a_python_without_penstock_is_named_and_the_script_runs(place: Path) -> 
 
 
 def test_workers_and_the_node_are_left_alone(place: Path) -> None:
-    code = f"{IMPORT}\nif 0: from penstock.pools.worker import main"
+    code = f"{IMPORT}\nif 0: from penstock.engine.pools.worker import main"
     assert run(place, code).stdout == ""
     assert processes(place) == []
 

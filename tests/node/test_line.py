@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.engine.pools.wire import Wire
+from penstock.engine.slots import Layout, Slot
 from penstock.node.group import Peer
 from penstock.node.line import Leases, Line
 from penstock.node.staging import Staged
 from penstock.node.state import Name
-from penstock.pools.wire import Wire
 from penstock.serialize import pack
-from penstock.slots import Layout, Slot
 
 SAMPLE = (np.zeros((2, 3), np.float32), 7)
 

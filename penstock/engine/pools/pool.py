@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from penstock.engine.pools.runner import LayoutChanged, Report, Runner
+from penstock.engine.schedule import TaskKind
+from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
-from penstock.pools.runner import LayoutChanged, Report, Runner
-from penstock.schedule import Kind
-from penstock.slots import Layout, Slot
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Task:
     """One piece of work: ``keys`` to prepare, and where their rows go."""
 
     id: int
-    kind: Kind
+    kind: TaskKind
     keys: Keys
     first: int
     slot: Slot | None

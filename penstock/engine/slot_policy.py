@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.job import Job
-from penstock.schedule import LARGE, Piece
-from penstock.slots import Ring
+from penstock.engine.open_batch import OpenBatch
+from penstock.engine.schedule import LARGE, Piece
+from penstock.engine.slots import Ring
 
 FIRST_WHOLE = 1 << 20
 """The size of the first slot for a batch that is collated as a whole; workers make it longer."""
@@ -31,7 +31,7 @@ LOOSE_PART = 2
 more, there is one slot more instead: until one comes back, all of them may need something to do."""
 
 
-class Supply:
+class SlotPolicy:
     """Gives slots of a ring to batches. ``own_process``: workers are, and need a slot for a batch
     that is collated as a whole."""
 
@@ -52,7 +52,7 @@ class Supply:
         else:
             self._in_time += 1
 
-    def serve(self, jobs: Iterable[Job], wanted: Job, piece: Piece) -> int:
+    def serve(self, jobs: Iterable[OpenBatch], wanted: OpenBatch, piece: Piece) -> int:
         """A slot for a batch of which a piece is taken, and for those before it. Says how many
         samples of the piece can be prepared: all, a few that are loose, or none as of now.
 
@@ -69,13 +69,13 @@ class Supply:
             first = False
         return piece.count
 
-    def serve_next(self, jobs: Iterable[Job]) -> None:
+    def serve_next(self, jobs: Iterable[OpenBatch]) -> None:
         """Having no slot is an error only when there is nothing else to hand out."""
         job = next(iter(jobs), None)
         if job is not None and not self._filled(job):
             raise self._ring.exhausted(self._size(job))
 
-    def _filled(self, job: Job, *, spare: bool = False) -> bool:
+    def _filled(self, job: OpenBatch, *, spare: bool = False) -> bool:
         nbytes = self._size(job)
         if nbytes and job.slot is None:
             slot = self._ring.acquire(nbytes, make=not spare)
@@ -84,12 +84,12 @@ class Supply:
             job.write_into(slot)
         return True
 
-    def _size(self, job: Job) -> int:
+    def _size(self, job: OpenBatch) -> int:
         if job.layout is not None:
             return job.layout.nbytes
         return self.whole_size if job.kind != "probe" and self._own_process else 0
 
-    def _spares(self, job: Job, *, first: bool, piece: Piece) -> bool:
+    def _spares(self, job: OpenBatch, *, first: bool, piece: Piece) -> bool:
         """Whether no slot is made for a batch as of now: one is on its way back."""
         return (
             self._in_time < IN_TIME
@@ -103,7 +103,7 @@ class Supply:
         )
 
 
-def _loose(job: Job, piece: Piece) -> int:
+def _loose(job: OpenBatch, piece: Piece) -> int:
     """How many samples of a piece may be loose. Never all of a batch: a complete one has a slot."""
     count = max(1, piece.count // LOOSE)
     found = sum(loose.rows for loose in job.loose.values()) + count

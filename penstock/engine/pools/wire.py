@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from penstock.slots import shared_file
+from penstock.engine.slots import shared_file
 
 _PACKET = 1 << 16
 _SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)

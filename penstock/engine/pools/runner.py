@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.schedule import group_of
+from penstock.engine.slots import Layout
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import Key, Keyed, Keys, seed_globals
-from penstock.schedule import group_of
-from penstock.slots import Layout
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.road import Road, Tap, scope_of
 from penstock.stops.stop import StageFailure

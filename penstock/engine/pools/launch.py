@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from penstock.pools.worker import serve
+import penstock
+from penstock.engine.pools.worker import serve
 
 Start = Literal["program", "fork"]
 
-_BOOT = "import sys; sys.path[0] = sys.argv[3]; from penstock.pools.worker import main; main()"
+_BOOT = (
+    "import sys; sys.path[0] = sys.argv[3]; from penstock.engine.pools.worker import main; main()"
+)
 
 
 class Started(Protocol):
@@ -29,7 +32,7 @@ class Program:
     """A worker that was started as a program."""
 
     def __init__(self, theirs: int, parent: int) -> None:
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(penstock.__file__).resolve().parents[1])
         one_thread = {
             name: os.environ.get(name, "1")
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from penstock.pools.pool import Desk, run
-from penstock.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.pool import Desk, run
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 
 
 class InlinePool:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.pools.pool import InSlot, Task
+from penstock.engine.pools.runner import Report, Work, substitutes
+from penstock.engine.schedule import Piece, TaskKind
+from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError
 from penstock.keyed import Keys
 from penstock.order.deal import BatchKeys
-from penstock.pools.pool import InSlot, Task
-from penstock.pools.runner import Report, Work, substitutes
-from penstock.schedule import Kind, Piece
 from penstock.serialize import unpack
-from penstock.slots import Layout, Ring, Slot
 from penstock.stats import BadSample
 from penstock.tree import fill
 
@@ -45,12 +45,12 @@ class Loose(NamedTuple):
 
 
 @dataclass(slots=True)
-class Job:
+class OpenBatch:
     """A batch that is open: being prepared, or waiting to be taken."""
 
     plan: BatchKeys
     keys: Keys
-    kind: Kind
+    kind: TaskKind
     slot: Slot | None = None
     layout: Layout | None = None
     columns: list[NDArray[Any] | None] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Job:
     bad: list[BadSample] = field(default_factory=list)
 
     @classmethod
-    def of(cls, plan: BatchKeys, kind: Kind) -> Job:
+    def of(cls, plan: BatchKeys, kind: TaskKind) -> OpenBatch:
         replicas = plan.replicas.tolist() if plan.replicas is not None else None
         keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
         return cls(plan, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
@@ -149,7 +149,7 @@ class Job:
             self.slot = None
 
 
-def struck(work: Work, job: Job, piece: Piece, reason: str) -> DeadlySampleError | None:
+def struck(work: Work, job: OpenBatch, piece: Piece, reason: str) -> DeadlySampleError | None:
     """A piece has killed its worker twice: the error, or ``None`` where it is done without.
 
     To be left out it is reported as bad; to be substituted, its row has another sample's key.

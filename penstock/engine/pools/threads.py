@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
+from penstock.engine.pools.pool import Desk, Task, run
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 from penstock.errors import WorkerError
-from penstock.pools.pool import Desk, Task, run
-from penstock.pools.runner import Runner, Work, WorkerInfo
 
 WARN_AFTER = 60.0
 """Seconds after which a task that is still not done is worth a warning."""

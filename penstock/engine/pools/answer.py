@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from penstock.engine.pools.pool import InSlot, Outcome
+from penstock.engine.pools.runner import Report
 from penstock.errors import WorkerError
-from penstock.pools.pool import InSlot, Outcome
-from penstock.pools.runner import Report
 from penstock.serialize import pack, unpack
 
 

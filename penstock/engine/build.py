@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import config
-from penstock.engine import Engine
+from penstock.engine.engine import Engine
+from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
+from penstock.engine.pools.launch import Start
+from penstock.engine.pools.pool import Pool
+from penstock.engine.pools.runner import Work
+from penstock.engine.pools.worker import Init
+from penstock.engine.slots import Layout, Leaf, Ring
+from penstock.engine.stores import Holds
 from penstock.errors import PipelineError
-from penstock.holds import Holds
+from penstock.operation import ArraySpec
 from penstock.options import Options
 from penstock.pipeline import Pipeline
-from penstock.pools.choose import Choice, choose, gil_enabled
-from penstock.pools.launch import Start
-from penstock.pools.make import make_pool
-from penstock.pools.pool import Pool
-from penstock.pools.runner import Work
-from penstock.pools.worker import Init
-from penstock.slots import Ring
 from penstock.source.stream import StreamSource
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
+from penstock.stops.stop import Fields
 from penstock.store.shared import Commons
 
 
@@ -88,7 +89,7 @@ class Assembly:
         whole = isinstance(recipe.pipeline.source, StreamSource) or self.work.collate is not None
         layout = None
         if not whole and batch is not None:
-            layout = recipe.pipeline.layout(batch.size)
+            layout = layout_of(recipe.pipeline.fields, batch.size)
         return make(
             self.work,
             pool,
@@ -101,3 +102,22 @@ class Assembly:
             discard=self.holds.caches.discard,
             **more,
         )
+
+
+def layout_of(fields: Fields, rows: int) -> Layout | None:
+    """Where each field lies in a batch; ``None`` where a shape or type is not known yet."""
+    by_name = fields if isinstance(fields, dict) else {0: fields}
+    leaves = []
+    for spec in by_name.values():
+        if not isinstance(spec, ArraySpec) or not spec.known:
+            return None
+        shape = tuple(n for n in spec.shape if n is not None)
+        leaves.append(Leaf(shape, spec.dtype))
+    skeleton: Any = 0
+    if isinstance(fields, dict):
+        names = list(fields)
+        if names == list(range(len(names))):
+            skeleton = tuple(names)
+        else:
+            skeleton = {name: i for i, name in enumerate(names)}
+    return Layout(skeleton, tuple(leaves), rows)

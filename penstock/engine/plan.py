@@ -8,7 +8,6 @@ from penstock.errors import PipelineError
 from penstock.options import Options
 from penstock.order import Balanced, Deal, Echoed, EchoedBatches, Generations, Shuffled
 from penstock.order.plan import Plan
-from penstock.pace import Factors
 from penstock.pipeline import Pipeline
 from penstock.stops.echo import Echo
 from penstock.stops.placement import check_road
@@ -21,7 +20,7 @@ def plan_of(
     pipeline: Pipeline,
     options: Options,
     renewal: Generations | None,
-    factors: Factors | None,
+    factors: Callable[[int], float] | None,
     sampling: Sampling | None = None,
 ) -> Plan:
     """The batches that a loader of this pipeline deals."""

@@ -15,16 +15,16 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
+from penstock.engine.pools.answer import from_message
+from penstock.engine.pools.launch import Fork, Program, Start, Started, how_it_ended
+from penstock.engine.pools.pool import Desk, Task, run
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.threads import WARN_AFTER
+from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.pools.worker import Init
+from penstock.engine.slots import shared_file
 from penstock.errors import PipelineError, WorkerError
-from penstock.pools.answer import from_message
-from penstock.pools.launch import Fork, Program, Start, Started, how_it_ended
-from penstock.pools.pool import Desk, Task, run
-from penstock.pools.runner import Runner, Work, WorkerInfo
-from penstock.pools.threads import WARN_AFTER
-from penstock.pools.wire import Known, Wire
-from penstock.pools.worker import Init
 from penstock.serialize import Packed, pack
-from penstock.slots import shared_file
 from penstock.stops.road import Tap
 
 AHEAD = 2

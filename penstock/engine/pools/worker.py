@@ -19,13 +19,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from penstock.engine.pools.answer import to_message
+from penstock.engine.pools.pool import Outcome, Task, run
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
-from penstock.pools.answer import to_message
-from penstock.pools.pool import Outcome, Task, run
-from penstock.pools.runner import Runner, Work, WorkerInfo
-from penstock.pools.wire import Known, Wire
 from penstock.serialize import pack, unpack
-from penstock.slots import Layout, Slot
 
 Init = Callable[[WorkerInfo, Work], None]
 

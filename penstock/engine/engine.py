@@ -12,15 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from penstock.job import Job, Ready, struck
+from penstock.engine.open_batch import OpenBatch, Ready, struck
+from penstock.engine.pools.pool import Outcome, Pool, Task
+from penstock.engine.pools.runner import Report, Work
+from penstock.engine.schedule import Piece, Schedule, TaskKind, ahead
+from penstock.engine.slot_policy import SlotPolicy
+from penstock.engine.slots import Layout, Ring
 from penstock.order.deal import BatchKeys
 from penstock.order.streams import Rotation
-from penstock.pools.pool import Outcome, Pool, Task
-from penstock.pools.runner import Report, Work
-from penstock.schedule import Kind, Piece, Schedule, ahead
-from penstock.slots import Layout, Ring
 from penstock.stats import BadSample, Meter
-from penstock.supply import Supply
 
 
 class Engine:
@@ -55,15 +55,15 @@ class Engine:
         self._discard = discard
         self._layout = layout
         self._whole = work.collate is not None
-        self._slots = Supply(ring, pool.size, own_process=pool.own_process)
+        self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
         self._schedule = Schedule(pool.size)
         self._plans: Iterator[BatchKeys] = iter(())
         self._rotation: Rotation | None = None
         self._pending: BatchKeys | None = None
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
-        self._tasks: dict[int, tuple[Job, Piece]] = {}
+        self._jobs: OrderedDict[int, OpenBatch] = OrderedDict()
+        self._tasks: dict[int, tuple[OpenBatch, Piece]] = {}
         self._next_job = 0
         self.starved = False
         """There is work, but no slot for it as of now; one that the loop lets go comes unsaid."""
@@ -134,7 +134,7 @@ class Engine:
             self._tasks.clear()
             self._started = False
 
-    def _turn(self) -> tuple[Job | None, bool]:
+    def _turn(self) -> tuple[OpenBatch | None, bool]:
         """A batch to hand out, or none as of now; and whether none will come any more."""
         with self._lock:
             failure, self._failure = self._failure, None
@@ -243,15 +243,15 @@ class Engine:
         """The layout is just being learnt, and all that follows needs it."""
         return any(job.kind == "probe" for job in self._jobs.values())
 
-    def _kind(self) -> Kind:
+    def _kind(self) -> TaskKind:
         if self._rotation is not None:
             return "pull"
         if self._whole:
             return "whole"
         return "probe" if self._layout is None else "rows"
 
-    def _open_job(self, plan: BatchKeys, kind: Kind) -> None:
-        job = Job.of(plan, kind)
+    def _open_job(self, plan: BatchKeys, kind: TaskKind) -> None:
+        job = OpenBatch.of(plan, kind)
         rows = len(job.keys)
         if kind == "rows" and self._layout is not None:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
@@ -262,7 +262,7 @@ class Engine:
         pin = self._rotation.worker(plan) if self._rotation is not None else None
         self._schedule.open(self._next_job, rows, kind, pin)
 
-    def _learn(self, job: Job, layout: Layout | None) -> None:
+    def _learn(self, job: OpenBatch, layout: Layout | None) -> None:
         """What the first sample taught: the layout of batches, or that they do not stack."""
         del self._jobs[self._number(job)]
         if layout is None:
@@ -270,7 +270,7 @@ class Engine:
         else:
             self._layout = layout
 
-    def _do_whole(self, job: Job) -> None:
+    def _do_whole(self, job: OpenBatch) -> None:
         """Some sample is unlike the first of the first batch: stack this batch by itself."""
         number = self._number(job)
         job.kind = "whole"
@@ -282,7 +282,7 @@ class Engine:
 
     # Ending.
 
-    def _take_ready(self) -> Job | None:
+    def _take_ready(self) -> OpenBatch | None:
         number = self._finished()
         if number is None:
             return None
@@ -299,7 +299,7 @@ class Engine:
                 return None
         return None
 
-    def _hand_out(self, job: Job) -> Ready:
+    def _hand_out(self, job: OpenBatch) -> Ready:
         if job.error is not None:
             job.give_back(self.ring)
             return self._refuse(job, job.error)
@@ -325,21 +325,21 @@ class Engine:
             self._rotation.ended(job.plan)
         return ready
 
-    def _ready(self, job: Job) -> Ready:
+    def _ready(self, job: OpenBatch) -> Ready:
         """A finished batch, in the form in which it is handed out."""
         return job.ready(self.ring)
 
-    def _refuse(self, job: Job, error: BaseException) -> Ready:
+    def _refuse(self, job: OpenBatch, error: BaseException) -> Ready:
         """What is handed out in place of a batch that could not be prepared."""
         raise error
 
-    def _fail(self, job: Job, error: BaseException) -> None:
+    def _fail(self, job: OpenBatch, error: BaseException) -> None:
         job.error = error
         self._schedule.drop(self._number(job))
         if job.kind == "probe":
             self._pending = None
 
-    def _deadly(self, job: Job, piece: Piece, reason: str) -> None:
+    def _deadly(self, job: OpenBatch, piece: Piece, reason: str) -> None:
         error = struck(self.work, job, piece, reason)
         if error is not None:
             self._fail(job, error)
@@ -353,7 +353,7 @@ class Engine:
         for each piece: to wake it then would interrupt a worker."""
         self._progress.notify_all()
 
-    def _came_back(self, task: int, outcome: Outcome) -> tuple[Job, Piece] | None:
+    def _came_back(self, task: int, outcome: Outcome) -> tuple[OpenBatch, Piece] | None:
         """What a task was for, or ``None`` if nobody waits for it any more."""
         found = self._tasks.pop(task, None)
         if found is None:
@@ -377,7 +377,7 @@ class Engine:
                 job.give_back(self.ring)
         self._jobs.clear()
 
-    def _number(self, job: Job) -> int:
+    def _number(self, job: OpenBatch) -> int:
         return next(number for number, found in self._jobs.items() if found is job)
 
     def _wait(self) -> None:

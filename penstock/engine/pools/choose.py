@@ -1,4 +1,4 @@
-"""How many workers, and of which kind: pure, with the reason in words."""
+"""Which pool a loader gets: kind and number of workers, with the reason in words."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.engine.pools.inline import InlinePool
+from penstock.engine.pools.launch import Start
+from penstock.engine.pools.pool import Pool
+from penstock.engine.pools.processes import ProcessPool
+from penstock.engine.pools.runner import Work
+from penstock.engine.pools.threads import ThreadPool
+from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError
 from penstock.stops.batch import Collate, Pad
 from penstock.stops.road import Road, Tap, draws_globally
 
-Kind = Literal["none", "threads", "processes", "node"]
+PoolKind = Literal["none", "threads", "processes", "node"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """``workers`` of a ``kind``, and why."""
 
-    kind: Kind
+    kind: PoolKind
     workers: int
     why: str
 
@@ -94,3 +101,15 @@ def _gil_holder(road: Road, collate: Collate | None) -> str | None:
     if collate is not None and not isinstance(collate, Pad):
         return "collate"
     return next((stop.name for stop in road.stops if not stop.threadsafe), None)
+
+
+def make_pool(choice: Choice, work: Work, seed: int, init: Init | None, start: Start) -> Pool:
+    """A pool of the chosen kind and size.
+
+    Random choices on the road are keyed; ``seed`` is for what a worker does for itself.
+    """
+    if choice.kind == "none":
+        return InlinePool(work, seed)
+    if choice.kind == "threads":
+        return ThreadPool(work, choice.workers, seed)
+    return ProcessPool(work, choice.workers, seed, init, start)

@@ -32,7 +32,7 @@ AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
 """Batches that are prepared ahead, by their bytes. Two of 38 MB are as fast as four, because
 workers share a batch and are never idle between two, and they take 75 MB less."""
 
-Kind = Literal["rows", "whole", "probe", "pull"]
+TaskKind = Literal["rows", "whole", "probe", "pull"]
 
 
 def piece_of(rows: int, cost: float) -> int:
@@ -71,7 +71,7 @@ class Piece:
     """
 
     id: int
-    kind: Kind
+    kind: TaskKind
     batch: int
     first: int
     count: int
@@ -90,7 +90,7 @@ class Schedule:
         self._running: dict[int, Piece] = {}
         self._left: dict[int, int] = {}
 
-    def open(self, batch: int, rows: int, kind: Kind = "rows", pin: int | None = None) -> None:
+    def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
         """A batch whose samples are to be prepared; in pieces only where rows stand alone."""
         size = self.tiny(rows) if kind == "rows" else max(1, rows)
         self._left[batch] = 0
@@ -192,7 +192,7 @@ class Schedule:
 
     def _piece(
         self,
-        kind: Kind,
+        kind: TaskKind,
         batch: int,
         first: int,
         count: int,
