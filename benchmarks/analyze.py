@@ -15,8 +15,8 @@ from benchmarks.benchmark import Benchmark
 from benchmarks.measure import progress
 from benchmarks.pace import Pace
 from benchmarks.report import Found, Table
-from penstock.analysis.model import Change, predict
-from penstock.analysis.report import Report
+from penstock.diagnose.analyze.model import Change, predict
+from penstock.diagnose.analyze.report import Report
 
 STORAGE = (30e6, 90e6, 300e6)
 HELD = (0.0, 0.5)

@@ -22,10 +22,10 @@ import numpy as np
 
 import penstock as ps
 from benchmarks.throttle import Disk, OnDisk
-from penstock.analysis.loader_subject import LoaderSubject
-from penstock.analysis.model import Change
-from penstock.analysis.probe import Probe
-from penstock.analysis.report import Report
+from penstock.diagnose.analyze.loader_subject import LoaderSubject
+from penstock.diagnose.analyze.model import Change
+from penstock.diagnose.analyze.probe import Probe
+from penstock.diagnose.analyze.report import Report
 from penstock.pipeline import Pipeline
 
 SIDE = 224

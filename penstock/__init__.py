@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import audio, image
-    from penstock.analysis.analyze import analyze
+    from penstock.diagnose.analyze.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
     from penstock.order import Order, Weighted
@@ -52,7 +52,7 @@ _HOMES = {
     "PenstockError": "penstock.errors",
     "Pipeline": "penstock.pipeline",
     "Weighted": "penstock.order",
-    "analyze": "penstock.analysis.analyze",
+    "analyze": "penstock.diagnose.analyze.analyze",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",

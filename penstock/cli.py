@@ -14,16 +14,22 @@ import penstock
 from penstock.errors import PenstockError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "analyze": ("penstock.inject.analyze_command", "tell why training waits, and what would help"),
-    "doctor": ("penstock.doctor.command", "show what this machine offers and what is amiss"),
-    "profile": ("penstock.profile.command", "show what each stop of a pipeline costs"),
-    "run": ("penstock.inject.run_command", "run a script with its DataLoaders upgraded"),
-    "status": ("penstock.node.status_command", "show what the node of this machine is doing"),
-    "stop": ("penstock.node.stop_command", "end the node of this machine"),
-    "store": ("penstock.store.command", "list, verify and clear what is kept"),
-    "top": ("penstock.watch.top_command", "show how the loaders of this machine are doing"),
-    "watch": ("penstock.watch.watch_command", "the same as a web page, with a course over time"),
-    "what-if": ("penstock.analysis.what_if_command", "predict speed, stalls and cost if..."),
+    "analyze": ("penstock.commands.analyze", "tell why training waits, and what would help"),
+    "doctor": (
+        "penstock.commands.doctor",
+        "show what this machine offers and what is amiss",
+    ),
+    "profile": ("penstock.commands.profile", "show what each stop of a pipeline costs"),
+    "run": ("penstock.commands.run", "run a script with its DataLoaders upgraded"),
+    "status": ("penstock.commands.status", "show what the node of this machine is doing"),
+    "stop": ("penstock.commands.stop", "end the node of this machine"),
+    "store": ("penstock.commands.store", "list, verify and clear what is kept"),
+    "top": ("penstock.commands.top", "show how the loaders of this machine are doing"),
+    "watch": ("penstock.commands.watch", "the same as a web page, with a course over time"),
+    "what-if": (
+        "penstock.commands.what_if",
+        "predict speed, stalls and cost if...",
+    ),
 }
 """A command's name, its module (see ``Command``), and its line in the help."""
 

@@ -37,9 +37,9 @@ from penstock.stops.stop import Fields, Hold, Joined, Stop
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
 if TYPE_CHECKING:
+    from penstock.diagnose.profile import Profile
     from penstock.diversity import Diversity
     from penstock.loader import Loader
-    from penstock.profile import Profile
 
 Path = str | PathLike[str]
 
@@ -292,7 +292,7 @@ class Pipeline:
         >>> [row.name for row in p.rows], p.samples
         (['source', 'sqrt', 'batch'], 64)
         """
-        from penstock.profile.measure import measure
+        from penstock.diagnose.profile.measure import measure
 
         return measure(self, data, samples=samples, seconds=seconds, seed=seed)
 

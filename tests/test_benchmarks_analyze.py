@@ -16,7 +16,7 @@ from benchmarks import analyze, analyze_work
 from benchmarks.analyze_work import Setting, Telling, analysed, at_pace, measured
 from benchmarks.pace import Pace
 from benchmarks.throttle import Disk, OnDisk
-from penstock.analysis.model import Change, predict
+from penstock.diagnose.analyze.model import Change, predict
 from penstock.source.source import Source
 
 

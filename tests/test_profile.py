@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import cli
+from penstock.diagnose.profile import Profile, Row
+from penstock.diagnose.profile.measure import measure
+from penstock.diagnose.profile.probes import Clocks
 from penstock.errors import PenstockError, PipelineError, SampleError
 from penstock.image import kernel, partial
 from penstock.image.codec import Decode
 from penstock.image.geometry import RandomFlip, RandomResizedCrop
 from penstock.operation import Operation
 from penstock.pipeline import Pipeline
-from penstock.profile import Profile, Row
-from penstock.profile.measure import measure
-from penstock.profile.probes import Clocks
 from penstock.source import Source
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock import cli, config
+from penstock.commands.store import age
 from penstock.store import RunDir, Store, memory_store
-from penstock.store.command import age
 
 MB = 1_000_000
 

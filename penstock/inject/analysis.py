@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.analysis.probe import Probe
+    from penstock.diagnose.analyze.probe import Probe
     from penstock.torch.restoring import Before
 
 EARLY = "early-"
@@ -70,7 +70,7 @@ class Session:
 
     def _begin(self, loader: Any, iterate: Iterate) -> None:
         from penstock import config
-        from penstock.analysis.probe import Epochs, Probe
+        from penstock.diagnose.analyze.probe import Epochs, Probe
         from penstock.torch.analysis import subject_of
         from penstock.torch.restoring import Before
 

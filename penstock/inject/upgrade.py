@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.inject.build import Builder, Upgraded
 from penstock.inject.iteration import Iteration
-from penstock.inject.told import Told
+from penstock.inject.messages import Told
 from penstock.inject.wanted import Wanted, shuffles
 
 

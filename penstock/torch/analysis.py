@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.analysis.loader_subject import LoaderSubject
-from penstock.analysis.opened import Opened
+from penstock.diagnose.analyze.loader_subject import LoaderSubject
+from penstock.diagnose.analyze.opened import Opened
 from penstock.loader import Loader
 from penstock.torch.dataloader import DataLoader as OwnLoader
 from penstock.torch.device import TorchDevice

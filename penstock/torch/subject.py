@@ -13,22 +13,22 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import fetch
 
 from penstock import config
-from penstock.analysis.late import Late
-from penstock.analysis.opened import Opened
-from penstock.analysis.pagecache import characters_read
-from penstock.analysis.report import Operation, Setup
-from penstock.analysis.subject import (
+from penstock.diagnose.analyze.delayed_reads import Late
+from penstock.diagnose.analyze.opened import Opened
+from penstock.diagnose.analyze.pagecache import characters_read
+from penstock.diagnose.analyze.report import Operation, Setup
+from penstock.diagnose.analyze.subject import (
     BATCHES,
     Files,
     children,
     operations_of,
     relative_sizes,
 )
+from penstock.diagnose.profile.measure import measure
+from penstock.diagnose.profile.result import Row
 from penstock.errors import PenstockError
 from penstock.keyed import preserved_globals
 from penstock.pipeline import from_dataset
-from penstock.profile.measure import measure
-from penstock.profile.result import Row
 from penstock.store.value import cost
 from penstock.torch.dataloader import DataLoader as OwnLoader
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from penstock.analysis.model import Change, predict
-from penstock.analysis.remedies import Remedy
-from penstock.analysis.report import Costs, Operation, Phase, PhaseName, Rate, Report, Setup, Wait
+from penstock.diagnose.analyze.model import Change, predict
+from penstock.diagnose.analyze.remedies import Remedy
+from penstock.diagnose.analyze.report import (
+    Costs,
+    Operation,
+    Phase,
+    PhaseName,
+    Rate,
+    Report,
+    Setup,
+    Wait,
+)
 
 SETUP = Setup(
     loader="torch.utils.data.DataLoader",

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.analysis.loader_subject import LoaderSubject
-from penstock.analysis.model import predict
-from penstock.analysis.probe import Probe
-from penstock.analysis.report import Report
-from penstock.analysis.stalls import stalls_of
+from penstock.diagnose.analyze.loader_subject import LoaderSubject
+from penstock.diagnose.analyze.model import predict
+from penstock.diagnose.analyze.probe import Probe
+from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.stalls import stalls_of
 from penstock.errors import ReportError
 from penstock.loader import Loader
 from penstock.pipeline import Pipeline, from_dataset, from_folder

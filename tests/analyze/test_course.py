@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.analysis.course import Course, rate_of
+from penstock.diagnose.analyze.course import Course, rate_of
 
 
 def stepped(course: Course, seconds: float, most: int = 1_000) -> Course:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from analyze.reports import SETUP
 
-from penstock.analysis.crowds import TURNS, rates_of, worth_trying
-from penstock.analysis.late import FROM_STORAGE, Late, losses
+from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE, Late, losses
+from penstock.diagnose.analyze.worker_sweep import TURNS, rates_of, worth_trying
 
 OURS: dict[str, Any] = {
     "loader": "penstock.Loader",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.analysis.flow import Flow, _Play, _Worker, seconds_a_batch
+from penstock.diagnose.analyze.flow import Flow, _Play, _Worker, seconds_a_batch
 
 PLAIN = Flow(
     workers=2,

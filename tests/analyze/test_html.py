@@ -12,12 +12,12 @@ from analyze.reports import bound_by, remedy, report, rich
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.analysis import series
-from penstock.analysis.axes import Axis, long_unit
-from penstock.analysis.model import Change, predict
-from penstock.analysis.page import page_of
-from penstock.analysis.report import Operation, Report, Wait
-from penstock.analysis.what_if import ENOUGH, Forecast, saturation
+from penstock.diagnose.analyze import series
+from penstock.diagnose.analyze.axes import Axis, long_unit
+from penstock.diagnose.analyze.model import Change, predict
+from penstock.diagnose.analyze.page import page_of
+from penstock.diagnose.analyze.report import Operation, Report, Wait
+from penstock.diagnose.analyze.what_if import ENOUGH, Forecast, saturation
 
 EVIL = "python train.py --name '<script>alert(1)</script>\" onload=\"x' & <b>"
 

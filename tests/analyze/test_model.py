@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from analyze.reports import report
 
-from penstock.analysis.model import MOST_LOST, Change, fitted, predict, scaling
-from penstock.analysis.remedies import remedies
-from penstock.analysis.report import Rate, Report
+from penstock.diagnose.analyze.model import MOST_LOST, Change, fitted, predict, scaling
+from penstock.diagnose.analyze.remedies import remedies
+from penstock.diagnose.analyze.report import Rate, Report
 from penstock.errors import ReportError
 
 WHOLE = 50_000 * 110_000

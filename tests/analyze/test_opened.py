@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.analysis.pagecache import can_drop, characters_read, device_bytes, drop
-from penstock.analysis.subject import Files, children, relative_sizes
+from penstock.diagnose.analyze.pagecache import can_drop, characters_read, device_bytes, drop
+from penstock.diagnose.analyze.subject import Files, children, relative_sizes
 
 # An audit hook stays for as long as its process: each of these has one of its own.
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from penstock.analysis.opened import Opened
+from penstock.diagnose.analyze.opened import Opened
 notes, data = Path(sys.argv[1]), Path(sys.argv[2])
 opened = Opened(notes)
 (data / "a").read_bytes()

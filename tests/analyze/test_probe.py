@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.analysis.crowds import TURNS
-from penstock.analysis.late import FROM_STORAGE
-from penstock.analysis.probe import Probe
-from penstock.analysis.report import Operation, Report, Setup
+from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
+from penstock.diagnose.analyze.probe import Probe
+from penstock.diagnose.analyze.report import Operation, Report, Setup
+from penstock.diagnose.analyze.worker_sweep import TURNS
 
 BATCH = 8
 

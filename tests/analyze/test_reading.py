@@ -6,9 +6,9 @@ from itertools import cycle
 
 import pytest
 
-from penstock.analysis.course import Course
-from penstock.analysis.reading import MOST_FASTER, Reads, of_storage, timed
-from penstock.analysis.report import Phase, Rate
+from penstock.diagnose.analyze.course import Course
+from penstock.diagnose.analyze.reading import MOST_FASTER, Reads, of_storage, timed
+from penstock.diagnose.analyze.report import Phase, Rate
 
 PHASE = Phase("storage", Rate(100.0, 90.0, 110.0), 64, 0.64)
 

@@ -10,10 +10,10 @@ from analyze.reports import bound_by, remedy, report, rich
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.analysis import text
-from penstock.analysis.model import LITTLE, Change, predict
-from penstock.analysis.report import Phase, PhaseName, Rate, Report
-from penstock.analysis.stalls import (
+from penstock.diagnose.analyze import text
+from penstock.diagnose.analyze.model import LITTLE, Change, predict
+from penstock.diagnose.analyze.report import Phase, PhaseName, Rate, Report
+from penstock.diagnose.analyze.stalls import (
     Stalls,
     all_ranks,
     model_error,

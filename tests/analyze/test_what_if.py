@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import cli
-from penstock.analysis import ranges, what_if, what_if_table
-from penstock.analysis.model import Change, predict
-from penstock.analysis.what_if import (
+from penstock.diagnose.analyze import ranges, what_if, what_if_table
+from penstock.diagnose.analyze.model import Change, predict
+from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
     Prices,

@@ -6,8 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.doctor.facts import Cores, Facts, Interpreter, Leftovers, Limit, Memory, Place
-from penstock.doctor.packages import WANTED, Device, Package
+from penstock.diagnose.doctor.facts import (
+    Cores,
+    Facts,
+    Interpreter,
+    Leftovers,
+    Limit,
+    Memory,
+    Place,
+)
+from penstock.diagnose.doctor.packages import WANTED, Device, Package
 
 GB = 10**9
 VERSIONS = {"numpy": "2.1.0", "lmdb": "1.6.2", "cv2": "4.10.0", "torch": "2.5.1"}

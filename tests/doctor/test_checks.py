@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.doctor.checks import NETWORK, check
-from penstock.doctor.facts import Cores, Facts, Leftovers, Limit, Memory
-from penstock.doctor.finding import Finding, Level
+from penstock.diagnose.doctor.checks import NETWORK, check
+from penstock.diagnose.doctor.facts import Cores, Facts, Leftovers, Limit, Memory
+from penstock.diagnose.doctor.finding import Finding, Level
 
 GB = 10**9
 MB = 10**6

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from penstock import config
-from penstock.doctor.facts import (
+from penstock.diagnose.doctor.facts import (
     collect_leftovers,
     gather,
     look_at_place,
     look_for_leftovers,
 )
-from penstock.doctor.packages import Package, look_at_packages
+from penstock.diagnose.doctor.packages import Package, look_at_packages
 
 
 def leave_behind(parent: Path) -> Path:
@@ -33,7 +33,7 @@ def leave_behind(parent: Path) -> Path:
 
 
 def test_gathering_agrees_with_what_loaders_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.doctor.facts.look_at_packages", dict)
+    monkeypatch.setattr("penstock.diagnose.doctor.facts.look_at_packages", dict)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     facts = gather()
     assert facts.cores.usable == config.cores() <= facts.cores.mask <= facts.cores.machine
@@ -52,7 +52,7 @@ def test_a_user_without_home_or_temporary_directory_is_still_looked_at(
     def homeless() -> Path:
         raise RuntimeError("could not determine home directory")
 
-    monkeypatch.setattr("penstock.doctor.facts.look_at_packages", dict)
+    monkeypatch.setattr("penstock.diagnose.doctor.facts.look_at_packages", dict)
     monkeypatch.setattr("tempfile.gettempdir", nowhere)
     monkeypatch.setattr(config, "memory_dir", nowhere)
     monkeypatch.setattr(config, "disk_dir", homeless)

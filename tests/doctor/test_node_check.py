@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doctor.checks import check
-from penstock.doctor.facts import Facts, look_at_node
-from penstock.doctor.finding import Level
+from penstock.diagnose.doctor.checks import check
+from penstock.diagnose.doctor.facts import Facts, look_at_node
+from penstock.diagnose.doctor.finding import Level
 
 
 def test_a_sound_place_for_a_node_is_not_mentioned(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.doctor.checks import check
-from penstock.doctor.facts import Facts
-from penstock.doctor.finding import Finding, Level
+from penstock.diagnose.doctor.checks import check
+from penstock.diagnose.doctor.facts import Facts
+from penstock.diagnose.doctor.finding import Finding, Level
 
 
 def with_package(facts: Facts, module: str, **changes: object) -> Facts:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.doctor.checks import check
-from penstock.doctor.facts import Facts, Leftovers
-from penstock.doctor.finding import Finding, Level, Remedy
-from penstock.doctor.report import as_json, show, summary, worst
+from penstock.diagnose.doctor.checks import check
+from penstock.diagnose.doctor.facts import Facts, Leftovers
+from penstock.diagnose.doctor.finding import Finding, Level, Remedy
+from penstock.diagnose.doctor.report import as_json, show, summary, worst
 
 COMMAND = "sudo mount -o remount,size=29G /dev/shm && echo a command longer than the terminal"
 

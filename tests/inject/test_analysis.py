@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from penstock.analysis.report import Report
-from penstock.analysis.stalls import rank_speeds, slowest
+from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 

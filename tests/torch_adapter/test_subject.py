@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from penstock.analysis.opened import Opened
+from penstock.diagnose.analyze.opened import Opened
 from penstock.torch.device import TorchDevice
 from penstock.torch.restoring import Before
 from penstock.torch.subject import TorchSubject

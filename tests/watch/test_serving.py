@@ -155,7 +155,7 @@ def test_the_page_is_opened_where_that_is_asked_for(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr("penstock.watch.watch_command.time.sleep", stop)
+    monkeypatch.setattr("penstock.commands.watch.time.sleep", stop)
     assert cli.main(["watch", "--port", "0", "--open"]) == 0
     assert len(opened) == 1
     assert opened[0].startswith("http://127.0.0.1:")

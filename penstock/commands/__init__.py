@@ -1,0 +1,1 @@
+"""The commands of the CLI, one file each; see ``penstock.cli.Command``."""

@@ -1,0 +1,1 @@
+"""Finding out why training waits: the analyser, the profiler, the doctor, and their plots."""

@@ -1,0 +1,226 @@
+"""What an analysis found, in a few lines for a terminal, and the words that it is told in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.config import show_size
+from penstock.diagnose.analyze.model import Bound, Prediction, predict
+from penstock.diagnose.analyze.report import Phase, Report
+from penstock.diagnose.analyze.stalls import (
+    RankSpeed,
+    Stalls,
+    measured_speed,
+    model_error,
+    rank_speeds,
+    slowest,
+    stalls_of,
+)
+
+if TYPE_CHECKING:
+    from penstock.diagnose.analyze.remedies import Remedy
+
+MEANING: dict[Bound, str] = {
+    "compute": "Loading keeps up: only a faster accelerator, or less work in a step, makes "
+    "training faster.",
+    "prep": "Workers do not decode and augment samples as fast as the accelerator takes them.",
+    "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
+}
+"""What each verdict means, in a sentence."""
+
+NAMES = {"G": "ingestion", "P": "prep", "S": "storage", "C": "cache", "F": "fetch"}
+"""The rates and what they are called."""
+
+RATES = {
+    "G": "how fast the accelerator takes samples",
+    "P": "how fast workers prepare them",
+    "S": "how fast storage delivers them",
+    "C": "how fast a cache in memory does",
+    "F": "how fast they are fetched with the present cache",
+}
+
+COLD = 0.9
+"""From this share of bytes on that came from a device, cold reads were as good as cold."""
+
+
+def lines_of(report: Report, remedies: Sequence[Remedy] = ()) -> list[str]:
+    """The verdict, the rates behind it, and what would help, the most useful first."""
+    stalls, present = stalls_of(report), predict(report)
+    return [
+        verdict(stalls),
+        MEANING[stalls.bound],
+        "",
+        *rate_lines(report, present),
+        *remarks(report, stalls, present),
+        "",
+        *remedy_lines(remedies, stalls.bound),
+        *rank_lines(report),
+        *(f"note: {note}" for note in report.notes),
+    ]
+
+
+def verdict(stalls: Stalls) -> str:
+    """What bounds training, and by how much.
+
+    >>> verdict(Stalls(compute=4.6, prep=0.3, fetch=5.1))
+    'fetch-bound: the accelerator stands still 54 % of the time: 51 % stalled on fetch, 3 % on prep'
+    """
+    # The parts as they are shown make up the whole as it is shown.
+    fetch, prep = round(stalls.fetch_share * 100), round(stalls.prep_share * 100)
+    said = f"{stalls.bound}-bound: the accelerator stands still {fetch + prep} % of the time"
+    if stalls.bound == "fetch":
+        return f"{said}: {fetch} % stalled on fetch, {prep} % on prep"
+    if stalls.bound == "prep":
+        return f"{said}: {prep} % stalled on prep, {fetch} % on fetch"
+    return said
+
+
+class RateRow(NamedTuple):
+    """One rate: a letter, samples a second, the interval if it was measured, and bytes a second."""
+
+    letter: str
+    value: float
+    phase: Phase | None
+    nbytes: float | None
+
+
+def rate_rows(report: Report, present: Prediction) -> list[RateRow]:
+    """G, P, S, C and F: measured where a phase did, else what the model makes of the rest."""
+    size, costs = report.setup.sample_bytes, report.costs
+    found = [
+        _row(report.phase("replay"), "G", present.ingestion),
+        _row(report.phase("prep"), "P", present.prep_rate),
+    ]
+    if size:
+        found += [
+            _row(report.phase("storage"), "S", costs.storage / size, size),
+            _row(report.phase("cache"), "C", costs.cache / size, size),
+        ]
+        found.append(RateRow("F", present.fetch_rate, None, None))
+    return [row for row in found if 0 < row.value < math.inf]
+
+
+def _row(phase: Phase | None, letter: str, model: float, size: float = 0.0) -> RateRow:
+    value = model if phase is None else phase.rate.value
+    return RateRow(letter, value, phase, value * size if size else None)
+
+
+def rate_lines(report: Report, present: Prediction) -> list[str]:
+    """The rates in columns."""
+    rows = rate_rows(report, present)
+    values = [f"{row.value:,.0f}" for row in rows]
+    width = max(map(len, values), default=0)
+    found = []
+    for row, value in zip(rows, values, strict=True):
+        line = f"  {row.letter}  {NAMES[row.letter]:<9}  {value:>{width}} samples/s"
+        if row.phase is not None:
+            line += f"  ({interval(row.phase)})"
+        if row.nbytes is not None:
+            line += f"  {row.nbytes / 1e6:,.0f} MB/s"
+        if row.letter == "F":
+            line += f"  with {cache_words(report)}"
+        found.append(line)
+    return found
+
+
+def interval(phase: Phase) -> str:
+    """Where a rate lies with 95 % confidence."""
+    wide = "" if phase.enough else ", still wide when the time was up"
+    return f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}{wide}"
+
+
+def cache_words(report: Report) -> str:
+    """``no cache``, or how much of the data the present one holds."""
+    setup = report.setup
+    if not setup.cache:
+        return "no cache"
+    held = percent(setup.held(setup.cache))
+    return f"a cache of {show_size(setup.cache)}, {held} of the data"
+
+
+def remarks(report: Report, stalls: Stalls, present: Prediction) -> list[str]:
+    """How far the figures can be trusted."""
+    found = []
+    measured, error = measured_speed(report), model_error(report, present)
+    if measured is not None and error is not None:
+        found.append(
+            f"Training runs at {measured.rate.value:,.0f} samples/s ({interval(measured)}); the "
+            f"model says {present.speed:,.0f}, {abs(error) * 100:.1f} % "
+            f"too {'fast' if error > 0 else 'slow'}."
+        )
+    if not stalls.measured:
+        found.append("Not all phases were run: where one is missing, the model stands in for it.")
+    if report.device_reads is not None:
+        cold = f"Cold reads: {percent(report.device_reads)} of the bytes came from the device"
+        if report.device_reads < COLD:
+            cold += ", the others from memory: storage is slower than S says"
+        found.append(f"{cold}.")
+    if report.costs.copy > 0:
+        share = report.costs.copy / report.costs.compute
+        found.append(f"Moving batches to the device takes {percent(share)} of a step.")
+    return found
+
+
+def remedy_lines(remedies: Sequence[Remedy], bound: Bound) -> list[str]:
+    """The most useful remedy with its code, then the others."""
+    if not remedies:
+        return [] if bound == "compute" else ["No remedy was found that would help."]
+    best, *others = ranked(remedies)
+    found = [
+        f"Most useful: {best.title}: {gain_words(best)}",
+        *([f"  {best.why}"] if best.why else []),
+        *(f"    {line}" for line in best.code.splitlines()),
+    ]
+    if others:
+        found += ["", "Then:"]
+    for one in others:
+        found += [f"  {one.title}: {gain_words(one)}"]
+        found += [f"    {line}" for line in one.code.splitlines()]
+    return found
+
+
+def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
+    """Those for this run first, then those for several: a gain of sharing is one over other jobs
+    that would run beside it, and here there may be none."""
+    return sorted(remedies, key=lambda one: one.change.share)
+
+
+def gain_words(remedy: Remedy) -> str:
+    """``2.1 times as fast (1,880 samples/s, then prep-bound)``."""
+    after = remedy.prediction
+    return (
+        f"{remedy.gain:.2f} times as fast ({after.speed:,.0f} samples/s, then {after.bound}-bound)"
+    )
+
+
+def rank_lines(report: Report) -> list[str]:
+    """A line for each rank, and which one the others wait for."""
+    if not report.ranks:
+        return []
+    ranks = rank_speeds(report)
+    found = ["", "rank  samples/s  loader alone  stalled on fetch  on prep  bound"]
+    for one in ranks:
+        found.append(
+            f"{one.report.setup.rank:>4}  {one.stalls.speed:>9,.0f}  {rate(one.loader):>12}  "
+            f"{percent(one.stalls.fetch_share):>16}  {percent(one.stalls.prep_share):>7}  "
+            f"{one.stalls.bound}"
+        )
+    return [*found, slowest_words(ranks)]
+
+
+def slowest_words(ranks: Sequence[RankSpeed]) -> str:
+    """Which rank holds the others up."""
+    last = slowest(ranks)
+    if last is None:
+        return "No rank is slower than the others."
+    return f"Rank {last.report.setup.rank} is the slowest: the others wait for it."
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "unbounded"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
