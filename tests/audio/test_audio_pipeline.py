@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import sound, wav
-from contract import POOLS, Workers, epochs, plain
 
 import penstock as ps
 from penstock.errors import SampleError
 from penstock.operation import ArraySpec
+from tests.support.contract import POOLS, Workers, epochs, plain
+from tests.support.wavs import sound, wav
 
 RATES = [16_000, 8_000, 44_100]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import chunk, format_chunk, numbers, packed, riff, sound, wav
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from penstock import native
 from penstock.audio import decode, libsndfile, mono, resample
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.operation import ArraySpec, BytesSpec
+from tests.support.wavs import chunk, format_chunk, numbers, packed, riff, sound, wav
 
 soundfile = native.load_soundfile()
 KNOWN = soundfile.available_formats()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import sound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from penstock.audio import (
 from penstock.errors import PipelineError
 from penstock.keyed import Key, Keyed
 from penstock.operation import ArraySpec, BytesSpec, Operation
+from tests.support.wavs import sound
 
 ON_WAVEFORMS: list[Operation] = [
     resample(16_000, 8_000),

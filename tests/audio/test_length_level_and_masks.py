@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import sound
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.audio import crop_or_pad, mono, normalize, pad, random_crop, random_gain, spec_augment
 from penstock.audio.masking import Masks
 from penstock.keyed import Key, Keyed
+from tests.support.wavs import sound
 
 COUNT = np.arange(1, 6, dtype=np.float32)[np.newaxis]
 

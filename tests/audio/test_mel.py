@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import sound
 
 from penstock.audio import mel_spectrogram
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec
+from tests.support.wavs import sound
 
 CASES: dict[str, dict[str, Any]] = {
     "default": {},

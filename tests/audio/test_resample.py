@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audio.wavs import sound
 
 from penstock.audio import resample
+from tests.support.wavs import sound
 
 RATES = [
     (44_100, 16_000),

@@ -12,13 +12,13 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image.jpegs import KINDS, Box, Pixels, by_kernel, encode, picture
 
 import penstock as ps
 from penstock import config, native
 from penstock.errors import PipelineError
 from penstock.image import jpeg_index, kernel
 from penstock.image.jpeg_index import OVERHEAD, JpegIndex
+from tests.support.jpegs import KINDS, Box, Pixels, by_kernel, encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 

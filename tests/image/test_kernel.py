@@ -10,12 +10,12 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image.jpegs import KINDS, Box, by_kernel, by_pil, encode, picture
 
 from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import decode, kernel, normalize, random_resized_crop
 from penstock.image.normalizing import _table
+from tests.support.jpegs import KINDS, Box, by_kernel, by_pil, encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 

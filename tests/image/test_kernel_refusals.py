@@ -15,12 +15,12 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image.jpegs import KINDS, Box, by_kernel, encode, picture
 
 from penstock import config, native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import decode, kernel
 from penstock.image.normalizing import _table
+from tests.support.jpegs import KINDS, Box, by_kernel, encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 

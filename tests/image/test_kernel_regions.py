@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image.jpegs import encode, picture
 
 from penstock import native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import kernel
 from penstock.image.kernel import Request
+from tests.support.jpegs import encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 

@@ -11,12 +11,12 @@ import PIL.Image
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from image.jpegs import KINDS, Box, by_pil, encode, picture
 
 from penstock.errors import SourceError
 from penstock.image import decode, normalize, partial
 from penstock.image.kernel import Unsupported
 from penstock.image.resample import resize
+from tests.support.jpegs import KINDS, Box, by_pil, encode, picture
 
 
 def whole(data: bytes, box: Box, size: tuple[int, int]) -> np.ndarray:

@@ -10,7 +10,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from test_docs import STAND_INS
+
+from tests.project.test_docs import STAND_INS
 
 
 @pytest.fixture(scope="module")

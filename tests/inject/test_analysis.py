@@ -15,8 +15,7 @@ import pytest
 
 from penstock.diagnose.analyze.report import Report
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+from tests.support import SCRIPTS
 
 LONG = ("--epochs", "400")
 """More than is ever needed: an analysis ends the script."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.support import SCRIPTS
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+torch = pytest.importorskip("torch")
 
 
 class Ran(NamedTuple):

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from members import Job, group, jobs, prepared_once
 
 from penstock.node.place import Place
+from tests.support.members import Job, group, jobs, prepared_once
 
 N, BATCH, EPOCHS = 48, 8, 2
 

@@ -20,6 +20,7 @@ from penstock.node import member
 from penstock.node.look import look
 from penstock.node.place import Place
 from tests.node.conftest import gone
+from tests.support import ROOT
 
 N, BATCH = 53, 8
 LENGTH = -(-N // BATCH)
@@ -356,7 +357,7 @@ class Script:
     """A job in a process of its own, that stops in an epoch until it is told to go on."""
 
     def __init__(self, epochs: int = 2, at: int = 0) -> None:
-        root = str(Path(__file__).parents[2])
+        root = str(ROOT)
         self.process = subprocess.Popen(
             [sys.executable, "-c", JOB.format(root=root, epochs=epochs, at=at)],
             stdin=subprocess.PIPE,

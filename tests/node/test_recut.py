@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract import pipelines
 
 import penstock as ps
 from penstock.node import member
 from penstock.node.look import look
 from penstock.node.place import Place
 from tests.node.conftest import gone
+from tests.support.contract import pipelines
 
 N = 53
 

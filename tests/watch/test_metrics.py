@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,12 @@ from penstock.stats import StageStats
 from penstock.watch import exporter
 from penstock.watch.exposition import CONTENT_TYPE, METRICS, exposition
 from penstock.watch.place import LivePlace
+from tests.support import ROOT
 from tests.watch.snapshots import FULL, STANDING, STATS, snapshot
 
 parser = pytest.importorskip("prometheus_client.parser")
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "watch.md"
+DOCS = ROOT / "docs" / "watch.md"
 
 
 def samples(text: str) -> dict[str, list[Any]]:

@@ -1,0 +1,226 @@
+"""The verdict in a terminal: from measured phases, in the words that the documentation uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.diagnose.analyze import text
+from penstock.diagnose.analyze.model import LITTLE, Change, predict
+from penstock.diagnose.analyze.report import Phase, PhaseName, Rate, Report
+from penstock.diagnose.analyze.stalls import (
+    Stalls,
+    all_ranks,
+    model_error,
+    rank_speeds,
+    slowest,
+    stalls_of,
+)
+from tests.support import DOCS
+from tests.support.reports import bound_by, remedy, report, rich
+
+BOUNDS = ("compute", "prep", "fetch")
+
+
+def with_rates(**rates: float) -> Report:
+    phases = tuple(
+        Phase(name, Rate(rate, rate, rate), 10, 1.0)  # type: ignore[arg-type]
+        for name, rate in rates.items()
+    )
+    return replace(report(), phases=phases)
+
+
+def test_stalls_are_the_differences_between_the_phases() -> None:
+    found = stalls_of(with_rates(replay=1000, cached=500, cold=250))
+    assert (found.compute, found.prep, found.fetch) == pytest.approx((1e-3, 1e-3, 2e-3))
+    assert found.measured
+    assert found.speed == pytest.approx(250)
+    assert (found.prep_share, found.fetch_share, found.idle) == pytest.approx((0.25, 0.5, 0.75))
+    assert found.bound == "fetch"
+
+
+@given(st.tuples(*[st.floats(1.0, 1e6)] * 3))
+def test_stalls_are_never_negative_and_make_up_the_slowest_phase(
+    rates: tuple[float, float, float],
+) -> None:
+    found = stalls_of(with_rates(replay=rates[0], cached=rates[1], cold=rates[2]))
+    assert min(found.compute, found.prep, found.fetch) >= 0
+    assert found.whole == pytest.approx(1 / min(rates))
+
+
+@pytest.mark.parametrize("missing", ["replay", "cached", "cold"])
+def test_the_model_stands_in_for_a_phase_that_was_not_run(missing: PhaseName) -> None:
+    whole = report()
+    part = replace(whole, phases=tuple(one for one in whole.phases if one.name != missing))
+    found, model = stalls_of(part), predict(part)
+    assert not found.measured
+    if missing == "replay":
+        assert found.compute == pytest.approx(model.compute / part.setup.samples)
+    elif missing == "cached":
+        assert found.prep == pytest.approx(model.prep / part.setup.samples)
+    else:
+        assert found.fetch == pytest.approx(model.fetch / part.setup.samples)
+    assert any("the model stands in" in line for line in text.lines_of(part))
+
+
+@pytest.mark.parametrize(
+    ("stalls", "bound"),
+    [
+        (Stalls(1.0, 0.02, 0.02), "compute"),
+        (Stalls(1.0, LITTLE, LITTLE / 2), "prep"),
+        (Stalls(1.0, LITTLE / 2, LITTLE), "fetch"),
+    ],
+)
+def test_a_small_stall_counts_as_none(stalls: Stalls, bound: str) -> None:
+    assert stalls.bound == bound
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_first_words_are_what_training_is_bound_by(bound: str) -> None:
+    lines = text.lines_of(bound_by(bound))
+    assert lines[0].startswith(f"{bound}-bound: the accelerator stands still ")
+    assert lines[1] == text.MEANING[bound]  # type: ignore[index]
+
+
+def test_the_parts_of_a_verdict_add_up_as_they_are_shown() -> None:
+    # The whole is 28.8 %.
+    shown = text.verdict(Stalls(compute=71.2, prep=14.4, fetch=14.4))
+    assert shown == (
+        "prep-bound: the accelerator stands still 28 % of the time: 14 % stalled on prep, "
+        "14 % on fetch"
+    )
+
+
+def test_rates_are_shown_with_their_intervals_and_in_bytes() -> None:
+    lines = text.lines_of(report())
+    assert "  G  ingestion   2,000 samples/s  (1,960 to 2,040)" in lines
+    assert "  S  storage       909 samples/s  (891 to 927)  100 MB/s" in lines
+    assert "  F  fetch         909 samples/s  with no cache" in lines
+
+
+def test_a_cache_is_named_with_the_rate_it_leads_to() -> None:
+    lines = text.lines_of(replace(report(), setup=replace(report().setup, cache=1_100_000_000)))
+    (fetch,) = [line for line in lines if line.startswith("  F")]
+    assert fetch.endswith("with a cache of 1.1 GB, 20 % of the data")
+
+
+def test_where_nothing_is_known_of_storage_its_rates_are_left_out() -> None:
+    lines = text.lines_of(report(sample_bytes=0.0))
+    assert [line[2] for line in lines if line.startswith("  ")] == ["G", "P"]
+
+
+def test_an_interval_that_stayed_wide_says_so() -> None:
+    made = report()
+    phases = tuple(replace(one, enough=one.name != "prep") for one in made.phases)
+    lines = text.lines_of(replace(made, phases=phases))
+    assert sum("still wide when the time was up" in line for line in lines) == 1
+
+
+def test_the_model_is_held_against_the_measurement() -> None:
+    made = report()
+    model = predict(made)
+    assert model_error(made, model) == pytest.approx(model.speed / 900 - 1)
+    (line,) = [one for one in text.lines_of(made) if "the model says" in one]
+    assert line.startswith("Training runs at 900 samples/s (882 to 918); the model says ")
+    assert line.endswith(f"{abs(model.speed / 900 - 1) * 100:.1f} % too fast.")
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.97, "Cold reads: 97 % of the bytes came from the device."),
+        (
+            0.4,
+            "Cold reads: 40 % of the bytes came from the device, the others from memory: storage "
+            "is slower than S says.",
+        ),
+    ],
+)
+def test_how_cold_the_cold_reads_were_is_told(share: float, words: str) -> None:
+    assert words in text.lines_of(replace(report(), device_reads=share))
+
+
+def test_where_nobody_knows_how_cold_reads_were_nothing_is_claimed() -> None:
+    lines = text.lines_of(replace(report(), device_reads=None))
+    assert not any("Cold reads" in line for line in lines)
+
+
+def test_the_most_useful_remedy_comes_first_with_its_code() -> None:
+    found = [
+        remedy("Cache what is read", 2.04, 'cache="5.5GB"', "It holds all of the data."),
+        remedy("Twice the workers", 1.1, "num_workers=8"),
+    ]
+    lines = text.remedy_lines(found, "fetch")
+    assert lines[0].startswith("Most useful: Cache what is read: 2.04 times as fast (")
+    assert lines[1:3] == ["  It holds all of the data.", '    cache="5.5GB"']
+    assert lines[3:5] == ["", "Then:"]
+    assert lines[5].startswith("  Twice the workers: 1.10 times as fast (")
+    assert lines[6] == "    num_workers=8"
+
+
+def test_sharing_is_never_the_most_useful_for_a_single_run() -> None:
+    cache, share = remedy("a cache", 2.0, "cache"), remedy("one preparation", 4.0, "share")
+    share = replace(share, change=Change(jobs=4, share=True))
+    assert text.ranked([share, cache]) == [cache, share]
+    assert text.remedy_lines([share, cache], "fetch")[0].startswith("Most useful: a cache")
+
+
+def test_without_a_remedy_that_is_said_unless_none_is_needed() -> None:
+    assert text.remedy_lines([], "fetch") == ["No remedy was found that would help."]
+    assert text.remedy_lines([], "compute") == []
+
+
+def test_ranks_have_a_line_each_and_the_slowest_is_named() -> None:
+    lines = text.lines_of(rich())
+    start = lines.index("rank  samples/s  loader alone  stalled on fetch  on prep  bound")
+    assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["0", "1"]
+    # Both run at one pace; it is the second whose workers take longer.
+    assert lines[start + 3] == "Rank 1 is the slowest: the others wait for it."
+
+
+def test_a_rank_that_measured_slower_is_the_slowest_whatever_its_loader_could() -> None:
+    first = bound_by("fetch", world=2)
+    second = bound_by("compute", rank=1, world=2)
+    both = replace(first, ranks=(second,))
+    last = slowest(rank_speeds(both))
+    assert last is not None
+    assert last.report.setup.rank == 1
+
+
+def test_ranks_that_are_alike_are_not_blamed() -> None:
+    made = report(world=2)
+    both = replace(made, ranks=(report(rank=1, world=2),))
+    assert slowest(rank_speeds(both)) is None
+    assert "No rank is slower than the others." in text.lines_of(both)
+    assert [one.setup.rank for one in all_ranks(both)] == [0, 1]
+
+
+def test_notes_are_passed_on() -> None:
+    assert text.lines_of(rich())[-1] == "note: Preparation was timed on 240 batches."
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_documentation_uses_the_words_that_are_printed(bound: str) -> None:
+    page = " ".join((DOCS / "why-is-my-gpu-idle.md").read_text().split())
+    verdict, meaning = text.lines_of(bound_by(bound))[:2]
+    assert verdict in page
+    assert meaning in page
+    assert f"## {bound}-bound" in page
+
+
+def test_the_documentation_explains_every_rate_and_remark() -> None:
+    page = " ".join((DOCS / "why-is-my-gpu-idle.md").read_text().split())
+    for letter, name in text.NAMES.items():
+        assert f"| {letter} | {name} | {text.RATES[letter]}" in page
+    for words in (
+        "of the bytes came from the device",
+        "storage is slower than S says",
+        "still wide when the time was up",
+        "where one is missing, the model stands in for it",
+        "is the slowest: the others wait for it",
+        "Most useful:",
+    ):
+        assert words in page, words

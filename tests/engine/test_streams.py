@@ -1,0 +1,70 @@
+"""Streams: samples with no index, one stream for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PipelineError, SampleError
+from tests.support.contract import noise, plain
+
+
+def numbers() -> Iterator[float]:
+    return iter(map(float, range(23)))
+
+
+def bad_seven(value: float) -> float:
+    if value == 7:
+        raise ValueError("seven is bad")
+    return value
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_makes_an_iterator_is_a_stream(workers: int) -> None:
+    pipeline = ps.from_dataset(numbers).map(noise).batch(5)
+    with pipeline.loader(workers=workers, seed=1) as loader:
+        first = [plain(batch) for batch in loader]
+        second = [plain(batch) for batch in loader]
+    assert [shape for _, shape, _ in first] == [(5,)] * 4 + [(3,)]
+    assert first != second
+    with pipeline.loader(workers=1 - workers, seed=1) as loader:
+        assert [plain(batch) for batch in loader] == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_of_a_stream_are_skipped_and_counted(workers: int) -> None:
+    pipeline = ps.from_dataset(numbers).map(bad_seven, random=False).batch(1)
+    with pipeline.loader(workers=workers, on_error="skip") as loader:
+        seen = [x for batch in loader for x in batch.tolist()]
+        assert loader.stats().bad == max(1, workers)
+    streams = max(1, workers)  # a function does not split itself, so each worker reads all of it
+    assert sorted(seen) == sorted([float(i) for i in range(23) if i != 7] * streams)
+    with pipeline.loader(workers=workers) as loader, pytest.raises(SampleError, match="seven"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"on_error": "substitute"}, "substitute"),
+        ({"rank": 1, "world": 2}, "world=2"),
+        ({"order": ps.Weighted([1.0])}, "order"),
+        ({"workers": 2, "kind": "threads"}, "threads"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(options: Any, names: str) -> None:
+    with pytest.raises(PipelineError, match=names):
+        ps.from_dataset(numbers).batch(2).loader(**options)
+    with pytest.raises(PipelineError, match="cache"):
+        ps.from_dataset(numbers).cache("1GB")
+
+
+def test_a_stream_has_no_length_unless_it_says_so() -> None:
+    with (
+        ps.from_dataset(numbers).batch(2).loader(workers=0) as loader,
+        pytest.raises(TypeError, match="no length"),
+    ):
+        len(loader)

@@ -1,0 +1,193 @@
+"""The documentation tells the truth: every Python block in it runs and prints what it shows."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```\s*?$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]*\ssrc=\"(?P<image>[^\"]+)\"")
+END_OF_BLOCK = "-- end of block --"
+
+# torchvision's compiled operators may not fit the torch that is installed. Its transforms need
+# none of them, and its import only asks that two exist.
+STAND_INS = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            import torch
+            for name in ("nms", "qnms"):
+                torch.library.define(
+                    f"torchvision::{name}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class Block(NamedTuple):
+    """A Python block, and what the page says it prints: the ``text`` block right below it."""
+
+    code: str
+    shown: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    """The Python blocks of a page that run; ``python no-run`` marks one that cannot."""
+    text = page.read_text()
+    found = []
+    fences = list(FENCE.finditer(text))
+    for fence, below in zip(fences, [*fences[1:], None], strict=False):
+        if fence["info"].strip() != "python":
+            continue
+        shown = None
+        if below is not None and below["info"].strip() == "text":
+            between = text[fence.end() : below.start()]
+            shown = below["text"] if not between.strip() else None
+        found.append(Block(fence["text"], shown))
+    return found
+
+
+def missing_packages(found: list[Block]) -> list[str]:
+    """What a page imports that is not installed here."""
+    names = set()
+    for block in found:
+        for node in ast.walk(ast.parse(block.code)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return sorted(name for name in names if importlib.util.find_spec(name) is None)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages read: photographs in class folders, and the same in a Parquet file."""
+    root = tmp_path_factory.mktemp("documented")
+    rng = np.random.default_rng(0)
+    rows = []
+    for split, count in (("train", 48), ("val", 12)):
+        for number in range(count):
+            label = number % 3
+            folder = root / "photos" / split / ("cat", "dog", "owl")[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            coarse = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+            picture = cv2.resize(coarse, (200, 160), interpolation=cv2.INTER_CUBIC)
+            done, jpeg = cv2.imencode(".jpg", picture)
+            assert done
+            (folder / f"{number:03}.jpg").write_bytes(jpeg.tobytes())
+            if split == "train":
+                rows.append({"image": jpeg.tobytes(), "label": label, "caption": f"no. {number}"})
+    pq.write_table(pa.Table.from_pylist(rows), root / "train.parquet", row_group_size=16)
+    return root
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment pages run in: nothing is written to the user's own folders."""
+    found = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    found |= {"PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "COLUMNS": "100"}
+    if importlib.util.find_spec("torchvision") is not None:
+        plain = subprocess.run(
+            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
+        )
+        if plain.returncode:
+            place = tmp_path_factory.mktemp("stand-ins")
+            (place / "sitecustomize.py").write_text(STAND_INS)
+            found["PYTHONPATH"] = os.pathsep.join((str(place), str(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
+)
+def test_a_page_runs_and_prints_what_it_shows(
+    page: Path, data: Path, settings: dict[str, str], tmp_path: Path
+) -> None:
+    found = blocks(page)
+    missing = missing_packages(found)
+    if missing:
+        pytest.skip(f"{page.name} uses {', '.join(missing)}, not installed here")
+    here = tmp_path / "here"
+    shutil.copytree(data, here)
+    script = tmp_path / f"{page.stem.replace('-', '_')}_blocks.py"
+    end = f"print({END_OF_BLOCK!r}, flush=True)\n"
+    script.write_text("\n".join(block.code + end for block in found))
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", str(script)],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        env=settings,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(END_OF_BLOCK + "\n")
+    assert len(printed) == len(found) + 1
+    checker = doctest.OutputChecker()
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for block, got in zip(found, printed, strict=False):
+        if block.shown is not None:
+            assert checker.check_output(block.shown, got, flags), (
+                f"{page.name} shows\n{textwrap.indent(block.shown, '    ')}\nand this prints\n"
+                f"{textwrap.indent(got, '    ')}\n{block.code}"
+            )
+
+
+def test_hardly_any_block_is_not_run() -> None:
+    fences = [fence["info"].split() for page in PAGES for fence in FENCE.finditer(page.read_text())]
+    python = [words for words in fences if words[:1] == ["python"]]
+    assert {tuple(words) for words in python} <= {("python",), ("python", "no-run")}
+    assert sum(len(words) == 2 for words in python) <= 2
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text())
+        for found in LINK.finditer(text):
+            target = found["target"] or found["image"]
+            if target.startswith(("http://", "https://")):
+                continue
+            name, _, heading = target.partition("#")
+            there = (page.parent / name).resolve() if name else page
+            if not there.exists() or (heading and heading not in headings(there)):
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as they are made from its headings."""
+    lines = FENCE.sub("", page.read_text()).splitlines()
+    titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = {found["target"] for found in LINK.finditer(index)}
+    assert {page.name for page in PAGES[1:]} - {"index.md"} <= listed

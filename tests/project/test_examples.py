@@ -1,0 +1,104 @@
+"""The examples run as their pages say."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.node.conftest import place  # noqa: F401
+from tests.support import ROOT
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    # A dataclass looks up the module that it was made in.
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Thirty short tones of three pitches, as the bytes of WAV files."""
+    rows = []
+    for number in range(30):
+        time = np.arange(4_000) / 8_000
+        tone = 0.3 * np.sin(2 * np.pi * (300 + 500 * (number % 3)) * time)
+        file = io.BytesIO()
+        with wave.open(file, "wb") as sound:
+            sound.setparams((1, 2, 8_000, 0, "NONE", ""))
+            sound.writeframes((tone * 32767).astype("<i2").tobytes())
+        rows.append({"audio": file.getvalue(), "label": number % 3})
+    path = tmp_path / "digits.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "decoded", "told"),
+    [
+        (["--epochs", "2"], 48, 48, "spec_augment"),
+        (["--epochs", "4", "--reuse", "2"], 96, 60, "60 spectrograms made, 36 used again"),
+        (["--epochs", "2", "--echo", "2"], 48, 24, "echo"),
+    ],
+    ids=["plain", "reuse", "echo"],
+)
+def test_speech_is_learnt_from_recordings_used_again(
+    digits: Path,
+    options: list[str],
+    trained: int,
+    decoded: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = example("speech").main(["--data", str(digits), "--batch", "8", *options])
+    shown = capsys.readouterr().out
+    assert 0 <= found <= 1
+    assert f"{trained} samples trained on, {decoded} recordings decoded" in shown
+    assert told in shown
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A hundred small pictures, brighter the higher their label."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(100):
+        level = 20 * (number % 10)
+        picture = level + rng.integers(0, 40, (32, 32, 3), dtype=np.uint8)
+        done, file = cv2.imencode(".png", picture.astype(np.uint8))
+        assert done
+        rows.append({"image": file.tobytes(), "label": number % 10})
+    path = tmp_path / "pictures.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50)
+    return path
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_finds_the_same_with_share_as_without(
+    pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("optuna") is None:
+        pytest.skip("optuna is not installed here")
+    # Long enough for the example to ask what the node has spent.
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "20")
+    options = ["--compare", "--jobs", "2", "--trials", "3", "--rows", "60", "--epochs", "2"]
+    options += ["--batch", "16"]
+    alone, shared = example("search").main(["--data", str(pictures), *options])
+    assert len(alone.parameters) == len(alone.accuracies) == 3
+    assert shared.parameters == alone.parameters
+    assert shared.accuracies == alone.accuracies
+    assert "every trial came to the same" in capsys.readouterr().out

@@ -1,0 +1,156 @@
+"""The shape of the package: imports point one way, and few names are public."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+
+# From the ground up: a room may import from itself and from the rooms above it in this list.
+ROOMS = [
+    "errors",
+    "config",
+    "native",
+    "host",
+    "stats",
+    "keyed",
+    "tree",
+    "serialize",
+    "operation",
+    "fingerprint",
+    "order",
+    "options",
+    "store",
+    "source",
+    "stops",
+    "image",
+    "audio",
+    "pipeline",
+    "diversity",
+    "engine",
+    "node",
+    "watch",
+    "loader",
+    "progress",
+    "diagnose",
+    "torch",
+    "inject",
+    "commands",
+    "cli",
+    "__main__",
+]
+
+# A pipeline ends in a loader, or in a report on it, and users write these as methods.
+ALLOWED = {("pipeline", "loader"), ("pipeline", "diagnose"), ("pipeline", "diversity")}
+
+FRAMEWORKS = {"torch", "jax", "tensorflow", "ray", "torchvision"}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module a file imports, wherever in it, but for those only types need."""
+    found: set[str] = set()
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            if node.module == "penstock":
+                found |= {f"penstock.{alias.name}" for alias in node.names}
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def files() -> list[Path]:
+    return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def test_every_file_belongs_to_a_room() -> None:
+    assert {room_of(path) for path in files()} == set(ROOMS)
+
+
+def test_imports_point_upwards_only() -> None:
+    wrong = []
+    for path in files():
+        here = room_of(path)
+        for module in imports(path):
+            parts = module.split(".")
+            if parts[0] != "penstock" or len(parts) == 1 or module == "penstock._kernel":
+                continue
+            there = parts[1]
+            if (here, there) in ALLOWED:
+                continue
+            if ROOMS.index(there) > ROOMS.index(here):
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == []
+
+
+def test_stops_do_not_know_each_other() -> None:
+    contract = {"penstock.stops.stop", "penstock.stops.field"}
+    joins = {"placement.py", "road.py"}
+    for path in sorted(p for p in (ROOT / "stops").glob("*.py") if p.name not in joins):
+        known = {module for module in imports(path) if module.startswith("penstock.stops.")}
+        assert known <= contract, path
+
+
+def test_only_adapters_import_frameworks() -> None:
+    for path in files():
+        used = {module.split(".")[0] for module in imports(path)} & FRAMEWORKS
+        if used:
+            assert room_of(path) in ("torch", "diagnose"), (path, used)
+
+
+def test_the_public_names_are_these() -> None:
+    assert penstock.__all__ == [
+        "Loader",
+        "Order",
+        "PenstockError",
+        "Pipeline",
+        "Weighted",
+        "analyze",
+        "audio",
+        "from_dataset",
+        "from_files",
+        "from_folder",
+        "from_parquet",
+        "image",
+        "progress",
+    ]
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    assert set(dir(penstock)) == {*penstock.__all__, "__version__"}
+
+
+def test_importing_penstock_and_a_worker_loads_nothing_slow() -> None:
+    code = (
+        "import sys, penstock; a = set(sys.modules);"
+        "import penstock.engine.pools.worker; b = set(sys.modules);"
+        "print(sorted(a & {'numpy', 'torch', 'cv2', 'lmdb', 'pyarrow', 'rich'}),"
+        "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg',"
+        "'scipy', 'soundfile'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] []"
+
+
+def test_few_rooms_stand_at_the_top_level() -> None:
+    modules = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
+    packages = list(ROOT.glob("*/__init__.py"))
+    assert len(modules) <= 14
+    assert len(packages) <= 20

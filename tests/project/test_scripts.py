@@ -1,0 +1,259 @@
+"""The scripts fetch what the kernel is compiled with, and a browser, where they may, and never stop
+without them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support import ROOT
+
+TOOLS = ("bash", "cat", "env", "mkdir", "paste", "sha256sum", "tee", "touch", "tr", "true")
+HEADERS = f"python3.{sys.version_info.minor}-dev"
+
+
+class Result(NamedTuple):
+    code: int
+    said: str
+    calls: list[str]
+
+
+class Machine:
+    """A folder of commands that is all a script can call, most of them only noting that it did."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.commands = place / "commands"
+        self.commands.mkdir()
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found is not None
+            (self.commands / tool).symlink_to(found)
+        self.command("id", "echo 0")
+        self.command(
+            "python3",
+            f'[[ $* == *sysconfig* ]] && echo {place} && exit\nexec "{sys.executable}" "$@"',
+        )
+
+    def command(self, name: str, script: str) -> None:
+        path = self.commands / name
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
+
+    def manager(self, name: str, script: str = "") -> None:
+        """A package manager, after which nothing is missing."""
+        self.command(name, f'echo "{name} $*" >>{self.place}/calls\n{script}')
+        with (self.commands / name).open("a") as file:
+            file.write(f"touch {self.place}/cc {self.place}/jpeg {self.place}/Python.h\n")
+
+    def has(self, *parts: str) -> None:
+        for part in parts:
+            (self.place / part).touch()
+
+    def compiler(self) -> None:
+        """A compiler that finds what this machine has by now."""
+        self.command(
+            "cc",
+            f"program=$(cat)\n[[ -e {self.place}/cc ]] || exit 1\n"
+            f"[[ $program != *jpeglib* || -e {self.place}/jpeg ]]",
+        )
+
+    def run(self, script: str, folder: Path = ROOT, **variables: str) -> Result:
+        done = subprocess.run(
+            [
+                self.commands / "bash",
+                "-c",
+                f"set -euo pipefail\n. scripts/environment.sh\n{script}",
+            ],
+            cwd=folder,
+            env={"PATH": str(self.commands), **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr == ""
+        calls = self.place / "calls"
+        made = calls.read_text().splitlines() if calls.exists() else []
+        return Result(done.returncode, done.stdout, made)
+
+    def equip(self) -> Result:
+        return self.run('choose_python\nequip_kernel || { echo "$by_hand"; exit 3; }')
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.compiler()
+    return made
+
+
+def test_a_machine_that_has_everything_is_left_alone(machine: Machine) -> None:
+    machine.has("cc", "jpeg", "Python.h")
+    machine.manager("apt-get")
+    assert machine.equip() == (0, "", [])
+
+
+def test_root_gets_what_is_missing_in_one_call(machine: Machine) -> None:
+    machine.manager("apt-get")
+    packages = f"gcc libc6-dev libjpeg-dev {HEADERS}"
+    assert machine.equip() == (
+        0,
+        f"==> for the compiled image kernel: apt-get installs {packages}\n",
+        [f"apt-get install --yes --no-install-recommends {packages}"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted"), [(("cc", "Python.h"), "libjpeg-dev"), (("cc", "jpeg"), HEADERS)]
+)
+def test_what_is_there_is_not_asked_for(
+    machine: Machine, has: tuple[str, ...], wanted: str
+) -> None:
+    machine.has(*has)
+    machine.manager("apt-get")
+    assert machine.equip().calls == [f"apt-get install --yes --no-install-recommends {wanted}"]
+
+
+def test_the_list_of_packages_is_renewed_only_when_they_are_not_found(machine: Machine) -> None:
+    machine.has("cc", "Python.h")
+    machine.manager(
+        "apt-get",
+        f"[[ $1 == update ]] && touch {machine.place}/listed && exit\n"
+        f"[[ -e {machine.place}/listed ]] || exit 100",
+    )
+    install = "apt-get install --yes --no-install-recommends libjpeg-dev"
+    result = machine.equip()
+    assert result.code == 0
+    assert result.calls == [install, "apt-get update", install]
+
+
+@pytest.mark.parametrize(
+    ("manager", "call"),
+    [
+        ("dnf", "dnf install -y gcc libjpeg-turbo-devel python3.11-devel"),
+        ("microdnf", "microdnf install -y gcc libjpeg-turbo-devel python3.11-devel"),
+        ("yum", "yum install -y gcc libjpeg-turbo-devel python3.11-devel"),
+        ("apk", "apk add --no-cache gcc musl-dev libjpeg-turbo-dev python3-dev"),
+        (
+            "zypper",
+            "zypper --non-interactive install --no-recommends gcc libjpeg8-devel python3.11-devel",
+        ),
+        ("pacman", "pacman --sync --noconfirm --needed gcc libjpeg-turbo python"),
+    ],
+)
+def test_every_package_manager_is_asked_in_its_own_words(
+    machine: Machine, manager: str, call: str
+) -> None:
+    machine.command("rpm", "echo python3.11-base")
+    machine.manager(manager)
+    result = machine.equip()
+    assert (result.code, result.calls) == (0, [call])
+
+
+def test_another_user_becomes_root_where_no_password_is_asked(machine: Machine) -> None:
+    machine.has("cc", "Python.h")
+    machine.command("id", "echo 1000")
+    machine.command("sudo", '[[ $1 == -n ]] && shift && exec "$@"')
+    machine.manager("apt-get")
+    result = machine.equip()
+    assert result.code == 0
+    assert result.calls == ["apt-get install --yes --no-install-recommends libjpeg-dev"]
+
+
+@pytest.mark.parametrize("sudo", [False, True])
+def test_a_user_who_may_not_install_is_told_what_to_install(machine: Machine, sudo: bool) -> None:
+    machine.has("cc", "Python.h")
+    machine.command("id", "echo 1000")
+    if sudo:
+        machine.command("sudo", "echo a password is required >&2; exit 1")
+    machine.manager("apt-get")
+    assert machine.equip() == (3, "install as root: libjpeg-dev\n", [])
+
+
+def test_a_machine_without_a_package_manager_is_told_what_it_needs(machine: Machine) -> None:
+    needed = "install a C compiler, and the headers of libjpeg-turbo and Python\n"
+    assert machine.equip() == (3, needed, [])
+
+
+def test_packages_that_do_not_help_are_not_believed(machine: Machine) -> None:
+    machine.command("apt-get", "exit 0")
+    result = machine.equip()
+    assert result.code == 3
+    assert result.said.endswith(f"install as root: gcc libc6-dev libjpeg-dev {HEADERS}\n")
+
+
+def test_a_browser_is_fetched_once_and_only_by_those_who_may(machine: Machine) -> None:
+    machine.manager("apt-get", f"ln -s {shutil.which('true')} {machine.commands}/chromium")
+    machine.command("ln", f'exec {shutil.which("ln")} "$@"')
+    fetched = ["apt-get install --yes --no-install-recommends chromium"]
+    said = "==> for tests of pages: apt-get installs chromium\n"
+    assert machine.run("equip_browser") == (0, said, fetched)
+    assert machine.run("equip_browser") == (0, "", fetched)
+
+
+def test_tests_go_on_without_a_browser(machine: Machine) -> None:
+    assert machine.run("equip_browser") == (0, "", [])
+    machine.command("id", "echo 1000")
+    machine.manager("apt-get")
+    assert machine.run("equip_browser") == (0, "", [])
+    machine.command("id", "echo 0")
+    machine.command("apt-get", "exit 100")
+    assert machine.run("equip_browser").code == 0
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files that an installation depends on, and an environment that stands ready."""
+    place = tmp_path / "repository"
+    for folder in ("native/jpeg", "scripts", ".venv"):
+        (place / folder).mkdir(parents=True)
+    for name in ("pyproject.toml", "constraints.txt", "scripts/environment.sh", "hatch_build.py"):
+        shutil.copy(ROOT / name, place / name)
+    for name in ("module.c", "jpeg/one.h"):
+        (place / "native" / name).write_text(name)
+    return place
+
+
+PREPARE = 'run() { echo "$1"; }; equip_kernel() { echo EQUIPPED; by_hand="do this"; false; }\n'
+
+
+def test_without_compiler_and_rights_the_installation_goes_on(machine: Machine, copy: Path) -> None:
+    result = machine.run(f"{PREPARE} prepare demo", copy)
+    assert result.code == 0
+    assert result.said.splitlines()[1:] == [
+        "EQUIPPED",
+        "==> the image kernel is left out: the pure path serves. To have it, do this",
+        "PyTorch",
+        "build tools",
+        "Penstock",
+    ]
+
+
+def test_nothing_is_fetched_for_a_kernel_that_is_switched_off(machine: Machine, copy: Path) -> None:
+    result = machine.run(f"{PREPARE} prepare demo", copy, PENSTOCK_NO_KERNEL="1")
+    assert result.code == 0
+    assert result.said.splitlines()[1:] == ["PyTorch", "build tools", "Penstock"]
+
+
+def test_an_installation_is_repeated_when_any_part_of_the_kernel_changes(
+    machine: Machine, copy: Path
+) -> None:
+    def prepared() -> bool:
+        return "Penstock" in machine.run(f"{PREPARE} prepare demo", copy).said
+
+    assert prepared()
+    assert not prepared()
+    (copy / "native/jpeg/one.h").write_text("changed")
+    assert prepared()
+    (copy / "native/two.h").write_text("new")
+    assert prepared()
+    machine.has("cc", "jpeg", "Python.h")  # installed by hand
+    assert prepared()
+    assert not prepared()

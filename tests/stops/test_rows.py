@@ -1,0 +1,107 @@
+"""The last stop of a road writes straight into the batch, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import penstock as ps
+from penstock.operation import ArraySpec, Operation, Spec, fits
+from tests.support.contract import POOLS, Workers
+
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Spread(Operation):
+    """Three copies of a number, in the row where there is one; ``bad`` numbers fail."""
+
+    bad: tuple[int, ...] = ()
+    rows: ClassVar[list[bool]] = []
+
+    def output(self, spec: Spec) -> Spec:
+        return ArraySpec((3,), FLOAT32)
+
+    def apply(self, value: Any, params: Any) -> Any:
+        return self.apply_to(value, params, None)
+
+    def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> Any:
+        if int(value) in self.bad:
+            if out is not None:
+                out[:] = -1  # what a failed sample leaves in a row must not be seen
+            raise ValueError("bad")
+        self.rows.append(fits(out, (3,), FLOAT32))
+        made = out if out is not None else np.empty(3, np.float32)
+        made[:] = value
+        return made
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    Spread.rows.clear()
+
+
+def numbers(make: Callable[[int], Any] = float, count: int = 40) -> Any:
+    return ps.from_dataset([make(i) for i in range(count)], random=False)
+
+
+def images(pipeline: Any, **options: Any) -> list[float]:
+    """What the batches hold, one number for each sample, after a look that all three agree."""
+    found: list[float] = []
+    with pipeline.batch(8).loader(shuffle=False, **options) as loader:
+        for batch in loader:
+            leaf = batch
+            while not isinstance(leaf, np.ndarray):
+                leaf = leaf["image"] if isinstance(leaf, dict) else leaf[0]
+            assert leaf.dtype == FLOAT32
+            assert (leaf == leaf[:, :1]).all()
+            found += leaf[:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("make", [float, lambda i: (float(i), i), lambda i: {"image": i, "y": i}])
+def test_a_last_operation_writes_into_its_row(make: Callable[[int], Any]) -> None:
+    assert images(numbers(make).map(Spread()), workers=0) == list(range(40))
+    # The first sample may be prepared once more, to learn the layout of batches.
+    assert Spread.rows.count(True) == 40
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_rows_hold_the_same_in_every_pool(pool: Workers) -> None:
+    pipeline = numbers(lambda i: (float(i), i)).map(Spread())
+    assert images(pipeline, **pool._asdict()) == list(range(40))
+
+
+def test_an_operation_that_is_not_last_gets_no_row() -> None:
+    pipeline = numbers().map(Spread()).map(lambda x: x + 1, random=False)
+    assert images(pipeline, workers=0) == list(range(1, 41))
+    assert not any(Spread.rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_shift_rows_and_lose_nothing(workers: int) -> None:
+    bad = (0, 3, 4, 5, 17, 39)
+    pipeline = numbers(count=40).map(Spread(bad))
+    kept = [float(i) for i in range(40) if i not in bad]
+    assert images(pipeline, workers=workers, on_error="skip") == kept
+
+
+def test_substitutes_stand_where_the_bad_ones_were() -> None:
+    bad = (1, 2, 20)
+    found = images(numbers().map(Spread(bad)), workers=0, on_error="substitute")
+    assert [x for i, x in enumerate(found) if i not in bad] == [
+        float(i) for i in range(40) if i not in bad
+    ]
+    assert all(found[i] not in bad for i in bad)
+
+
+def test_two_epochs_in_the_same_slots_do_not_mix() -> None:
+    with numbers().map(Spread()).batch(8).loader(workers=2, seed=1) as loader:
+        for _ in range(3):
+            seen = np.concatenate([batch[:, 0].copy() for batch in loader])
+            assert sorted(seen.tolist()) == [float(i) for i in range(40)]

@@ -1,0 +1,324 @@
+"""``share`` in the drop-in: jobs that share get what each would get alone, prepared once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import penstock.torch
+from penstock.errors import PipelineError
+from penstock.node.member import DEPTH
+from penstock.torch import DataLoader
+from tests.node.conftest import place  # noqa: F401
+from tests.support.members import Job, group, jobs, prepared_once
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+class Noisy(Dataset):  # type: ignore[type-arg]
+    """Draws from torch's generator, as datasets that augment do."""
+
+    def __init__(self, n: int = 24, scale: float = 1.0) -> None:
+        self.n = n
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": self.scale * torch.rand(3, 4) + index, "index": index, "name": f"no. {index}"}
+
+
+def seen(loader: Any, epochs: int = 1) -> list[list[str]]:
+    """What comes, epoch by epoch, to the bit."""
+    return [[digest(batch) for batch in loader] for _ in range(epochs)]
+
+
+def digest(batch: Any) -> str:
+    state = hashlib.sha256()
+
+    def walk(value: Any) -> None:
+        state.update(type(value).__name__.encode())
+        if isinstance(value, torch.Tensor):
+            state.update(f"{value.dtype} {tuple(value.shape)}".encode() + value.numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in sorted(value):
+                state.update(key.encode())
+                walk(value[key])
+        elif isinstance(value, (list, tuple)):
+            for one in value:
+                walk(one)
+        else:
+            state.update(repr(value).encode())
+
+    walk(batch)
+    return state.hexdigest()
+
+
+JOB = """
+import hashlib, json, sys
+import torch
+from torch.utils.data import Dataset
+from penstock.torch import DataLoader
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.rand(8, 8) + index, index
+
+share, epochs = sys.argv[1] or None, int(sys.argv[2])
+print(json.dumps("ready"), flush=True)
+input()
+with DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, share=share) as loader:
+    for epoch in range(epochs):
+        found = []
+        for x, index in loader:
+            found.append([index.tolist(), hashlib.sha256(x.numpy().tobytes()).hexdigest()])
+            x.zero_()  # its own copy, so nobody else is to see this
+        print(json.dumps(found), flush=True)
+    input()
+"""
+
+
+def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> None:
+    names = ["", "search", "search"]
+    with jobs(*(Job(JOB, name, 2) for name in names)) as started:
+        for job in started:
+            assert job.told() == "ready"
+        for job in started:
+            job.go()
+        alone, *shared = ([job.told() for _ in range(2)] for job in started)
+        assert shared == [alone, alone]
+        for epoch in alone:
+            assert sorted(i for indices, _ in epoch for i in indices) == list(range(40))
+        assert len(group("search")["members"]) == 2
+        assert prepared_once("search", 20)
+        assert group("search")["given"] >= 40
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "shuffled": {"shuffle": True},
+    "drop_last": {"shuffle": True, "drop_last": True, "num_workers": 3},
+    "no batches": {"batch_size": None},
+    "collate_fn": {"collate_fn": len},
+    "timeout": {"on_error": "skip", "timeout": 60, "prefetch_factor": 2},
+    "echo": {"echo": 2, "echo_at": "batch"},
+}
+
+
+def test_a_shared_loader_delivers_what_the_same_one_delivers_alone() -> None:
+    for name, way in WAYS.items():
+        options = {"batch_size": 5, "seed": 1, **way}
+        with DataLoader(Noisy(), **{**options, "num_workers": 2}) as loader:
+            expected = seen(loader, 2)
+        with DataLoader(Noisy(), **options, share=name, lag="wait") as loader:
+            assert seen(loader, 2) == expected, name
+            assert len(loader) == len(expected[0])
+
+
+def test_samplers_are_shared_too() -> None:
+    data = TensorDataset(torch.arange(30), torch.arange(30.0))
+    weighted = {"sampler": WeightedRandomSampler([1.0] * 30, 18), "batch_size": 4}
+    batches = {"batch_sampler": BatchSampler(SequentialSampler(data), 7, drop_last=False)}
+    for name, how in (("weighted", weighted), ("batches", batches)):
+        with DataLoader(data, seed=2, **how) as loader:  # type: ignore[arg-type]
+            expected = seen(loader)
+        with (
+            DataLoader(data, seed=2, share=name, **how) as one,  # type: ignore[arg-type]
+            DataLoader(data, seed=2, share=name, **how) as other,  # type: ignore[arg-type]
+        ):
+            pairs = [(digest(a), digest(b)) for a, b in zip(one, other, strict=True)]
+            assert pairs == [(x, x) for x in expected[0]]
+            assert prepared_once(name, len(pairs))
+
+
+def test_a_job_that_changes_its_tensors_changes_nothing_for_the_others() -> None:
+    data = TensorDataset(torch.arange(40.0))
+    expected = [[4.0 * b + i for i in range(4)] for b in range(10)]
+    with (
+        DataLoader(data, batch_size=4, share="search") as one,
+        DataLoader(data, batch_size=4, share="search") as other,
+    ):
+        kept = []
+        for (mine,), (theirs,), plain in zip(one, other, expected, strict=True):
+            kept.append(mine)
+            mine += 1000
+            assert theirs.tolist() == plain
+            theirs.zero_()
+        for mine, plain in zip(kept, expected, strict=True):
+            assert mine.tolist() == [x + 1000 for x in plain]
+        # The same slots again, over what was written there.
+        assert [theirs.tolist() for (theirs,) in other] == expected
+
+
+def test_jobs_with_other_numbers_of_workers_share() -> None:
+    data = TensorDataset(torch.arange(12))
+    with (
+        DataLoader(data, batch_size=4, share="search", num_workers=0, timeout=60) as one,
+        DataLoader(data, batch_size=4, share="search", num_workers="auto") as other,
+    ):
+        assert [(a.tolist(), b.tolist()) for (a,), (b,) in zip(one, other, strict=True)] == [
+            ([i, i + 1, i + 2, i + 3],) * 2 for i in (0, 4, 8)
+        ]
+        assert prepared_once("search", 3)
+
+
+def test_the_cache_of_a_group_is_one() -> None:
+    data = [(np.full(4, i, np.float32), i) for i in range(12)]
+    options: dict[str, Any] = {"batch_size": 4, "seed": 0, "share": "search", "cache": "1MB"}
+    with DataLoader(data, **options) as one, DataLoader(data, **options) as other:
+        for _ in range(2):
+            assert [digest(a) == digest(b) for a, b in zip(one, other, strict=True)] == [True] * 3
+        (cache,) = group("search")["caches"]
+        assert (cache["samples"], cache["misses"]) == (12, 12)
+        assert cache["hits"] >= 12
+
+
+def test_a_checkpoint_of_a_shared_loader_goes_on_without_and_the_other_way_round() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
+    with DataLoader(Noisy(), **options) as loader:
+        (expected,) = seen(loader)
+    for before, after in (("search", None), (None, "search")):
+        with DataLoader(Noisy(), share=before, **options) as loader:
+            epoch = iter(loader)
+            begun = [digest(next(epoch)) for _ in range(2)]
+            state = loader.state_dict()
+        with DataLoader(Noisy(), share=after, **options) as loader:
+            loader.load_state_dict(state)
+            assert begun + seen(loader)[0] == expected
+
+
+def test_a_pipeline_as_tensors_is_shared_with_the_same_words() -> None:
+    pipeline = penstock.from_dataset(np.arange(12.0)).batch(4)
+    with penstock.torch.loader(pipeline, share="search", seed=0) as loader:
+        batches = list(loader)
+    assert all(isinstance(batch, torch.Tensor) for batch in batches)
+    assert sorted(torch.cat(batches).tolist()) == list(range(12))
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "why"),
+    [
+        (Stream(), {}, "share='search' on an IterableDataset: its samples have no index"),
+        ([1, 2], {"worker_init_fn": print}, "worker_init_fn with share='search': the node's"),
+        ([1, 2], {"in_order": False}, "in_order=False with share='search'"),
+        ([1, 2], {"lag": "hurry"}, "lag is 'hurry'; give one of 'detach', 'wait'"),
+        ([1, 2], {"join": "late"}, "join is 'late'; give one of 'live', 'start'"),
+        ([1, 2], {"echo": "auto", "echo_at": "batch"}, "share='search' with \"auto\""),
+    ],
+    ids=["stream", "worker_init_fn", "in_order", "lag", "join", "auto"],
+)
+def test_what_cannot_be_shared_is_refused(dataset: Any, options: Any, why: str) -> None:
+    with pytest.raises(PipelineError, match="^(DataLoader: )?" + why):
+        DataLoader(dataset, share="search", **options)
+
+
+@pytest.mark.parametrize(
+    ("scale", "seed", "differs"),
+    [(1.0, 2, "seed was 1 and is 2"), (2.0, 1, "the data is not the same")],
+    ids=["seed", "data"],
+)
+def test_a_job_that_means_something_else_is_told_what(
+    scale: float, seed: int, differs: str
+) -> None:
+    with (
+        DataLoader(Noisy(), share="search", seed=1) as one,
+        DataLoader(Noisy(scale=scale), share="search", seed=seed) as other,
+    ):
+        next(iter(one))
+        with pytest.raises(PipelineError, match=differs):
+            next(iter(other))
+
+
+def test_a_dataset_that_changes_after_the_first_epoch_is_warned_about() -> None:
+    data = Noisy()
+    with DataLoader(data, batch_size=8, share="search", seed=1) as loader:
+        before = seen(loader, 2)
+        data.scale = 3.0
+        with pytest.warns(UserWarning, match="dataset was changed after the first epoch"):
+            seen(loader)
+        assert seen(loader) != before[:1]  # and only once
+    data = Noisy()
+    with DataLoader(data, share="kept", seed=1, persistent_workers=True) as loader:
+        next(iter(loader))
+        data.scale = 3.0
+        next(iter(loader))
+
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch.utils.data import DistributedSampler, TensorDataset
+from penstock.torch import DataLoader
+from penstock.node.look import look
+
+torch.manual_seed(int(os.environ["RANK"]))  # ranks need not agree on this
+dist.init_process_group("gloo")
+data = TensorDataset(torch.arange(40))
+told = {}
+ways = {"plain": {"shuffle": True}, "sampler": {"sampler": DistributedSampler(data)}}
+for name, how in ways.items():
+    with DataLoader(data, batch_size=4, share=name, seed=1, **how) as loader:
+        found = []
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            found.append([x for (batch,) in loader for x in batch.tolist()])
+        dist.barrier()  # nobody leaves before all have looked
+        (there,) = [group for group in look()["groups"] if group["name"] == name]
+        dist.barrier()
+    told[name] = [found, there["prepared"], sorted(one["part"] for one in there["members"])]
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    json.dump(told, file)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_torchrun_starts_take_disjoint_parts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANK)
+    run = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", *run, str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    for how in ("plain", "sampler"):
+        ranks = [one[how] for one in told]
+        for epoch in range(2):
+            parts = [found[epoch] for found, _, _ in ranks]
+            assert Counter(parts[0] + parts[1]) == Counter(range(40))
+            assert len(parts[0]) == len(parts[1]) == 20
+        # Each once, for the rank that it is for; and a few of the next epoch.
+        assert 20 <= ranks[0][1] <= 20 + 2 * DEPTH
+    assert told[0]["plain"][2] == ["0/2 x 4", "1/2 x 4"]
