@@ -19,13 +19,41 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class PenstockError(Exception):
     """The root of all errors that Penstock raises on purpose."""
 
 
+ErrorCode = Literal[
+    "random-above-cache",
+    "echo-with-sampler",
+    "nothing-random-below-refurbish",
+    "no-transforms",
+    "iterable-dataset",
+]
+"""Errors that callers tell apart by code; messages may be reworded at any time."""
+
+
 class PipelineError(PenstockError, ValueError):
-    """A pipeline, or an argument of one, that cannot work. Raised when it is built."""
+    """A pipeline, or an argument of one, that cannot work. Raised when it is built.
+
+    ``code`` identifies the errors that other code reacts to; ``None`` for all others.
+    """
+
+    def __init__(self, message: str, *, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_pipeline_error, (type(self), str(self), self.code)
+
+
+def _rebuild_pipeline_error(
+    cls: type[PipelineError], message: str, code: ErrorCode | None
+) -> PipelineError:
+    return cls(message, code=code)
 
 
 class FingerprintError(PipelineError):

@@ -335,7 +335,8 @@ class Pipeline:
         if isinstance(self.source, StreamSource):
             raise PipelineError(
                 f"{what} on a stream: its samples have no index to know them by. It works on "
-                "sources with random access."
+                "sources with random access.",
+                code="iterable-dataset",
             )
 
     def _open(self, what: str) -> None:

@@ -84,5 +84,6 @@ def _check(pipeline: Pipeline, options: Options, sampling: Sampling | None) -> N
         raise PipelineError(
             "echo() above batch() with a sampler: the sampler decides how often a sample comes, "
             "and so would echo. Leave the sampler out, or echo whole batches: put echo() below "
-            "batch()."
+            "batch().",
+            code="echo-with-sampler",
         )

@@ -25,7 +25,7 @@ class Upgraded:
     dealt: Dealt | None
     stream: bool
     extras: tuple[str, ...] = ()
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, PenstockError] = field(default_factory=dict)
     """Extras it has to do without, and why."""
     pid: int = field(default_factory=os.getpid)
     turn: int = 0
@@ -48,7 +48,7 @@ class Builder:
         """Ours for this torch loader; raises what keeps it from being made."""
         self._check(loader)
         asked = self._wanted.extras(shuffles(loader))
-        missing: dict[str, str] = {}
+        missing: dict[str, PenstockError] = {}
         try:
             made = self._make(loader, asked)
         except PenstockError as error:
@@ -62,15 +62,16 @@ class Builder:
 
     def _with_what_works(
         self, loader: Any, asked: tuple[str, ...], error: PenstockError
-    ) -> tuple[Upgraded, dict[str, str]]:
+    ) -> tuple[Upgraded, dict[str, PenstockError]]:
         if len(asked) == 1:
-            return self._make(loader, ()), {asked[0]: str(error)}
-        made, missing = self._make(loader, ()), {}
+            return self._make(loader, ()), {asked[0]: error}
+        made = self._make(loader, ())
+        missing: dict[str, PenstockError] = {}
         for name in asked:
             try:
                 made = self._make(loader, (*made.extras, name))
             except PenstockError as why:
-                missing[name] = str(why)
+                missing[name] = why
         return made, missing
 
     def _check(self, loader: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import ErrorCode, PipelineError
 from penstock.inject.wanted import shuffles
 
 if TYPE_CHECKING:
@@ -19,24 +20,24 @@ if TYPE_CHECKING:
 
 FILE = "loaders"
 
-_INSTEAD = {
-    "cache() stands below a dataset that may be random": (
+_INSTEAD: dict[ErrorCode, str] = {
+    "random-above-cache": (
         "the dataset may be random, and a cached sample would never change again. If the datasets "
         "of this script draw nothing, say so with --no-random."
     ),
-    "echo() above batch() with a sampler": (
+    "echo-with-sampler": (
         "its sampler decides how often a sample comes, and so would echo. Give --echo-at batch."
     ),
-    "has no random map below it": (
+    "nothing-random-below-refurbish": (
         "none of the transforms that are done every time is random, so the very same sample would "
         "come several times. Give a larger --split."
     ),
-    "has to stand between the transforms of the dataset": (
+    "no-transforms": (
         "its dataset has no transforms in an attribute 'transform' that it could stand between."
     ),
-    "on an IterableDataset": "its dataset can only be iterated, and samples have no index.",
+    "iterable-dataset": "its dataset can only be iterated, and samples have no index.",
 }
-"""For those of a loader's errors that name arguments which the command does not have."""
+"""Texts for errors whose own message names arguments that the command does not have."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Told:
         missing = tuple(f"--{name}: {_plain(why)}" for name, why in made.missing.items())
         self._tell(loader, changes=tuple(changes), missing=missing)
 
-    def left(self, loader: Any, why: str) -> None:
+    def left(self, loader: Any, why: Exception) -> None:
         self._tell(loader, why=_plain(why))
 
     def _tell(self, loader: Any, **what: Any) -> None:
@@ -135,8 +136,7 @@ def _name(loader: Any, number: int) -> str:
     return f"DataLoader {number} ({type(loader.dataset).__name__}, {samples}, {order})"
 
 
-def _plain(why: str) -> str:
-    for part, instead in _INSTEAD.items():
-        if part in why:
-            return instead
-    return why.removeprefix("DataLoader: ")
+def _plain(why: Exception) -> str:
+    """The reason in terms of the command's own options."""
+    code = why.code if isinstance(why, PipelineError) else None
+    return str(why).removeprefix("DataLoader: ") if code is None else _INSTEAD[code]

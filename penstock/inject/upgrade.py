@@ -62,7 +62,7 @@ class Upgrades:
             made = self._builder.build(loader)
         except (PenstockError, ImportError) as error:
             made = None
-            self._told.left(loader, str(error))
+            self._told.left(loader, error)
         else:
             self._told.upgraded(loader, made, self.wanted)
         self._found[loader] = made
@@ -70,6 +70,6 @@ class Upgrades:
 
     def _give_up(self, loader: Any, error: PenstockError) -> None:
         made, self._found[loader] = self._found.get(loader), None
-        self._told.left(loader, str(error))
+        self._told.left(loader, error)
         if made is not None:
             made.loader.close()

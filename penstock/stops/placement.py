@@ -17,7 +17,8 @@ def check_cache(above: Sequence[Stop], random_source: bool) -> None:
         raise PipelineError(
             "cache() stands below a dataset that may be random: a cached sample would never "
             "change again. If it is not random, say so with from_dataset(..., random=False); "
-            "if it is, leave augmentation out of it and put it below cache() as a map."
+            "if it is, leave augmentation out of it and put it below cache() as a map.",
+            code="random-above-cache",
         )
     for stop in above:
         if is_random(stop):
@@ -66,7 +67,8 @@ def check_road(stops: Sequence[Stop]) -> None:
             raise PipelineError(
                 f"refurbish(reuse={stop.reuse}) has no random map below it: the very same sample "
                 f"would come {stop.reuse} times. Move one of the random maps from above it to "
-                "below it; or say that this is what you want with echo()."
+                "below it; or say that this is what you want with echo().",
+                code="nothing-random-below-refurbish",
             )
 
 

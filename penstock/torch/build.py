@@ -146,7 +146,8 @@ def _without_transforms(dataset: Any, reuse: Reuse) -> tuple[Any, list[Any]]:
         raise PipelineError(
             f"DataLoader: {what} has to stand between the transforms of the dataset, and "
             f"{type(dataset).__name__} has none in an attribute 'transform'. Take them out of it, "
-            "and give them as partial= and final=."
+            "and give them as partial= and final=.",
+            code="no-transforms",
         )
     bare = copy.copy(dataset)
     bare.transform = None

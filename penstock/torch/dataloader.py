@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.engine.pools.launch import Start
-from penstock.errors import PipelineError
+from penstock.errors import ErrorCode, PipelineError
 from penstock.loader import Custom, Loader
 from penstock.options import Options
 from penstock.order import Sampled
@@ -355,8 +355,8 @@ def _check(
 ) -> None:
     """What torch refuses, and what cannot be honoured here, by name."""
 
-    def refuse(why: str) -> None:
-        raise PipelineError(f"DataLoader: {why}")
+    def refuse(why: str, code: ErrorCode | None = None) -> None:
+        raise PipelineError(f"DataLoader: {why}", code=code)
 
     if num_workers == 0:
         if prefetch_factor is not None:
@@ -372,9 +372,15 @@ def _check(
     if streaming:
         for name, value in (("shuffle", shuffle), ("sampler", sampler)):
             if value:
-                refuse(f"{name} on an IterableDataset, which decides its own order.")
+                refuse(
+                    f"{name} on an IterableDataset, which decides its own order.",
+                    "iterable-dataset",
+                )
         if batch_sampler is not None:
-            refuse("batch_sampler on an IterableDataset, which decides its own order.")
+            refuse(
+                "batch_sampler on an IterableDataset, which decides its own order.",
+                "iterable-dataset",
+            )
     if sampler is not None and shuffle:
         refuse("sampler and shuffle=True exclude each other.")
     if batch_sampler is not None and (

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import PipelineError
+from penstock.errors import ErrorCode, PipelineError
 from penstock.serialize import pack
 
 
@@ -15,13 +15,14 @@ def check_shared(
 ) -> None:
     """Refuse what cannot be the same for every job."""
 
-    def refuse(why: str) -> None:
-        raise PipelineError(f"DataLoader: {why}")
+    def refuse(why: str, code: ErrorCode | None = None) -> None:
+        raise PipelineError(f"DataLoader: {why}", code=code)
 
     if streaming:
         refuse(
             f"share={share!r} on an IterableDataset: its samples have no index that jobs could "
-            "agree on. Give it __len__ and __getitem__, or leave share out."
+            "agree on. Give it __len__ and __getitem__, or leave share out.",
+            "iterable-dataset",
         )
     if worker_init_fn is not None:
         refuse(
