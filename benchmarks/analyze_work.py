@@ -58,11 +58,11 @@ class Setting:
         """Its loader, and the disk that it reads from."""
         pipeline = ps.from_folder(self.data, extensions=(".jpg", ".jpeg"))
         disk = Disk(self.storage if storage is None else storage)
-        pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
+        pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))
         if self.held:
             pipeline = pipeline.cache(int(self.held * self.nbytes()))
         if self.sleep:
-            slow = Slow(self.sleep * len(pipeline.source) / self.nbytes())  # type: ignore[arg-type]
+            slow = Slow(self.sleep * len(pipeline.source) / self.nbytes())
             return self._made(pipeline.map(slow, on=0, random=False)), disk
         pipeline = pipeline.map(ps.image.decode())
         if self.augment:

@@ -124,7 +124,7 @@ def counted(work: Reused, reuse: int) -> Make:
     def make() -> Loader:
         built = _below(_above(work).refurbish(reuse), work)
         stops = tuple(
-            replace(stop, renewal=renewal) if isinstance(stop, Refurbish) else stop
+            replace(stop, generations=renewal) if isinstance(stop, Refurbish) else stop
             for stop in built.stops
         )
         return _loader(replace(built, stops=stops), work, PlainShuffle())

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import check_dealing, check_state, describe
 from penstock.engine.echo import Echoing
-from penstock.engine.engine import Engine
+from penstock.engine.feed import Feed, Queue
 from penstock.engine.plan import plan_of
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.launch import Start
 from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
-from penstock.node.recut import Recut
-from penstock.node.share import Member, attached, check_shared
+from penstock.node.share import attached, check_shared
 from penstock.options import Options, is_whole
-from penstock.order import BatchKeys, Cursor, Deal, MidEpoch
-from penstock.order.plan import Batches, Plan
-from penstock.order.streams import Rotation
+from penstock.order import Cursor, Plan
+from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline
-from penstock.source.stream import StreamSource
-from penstock.stats import Held, Stats
+from penstock.stats import Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
@@ -69,45 +66,46 @@ class Loader:
         batch = pipeline.batching
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
-        custom = custom or Custom()
+        self._custom = custom or Custom()
         self._written = pipeline
         self.options = options
-        self.choice: Choice = _recipe(pipeline, options, custom).choice()
+        self.choice: Choice = self._recipe(pipeline, None).choice()
         shared = self.choice.own_processes
         self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
-        self._custom = custom
         self._batch = batch
-        self._stream = isinstance(pipeline.source, StreamSource)
-        if self._stream:
-            options.check_stream()
-        self._shared = options.share is not None
-        if self._shared:
+        if options.share is not None:
             check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
         self._assemble(None)
-        self._engine: Engine | Member | None = None
+        self._feed: Feed | None = None
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
         self._settled = False
         self._begun = False
-        self._taken = [0] * max(1, self.choice.workers)
-        self._turn = 0
         self._at: Cursor | None = None
         self._batches: Batches | None = None
-        # Epochs know their loader; the loader knows them by number, or neither could be let go.
+        # An epoch refers to its loader, so the loader knows epochs by number only: a reference
+        # cycle would keep both alive.
         self._epochs = 0
         self._live = Publisher(self)
 
+    def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
+        custom = self._custom
+        return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
+
     def _assemble(self, kept: int | None) -> None:
-        """The road and all that depends on what refurbish keeps."""
-        recipe = _recipe(self.pipeline, self.options, self._custom, kept)
-        self._assembly = Assembly(recipe, self.choice)
-        self._holds, self._meter = self._assembly.holds, self._assembly.meter
-        self._plan: Plan | None = None
-        if not self._stream:
-            renewal, factors = self._holds.renewal, self._echoing.factors
-            self._plan = plan_of(self.pipeline, self.options, renewal, factors, self._custom.plan)
+        """Make the stores, and the plan, which depends on how many samples refurbish keeps."""
+        self._assembly = Assembly(self._recipe(self.pipeline, kept), self.choice)
+        self._meter = self._assembly.meter
+        self._plan = plan_of(
+            self.pipeline,
+            self.options,
+            self._assembly.keepers.road.stops,
+            workers=self.choice.workers,
+            factors=self._echoing.factors,
+            sampling=self._custom.plan,
+        )
 
     # Iterating.
 
@@ -119,25 +117,24 @@ class Loader:
         self._begun = True
         self._epochs += 1
         self._echoing.begin(self._meter)
-        return _Epoch(self, self._epochs, self._batches_left())
+        return _Epoch(self, self._epochs, self._plan.left(self._cursor))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        if self._plan is not None:
-            length = self._plan.length(Cursor(self._cursor.epoch))
-            if length is None:
-                raise TypeError("the sampler has no length, so this loader has none")
-            return length
-        samples = self.pipeline.source.length() if self._stream else None  # type: ignore[union-attr]
-        if samples is None:
-            raise TypeError("a stream has no length, so this loader has none")
-        size = self._batch.size
-        return samples // size if self._batch.drop_last else -(-samples // size)
+        length = self._plan.length(Cursor(self._cursor.epoch))
+        if length is None:
+            raise TypeError(f"{self._plan.source_name} has no length, so this loader has none")
+        return length
 
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
         return self._cursor.epoch
+
+    @property
+    def batch(self) -> int:
+        """How many batches of this epoch were delivered."""
+        return self._cursor.batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
@@ -150,95 +147,67 @@ class Loader:
         self._epochs += 1
         self._begun = False
         self._cursor = Cursor(epoch)
-        self._taken = [0] * len(self._taken)
-        self._turn = 0
-
-    def _batches_left(self) -> int | None:
-        return self._plan.length(self._cursor) if self._plan is not None else None
 
     def _next(self, epoch: _Epoch) -> Any:
         if epoch.number != self._epochs:
             raise RuntimeError("this epoch is over: another loop over the loader has begun")
         self._check_usable()
-        engine = self._running()
+        feed, plan = self._running(), self._plan
         while epoch.left != 0:
             self._live.asked(self)
             try:
-                ready = self._echoing.next(engine.next, self._plan, self._cursor, self._meter)
+                ready = self._echoing.next(feed.next, plan, self._cursor, self._meter)
             except BaseException:
                 self._at = None
                 self._live.moved(self)
                 raise
             if ready is None:
                 break
-            if self._stream and ready.ended:
+            if ready.ended:
+                plan.ended(ready.plan)
                 continue
-            if not self._shared:
-                self._holds.handed_out(ready.plan)
-            self._advance(ready.plan)
+            self._cursor = self._at = plan.after(self._cursor, ready.plan)
             if epoch.left is not None:
                 epoch.left -= 1
-            if ready.rows == 0 or (
-                self._stream and self._batch.drop_last and ready.rows < self._batch.size
-            ):
+            if not plan.delivers(ready.rows):
                 continue
             self._live.moved(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
         over = self._cursor.epoch
-        self._echoing.end(self._meter, self._holds.road.stages, self.choice.workers)
+        self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
         self._to_epoch(over + 1)
         began = self._batches is not None and self._batches.epoch > over
         self._at = self._cursor if began else None
         self._live.moved(self)
         raise StopIteration
 
-    def _advance(self, plan: BatchKeys) -> None:
-        if self._plan is not None:
-            self._cursor = self._plan.after(self._cursor, plan)
-        else:
-            worker = Rotation.worker(plan)
-            self._taken[worker] = plan.number + 1
-            self._turn = worker + 1
-            self._cursor = self._cursor._replace(batch=self._cursor.batch + 1)
-        self._at = self._cursor
-
-    def _running(self) -> Engine | Member:
-        """The engine, preparing from the cursor on."""
-        engine = self._engine
-        if engine is None:
-            engine = self._engine = self._make_engine()
-            self._finalizer = close_at_exit(self, engine, self._holds)
+    def _running(self) -> Feed:
+        """The feed, preparing from the cursor on."""
+        feed = self._feed
+        if feed is None:
+            feed = self._feed = self._make_feed()
+            self._finalizer = close_at_exit(self, feed)
             self._at = None
         if self._at != self._cursor:
             self._echoing.restart()
             if self._custom.recheck and self._cursor.batch == 0:
-                engine.refresh()
-            if self._plan is None:
-                rotation = Rotation(self._taken, self._batch.size, self._cursor.epoch, self._turn)
-                engine.start(iter(rotation), rotation)
-            else:
-                # As it was before the first batch: what is full now may still hold samples of
-                # batches on their way, which are taken out when those are handed out.
-                self._settled = self._may_settle()
-                self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
-                engine.start(iter(self._batches))
+                feed.refresh()
+            # Asked before the first batch: a cache that is full later may still hold samples of
+            # batches in preparation, which are removed when those are handed out.
+            self._settled = feed.settled()
+            self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
+            feed.start(iter(self._batches))
             self._at = self._cursor
-        return engine
-
-    def _may_settle(self) -> bool:
-        if not self._shared:
-            return self._holds.settled()
-        # What a node holds is not known here; after an epoch most of it is there.
-        return self._epochs > 1 or not self._holds.road.holds
+        return feed
 
     def _may_run_ahead(self) -> bool:
         """Whether the next epoch may be begun before this one is over.
 
-        Not while caches still admit: a sample that is missed there could be one that this epoch
-        is just putting in, and the next epoch's hits would depend on who was faster.
+        Not while caches still admit: a sample missed there could be one that this epoch is about
+        to put in, and the next epoch's hits would depend on which worker was faster.
         """
-        if self._plan is None or not self._plan.ahead or not self._settled:
+        if not self._plan.ahead or not self._settled:
             return False
         return not (self._custom.recheck and self.choice.kind == "processes")
 
@@ -251,97 +220,73 @@ class Loader:
                 "batches delivered out of order cannot be counted: with in_order=False, take "
                 "state_dict() between epochs."
             )
-        plan = self._plan
-        sampler = getattr(plan, "epoch_state", None)
+        cursor, generations = self._cursor, self._assembly.keepers.generations
         return {
             **describe(self.pipeline, self.options, self._custom.order_name),
-            "cursor": self._cursor.as_dict(),
-            "sampler": sampler(self._cursor.epoch) if sampler is not None else None,
+            "cursor": cursor.as_dict(),
+            "plan": self._plan.epoch_state(cursor.epoch),
+            "first_batch": self._plan.first(cursor),
             "refurbish": self._chosen,
-            "kept": None if self._holds.renewal is None else self._holds.renewal.kept,
-            "echo": self._echoing.state(self._cursor.epoch),
-            "turned": plan.first(self._cursor) if isinstance(plan, MidEpoch) else 0,
-            "streams": {"taken": list(self._taken), "turn": self._turn} if self._stream else None,
+            "kept": None if generations is None else generations.kept,
+            "echo": self._echoing.state(cursor.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken. Refuses what is not this loader's."""
-        if self._chosen is not None and isinstance(state, Mapping):
-            self._choose(state.get("refurbish"))
-        mine = describe(self.pipeline, self.options, self._custom.order_name)
+        """Go on from where ``state_dict`` was taken.
+
+        A checkpoint of another loader is refused, and then this loader stays as it was.
+        """
+        pipeline, chosen = self.pipeline, self._chosen
+        if chosen is not None and isinstance(state, Mapping):
+            chosen = state.get("refurbish")
+            pipeline = placed(self._written, chosen)
+        mine = describe(pipeline, self.options, self._custom.order_name)
         check_state(state, mine)
         cursor = Cursor.from_dict(state["cursor"])
-        if self._stream:
-            streams = state.get("streams") or {}
-            taken = list(streams.get("taken", ()))
-            if len(taken) != len(self._taken):
-                raise StateError(
-                    f"the checkpoint was taken with {len(taken)} streams, one for each worker, and "
-                    f"this loader has {len(self._taken)}: give the same number of workers."
-                )
-            self._taken, self._turn = taken, int(streams["turn"])
-        if cursor.batch and self._echoing.echo is not None:
+        first = int(state.get("first_batch") or 0)
+        if first or (cursor.batch and self._echoing.echo is not None):
             check_dealing(state, mine)
-        self._echoing.restore(cursor.epoch, state.get("echo"))
-        self._keep(state.get("kept"))
-        self._turn_to(state, mine, cursor)
-        restore = getattr(self._plan, "restore", None)
-        if restore is not None:
-            restore(state.get("sampler"))
+        self._echoing.check_state(state.get("echo"))
+        kept = _checked_kept(pipeline, state.get("kept"))
+        self._plan.check_state(state.get("plan"), first)
+        # From here on nothing is refused.
+        generations = self._assembly.keepers.generations
+        if chosen != self._chosen or (generations is not None and kept != generations.kept):
+            self._use(pipeline, chosen, kept)
+        self._echoing.restore(cursor.epoch, state.get("echo") or {})
+        self._plan.begin_at(cursor.epoch, first)
+        self._plan.restore(state.get("plan"))
         self._epochs += 1
         self._begun = False
         self._cursor = cursor
         self._at = None
 
-    def _keep(self, kept: Any) -> None:
-        """Let refurbish keep as many samples as it did where a checkpoint was taken."""
-        renewal = self._holds.renewal
-        if renewal is None or kept == renewal.kept:
-            return
-        if not is_whole(kept) or not 0 <= kept <= renewal.n:
-            raise StateError(
-                f"the checkpoint says that refurbish keeps {kept!r} samples of {renewal.n}: it is "
-                "damaged, or was not written by this loader."
-            )
-        self._assemble_again(kept)
-
-    def _turn_to(self, state: Mapping[str, Any], mine: Mapping[str, Any], cursor: Cursor) -> None:
-        """Go on with an epoch that was begun in the middle, among others that shared it."""
-        first = state.get("turned") or 0
-        if self._plan is None or not first:
-            return
-        check_dealing(state, mine)
-        if not isinstance(self._plan, MidEpoch):
-            self._plan = MidEpoch(self._plan)
-        self._plan.firsts[cursor.epoch] = int(first)
-
-    def _choose(self, chosen: Any) -> None:
-        """Do what ``refurbish("auto")`` came to where a checkpoint was taken."""
-        if chosen != self._chosen:
-            self.pipeline, self._chosen = placed(self._written, chosen), chosen
-            self._assemble_again(None)
-
-    def _assemble_again(self, kept: int | None) -> None:
-        if self._engine is not None:
-            self._finalizer()
-            self._engine = None
+    def _use(self, pipeline: Pipeline, chosen: Any, kept: int | None) -> None:
+        """Go over to what ``refurbish("auto")`` chose, and kept, where a checkpoint was taken."""
+        self._end_feed()
+        self.pipeline, self._chosen = pipeline, chosen
         self._assemble(kept)
 
     # Watching.
 
     def stats(self) -> Stats:
         """A frozen snapshot of what happened so far."""
-        restarts = self._engine.restarts if self._engine is not None else 0
-        epoch = self._cursor.epoch
-        held = Held()  # what a node keeps, `penstock status` shows
-        if not self._shared:
-            held = self._holds.stats(self._meter.answered(), self._echoing.factor(epoch))
-        held = self._echoing.counted(held, epoch)
+        restarts = self._feed.restarts if self._feed is not None else 0
+        held = self._assembly.keepers.stats(self._meter.answered())
+        held = self._echoing.counted(held, self._cursor.epoch)
         return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
 
+    def queue(self) -> Queue:
+        """How many batches are ready or in preparation, and the memory they take."""
+        return Queue() if self._feed is None else self._feed.queue()
+
+    def batch_times(self) -> list[float]:
+        """Seconds of work in each of the last batches, added up over the workers."""
+        return list(self._meter.batch_times)
+
     def __repr__(self) -> str:
-        plan = self._plan
-        what = "a stream" if plan is None else f"{len(self.pipeline.source)} samples"  # type: ignore[arg-type]
+        source = self.pipeline.source
+        what = f"{len(source)} samples" if source.indexed else "a stream"
         return (
             f"<Loader of {what}, batches of {self._batch.size}, seed {self.options.seed}, "
             f"{self.choice}>"
@@ -349,21 +294,39 @@ class Loader:
 
     # Making and ending.
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def close(self) -> None:
         """End the workers and drop what memory caches hold. Batches already out stay good."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._live.close()
-        if self._engine is not None:
+        self._end_feed()
+
+    def _end_feed(self) -> None:
+        if self._feed is not None:
             self._finalizer()
-            self._engine = None
+            self._feed = None
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def remade(
+        self,
+        pipeline: Pipeline | None = None,
+        options: Options | None = None,
+        plan: Callable[[int, int, bool], Plan] | None = None,
+    ) -> Loader:
+        """A new loader with the same adapters; without ``plan`` it follows the order."""
+        custom = replace(self._custom, plan=plan)
+        return Loader(pipeline or self._written, options or self.options, custom)
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -374,24 +337,24 @@ class Loader:
                 "loader in the process that iterates it."
             )
 
-    def _make_engine(self) -> Engine | Member:
-        if not self._shared:
+    def _make_feed(self) -> Feed:
+        if self.options.share is None:
             return self._assembly.engine(in_order=self.options.in_order)
         about = describe(self.pipeline, self.options, self._custom.order_name)
-        plan = self._plan.plan if isinstance(self._plan, MidEpoch) else self._plan
-        engine = attached(self._assembly, about, plan)
-        if isinstance(plan, Deal) and not isinstance(engine, Recut):
-            # Among others an epoch may be begun where they are.
-            self._plan = self._plan if isinstance(self._plan, MidEpoch) else MidEpoch(plan)
-            live = self.options.join == "live"
-            self._plan.begin = engine.begin if live else engine.begin_at_start
-        return engine
+        return attached(self._assembly, about, self._plan)
 
 
-def _recipe(
-    pipeline: Pipeline, options: Options, custom: Custom, kept: int | None = None
-) -> Recipe:
-    return Recipe(pipeline, options, custom.fallback, custom.init, custom.start, kept)
+def _checked_kept(pipeline: Pipeline, kept: Any) -> int | None:
+    """How many samples refurbish kept where a checkpoint was taken."""
+    if not any(stop.renews for stop in pipeline.stops):
+        return None
+    samples = len(pipeline.source)
+    if not is_whole(kept) or not 0 <= kept <= samples:
+        raise StateError(
+            f"the checkpoint says that refurbish keeps {kept!r} samples of {samples}: it is "
+            "damaged, or was not written by this loader."
+        )
+    return int(kept)
 
 
 class _Epoch:

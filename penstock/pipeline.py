@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config import size
 from penstock.errors import PipelineError
 from penstock.operation import Operation
 from penstock.options import Options
@@ -25,15 +24,14 @@ from penstock.source import (
 )
 from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.source import Source
-from penstock.stops import placement
 from penstock.stops.batch import Batch, Collate, Pad
-from penstock.stops.cache import Cache
+from penstock.stops.cache import make_cache
 from penstock.stops.echo import Echo, make_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.refurbish import make_refurbish
-from penstock.stops.road import Road, Tap
-from penstock.stops.stop import Fields, Hold, Joined, Stop
+from penstock.stops.road import Road
+from penstock.stops.stop import Fields, Stop
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ class Pipeline:
     [[0.0, 2.0, 4.0, 6.0], [8.0, 10.0, 12.0, 14.0], [16.0, 18.0]]
     """
 
-    source: Source | StreamSource
+    source: Source
     stops: tuple[Stop, ...] = ()
     batching: Batch | None = None
     echoed: Echo | None = None
@@ -99,8 +97,7 @@ class Pipeline:
         """
         self._open("cache()")
         self._indexed("cache()")
-        placement.check_cache(self.stops, self._random_source)
-        return self._with(Cache(size(budget, "cache()"), str(where), self._holds))
+        return self._with(make_cache(budget, str(where)))
 
     def refurbish(
         self,
@@ -132,8 +129,7 @@ class Pipeline:
         """
         self._open("refurbish()")
         self._indexed("refurbish()")
-        placement.check_refurbish(self.stops, self._random_source)
-        return self._with(make_refurbish(reuse, size, str(where), encode, self._holds))
+        return self._with(make_refurbish(reuse, size, str(where), encode))
 
     def echo(
         self, factor: float | Literal["auto"] = "auto", *, window: int | None = None
@@ -155,10 +151,12 @@ class Pipeline:
         [[0, 1], [0, 1], [2, 3], [2, 3]]
         """
         self._indexed("echo()")
-        placement.check_echo(self.stops, self.echoed)
-        if self.batching is not None:
-            return replace(self, echoed=make_echo(factor, window, of="batches"))
-        return self._with(make_echo(factor, window, of="samples", number=self._holds))
+        if self.batching is None:
+            return self._with(make_echo(factor, window, of="samples"))
+        below = (*self.stops, *((self.echoed,) if self.echoed is not None else ()))
+        echo = make_echo(factor, window, of="batches")
+        echo.check_above(below, self._random_source)
+        return replace(self, echoed=echo)
 
     def batch(
         self,
@@ -239,16 +237,14 @@ class Pipeline:
     @property
     def fields(self) -> Fields:
         """What is known of a sample at the end of the road before any is read."""
-        fields = None if isinstance(self.source, StreamSource) else self.source.fields()
+        fields = self.source.fields()
         for stop in self.stops:
             fields = stop.output(fields)
         return fields
 
     def road(self, seed: int) -> Road:
         """Compile it."""
-        source = self.source
-        tapped = Tap(source) if isinstance(source, StreamSource) else source
-        return Road(tapped, fused(self.stops), seed)
+        return Road(self.source, fused(self.stops), seed)
 
     def explain(self) -> str:
         """The road as it will run: what is done in one step, and why some is not.
@@ -262,12 +258,7 @@ class Pipeline:
         """
         lines = [f"{'source':<11} {type(self.source).__name__}"]
         for stop in fused(self.stops):
-            note = ""
-            if isinstance(stop, Joined):
-                note = stop.how
-            elif isinstance(stop, Hold):
-                note = stop.note
-            lines.append(f"{stop.name:<11} {note}".rstrip())
+            lines.append(f"{stop.name:<11} {stop.note}".rstrip())
         if self.batching is not None:
             how = "stacked in place"
             if self.batching.collate is not None:
@@ -316,7 +307,7 @@ class Pipeline:
         lines = [repr(self.source) if type(self.source).__repr__ is not object.__repr__ else ""]
         lines[0] = lines[0] or type(self.source).__name__
         for stop in self.stops:
-            lines.append(stop.written if isinstance(stop, Hold) else f".map({stop.name})")
+            lines.append(stop.written)
         if self.batching is not None:
             lines.append(f".batch({self.batching.size})")
         if self.echoed is not None:
@@ -324,15 +315,11 @@ class Pipeline:
         return "\n  ".join(lines)
 
     @property
-    def _holds(self) -> int:
-        return sum(isinstance(stop, Hold) for stop in self.stops)
-
-    @property
     def _random_source(self) -> bool:
         return bool(getattr(self.source, "random", False))
 
     def _indexed(self, what: str) -> None:
-        if isinstance(self.source, StreamSource):
+        if not self.source.indexed:
             raise PipelineError(
                 f"{what} on a stream: its samples have no index to know them by. It works on "
                 "sources with random access.",
@@ -347,6 +334,7 @@ class Pipeline:
             )
 
     def _with(self, stop: Stop) -> Pipeline:
+        stop.check_above(self.stops, self._random_source)
         made = replace(self, stops=(*self.stops, stop))
         _ = made.fields  # an operation that cannot follow another says so now
         return made

@@ -179,7 +179,7 @@ def test_memory_stays_flat_over_epochs() -> None:
     with pipeline.loader(workers=2, kind="threads") as loader:
         for _ in loader:
             pass
-        ring = loader._engine.ring  # type: ignore[union-attr]
+        ring = loader._feed.ring  # type: ignore[union-attr]
         slots = len(ring)
         gc.collect()
         objects = len(gc.get_objects())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -15,12 +15,11 @@ from penstock.diversity.propose import Keeping, propose
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed, Keys
 from penstock.pipeline import Pipeline
-from penstock.source.source import Source
 from penstock.stats import Clock, Tally
 from penstock.stops.map import Map
-from penstock.stops.refurbish import Refurbish
+from penstock.stops.refurbish import refurbish_in
 from penstock.stops.road import OpenRoad, Road, scope_of
-from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream
+from penstock.stops.stop import Site, StageFailure, Step, Upstream
 from penstock.store import AnyStore, memory_store
 from penstock.store.encoding import Encoding
 
@@ -42,14 +41,14 @@ def settle(
     Any other pipeline is returned as it is, with ``None``. ``shared`` says that samples will be
     kept where several processes see them.
     """
-    stop = next((s for s in pipeline.stops if isinstance(s, Refurbish)), None)
+    stop = refurbish_in(pipeline.stops)
     if stop is None or stop.reuse != "auto":
         return pipeline, None
     bare = without(pipeline)
     counted = count(bare)
     with _scratch(shared) as store:
         costs = _measure(bare, seed, store, Encoding(stop.encode), time.perf_counter)
-    samples = len(bare.source)  # type: ignore[arg-type]
+    samples = len(bare.source)
     parts = [
         replace(part, seconds=cost) for part, cost in zip(counted.parts, costs.parts, strict=True)
     ]
@@ -63,7 +62,7 @@ def settle(
 
 def placed(pipeline: Pipeline, chosen: Mapping[str, Any] | None) -> Pipeline:
     """The pipeline with what was chosen for it before."""
-    stop = next((s for s in pipeline.stops if isinstance(s, Refurbish)), None)
+    stop = refurbish_in(pipeline.stops)
     bare = without(pipeline)
     if stop is None or not isinstance(chosen, Mapping) or not {"place", "reuse"} <= set(chosen):
         raise StateError(
@@ -75,24 +74,13 @@ def placed(pipeline: Pipeline, chosen: Mapping[str, Any] | None) -> Pipeline:
         return bare
     stops = list(bare.stops)
     stops.insert(int(place), replace(stop, reuse=int(reuse)))
-    return replace(bare, stops=_numbered(stops))
+    return replace(bare, stops=tuple(stops))
 
 
 def without(pipeline: Pipeline) -> Pipeline:
     """The pipeline without its refurbish."""
-    stops = [stop for stop in pipeline.stops if not isinstance(stop, Refurbish)]
-    return replace(pipeline, stops=_numbered(stops))
-
-
-def _numbered(stops: Sequence[Stop]) -> tuple[Stop, ...]:
-    out: list[Stop] = []
-    number = 0
-    for stop in stops:
-        if isinstance(stop, Hold):
-            stop = replace(stop, number=number)  # type: ignore[type-var]
-            number += 1
-        out.append(stop)
-    return tuple(out)
+    stops = [stop for stop in pipeline.stops if not stop.renews]
+    return replace(pipeline, stops=tuple(stops))
 
 
 @dataclass
@@ -108,7 +96,7 @@ def _measure(
     pipeline: Pipeline, seed: int, store: AnyStore, encoding: Encoding, clock: Clock
 ) -> _Costs:
     """What a few samples cost, step by step in this thread, and what keeping them would."""
-    source: Source = pipeline.source  # type: ignore[assignment]
+    source = pipeline.source
     maps = [stop for stop in pipeline.stops if isinstance(stop, Map)]
     steps = [stop.step(Site(seed, Tally(1, 0))) for stop in maps]
     bare = replace(pipeline, stops=tuple(maps))

@@ -19,7 +19,6 @@ from penstock.diversity.part import Part
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec
 from penstock.pipeline import Pipeline
-from penstock.source.stream import StreamSource
 from penstock.stops.field import On
 from penstock.stops.map import Map
 from penstock.stops.road import SOURCE
@@ -52,7 +51,7 @@ class Count:
 def count(pipeline: Pipeline, shape: Shape | None = None) -> Count:
     """A part for the source and for every map, with the outcomes of each."""
     source = pipeline.source
-    fields = None if isinstance(source, StreamSource) else source.fields()
+    fields = source.fields()
     shapes = _Shapes(fields, shape)
     # A stream may be random too; but its samples have no index, and nothing of them is kept.
     varies = bool(getattr(source, "random", False))

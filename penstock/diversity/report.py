@@ -14,7 +14,7 @@ from penstock.diversity.part import Part, known, listed
 from penstock.diversity.theorem import WEAK, share, strength, unique
 from penstock.errors import PipelineError
 from penstock.pipeline import Pipeline
-from penstock.stops.refurbish import Refurbish
+from penstock.stops.refurbish import refurbish_in
 
 REUSES = (1, 2, 3, 4, 5)
 
@@ -95,10 +95,11 @@ def diversity(pipeline: Pipeline, epochs: int, shape: Shape | None = None) -> Di
     counted = count(pipeline, None if shape is None else _shape(shape))
     parts = counted.parts
     split = reuse = None
-    for place, stop in enumerate(pipeline.stops):
-        if isinstance(stop, Refurbish):
-            split = _settled(parts, sum(at < place for at in counted.places))
-            reuse = None if stop.reuse == "auto" else stop.reuse
+    stop = refurbish_in(pipeline.stops)
+    if stop is not None:
+        place = pipeline.stops.index(stop)
+        split = _settled(parts, sum(at < place for at in counted.places))
+        reuse = None if stop.reuse == "auto" else stop.reuse
     splits = [at for at, part in enumerate(parts, start=1) if part.random]
     if splits and split == 0:
         splits.insert(0, 0)

@@ -1,4 +1,4 @@
-"""All that a pipeline needs to run: its road with stores, its workers, its meter, its engine."""
+"""Puts together what a pipeline needs to run: stores, workers, counters, engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 from penstock import config
 from penstock.engine.engine import Engine
+from penstock.engine.keepers import Keepers
 from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
 from penstock.engine.pools.launch import Start
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work
 from penstock.engine.pools.worker import Init
 from penstock.engine.slots import Layout, Leaf, Ring
-from penstock.engine.stores import Holds
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec
 from penstock.options import Options
 from penstock.pipeline import Pipeline
-from penstock.source.stream import StreamSource
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
 from penstock.stops.stop import Fields
@@ -29,7 +28,7 @@ from penstock.store.shared import Commons
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is run, and how: all of it travels to another process by value."""
+    """A pipeline and how to run it; travels to another process by value."""
 
     pipeline: Pipeline
     options: Options
@@ -39,7 +38,7 @@ class Recipe:
     kept: int | None = None
 
     def choice(self, cores: int | None = None) -> Choice:
-        """The workers it is best run with: of their node, where jobs share one."""
+        """The workers to run it with; those of the node where jobs share one."""
         batch, options = self.pipeline.batching, self.options
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
@@ -59,34 +58,35 @@ MakeEngine = Callable[..., Engine]
 
 
 class Assembly:
-    """A recipe with its stores, its work and its meter. Nothing runs before ``engine``."""
+    """A recipe with its stores, its work and its counters. Nothing runs before ``engine``."""
 
-    def __init__(self, recipe: Recipe, choice: Choice, commons: Commons | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, choice: Choice, shared_stores: Commons | None = None
+    ) -> None:
         pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
         self.recipe = recipe
         self.choice = choice
-        written = pipeline.road(options.seed)
-        self.holds = Holds(
-            written,
+        self.keepers = Keepers(
+            pipeline,
             options,
             recipe.kept,
             shared=choice.own_processes,
-            commons=commons,
-            stacks=batch.collate is None,
+            elsewhere=choice.kind == "node",
+            shared_stores=shared_stores,
         )
-        road = self.holds.road
+        road = self.keepers.road
         self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
-        self.meter = Meter(road.stages, len(road.holds), time.perf_counter)
+        self.meter = Meter(road.stages, road.holds, time.perf_counter)
 
     def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
-        """An engine over a pool of its own; ``staged`` batches are there for other processes."""
+        """An engine with a pool of its own; other processes can map ``staged`` batches."""
         recipe, options = self.recipe, self.recipe.options
-        self.holds.open()
+        self.keepers.open()
         pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
         batch = recipe.pipeline.batching
-        whole = isinstance(recipe.pipeline.source, StreamSource) or self.work.collate is not None
+        whole = not recipe.pipeline.source.indexed or self.work.collate is not None
         layout = None
         if not whole and batch is not None:
             layout = layout_of(recipe.pipeline.fields, batch.size)
@@ -98,8 +98,7 @@ class Assembly:
             prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
             layout=layout,
             timeout=options.timeout,
-            admit=self.holds.caches.admit,
-            discard=self.holds.caches.discard,
+            keepers=self.keepers,
             **more,
         )
 

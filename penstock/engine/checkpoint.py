@@ -1,4 +1,4 @@
-"""What a checkpoint says of the loader it was taken from, and what may not differ on resuming."""
+"""Checkpoints: a description of the loader they were taken from, and what may not differ."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from penstock.errors import FingerprintError, StateError
 from penstock.fingerprint import fingerprint
 from penstock.options import Options
 from penstock.pipeline import Pipeline
-from penstock.source.stream import StreamSource
 from penstock.stops.stop import names_of
 
-VERSION = 1
+VERSION = 2
+"""Version 1 named its entries otherwise."""
 
 
 def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict[str, Any]:
-    """All that decides which samples come, and what they look like."""
+    """Everything that decides which samples come, and what they look like."""
     source = pipeline.source
+    changing = [stop for stop in pipeline.stops if not stop.transparent]
     stops = [
         [name, _known(stop.fingerprint)]
-        for name, stop in zip(names_of(pipeline.stops), pipeline.stops, strict=True)
-        if type(stop).__name__ != "Cache"  # changes no sample
+        for name, stop in zip(names_of(changing), changing, strict=True)
     ]
     if pipeline.batching is not None and pipeline.batching.collate is not None:
         stops.append(["collate", _known(pipeline.batching.fingerprint)])
@@ -34,7 +34,7 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
         "version": VERSION,
         "seed": options.seed,
         "order": order_name or ("shuffled" if options.shuffle else "sequential"),
-        "samples": None if isinstance(source, StreamSource) else len(source),
+        "samples": len(source) if source.indexed else None,
         "data": _known(source.identity),
         "stops": stops,
         "dealing": {"world": options.world, "batch": pipeline.batching and pipeline.batching.size},
@@ -42,7 +42,7 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
 
 
 def _known(find: Callable[[], str | None]) -> str | None:
-    """A fingerprint, or ``None`` for what has none and so cannot be compared."""
+    """A fingerprint; ``None`` where there is none, so that it cannot be compared."""
     try:
         return find()
     except FingerprintError:

@@ -6,17 +6,17 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.engine.open_batch import Ready
-from penstock.engine.plan import echo_of, follows_pace
+from penstock.engine.feed import Ready
+from penstock.engine.plan import echo_of
 from penstock.errors import StateError
-from penstock.order import Cursor, EchoedBatches
-from penstock.order.plan import Plan
+from penstock.order import Cursor, Plan
 from penstock.pipeline import Pipeline
 from penstock.stats import EchoStats, Held, Meter, Totals
 from penstock.stops.echo import MOST
+from penstock.stops.stop import Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,17 @@ class Factors:
         """What a resume in this epoch needs, as plain data."""
         return {"ratio": min(self._ratio, float(self._most)), "factor": self(epoch)}
 
-    def restore(self, epoch: int, state: Mapping[str, Any] | None) -> None:
-        """Take up what ``state`` gave."""
+    def check_state(self, state: Any) -> None:
+        """Raise StateError if ``restore`` would refuse this."""
         if not isinstance(state, Mapping) or not {"ratio", "factor"} <= set(state):
             raise StateError(
                 'the checkpoint has no echo factor, and this loader has echo("auto"): it was '
                 "taken from another pipeline."
             )
+
+    def restore(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Take up what ``state`` returned."""
+        self.check_state(state)
         self._chosen = {epoch: float(state["factor"])}
         self._ratio = float(state["ratio"])
 
@@ -155,28 +159,32 @@ class Repeats:
 
 
 class Echoing:
-    """What a loader has to do about the echo of its pipeline; nothing where it has none."""
+    """What a loader does about the echo of its pipeline; nothing where it has none."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.echo = echo_of(pipeline)
-        self.factors = Factors(MOST) if follows_pace(pipeline) else None
+        auto = self.echo is not None and self.echo.measured
+        self.factors = Factors(MOST) if auto else None
         self._repeats = None if pipeline.echoed is None else Repeats()
         self._before: Totals | None = None
 
     # Handing out.
 
     def restart(self) -> None:
-        """The engine begins anew, and nothing it gave before will be handed out again."""
+        """The feed starts again: forget the batches it gave before."""
         if self._repeats is not None:
             self._repeats.epoch = -1
 
-    def next(self, pull: Pull, plan: Plan | None, cursor: Cursor, meter: Meter) -> Ready | None:
-        """The next batch: one that was just prepared, or once more one that came before."""
+    def next(self, pull: Pull, plan: Plan, cursor: Cursor, meter: Meter) -> Ready | None:
+        """The next batch: one that was just prepared, or a copy of an earlier one."""
         repeats = self._repeats
-        if repeats is None or not isinstance(plan, EchoedBatches):
+        if repeats is None:
             return pull()
         if repeats.epoch != cursor.epoch:
-            repeats.begin(cursor.epoch, plan.deliveries(cursor).tolist())
+            deliveries = plan.deliveries(cursor)
+            if deliveries is None:
+                return pull()
+            repeats.begin(cursor.epoch, deliveries.tolist())
         found = repeats.next(pull)
         if found is None:
             return None
@@ -185,19 +193,19 @@ class Echoing:
             meter.delivered(ready.rows, ready.nbytes)
         return ready
 
-    # Choosing.
+    # Choosing the factor.
 
     def begin(self, meter: Meter) -> None:
         """An epoch begins."""
         if self.factors is not None:
             self._before = meter.totals()
 
-    def end(self, meter: Meter, stages: Sequence[str], workers: int) -> None:
-        """It is over: the factor of the next follows from how it went."""
+    def end(self, meter: Meter, stops: Sequence[Stop], workers: int) -> None:
+        """An epoch is over: measure the factor for the next. ``stops``: as they run."""
         if self.factors is None or self._before is None:
             return
-        above = self._repeats is None
-        stage = list(stages).index("echo") if above else None
+        # Stage 0 is the source.
+        stage = next((place for place, stop in enumerate(stops, start=1) if stop.repeats), None)
         self.factors.measured(Pace.between(self._before, meter.totals(), stage, workers))
 
     def factor(self, epoch: int) -> float:
@@ -207,17 +215,24 @@ class Echoing:
         return 1.0 if self.echo is None else float(self.echo.factor)
 
     def counted(self, held: Held, epoch: int) -> Held:
-        """With what an echo of batches has to say."""
-        if self._repeats is None:
+        """Complete the statistics: the factor, and the counts of an echo of batches."""
+        echo = held.echo
+        if self._repeats is not None:
+            echo = EchoStats(self._repeats.fresh, self._repeats.delivered, 1.0)
+        if echo is None:
             return held
-        counts = EchoStats(self._repeats.fresh, self._repeats.delivered, self.factor(epoch))
-        return held._replace(echo=counts)
+        return held._replace(echo=replace(echo, factor=self.factor(epoch)))
 
     # State.
 
     def state(self, epoch: int) -> dict[str, float] | None:
         return None if self.factors is None else self.factors.state(epoch)
 
-    def restore(self, epoch: int, state: Mapping[str, Any] | None) -> None:
+    def check_state(self, state: Any) -> None:
+        """Raise StateError if ``restore`` would refuse this."""
+        if self.factors is not None:
+            self.factors.check_state(state)
+
+    def restore(self, epoch: int, state: Mapping[str, Any]) -> None:
         if self.factors is not None:
             self.factors.restore(epoch, state)

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.engine.open_batch import OpenBatch, Ready, struck
+from penstock.engine.feed import Queue, Ready
+from penstock.engine.keepers import Keepers
+from penstock.engine.open_batch import OpenBatch, struck
 from penstock.engine.pools.pool import Outcome, Pool, Task
 from penstock.engine.pools.runner import Report, Work
 from penstock.engine.schedule import Piece, Schedule, TaskKind, ahead
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
-from penstock.order.deal import BatchKeys
-from penstock.order.streams import Rotation
+from penstock.order.plan import BatchKeys
 from penstock.stats import BadSample, Meter
 
 
 class Engine:
     """Prepares batches ahead of the consumer. ``next`` is called from one thread at a time.
 
-    ``admit`` and ``discard`` are told, in the order of batches, what was put into caches by
-    batches that were handed out and by batches that nobody will take.
+    ``keepers`` hear, in the order of batches, which samples workers put into stores, and which
+    batches were handed out.
     """
 
     def __init__(
@@ -41,8 +42,7 @@ class Engine:
         layout: Layout | None,
         in_order: bool = True,
         timeout: float | None = None,
-        admit: Callable[[list[tuple[int, int, int]]], None],
-        discard: Callable[[list[tuple[int, int, int]]], None],
+        keepers: Keepers,
     ) -> None:
         self.work = work
         self.pool = pool
@@ -51,8 +51,7 @@ class Engine:
         self._prefetch = prefetch
         self._in_order = in_order
         self._timeout = timeout
-        self._admit = admit
-        self._discard = discard
+        self._keepers = keepers
         self._layout = layout
         self._whole = work.collate is not None
         self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
@@ -60,24 +59,23 @@ class Engine:
         self._progress = threading.Condition(self._lock)
         self._schedule = Schedule(pool.size)
         self._plans: Iterator[BatchKeys] = iter(())
-        self._rotation: Rotation | None = None
         self._pending: BatchKeys | None = None
-        self._jobs: OrderedDict[int, OpenBatch] = OrderedDict()
+        self._open_batches: OrderedDict[int, OpenBatch] = OrderedDict()
         self._tasks: dict[int, tuple[OpenBatch, Piece]] = {}
-        self._next_job = 0
+        self._next_number = 0
         self.starved = False
-        """There is work, but no slot for it as of now; one that the loop lets go comes unsaid."""
+        """Tasks wait for a slot. Slots released by the consumer arrive without a notification."""
         self._failure: BaseException | None = None
         self._started = False
+        self._abandoned = False
 
     # What the loader calls.
 
-    def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
-        """Prepare these batches from now on; whatever was open before is dropped."""
+    def start(self, batches: Iterator[BatchKeys]) -> None:
+        """Prepare these batches from now on, and drop what was open before."""
         with self._lock:
             self._drop_all()
-            self._plans = plans
-            self._rotation = rotation
+            self._plans = batches
             self._pending = None
             self._failure = None
         if not self._started:
@@ -90,9 +88,9 @@ class Engine:
         self.meter.start()
         try:
             while True:
-                job, ended = self._turn()
-                if job is not None:
-                    return self._hand_out(job)
+                batch, ended = self._turn()
+                if batch is not None:
+                    return self._hand_out(batch)
                 if ended:
                     return None
                 if not self.pool.help():
@@ -105,13 +103,30 @@ class Engine:
         """Workers that died and were replaced."""
         return self.pool.restarts
 
+    def settled(self) -> bool:
+        """Whether the next epoch may be begun early; asked once whenever the loader starts."""
+        return self._keepers.settled()
+
     def refresh(self) -> None:
         """Let workers see what was changed in the dataset since they were started."""
         if self._started and self.pool.outdated():
-            self.close()
+            self._end_workers()
+
+    def queue(self) -> Queue:
+        """How many batches wait, and the memory they take."""
+        with self._lock:
+            batches = list(self._open_batches.values())
+            finished = sum(batch.complete for batch in batches)
+            return Queue(
+                finished,
+                len(batches) - finished,
+                self._finished() is not None,
+                self.ring.in_use,
+                self.ring.used,
+            )
 
     def wake(self) -> None:
-        """There may be more to prepare now, while ``next`` waits in another thread."""
+        """Look for more batches to open, while ``next`` waits in another thread."""
         with self._progress:
             self._progress.notify_all()
 
@@ -123,35 +138,45 @@ class Engine:
             self._pending = None
 
     def close(self) -> None:
+        """End the workers and close the stores."""
+        self._end_workers()
+        # A thread that could not be ended may still read from a store: then the stores stay open.
+        if not self._abandoned:
+            self._keepers.close()
+
+    def _end_workers(self) -> None:
         """End the workers; ``start`` begins anew."""
         self.stop()
-        self.pool.close()
+        abandoned = self.pool.close(self._timeout)
         with self._lock:
-            # Nobody is left to hand these back.
-            for job, _ in self._tasks.values():
-                job.running = 0
-                job.give_back(self.ring)
+            self._abandoned |= bool(abandoned)
+            for task in abandoned & self._tasks.keys():
+                # The thread may still write into the slot, so no other batch may get it.
+                self._tasks[task][0].forget_slot(self.ring)
+            for batch, _ in self._tasks.values():
+                batch.running = 0
+                batch.give_back(self.ring)
             self._tasks.clear()
             self._started = False
 
     def _turn(self) -> tuple[OpenBatch | None, bool]:
-        """A batch to hand out, or none as of now; and whether none will come any more."""
+        """A batch to hand out, or ``None``; and whether there will be no more batches."""
         with self._lock:
             failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
-            # What the loop gave back since may be what a worker found missing.
+            # Slots that the loop released meanwhile may be the ones that workers lacked.
             opened = self._open() or self.starved
-            job = self._take_ready()
-            self._slots.asked(ready=job is not None)
-            if job is None:
-                self._slots.serve_next(self._jobs.values())
-            elif job.error is None:
+            batch = self._take_ready()
+            self._slots.asked(ready=batch is not None)
+            if batch is None:
+                self._slots.serve_next(self._open_batches.values())
+            elif batch.error is None:
                 opened = self._open() or opened
-            ended = job is None and not self._jobs and self._pending is None
+            ended = batch is None and not self._open_batches and self._pending is None
         if opened:
             self.pool.notify()
-        return job, ended
+        return batch, ended
 
     # What pools call.
 
@@ -161,17 +186,17 @@ class Engine:
             if piece is None:
                 self.starved = False
                 return None
-            job = self._jobs[piece.batch]
-            count = self._slots.serve(self._jobs.values(), job, piece)
+            batch = self._open_batches[piece.batch]
+            count = self._slots.serve(self._open_batches.values(), batch, piece)
             self.starved = piece.count > 0 and not count
             if self.starved:
                 self._schedule.put_back(piece.id)
                 return None
             if count < piece.count:
                 piece = self._schedule.cut(piece.id, count)
-            job.running += 1
-            self._tasks[piece.id] = (job, piece)
-            return job.task(piece)
+            batch.running += 1
+            self._tasks[piece.id] = (batch, piece)
+            return batch.task(piece)
 
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
@@ -180,22 +205,24 @@ class Engine:
             found = self._came_back(task, outcome)
             if found is None:
                 return
-            job, piece = found
+            batch, piece = found
             if outcome.error is not None:
-                self._fail(job, outcome.error)
+                self._keepers.discard(outcome.report.offers)
+                self._fail(batch, outcome.error)
             elif outcome.changed:
-                self._do_whole(job)
+                self._keepers.discard(outcome.report.offers)
+                self._do_whole(batch)
                 opened = True
             elif piece.kind == "probe":
                 self._schedule.done(piece.id, outcome.report.busy)
-                self._learn(job, outcome.layout)
+                self._learn(batch, outcome.layout)
                 opened = True
             else:
-                job.wrote(piece, outcome.report)
+                batch.wrote(piece, outcome.report)
                 if piece.kind != "rows":
-                    job.value = outcome.value
+                    batch.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
-                    job.complete = True
+                    batch.complete = True
             if opened or self._finished() is not None:
                 self._progressed()
         if opened:
@@ -206,16 +233,17 @@ class Engine:
             found = self._came_back(task, Outcome(Report()))
             if found is None:
                 return
-            job, piece = found
+            batch, piece = found
+            self._keepers.lost(batch.keys.cut(piece.first, piece.count).indices)
             self.meter.retried()
             deadly = self._schedule.lost(piece.id, guilty=guilty)
             if deadly is not None:
-                self._deadly(job, deadly, reason)
+                self._deadly(batch, deadly, reason)
             self._progress.notify_all()
 
     def broken(self, error: BaseException) -> None:
         with self._lock:
-            # The first says what happened; later ones are what followed from it.
+            # The first error is the cause; later ones follow from it.
             self._failure = self._failure or error
             self._progress.notify_all()
 
@@ -227,58 +255,57 @@ class Engine:
         return ahead(0 if self._layout is None else self._layout.nbytes)
 
     def _open(self) -> bool:
-        """Open as many batches as may be open; true if there is something new to do."""
+        """Open as many batches as may be open; true if there are new tasks."""
         opened = False
-        while len(self._jobs) < self._depth() and not self._probing():
+        while len(self._open_batches) < self._depth() and not self._probing():
             plan = self._pending or next(self._plans, None)
             if plan is None:
                 break
-            kind = self._kind()
+            kind = self._kind(plan)
             self._pending = plan if kind == "probe" else None
-            self._open_job(plan, kind)
+            self._open_batch(plan, kind)
             opened = True
         return opened
 
     def _probing(self) -> bool:
-        """The layout is just being learnt, and all that follows needs it."""
-        return any(job.kind == "probe" for job in self._jobs.values())
+        """Whether the layout is still being learnt, which all later batches need."""
+        return any(batch.kind == "probe" for batch in self._open_batches.values())
 
-    def _kind(self) -> TaskKind:
-        if self._rotation is not None:
+    def _kind(self, plan: BatchKeys) -> TaskKind:
+        if plan.stream is not None:
             return "pull"
         if self._whole:
             return "whole"
         return "probe" if self._layout is None else "rows"
 
-    def _open_job(self, plan: BatchKeys, kind: TaskKind) -> None:
-        job = OpenBatch.of(plan, kind)
-        rows = len(job.keys)
+    def _open_batch(self, plan: BatchKeys, kind: TaskKind) -> None:
+        batch = OpenBatch.of(plan, kind)
+        rows = len(batch.keys)
         if kind == "rows" and self._layout is not None:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
-            job.layout = self._layout
-        self._next_job += 1
-        self._jobs[self._next_job] = job
-        pin = self._rotation.worker(plan) if self._rotation is not None else None
-        self._schedule.open(self._next_job, rows, kind, pin)
+            batch.layout = self._layout
+        self._next_number += 1
+        self._open_batches[self._next_number] = batch
+        self._schedule.open(self._next_number, rows, kind, pin=plan.stream)
 
-    def _learn(self, job: OpenBatch, layout: Layout | None) -> None:
-        """What the first sample taught: the layout of batches, or that they do not stack."""
-        del self._jobs[self._number(job)]
+    def _learn(self, batch: OpenBatch, layout: Layout | None) -> None:
+        """Take the layout that the first sample has, or note that samples do not stack."""
+        del self._open_batches[self._number(batch)]
         if layout is None:
             self._whole = True
         else:
             self._layout = layout
 
-    def _do_whole(self, job: OpenBatch) -> None:
-        """Some sample is unlike the first of the first batch: stack this batch by itself."""
-        number = self._number(job)
-        job.kind = "whole"
-        job.layout = None
-        self._discard(job.offers())
-        job.reports.clear()
-        job.loose.clear()
-        self._schedule.whole(number, len(job.keys))
+    def _do_whole(self, batch: OpenBatch) -> None:
+        """Prepare a batch again in one task: one of its samples does not have the layout."""
+        number = self._number(batch)
+        batch.kind = "whole"
+        batch.layout = None
+        self._keepers.discard(batch.offers())
+        batch.reports.clear()
+        batch.loose.clear()
+        self._schedule.whole(number, len(batch.keys))
 
     # Ending.
 
@@ -287,98 +314,101 @@ class Engine:
         if number is None:
             return None
         self._schedule.drop(number)
-        return self._jobs.pop(number)
+        return self._open_batches.pop(number)
 
     def _finished(self) -> int | None:
         """A batch that can be handed out now."""
-        for number, job in self._jobs.items():
+        for number, batch in self._open_batches.items():
             # A piece of a batch that is done over may still be writing into its slot.
-            if (job.error is not None or job.complete) and not job.running:
+            if (batch.error is not None or batch.complete) and not batch.running:
                 return number
             if self._in_order:
                 return None
         return None
 
-    def _hand_out(self, job: OpenBatch) -> Ready:
-        if job.error is not None:
-            job.give_back(self.ring)
-            return self._refuse(job, job.error)
-        offers = job.offers()
+    def _hand_out(self, batch: OpenBatch) -> Ready:
+        if batch.error is not None:
+            batch.give_back(self.ring)
+            return self._refuse(batch, batch.error)
+        offers = batch.offers()
         if offers:
-            self._admit(offers)
-        pieces = job.pieces()
+            self._keepers.admit(offers)
+        pieces = batch.pieces()
         self.meter.batch_times.append(sum(report.busy for _, report in pieces))
         for _, report in pieces:
             # Counted when handed out, so that what was prepared ahead does not blur an epoch.
             if report.tally:
                 self.meter.add(report.tally)
-            job.bad.extend(BadSample(*bad) for bad in report.bad)
-        for bad in job.bad:
+            batch.bad.extend(BadSample(*bad) for bad in report.bad)
+        for bad in batch.bad:
             self.meter.bad(bad)
-        slot = job.slot
-        ready = self._ready(job)
-        if slot is not None and job.kind != "rows":
+        slot = batch.slot
+        ready = self._ready(batch)
+        if slot is not None and batch.kind != "rows":
             self._slots.whole_size = max(self._slots.whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
-        if ready.ended and self._rotation is not None:
-            self._rotation.ended(job.plan)
+        self._keepers.handed_out(batch.plan)
         return ready
 
-    def _ready(self, job: OpenBatch) -> Ready:
+    def _ready(self, batch: OpenBatch) -> Ready:
         """A finished batch, in the form in which it is handed out."""
-        return job.ready(self.ring)
+        return batch.ready(self.ring)
 
-    def _refuse(self, job: OpenBatch, error: BaseException) -> Ready:
-        """What is handed out in place of a batch that could not be prepared."""
+    def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
+        """Raise the error, or return what is handed out in place of the batch."""
         raise error
 
-    def _fail(self, job: OpenBatch, error: BaseException) -> None:
-        job.error = error
-        self._schedule.drop(self._number(job))
-        if job.kind == "probe":
+    def _fail(self, batch: OpenBatch, error: BaseException) -> None:
+        batch.error = error
+        self._keepers.discard(batch.offers())
+        batch.reports.clear()
+        self._schedule.drop(self._number(batch))
+        if batch.kind == "probe":
             self._pending = None
 
-    def _deadly(self, job: OpenBatch, piece: Piece, reason: str) -> None:
-        error = struck(self.work, job, piece, reason)
+    def _deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
+        error = struck(self.work, batch, piece, reason)
         if error is not None:
-            self._fail(job, error)
+            self._fail(batch, error)
         elif self.work.on_error == "substitute":
             self._schedule.again(piece)
         elif not self._schedule.outstanding(piece.batch):
-            job.complete = True
+            batch.complete = True
 
     def _progressed(self) -> None:
-        """A batch can be handed out, or more can be opened: the loop may be waiting for that. Not
-        for each piece: to wake it then would interrupt a worker."""
+        """Wake the loop: a batch can be handed out, or more can be opened.
+
+        Not called for each piece: waking the loop interrupts a worker.
+        """
         self._progress.notify_all()
 
     def _came_back(self, task: int, outcome: Outcome) -> tuple[OpenBatch, Piece] | None:
-        """What a task was for, or ``None`` if nobody waits for it any more."""
+        """The batch and piece of a task; ``None`` if its outcome is no longer wanted."""
         found = self._tasks.pop(task, None)
         if found is None:
             return None
-        job, piece = found
-        job.running -= 1
-        if not job.dropped and piece.id in self._schedule:
+        batch, piece = found
+        batch.running -= 1
+        if not batch.dropped and piece.id in self._schedule:
             return found
-        self._discard(outcome.report.offers)
-        if job.dropped and not job.running:
-            job.give_back(self.ring)
+        self._keepers.discard(outcome.report.offers)
+        if batch.dropped and not batch.running:
+            batch.give_back(self.ring)
         self._progress.notify_all()
         return None
 
     def _drop_all(self) -> None:
-        for number, job in list(self._jobs.items()):
+        for number, batch in list(self._open_batches.items()):
             self._schedule.drop(number)
-            job.dropped = True
-            self._discard(job.offers())
-            if not job.running:
-                job.give_back(self.ring)
-        self._jobs.clear()
+            batch.dropped = True
+            self._keepers.discard(batch.offers())
+            if not batch.running:
+                batch.give_back(self.ring)
+        self._open_batches.clear()
 
-    def _number(self, job: OpenBatch) -> int:
-        return next(number for number, found in self._jobs.items() if found is job)
+    def _number(self, batch: OpenBatch) -> int:
+        return next(number for number, found in self._open_batches.items() if found is batch)
 
     def _wait(self) -> None:
         with self._progress:

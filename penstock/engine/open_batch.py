@@ -9,32 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.feed import Ready
 from penstock.engine.pools.pool import InSlot, Task
 from penstock.engine.pools.runner import Report, Work, substitutes
 from penstock.engine.schedule import Piece, TaskKind
 from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError
 from penstock.keyed import Keys
-from penstock.order.deal import BatchKeys
+from penstock.order.plan import BatchKeys
 from penstock.serialize import unpack
 from penstock.stats import BadSample
 from penstock.tree import fill
 
 PROBED = 64
 """How many samples may fail before the layout of batches cannot be learnt from one."""
-
-
-class Ready(NamedTuple):
-    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped.
-
-    ``ended`` says that it is none: the stream it was to come from has no more.
-    """
-
-    plan: BatchKeys
-    value: Any
-    rows: int
-    nbytes: int
-    ended: bool = False
 
 
 class Loose(NamedTuple):
@@ -141,8 +129,15 @@ class OpenBatch:
         for first in [first for first in self.loose if first in self.reports]:
             self._settle(first)
 
+    def forget_slot(self, ring: Ring) -> None:
+        """Have the slot used by no other batch: a thread may still write into it."""
+        self.columns = []
+        if self.slot is not None:
+            ring.forget(self.slot)
+            self.slot = None
+
     def give_back(self, ring: Ring) -> None:
-        """The slot, unused, to the ring."""
+        """Return the unused slot to the ring."""
         self.columns = []
         if self.slot is not None:
             ring.release(self.slot)

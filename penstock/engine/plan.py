@@ -1,16 +1,17 @@
-"""Which plan a loader follows: its order, and what refurbish and echo make of it."""
+"""Which plan a loader follows: its order, and what its stops and its source make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.errors import PipelineError
 from penstock.options import Options
-from penstock.order import Balanced, Deal, Echoed, EchoedBatches, Generations, Shuffled
-from penstock.order.plan import Plan
+from penstock.order import Deal, Echoed, EchoedBatches, MidEpoch, Plan, Streams
 from penstock.pipeline import Pipeline
-from penstock.stops.echo import Echo
-from penstock.stops.placement import check_road
+from penstock.source.stream import StreamSource
+from penstock.stops.echo import Echo, echo_in
+from penstock.stops.placement import check_complete
+from penstock.stops.stop import Stop
 
 Sampling = Callable[[int, int, bool], Plan]
 """Makes the plan of a user's own sampler from (samples, batch size, drop_last)."""
@@ -19,68 +20,69 @@ Sampling = Callable[[int, int, bool], Plan]
 def plan_of(
     pipeline: Pipeline,
     options: Options,
-    renewal: Generations | None,
-    factors: Callable[[int], float] | None,
+    stops: Sequence[Stop],
+    *,
+    workers: int = 0,
+    factors: Callable[[int], float] | None = None,
     sampling: Sampling | None = None,
 ) -> Plan:
-    """The batches that a loader of this pipeline deals."""
-    check_road(pipeline.stops)
+    """The batches that a loader of this pipeline deals.
+
+    ``stops`` are the pipeline's stops as they run, opened. ``factors``: the echo factor of each
+    epoch, where it is measured. ``sampling``: a user's sampler in place of the order.
+    """
+    check_complete(pipeline.stops)
     _check(pipeline, options, sampling)
-    batch, samples = pipeline.batching, len(pipeline.source)  # type: ignore[arg-type]
+    batch, source = pipeline.batching, pipeline.source
     if batch is None:
         raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+    if isinstance(source, StreamSource):
+        options.check_stream()
+        return Streams(workers, batch.size, drop_last=batch.drop_last, length=source.length)
     plan: Plan
     if sampling is not None:
-        plan = sampling(samples, batch.size, batch.drop_last)
+        plan = sampling(len(source), batch.size, batch.drop_last)
     else:
         order = options.dealt_by
-        if renewal is not None and isinstance(order, Shuffled):
-            order = Balanced(renewal)
-        echo = echo_on(pipeline)
+        for stop in stops:
+            order = stop.order(order)
+        echo = echo_in(pipeline.stops)
         deal = Deal(
             order=order,
-            n=samples,
+            n=len(source),
             seed=options.seed,
             batch_size=batch.size,
-            # With echo it is delivered samples that make a batch, and the last is cut below.
+            # With echo, batches are cut from the delivered samples, copies included.
             drop_last=batch.drop_last and echo is None,
             rank=options.rank,
             world=options.world,
             tail=options.tail,
         )
-        plan = deal
-        if echo is not None:
-            plan = Echoed(deal, echo.dealt(options.seed, factors), batch.size, batch.drop_last)
+        if echo is None:
+            plan = deal if pipeline.echoed is not None else MidEpoch(deal)
+        else:
+            dealt = echo.dealt(options.seed, factors)
+            plan = Echoed(deal, dealt, batch.size, batch.drop_last)
     if pipeline.echoed is not None:
         plan = EchoedBatches(plan, pipeline.echoed.dealt(options.seed, factors))
     return plan
 
 
-def echo_on(pipeline: Pipeline) -> Echo | None:
-    """The echo above batch(), if there is one."""
-    return next((stop for stop in pipeline.stops if isinstance(stop, Echo)), None)
-
-
 def echo_of(pipeline: Pipeline) -> Echo | None:
     """The echo of a pipeline, above batch() or below it."""
-    return pipeline.echoed or echo_on(pipeline)
-
-
-def follows_pace(pipeline: Pipeline) -> bool:
-    """Whether there is an echo whose factor is to be chosen."""
-    echo = echo_of(pipeline)
-    return echo is not None and echo.factor == "auto"
+    return pipeline.echoed or echo_in(pipeline.stops)
 
 
 def _check(pipeline: Pipeline, options: Options, sampling: Sampling | None) -> None:
-    """What makes no sense together with what the loader was told."""
-    if follows_pace(pipeline) and options.world > 1:
+    """Refuse a pipeline that the loader's options do not fit."""
+    echo = echo_of(pipeline)
+    if echo is not None and echo.measured and options.world > 1:
         raise PipelineError(
             f'echo("auto") with {options.world} ranks: each would measure a factor of its own, and '
             "then have another number of batches than the others. Run it with one rank to see "
             "what it chooses (stats().echo.factor), and give that number."
         )
-    if sampling is not None and echo_on(pipeline) is not None:
+    if sampling is not None and echo_in(pipeline.stops) is not None:
         raise PipelineError(
             "echo() above batch() with a sampler: the sampler decides how often a sample comes, "
             "and so would echo. Leave the sampler out, or echo whole batches: put echo() below "

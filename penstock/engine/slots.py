@@ -200,6 +200,15 @@ class Ring:
         """Give back a slot that was never leased."""
         self._returned.append(slot.id)
 
+    def forget(self, slot: Slot) -> None:
+        """Never hand out this slot again."""
+        self._slots.pop(slot.id, None)
+
+    @property
+    def in_use(self) -> int:
+        """How many slots hold a batch, or are held by the training loop."""
+        return max(0, len(self._slots) - len(self._free) - len(self._returned))
+
     def lease(self, slot: Slot) -> Any:
         """A buffer over the slot; the slot comes back when the last view of it is gone."""
         buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)

@@ -54,7 +54,7 @@ class Fused(Joined):
         return [part for part in parts if part is not None]
 
     @property
-    def how(self) -> str:
+    def note(self) -> str:
         """Who does it, for people."""
         if self.decode is None:
             return "in one step: the compiled kernel takes only what is wanted"

@@ -30,7 +30,7 @@ class Toned(Joined):
         return [self.augment, self.normalize]
 
     @property
-    def how(self) -> str:
+    def note(self) -> str:
         """What is gained, for people."""
         return "in one step: every level is looked up once for both"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, PipelineError
@@ -162,13 +162,10 @@ class Builder:
     def _follow(self, loader: Any, made: DataLoader, echoes: bool) -> Dealt:
         """Have it deal what the script's own sampler draws from the script's generators."""
         from penstock.inject.dealt import Dealt
-        from penstock.loader import Loader
 
         sampler = loader._index_sampler
         # Echo spreads copies over an epoch, so it must know how long that is.
         total = (lambda: len(sampler)) if echoes else None
         dealt = Dealt(len(loader.dataset), not loader._auto_collation, total)
-        first = made._loader
-        custom = replace(first._custom, plan=lambda *_: dealt)
-        made._loader = Loader(first._written, first.options, custom)
+        made._loader = made._loader.remade(plan=lambda *_: dealt)
         return dealt

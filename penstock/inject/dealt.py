@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
-from penstock.order import BatchKeys, Cursor
+from penstock.order import BatchKeys, Cursor, Plan
 from penstock.order.replicas import Occurrences
 
 
@@ -60,10 +60,8 @@ class Drawn:
             self.done += 1
 
 
-class Dealt:
+class Dealt(Plan):
     """A plan (see ``penstock.order.plan``) whose epochs are begun by hand, one after the other."""
-
-    ahead: ClassVar[bool] = False
 
     def __init__(self, n: int, single: bool, total: Callable[[], int] | None = None) -> None:
         self._n = n

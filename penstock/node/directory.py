@@ -12,9 +12,9 @@ from penstock.pipeline import Pipeline
 
 def looks_around(pipeline: Pipeline) -> bool:
     """Whether something on the road is not Penstock's own, and so may look for files by itself."""
-    ours = type(pipeline.source).__name__ != "DatasetSource"
     collate = None if pipeline.batching is None else pipeline.batching.collate
-    return not (ours and collate is None and all(stop.careful for stop in pipeline.stops))
+    ours = not pipeline.source.runs_user_code and collate is None
+    return not (ours and all(stop.careful for stop in pipeline.stops))
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,27 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.engine.build import Assembly, Recipe
-from penstock.engine.open_batch import Ready
-from penstock.engine.pools.answer import pack_error
+from penstock.engine.feed import Ready
 from penstock.engine.pools.choose import Choice
+from penstock.engine.pools.messages import pack_error
 from penstock.engine.pools.wire import Known, Wire
 from penstock.engine.slots import Layout
 from penstock.node.directory import InDirectory, looks_around
-from penstock.node.protocol import keys_in, named
-from penstock.node.staging import Crew, Failed, Plans, Staged, StagingEngine
+from penstock.node.protocol import (
+    BatchFailed,
+    BatchGiven,
+    BeginEpoch,
+    Broken,
+    Code,
+    First,
+    Released,
+    Rewind,
+    Took,
+    Want,
+)
+from penstock.node.staging import Crew, FailedBatch, Plans, Staged, StagingEngine
 from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
-from penstock.order.deal import BatchKeys
+from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import Meter
 from penstock.store.shared import Commons
@@ -41,8 +52,8 @@ class Peer:
         self._known = Known()
         self._layout: Layout | None = None
 
-    def send(self, message: list[Any], fds: list[int] | None = None) -> None:
-        # One that is gone is noticed where its messages are read.
+    def send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
+        # A member that is gone is noticed where its messages are read.
         with contextlib.suppress(OSError):
             self.wire.send(message, fds or [])
 
@@ -59,20 +70,20 @@ class Peer:
             self._layout = staged.layout
             layout = bytes(pack(staged.layout).tobytes())
         whole = staged.layout is None
-        self.send(
-            [
-                "batch",
-                *name[1:],
-                slot,
-                layout,
-                whole,
-                staged.rows,
-                staged.nbytes,
-                staged.beside,
-                staged.bad,
-            ],
-            fds,
+        _, epoch, number, digest = name
+        given = BatchGiven(
+            epoch,
+            number,
+            digest,
+            slot,
+            layout,
+            whole,
+            staged.rows,
+            staged.nbytes,
+            staged.beside,
+            staged.bad,
         )
+        self.send(given, fds)
 
 
 class Group:
@@ -131,52 +142,52 @@ class Group:
         with self.lock:
             self.peers.pop(peer.number, None)
 
-    def begin(
-        self, peer: Peer, epoch: int, length: int | None, first: int | None, done: int
-    ) -> None:
+    def begin(self, peer: Peer, said: BeginEpoch) -> None:
         with self.lock:
             now = self._clock()
-            found, made = self.state.begin(peer.number, epoch, length, first, done, now)
-            if first is None:
-                peer.send(["first", epoch, found])
+            found, made = self.state.begin(
+                peer.number, said.epoch, said.length, said.first, said.done, now
+            )
+            if said.first is None:
+                peer.send(First(said.epoch, found))
             self._carry_out(made)
 
-    def hear(self, peer: Peer, said: Sequence[Sequence[Any]]) -> None:
-        """Words of ``WORDS`` that a member says at a time, with what belongs to each."""
+    def hear(self, peer: Peer, messages: Sequence[tuple[Any, ...]]) -> None:
+        """Messages about batches that a member sent together."""
 
         def all_of(now: float) -> list[Decision]:
-            made: list[Decision] = []
-            for word, *about in said:
-                made += _ANSWERS[word](self, peer, now, *about)
-            return made
+            return [one for message in messages for one in self._decide(peer, now, message)]
 
         self._on(all_of)
 
-    def _want(self, peer: Peer, now: float, *about: Any) -> list[Decision]:
-        name = named(peer.part, about)
-        keys = self._wanted.get(name) or keys_in(about)
-        made = self.state.want(peer.number, name, now)
-        if self.state.is_open(name):
-            self._wanted[name] = keys
-        return made
+    def _decide(self, peer: Peer, now: float, message: tuple[Any, ...]) -> list[Decision]:
+        member, state = peer.number, self.state
+        if isinstance(message, Want):
+            name = message.named(peer.part)
+            keys = self._wanted.get(name) or message.keys()
+            made = state.want(member, name, now)
+            if state.is_open(name):
+                self._wanted[name] = keys
+            return made
+        if isinstance(message, Took):
+            return state.took(member, Name(peer.part, *message), now)
+        if isinstance(message, Released):
+            return state.released(member, Name(peer.part, *message), now)
+        if isinstance(message, Rewind):
+            return state.rewind(member, now)
+        raise TypeError(f"{type(message).__name__} is not about batches")
 
-    def _rewind(self, peer: Peer, now: float) -> list[Decision]:
-        return self.state.rewind(peer.number, now)
-
-    def _took(self, peer: Peer, now: float, *name: Any) -> list[Decision]:
-        return self.state.took(peer.number, Name(peer.part, *name), now)
-
-    def _released(self, peer: Peer, now: float, *name: Any) -> list[Decision]:
-        return self.state.released(peer.number, Name(peer.part, *name), now)
-
-    def code(self, path: list[str], directory: str, fd: int) -> None:
-        """The pipeline, and where it was written for: begin to prepare."""
+    def code(self, said: Code, fd: int) -> None:
+        """Begin to prepare: the pipeline has come."""
         if self.coded:
             os.close(fd)
             return
         self.coded = True
         self._thread = threading.Thread(
-            target=self._run, args=(path, directory, fd), name=f"penstock-{self.name}", daemon=True
+            target=self._run,
+            args=(said.path, said.directory, fd),
+            name=f"penstock-{self.name}",
+            daemon=True,
         )
         self._thread.start()
 
@@ -212,12 +223,10 @@ class Group:
             with self.lock:
                 self.broken = pack_error(error)
                 for peer in self.peers.values():
-                    peer.send(["broken", self.broken])
+                    peer.send(Broken(self.broken))
         finally:
             if self._engine is not None:
                 self._engine.close()
-            if self.assembly is not None:
-                self.assembly.holds.close()
 
     def _make(self, path: list[str], directory: str, fd: int) -> StagingEngine:
         # What the pipeline is made of must be importable here as it is there.
@@ -266,11 +275,9 @@ class Group:
         with self.lock:
             name, _ = self._names.pop(id(ready.plan))
             self._carry_out(self._came(name, ready.value))
-        if self.assembly is not None:
-            self.assembly.holds.handed_out(ready.plan)
 
-    def _came(self, name: Name, value: Staged | Failed) -> list[Decision]:
-        if isinstance(value, Failed):
+    def _came(self, name: Name, value: Staged | FailedBatch) -> list[Decision]:
+        if isinstance(value, FailedBatch):
             return self.state.failed(name, pack_error(value.error), self._clock())
         self._staged[name] = value
         return self.state.prepared(name, value.size, self._clock())
@@ -280,7 +287,8 @@ class Group:
             if isinstance(one, Give):
                 self.peers[one.member].give(one.name, self._staged[one.name])
             elif isinstance(one, Fail):
-                self.peers[one.member].send(["failed", *one.name[1:], one.error])
+                _, epoch, number, digest = one.name
+                self.peers[one.member].send(BatchFailed(epoch, number, digest, one.error))
             elif isinstance(one, Drop):
                 staged = self._staged.pop(one.name, None)
                 if staged is not None and staged.slot is not None and self._engine is not None:
@@ -298,14 +306,3 @@ class Group:
             engine.wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30)
-
-
-_ANSWERS: dict[str, Callable[..., list[Decision]]] = {
-    "want": Group._want,
-    "rewind": Group._rewind,
-    "took": Group._took,
-    "released": Group._released,
-}
-
-WORDS = frozenset(_ANSWERS)
-"""What a member says of batches, with everything that decides about them."""

@@ -1,4 +1,4 @@
-"""A member's line to one node: what is said on it, and the slots that came along."""
+"""A member's connection to one node: messages, and the slots that came along."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.engine.pools.wire import Known, Wire
 from penstock.engine.slots import Layout
+from penstock.node.protocol import VOCABULARY, BatchGiven, Released, Several, Took
 from penstock.node.state import Name
 from penstock.serialize import unpack
 from penstock.tree import fill
@@ -21,34 +22,34 @@ Leases = dict[object, weakref.ref[Any]]
 
 
 class Line:
-    """A connection, and what the node at its other end has told this member so far."""
+    """A connection, and the slots and layouts that the node has sent on it."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self._known = Known()
         self._slots: dict[int, _Slot] = {}
         self._layout: Layout | None = None
-        self._unsent: deque[Sequence[Any]] = deque()
+        self._unsent: deque[tuple[Any, ...]] = deque()
         self._recent: tuple[Name, ...] = ()
         self._pid = os.getpid()
         _lines.add(self)
 
-    def later(self, message: Sequence[Any]) -> None:
-        """Say it with what is said next."""
+    def later(self, message: tuple[Any, ...]) -> None:
+        """Send a message together with the next ones."""
         self._unsent.append(message)
 
     def flush(self) -> None:
-        """Say all that is left to say, in one message: each one wakes the node."""
-        said = []
+        """Send all waiting messages as one: each one wakes the node."""
+        waiting = []
         while self._unsent:
-            said.append(self._unsent.popleft())
-        if len(said) > 1:
-            self.wire.send(["all", said])
-        elif said:
-            self.wire.send(said[0])
+            waiting.append(self._unsent.popleft())
+        if len(waiting) > 1:
+            self.wire.send(Several([VOCABULARY.pack(message) for message in waiting]))
+        elif waiting:
+            self.wire.send(waiting[0])
 
     def tidy(self) -> None:
-        """Do now what has to be done before the next batch: once it has come, somebody waits."""
+        """Prepare for the next batch before it comes: once it has come, the loop waits."""
         for slot in self._slots.values():
             if slot.stale:
                 slot.freshen()
@@ -58,17 +59,20 @@ class Line:
                     slot.made = _Made(self._layout, buffer, columns)
 
     def taken(self, name: Name) -> None:
-        """The loop has this batch now, and lets go of the one before as a rule: it comes back soon,
-        and both can be said then."""
+        """The loop has this batch now. As a rule it releases the one before and soon asks for the
+        next, so the message waits until then."""
         self._recent = (*self._recent, name)[-2:]
-        self.later(["took", *name[1:]])
+        self.later(Took(*name[1:]))
 
     def release(self, name: Name, *, getpid: Callable[[], int] = os.getpid) -> None:
-        """May be called wherever the collector runs, so it waits for nothing and no lock; and when
-        the interpreter ends, after ``os`` is gone."""
+        """Report that a batch is no longer looked at.
+
+        Called wherever the garbage collector runs, so it waits for nothing and takes no lock; and
+        at the end of the interpreter, after ``os`` is gone.
+        """
         if getpid() != self._pid:
-            return  # a fork lets go of copies of its own
-        message = ["released", *name[1:]]
+            return  # a fork releases copies of its own
+        message = Released(*name[1:])
         if name in self._recent[:1]:
             self._unsent.append(message)
             return
@@ -77,21 +81,21 @@ class Line:
         except BlockingIOError:
             self._unsent.append(message)
         except OSError:
-            pass  # the node is gone, and its books with it
+            pass  # the node is gone, and keeps no account any more
 
-    def value(self, name: Name, said: Sequence[Any], fds: list[int], leases: Leases) -> Any:
-        """The batch that came; it is released when the last view of it is gone.
+    def value(self, name: Name, given: BatchGiven, fds: list[int], leases: Leases) -> Any:
+        """The batch that was given; it is released when the last view of it is gone.
 
         ``leases`` has an entry for each batch that is still looked at.
         """
-        number, packed, whole, rows, nbytes, beside, _ = said
-        if packed is not None:
-            self._layout = unpack(packed)
-        if number is None:
+        rows, nbytes, beside = given.rows, given.nbytes, given.beside
+        if given.layout is not None:
+            self._layout = unpack(given.layout)
+        if given.slot is None:
             self.release(name)
             return None
-        layout = None if whole else self._layout
-        slot = self._slot(number, fds, nbytes if layout is None else layout.places[-1])
+        layout = None if given.whole else self._layout
+        slot = self._slot(given.slot, fds, nbytes if layout is None else layout.places[-1])
         made, slot.made = slot.made, None
         if layout is None:
             return unpack(memoryview(self._lease(slot, name, leases)).cast("B")[:nbytes])

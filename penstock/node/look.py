@@ -10,6 +10,7 @@ from typing import Any
 from penstock.engine.pools.wire import Wire
 from penstock.errors import WorkerError
 from penstock.node.place import Place, peer_of
+from penstock.node.protocol import VOCABULARY, EndNode, Look
 
 PATIENCE = 30.0
 """Seconds that a node may take to answer, or to end: it may be waiting for the disk."""
@@ -19,12 +20,12 @@ _STEP = 0.05
 
 def look(place: Place | None = None, *, patience: float = PATIENCE) -> dict[str, Any] | None:
     """What ``status_of`` says of the node of this user; ``None`` where there is none."""
-    return _ask(place or Place(), "look", patience)
+    return _ask(place or Place(), Look(), patience)
 
 
 def stop(place: Place | None = None, *, patience: float = PATIENCE) -> dict[str, Any] | None:
     """End the node, and say how it was; members that are still there start another."""
-    return _ask(place or Place(), "stop", patience)
+    return _ask(place or Place(), EndNode(), patience)
 
 
 def gone(pid: int, patience: float = PATIENCE) -> bool:
@@ -57,15 +58,15 @@ def _vanished(pid: int, patience: float) -> bool:
     return False
 
 
-def _ask(place: Place, word: str, patience: float) -> dict[str, Any] | None:
+def _ask(place: Place, question: Look | EndNode, patience: float) -> dict[str, Any] | None:
     sock = place.connect()
     if sock is None:
         return None
     pid, _ = peer_of(sock)
     sock.settimeout(patience)
-    wire = Wire(sock)
+    wire = Wire(sock, VOCABULARY)
     try:
-        wire.send([word])
+        wire.send(question)
         received = wire.receive()
     except (BrokenPipeError, ConnectionResetError):
         return None
@@ -77,4 +78,4 @@ def _ask(place: Place, word: str, patience: float) -> dict[str, Any] | None:
         ) from None
     finally:
         wire.close()
-    return None if received is None else received[0][1]
+    return None if received is None else received[0].status

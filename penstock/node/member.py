@@ -11,18 +11,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine.build import Recipe
-from penstock.engine.open_batch import Ready
-from penstock.engine.pools.answer import unpack_error
+from penstock.engine.feed import Queue, Ready
+from penstock.engine.pools.messages import unpack_error
 from penstock.engine.pools.wire import Wire
 from penstock.engine.slots import shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.node.line import Leases, Line
 from penstock.node.place import Place
-from penstock.node.protocol import RELEASE, VERSION, keys_out, named
+from penstock.node.protocol import (
+    RELEASE,
+    VERSION,
+    VOCABULARY,
+    BatchFailed,
+    BatchGiven,
+    BeginEpoch,
+    Broken,
+    Code,
+    First,
+    Join,
+    Rewind,
+    Want,
+    Welcome,
+)
 from penstock.node.start import connect
 from penstock.node.state import WINDOW, Lag, Name
-from penstock.order.deal import BatchKeys
-from penstock.order.streams import Rotation
+from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import BadSample, Meter
 
@@ -41,8 +54,9 @@ TRIES = 3
 class Membership:
     """What is shared, with whom: ``description`` must be the same for all members.
 
-    ``part`` tells ranks apart, ``size`` is that of this member's batches, and ``cuts`` says that it
-    can make them of batches of another size.
+    ``part`` tells ranks apart, ``size`` is that of this member's batches, ``cuts`` says that it can
+    make them of batches of another size, and ``keeps`` that the pipeline has stages that keep
+    samples.
     """
 
     group: str
@@ -52,6 +66,7 @@ class Membership:
     size: int
     cuts: bool
     lag: Lag
+    keeps: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +104,7 @@ class Attached:
         self._timeout = timeout
         self._line: Line | None = None
         self._plans: Iterator[BatchKeys] = iter(())
+        self._starts = 0
         self._wants: deque[tuple[Name, BatchKeys]] = deque()
         self._arrived: dict[Name, _Arrived] = {}
         self._leases: Leases = {}
@@ -103,14 +119,26 @@ class Attached:
         """Become a member now, rather than when the first batch is asked for."""
         self._attached()
 
-    def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
-        """Have these batches from now on; whatever was asked for before is forgotten."""
+    def start(self, batches: Iterator[BatchKeys]) -> None:
+        """Ask for these batches from now on, and forget what was asked for before."""
+        self._starts += 1
         self._arrived.clear()
         self._wants.clear()
-        self._plans = plans
+        self._plans = batches
         self._begun = None
         if self._line is not None:
-            self._send("rewind")
+            self._send(Rewind())
+
+    def settled(self) -> bool:
+        """Whether the next epoch may be begun early. After a first epoch, the node has most of the
+        samples that it will keep."""
+        return self._starts > 0 or not self._membership.keeps
+
+    def queue(self) -> Queue:
+        """How many batches wait, and how many the loop holds."""
+        wanted, arrived = len(self._wants), len(self._arrived)
+        ready = bool(self._wants) and self._wants[0][0] in self._arrived
+        return Queue(arrived, wanted - arrived, ready, len(self._leases))
 
     def next(self) -> Ready | None:
         """The next batch, or ``None`` after the last. Waits for it."""
@@ -137,7 +165,7 @@ class Attached:
         """Begin an epoch: with which batch, if that is left to the node."""
         self._first = first
         self._begun, self._done = (epoch, length, first or 0), done
-        self._send("begin", epoch, length, first, done)
+        self._send(BeginEpoch(epoch, length, first, done))
         while self._first is None:
             self._hear()
         self._begun = (epoch, length, self._first)
@@ -166,11 +194,11 @@ class Attached:
                 return
             if self._begun is None or self._begun[0] != plan.epoch:
                 self.begin(plan.epoch, None, 0)
-            line, keys = self._attached(), keys_out(plan)
-            self._wants.append((named(self._part, keys), plan))
-            line.later(["want", *keys])
+            line, want = self._attached(), Want.of(plan)
+            self._wants.append((want.named(self._part), plan))
+            line.later(want)
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, message: tuple[Any, ...]) -> None:
         self._attached().later(message)
         self._flush()
 
@@ -183,7 +211,7 @@ class Attached:
     def _attached(self) -> Line:
         line = self._line
         while line is None:
-            line = Line(Wire(connect(self._place)))
+            line = Line(Wire(connect(self._place), VOCABULARY))
             try:
                 self._join(line)
                 line.wire.socket.settimeout(self._timeout)
@@ -199,34 +227,32 @@ class Attached:
 
     def _join(self, line: Line) -> None:
         mine = self._membership
-        about = dict(mine.description)
         line.wire.send(
-            [
-                "join",
+            Join(
                 VERSION,
                 RELEASE,
                 mine.group,
-                about,
+                dict(mine.description),
                 mine.part,
                 mine.size,
                 mine.cuts,
                 self.unit,
                 mine.lag,
-            ]
+            )
         )
         received = line.wire.receive()
         if received is None:
             raise ConnectionResetError
-        (word, *said), _ = received
-        if word == "broken":
-            raise unpack_error(said[0])
-        if word != "welcome":
-            raise PipelineError(f"share={mine.group!r}: {said[0]}")
-        self.unit, self._part = said[1:]
-        if said[0]:
+        answer, _ = received
+        if isinstance(answer, Broken):
+            raise unpack_error(answer.error)
+        if not isinstance(answer, Welcome):
+            raise PipelineError(f"share={mine.group!r}: {answer.reason}")
+        self.unit, self._part = answer.unit, answer.part
+        if answer.needs_code:
             fd = _code(mine.recipe)
             try:
-                line.wire.send(["code", _path(), os.getcwd()], [fd])
+                line.wire.send(Code(_path(), os.getcwd()), [fd])
             finally:
                 os.close(fd)
 
@@ -241,10 +267,10 @@ class Attached:
                 if self._begun is not None:
                     epoch, length, first = self._begun
                     asked = first if self._first is not None else None
-                    line.wire.send(["begin", epoch, length, asked, self._done])
+                    line.wire.send(BeginEpoch(epoch, length, asked, self._done))
                 for name, plan in self._wants:
                     if name not in self._arrived:
-                        line.wire.send(["want", *keys_out(plan)])
+                        line.wire.send(Want.of(plan))
                 return
             except (ConnectionResetError, BrokenPipeError):
                 continue
@@ -273,29 +299,28 @@ class Attached:
         if received is None:
             self._lost()
             return
-        (word, *said), fds = received
-        if word == "batch":
+        message, fds = received
+        if isinstance(message, BatchGiven):
             self._deaths = 0
-            self._batch(line, said, fds)
-        elif word == "failed":
-            name = Name(self._part, *said[:3])
-            self._arrived[name] = _Arrived(None, 0, 0, [], unpack_error(said[3]))
-        elif word == "first":
-            if self._begun is not None and self._begun[0] == said[0]:
-                self._first = said[1]
-        elif word == "broken":
+            self._batch(line, message, fds)
+        elif isinstance(message, BatchFailed):
+            name = Name(self._part, message.epoch, message.number, message.digest)
+            self._arrived[name] = _Arrived(None, 0, 0, [], unpack_error(message.error))
+        elif isinstance(message, First):
+            if self._begun is not None and self._begun[0] == message.epoch:
+                self._first = message.first
+        elif isinstance(message, Broken):
             self.close()
-            raise unpack_error(said[0])
+            raise unpack_error(message.error)
         else:
             self.close()
-            raise PenstockError(f"share={self._membership.group!r}: {said[0]}")
+            raise PenstockError(f"share={self._membership.group!r}: {message.reason}")
 
-    def _batch(self, line: Line, said: list[Any], fds: list[int]) -> None:
-        name = Name(self._part, *said[:3])
-        value = line.value(name, said[3:], fds, self._leases)
-        *_, rows, nbytes, _, bad = said
+    def _batch(self, line: Line, given: BatchGiven, fds: list[int]) -> None:
+        name = Name(self._part, given.epoch, given.number, given.digest)
+        value = line.value(name, given, fds, self._leases)
         if any(name == wanted for wanted, _ in self._wants):
-            self._arrived[name] = _Arrived(value, rows, nbytes, bad)
+            self._arrived[name] = _Arrived(value, given.rows, given.nbytes, given.bad)
 
     def _hand_out(self, name: Name, plan: BatchKeys, arrived: _Arrived) -> Ready:
         if arrived.error is not None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.open_batch import Ready
+from penstock.engine.feed import Queue, Ready
 from penstock.node.member import Attached
 from penstock.order import BatchKeys, Cursor, Deal
-from penstock.order.streams import Rotation
 from penstock.tree import fill
 
 Pieces = list[tuple[tuple[int, int], int, int]]
@@ -40,10 +39,16 @@ class Recut:
     def restarts(self) -> int:
         return self._inner.restarts
 
-    def start(self, plans: Iterator[BatchKeys], rotation: Rotation | None = None) -> None:
+    def start(self, batches: Iterator[BatchKeys]) -> None:
         self._todo.clear()
         self._units.clear()
-        self._inner.start(self._asked(plans))
+        self._inner.start(self._asked(batches))
+
+    def settled(self) -> bool:
+        return self._inner.settled()
+
+    def queue(self) -> Queue:
+        return self._inner.queue()
 
     def next(self) -> Ready | None:
         while not self._complete():

@@ -14,11 +14,27 @@ from itertools import groupby
 from typing import Any
 
 from penstock.engine.checkpoint import differences
-from penstock.engine.pools.wire import Wire
+from penstock.engine.pools.wire import ProtocolError, Wire
 from penstock.errors import PenstockError
-from penstock.node.group import WORDS, Group, Peer
+from penstock.node.group import Group, Peer
 from penstock.node.place import Place, peer_of
-from penstock.node.protocol import RELEASE, VERSION, common
+from penstock.node.protocol import (
+    ABOUT_BATCHES,
+    RELEASE,
+    VERSION,
+    VOCABULARY,
+    BeginEpoch,
+    Broken,
+    Code,
+    EndNode,
+    Join,
+    Look,
+    Refused,
+    Several,
+    Status,
+    Welcome,
+    common,
+)
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
 from penstock.store.shared import Commons
@@ -53,13 +69,6 @@ class Service:
         self._ending = False
         self._closing: list[threading.Thread] = []
         self._selector = selectors.DefaultSelector()
-        self._handlers: dict[str, Callable[[Peer, list[Any], list[int]], None]] = {
-            "join": self._join,
-            "code": self._code,
-            "begin": lambda peer, said, _: _group(peer).begin(peer, *said),
-            "look": lambda peer, said, _: peer.send(["status", status_of(self)]),
-            "stop": self._stop,
-        }
 
     def run(self) -> None:
         listener = self.place.listen()
@@ -100,26 +109,33 @@ class Service:
             sock.close()
             return
         self._next += 1
-        peer = Peer(self._next, Wire(sock), pid)
+        peer = Peer(self._next, Wire(sock, VOCABULARY), pid)
         self.peers[peer.number] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
 
     def _hear(self, peer: Peer) -> None:
+        what = "a message"
         try:
             received = peer.wire.receive()
+            if received is None:
+                self._part(peer)
+                return
+            message, fds = received
+            what = type(message).__name__
+            messages = [message]
+            if isinstance(message, Several):
+                messages = [VOCABULARY.unpack(one) for one in message.messages]
+            self._answer(peer, messages, fds)
         except OSError:
-            received = None
-        if received is None:
             self._part(peer)
-            return
-        message, fds = received
-        try:
-            self._answer(peer, message[1] if message[0] == "all" else [message], fds)
         except PenstockError as error:
-            peer.send(["refused", str(error)])
-        except Exception:  # one that talks nonsense must not take the others with it
-            self._say(f"process {peer.pid} said {message[:1]!r}:\n{traceback.format_exc()}")
-            peer.send(["refused", f"the node did not understand {message[:1]!r}"])
+            peer.send(Refused(str(error)))
+        except ProtocolError as error:
+            self._say(f"process {peer.pid} was turned away: {error}")
+            self._part(peer)
+        except Exception:  # one that sends nonsense must not take the others with it
+            self._say(f"process {peer.pid} sent {what}:\n{traceback.format_exc()}")
+            peer.send(Refused(f"the node cannot handle {what}; its log says why"))
             self._part(peer)
 
     def _part(self, peer: Peer) -> None:
@@ -140,54 +156,59 @@ class Service:
             closing.start()
             self._closing = [one for one in self._closing if one.is_alive()] + [closing]
 
-    def _join(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        version, release, name, description, part, size, cuts, unit, lag = said
-        if (version, release) != (VERSION, RELEASE):
+    def _join(self, peer: Peer, said: Join) -> None:
+        if (said.version, said.release) != (VERSION, RELEASE):
             peer.send(
-                [
-                    "refused",
+                Refused(
                     f"a node of Penstock {RELEASE} is running (process "
-                    f"{os.getpid()}), and this is {release}. Wait until its jobs have ended, or "
-                    "set PENSTOCK_RUNTIME_DIR to another directory to have a node of your own.",
-                ]
+                    f"{os.getpid()}), and this is {said.release}. Wait until its jobs have ended, "
+                    "or set PENSTOCK_RUNTIME_DIR to another directory to have a node of your own."
+                )
             )
             return
+        name = said.group
         group = self.groups.get(name)
         if group is not None and group.broken is not None:
-            peer.send(["broken", group.broken])
+            peer.send(Broken(group.broken))
             return
         if group is None:
+            unit = said.unit or said.size
             group = self.groups[name] = Group(
-                name, description, unit or size, self.staging, self.crew, self.commons
+                name, said.description, unit, self.staging, self.crew, self.commons
             )
             self._deal_budget()
         else:
-            found = differences(group.description, description)
+            found = differences(group.description, said.description)
             if found:
-                peer.send(["refused", _differs(name, found, group)])
+                peer.send(Refused(_differs(name, found, group)))
                 return
-        # One that comes back goes on as it began, whoever made the group anew before it.
-        unit = unit or group.unit
-        group.join(peer, f"{part} x {common(size, unit, cuts)}", lag)
+        # A member that comes back goes on in the batches it began with.
+        unit = said.unit or group.unit
+        group.join(peer, f"{said.part} x {common(said.size, unit, said.cuts)}", said.lag)
         self._say(f"{name}: process {peer.pid} has joined, {len(group.peers)} are there")
-        peer.send(["welcome", not group.coded, unit, peer.part])
+        peer.send(Welcome(not group.coded, unit, peer.part))
 
-    def _answer(self, peer: Peer, said: list[list[Any]], fds: list[int]) -> None:
-        """What was said at a time; what is about batches goes to its group in one piece."""
-        for about_batches, messages in groupby(said, key=lambda one: one[0] in WORDS):
+    def _answer(self, peer: Peer, messages: list[tuple[Any, ...]], fds: list[int]) -> None:
+        """Handle messages that came together; those about batches go to the group together."""
+        for about_batches, some in groupby(messages, key=lambda m: isinstance(m, ABOUT_BATCHES)):
             if about_batches:
-                _group(peer).hear(peer, list(messages))
-            else:
-                for word, *rest in messages:
-                    self._handlers[word](peer, rest, fds)
+                _group(peer).hear(peer, list(some))
+                continue
+            for message in some:
+                self._handle(peer, message, fds)
 
-    def _code(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        path, directory = said
-        _group(peer).code(path, directory, fds[0])
-
-    def _stop(self, peer: Peer, said: list[Any], fds: list[int]) -> None:
-        self._ending = True
-        peer.send(["status", status_of(self)])
+    def _handle(self, peer: Peer, message: tuple[Any, ...], fds: list[int]) -> None:
+        if isinstance(message, Join):
+            self._join(peer, message)
+        elif isinstance(message, Code):
+            _group(peer).code(message, fds[0])
+        elif isinstance(message, BeginEpoch):
+            _group(peer).begin(peer, message)
+        elif isinstance(message, (Look, EndNode)):
+            self._ending |= isinstance(message, EndNode)
+            peer.send(Status(status_of(self)))
+        else:
+            raise TypeError(f"a node does not take {type(message).__name__}")
 
     def _deal_budget(self) -> None:
         for group in self.groups.values():

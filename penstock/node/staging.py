@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.engine import Engine
-from penstock.engine.open_batch import OpenBatch, Ready, closed_up
+from penstock.engine.feed import Ready
+from penstock.engine.open_batch import OpenBatch, closed_up
 from penstock.engine.pools.pool import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
-from penstock.order.deal import BatchKeys
+from penstock.order.plan import BatchKeys
 from penstock.serialize import pack
 
 
@@ -37,26 +38,26 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedBatch:
     """A batch that could not be prepared."""
 
     error: BaseException
 
 
-class Supply(Protocol):
-    """Says which batch to prepare next, as often as it is asked."""
+class Chooser(Protocol):
+    """Chooses the batch to prepare next."""
 
     def next_plan(self) -> BatchKeys | None: ...
 
 
 class Plans(Iterator[BatchKeys]):
-    """What is to be prepared as of now; unlike other iterators it may have more later."""
+    """The batches to prepare. Unlike other iterators it may have more after it ended."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
 
     def __next__(self) -> BatchKeys:
-        plan = self._supply.next_plan()
+        plan = self._chooser.next_plan()
         if plan is None:
             raise StopIteration
         return plan
@@ -134,9 +135,9 @@ class StagingEngine(Engine):
         """Deliver a batch that is finished by now, if there is one, and let members have the core
         who wait for it with that; then open another in its place, which takes time to choose."""
         with self._lock:
-            job = self._take_ready()
-        if job is not None:
-            self._deliver(self._hand_out(job))
+            batch = self._take_ready()
+        if batch is not None:
+            self._deliver(self._hand_out(batch))
             os.sched_yield()
         with self._lock:
             opened = self._open()
@@ -154,36 +155,36 @@ class StagingEngine(Engine):
         super().close()
         self._crew.dismiss(self)
 
-    def _ready(self, job: OpenBatch) -> Ready:
-        staged = self._stage(job)
-        return Ready(job.plan, staged, staged.rows, staged.nbytes)
+    def _ready(self, batch: OpenBatch) -> Ready:
+        staged = self._stage(batch)
+        return Ready(batch.plan, staged, staged.rows, staged.nbytes)
 
-    def _refuse(self, job: OpenBatch, error: BaseException) -> Ready:
-        return Ready(job.plan, Failed(error), 0, 0)
+    def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
+        return Ready(batch.plan, FailedBatch(error), 0, 0)
 
-    def _stage(self, job: OpenBatch) -> Staged:
-        pieces = job.pieces()
+    def _stage(self, batch: OpenBatch) -> Staged:
+        pieces = batch.pieces()
         rows = sum(report.rows for _, report in pieces)
-        bad = [(one.index, one.name, one.stage, one.error) for one in job.bad]
-        slot, layout, beside = job.slot, job.layout, None
+        bad = [(one.index, one.name, one.stage, one.error) for one in batch.bad]
+        slot, layout, beside = batch.slot, batch.layout, None
         if rows == 0:
-            job.give_back(self.ring)
+            batch.give_back(self.ring)
             return Staged(None, None, 0, 0, None, bad)
-        if job.kind == "rows" and layout is not None:
-            closed_up(job.columns, pieces)
+        if batch.kind == "rows" and layout is not None:
+            closed_up(batch.columns, pieces)
             objects = {
-                number: job.objects(number)
+                number: batch.objects(number)
                 for number, leaf in enumerate(layout.leaves)
                 if leaf.dtype is None
             }
             nbytes = sum(leaf.nbytes for leaf in layout.leaves) * rows
             beside = bytes(pack(objects).tobytes()) if objects else None
-        elif isinstance(job.value, InSlot) and slot is not None:
+        elif isinstance(batch.value, InSlot) and slot is not None:
             slot.refresh()
-            nbytes, layout = job.value.nbytes, None
+            nbytes, layout = batch.value.nbytes, None
         else:
-            slot, nbytes, layout = *self._packed(job.value), None
-        job.columns, job.slot = [], None
+            slot, nbytes, layout = *self._packed(batch.value), None
+        batch.columns, batch.slot = [], None
         return Staged(slot, layout, rows, nbytes, beside, bad)
 
     def _packed(self, value: Any) -> tuple[Slot, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import config
-from penstock.engine.pools.answer import unpack_error
+from penstock.engine.pools.messages import unpack_error
 from penstock.host.process import stat_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def position(member: Member) -> dict[str, int | None]:
 
 
 def _held(assembly: Assembly, meter: Meter) -> dict[str, Any]:
-    held = assembly.holds.stats(meter.answered(), 1.0)
+    held = assembly.keepers.stats(meter.answered())
     found: dict[str, Any] = {
         "workers": str(assembly.choice),
         "caches": [

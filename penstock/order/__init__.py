@@ -2,13 +2,15 @@
 
 from penstock.order.balanced import Balanced
 from penstock.order.cursor import Cursor
-from penstock.order.deal import BatchKeys, Deal
+from penstock.order.deal import Deal
 from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
+from penstock.order.plan import BatchKeys, Plan
 from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
+from penstock.order.streams import Streams
 
 __all__ = [
     "Balanced",
@@ -22,9 +24,11 @@ __all__ = [
     "MidEpoch",
     "Occurrences",
     "Order",
+    "Plan",
     "Sampled",
     "Sequential",
     "Shuffled",
+    "Streams",
     "Weighted",
     "check",
     "replicas",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
+from penstock.order.plan import BatchKeys, Plan
 from penstock.order.replicas import replicas
 
 _KEPT = 2
@@ -23,21 +24,8 @@ _AHEAD = 1 << 14
 """Samples whose place in the sequence is worked out at a time: 0.1 us each, so 1.6 ms."""
 
 
-class BatchKeys(NamedTuple):
-    """The keys of one batch. ``replicas`` is ``None`` when all are first occurrences.
-
-    ``spent`` are the samples whose last copy is in this batch, where samples are echoed.
-    """
-
-    epoch: int
-    number: int
-    indices: NDArray[np.int64]
-    replicas: NDArray[np.int64] | None
-    spent: NDArray[np.int64] | None = None
-
-
 @dataclass(frozen=True)
-class Deal:
+class Deal(Plan):
     """The batches of one rank.
 
     In each global step the next ``batch_size * world`` samples of the epoch's sequence are dealt
@@ -72,9 +60,6 @@ class Deal:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    ahead: ClassVar[bool] = True
-    """The next epoch may be asked for before this one is over."""
-
     def __post_init__(self) -> None:
         if not isinstance(self.order, Order) or isinstance(self.order, type):
             raise PipelineError(
@@ -93,6 +78,15 @@ class Deal:
                 f'tail is {self.tail!r}; give "pad" to repeat samples until the ranks are even, '
                 'or "drop" to leave the odd ones out.'
             )
+
+    @property
+    def ahead(self) -> bool:
+        """Orders are pure functions, so the next epoch can be dealt at any time."""
+        return True
+
+    @property
+    def as_deal(self) -> Deal:
+        return self
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """The rest of the cursor's epoch for this rank."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
-from penstock.order.deal import BatchKeys, Deal
+from penstock.order.deal import Deal
 from penstock.order.order import whole
-from penstock.order.plan import Plan
+from penstock.order.plan import BatchKeys, Plan
 
 Numbers = NDArray[np.integer[Any]]
 """Whole numbers, in no more bytes than they need: there are ``factor`` times n of them."""
@@ -151,7 +151,7 @@ class EchoSequence:
 
 
 @dataclass(frozen=True)
-class Echoed:
+class Echoed(Plan):
     """The batches of one rank when samples are echoed.
 
     What ``deal`` gives to the ranks in one round is a group. All ranks deliver the groups in the
@@ -253,7 +253,7 @@ class Echoed:
 
 
 @dataclass(frozen=True)
-class EchoedBatches:
+class EchoedBatches(Plan):
     """The batches of another plan, each delivered several times as it is.
 
     A copy of a batch has nothing of its own, so ``batches`` gives each fresh batch once, for
@@ -302,17 +302,15 @@ class EchoedBatches:
         """The cursor once one more batch is handed out, whichever it is."""
         return Cursor(cursor.epoch, 0, cursor.batch + 1)
 
-    def epoch_state(self, epoch: int | None = None) -> bytes | None:
-        """What the plan has to say in a checkpoint, if it is one that has (``Sampled``)."""
-        ask = getattr(self.plan, "epoch_state", None)
-        state: bytes | None = ask(epoch) if ask is not None else None
-        return state
+    def epoch_state(self, epoch: int) -> Any:
+        """As the plan whose batches are echoed says."""
+        return self.plan.epoch_state(epoch)
 
-    def restore(self, epoch_state: bytes | None) -> None:
-        """Give the plan what ``epoch_state`` was."""
-        put = getattr(self.plan, "restore", None)
-        if put is not None:
-            put(epoch_state)
+    def check_state(self, epoch_state: Any, first: int = 0) -> None:
+        self.plan.check_state(epoch_state, first)
+
+    def restore(self, epoch_state: Any) -> None:
+        self.plan.restore(epoch_state)
 
     def _needed(self, dealt: Iterator[BatchKeys], needed: NDArray[np.bool_]) -> Iterator[BatchKeys]:
         # To the end even when nothing more is needed: what a sampler does there is part of it.

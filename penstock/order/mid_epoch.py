@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Protocol
+from typing import Any
 
 from penstock.order.cursor import Cursor
-from penstock.order.deal import BatchKeys
-from penstock.order.plan import Plan
+from penstock.order.deal import Deal
+from penstock.order.plan import BatchKeys, Begin, Plan
 
 
-class Begin(Protocol):
-    """Says with which batch to begin an epoch of ``length`` batches; ``first`` if that is known."""
-
-    def __call__(
-        self, epoch: int, length: int | None, first: int | None = None, done: int = 0
-    ) -> int: ...
-
-
-class MidEpoch:
+class MidEpoch(Plan):
     """A plan whose epochs may begin with any batch; all else about them is as it was.
 
     ``begin`` is asked when an epoch is begun; without it all begin with their first. ``firsts``
@@ -40,6 +32,10 @@ class MidEpoch:
     @property
     def ahead(self) -> bool:
         return self.plan.ahead
+
+    @property
+    def as_deal(self) -> Deal | None:
+        return self.plan.as_deal
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         epoch = cursor.epoch
@@ -72,5 +68,15 @@ class MidEpoch:
         return cursor._replace(batch=cursor.batch + 1)
 
     def first(self, cursor: Cursor) -> int:
-        """With which batch the epoch was begun, as far as that matters to whoever goes on."""
+        """The batch that the cursor's epoch began with; 0 before its first batch is delivered."""
         return self.firsts.get(cursor.epoch, 0) if cursor.batch else 0
+
+    def check_state(self, epoch_state: Any, first: int = 0) -> None:
+        self.plan.check_state(epoch_state)
+
+    def begin_at(self, epoch: int, first: int) -> None:
+        if first:
+            self.firsts[epoch] = first
+
+    def begin_by(self, begin: Begin) -> None:
+        self.begin = begin

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed, preserved_globals
 from penstock.order.cursor import Cursor
-from penstock.order.deal import BatchKeys
 from penstock.order.order import whole
+from penstock.order.plan import BatchKeys, Plan
 from penstock.order.replicas import Occurrences
 
 _KEPT = 2
@@ -32,7 +32,7 @@ _NESTED = 8
 _END = object()
 
 
-class Sampled:
+class Sampled(Plan):
     """The batches that a user's sampler deals.
 
     With a ``batch_size`` the sampler yields indices, without one it is a batch sampler and yields
@@ -53,8 +53,8 @@ class Sampled:
     [[3]]
     """
 
-    ahead: ClassVar[bool] = False
-    """A sampler may be changed between two epochs, so none is begun before the last is over."""
+    # Not ``ahead``: a sampler may be changed between two epochs.
+    source_name = "the sampler"
 
     def __init__(
         self,
@@ -133,9 +133,8 @@ class Sampled:
         kept = self._starts.get(epoch)
         return _get_state(generator) if kept is None else kept
 
-    def restore(self, epoch_state: bytes | None) -> None:
-        """Put the sampler's own generator to where the epoch that is to be resumed began."""
-        self._starts.clear()
+    def check_state(self, epoch_state: bytes | None, first: int = 0) -> None:
+        super().check_state(epoch_state, first)
         if epoch_state is None:
             return
         generator = _own_generator(self.sampler)
@@ -144,7 +143,16 @@ class Sampled:
                 f"{self._what} has no generator of its own, and the checkpoint has the state of "
                 "one. Give it the generator it had when the checkpoint was written."
             )
-        _set_state(generator, epoch_state)
+        # Tried on another generator, so that a refused checkpoint changes nothing.
+        _set_state(type(generator)(device=generator.device), epoch_state)
+
+    def restore(self, epoch_state: bytes | None) -> None:
+        """Put the sampler's own generator to where the epoch that is to be resumed began."""
+        self.check_state(epoch_state)
+        self._starts.clear()
+        generator = _own_generator(self.sampler)
+        if epoch_state is not None and generator is not None:
+            _set_state(generator, epoch_state)
 
     def _rest(self, cursor: Cursor, draw: _Draw) -> Iterator[BatchKeys]:
         seen = Occurrences()

@@ -1,43 +1,108 @@
-"""Streams in turn: which worker's stream gives the next batch, until all have ended."""
+"""The plan of a stream: every worker reads a stream of its own, and they take turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from penstock.order.deal import BatchKeys
+from penstock.errors import StateError
+from penstock.order.cursor import Cursor
+from penstock.order.plan import BatchKeys, Plan
 
 
-class Rotation:
-    """Deals batches to the streams of ``workers`` workers in turn, leaving out ended ones.
+class Streams(Plan):
+    """Deals batches of ``rows`` samples to ``workers`` streams in turn, leaving out ended ones.
 
-    ``taken`` is how many batches each stream has given already. A batch's number counts the
-    batches of its own stream; its first index tells which stream that is.
+    A batch's number counts the batches of its own stream, which is ``BatchKeys.stream``. ``length``
+    returns the number of samples where the source knows it. The plan remembers how many batches
+    each stream has delivered, because a cursor alone does not say from which streams they came.
+
+    >>> streams = Streams(workers=2, rows=3)
+    >>> dealt = streams.batches(Cursor())
+    >>> [(batch.stream, batch.number) for batch, _ in zip(dealt, range(3))]
+    [(0, 0), (1, 0), (0, 1)]
     """
 
-    def __init__(self, taken: Sequence[int], rows: int, epoch: int, turn: int = 0) -> None:
-        self._next = list(taken)
+    source_name = "a stream"
+
+    def __init__(
+        self,
+        workers: int,
+        rows: int,
+        *,
+        drop_last: bool = False,
+        length: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._rows = rows
-        self._epoch = epoch
+        self._drop_last = drop_last
+        self._length = length
+        self._delivered = [0] * max(1, workers)
+        self._turn = 0
         self._ended: set[int] = set()
-        self._turn = turn
 
-    def __iter__(self) -> Iterator[BatchKeys]:
-        workers = len(self._next)
-        while len(self._ended) < workers:
-            worker = self._turn % workers
-            self._turn += 1
-            if worker in self._ended:
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        if not cursor.batch:
+            self._delivered = [0] * len(self._delivered)
+            self._turn = 0
+        self._ended = set()
+        return self._deal(cursor.epoch, list(self._delivered), self._turn)
+
+    def _deal(self, epoch: int, numbers: list[int], turn: int) -> Iterator[BatchKeys]:
+        ended, workers = self._ended, len(numbers)
+        while len(ended) < workers:
+            stream, turn = turn % workers, turn + 1
+            if stream in ended:
                 continue
-            number = self._next[worker]
-            self._next[worker] += 1
-            yield BatchKeys(self._epoch, number, np.full(self._rows, worker, dtype=np.int64), None)
+            number = numbers[stream]
+            numbers[stream] += 1
+            indices = np.full(self._rows, stream, dtype=np.int64)
+            yield BatchKeys(epoch, number, indices, None, stream=stream)
 
-    @staticmethod
-    def worker(plan: BatchKeys) -> int:
-        return int(plan.indices[0])
+    def ended(self, batch: BatchKeys) -> None:
+        if batch.stream is not None:
+            self._ended.add(batch.stream)
 
-    def ended(self, plan: BatchKeys) -> None:
-        """The stream that was to give this batch had no more samples."""
-        self._ended.add(self.worker(plan))
+    def length(self, cursor: Cursor) -> int | None:
+        samples = self._length()
+        if samples is None:
+            return None
+        batches = samples // self._rows if self._drop_last else -(-samples // self._rows)
+        return max(0, batches - cursor.batch)
+
+    def left(self, cursor: Cursor) -> int | None:
+        """Always unknown: a stream ends when it ends, whatever length it claims."""
+        return None
+
+    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
+        if batch.stream is not None:
+            self._delivered[batch.stream] = batch.number + 1
+            self._turn = batch.stream + 1
+        return cursor._replace(batch=cursor.batch + 1)
+
+    def delivers(self, rows: int) -> bool:
+        return rows >= self._rows if self._drop_last else rows > 0
+
+    def epoch_state(self, epoch: int) -> dict[str, Any]:
+        return {"delivered": list(self._delivered), "turn": self._turn}
+
+    def check_state(self, epoch_state: Any, first: int = 0) -> None:
+        super().check_state(epoch_state, first)
+        state = epoch_state if isinstance(epoch_state, Mapping) else {}
+        delivered, turn = state.get("delivered"), state.get("turn")
+        if not isinstance(delivered, list) or not isinstance(turn, int):
+            raise StateError(
+                "the checkpoint does not say how far each stream was read: it is damaged, or was "
+                "taken from a loader that does not read a stream."
+            )
+        if len(delivered) != len(self._delivered):
+            raise StateError(
+                f"the checkpoint was taken with {len(delivered)} streams, one for each worker, and "
+                f"this loader has {len(self._delivered)}: give the same number of workers."
+            )
+
+    def restore(self, epoch_state: Any) -> None:
+        self.check_state(epoch_state)
+        self._delivered = [int(count) for count in epoch_state["delivered"]]
+        self._turn = int(epoch_state["turn"])

@@ -26,6 +26,7 @@ class FilesSource(Source):
     """A list of files. A sample is the file's bytes; with labels, ``(bytes, label)``."""
 
     threadsafe: ClassVar[bool] = True
+    runs_user_code: ClassVar[bool] = False
 
     def __init__(
         self,

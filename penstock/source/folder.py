@@ -38,6 +38,7 @@ class FolderSource(Source):
     """
 
     threadsafe: ClassVar[bool] = True
+    runs_user_code: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class ParquetSource(Source):
     """
 
     threadsafe: ClassVar[bool] = True
+    runs_user_code: ClassVar[bool] = False
 
     def __init__(
         self, paths: _Paths, columns: Sequence[str] | None = None, *, keep: int | str = "256MB"

@@ -17,6 +17,10 @@ class Source:
     """
 
     threadsafe: ClassVar[bool] = False
+    indexed: ClassVar[bool] = True
+    """Samples can be asked for by index. A stream's cannot."""
+    runs_user_code: ClassVar[bool] = True
+    """Reading may run code that is not Penstock's, and so open files by relative paths."""
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.errors import PipelineError
 from penstock.source.dataset import identity_of
+from penstock.source.source import Source
 
 
-class StreamSource:
+class StreamSource(Source):
     """A torch IterableDataset, another iterable, or a function that makes an iterator.
 
-    It is no ``Source``: there is no reading by index, so what stands below it works on samples in
-    the order they come. It must start anew, with the same samples, each time it is opened.
+    Samples cannot be read by index, so the stages below it work on samples in the order in which
+    they come. It must start again, with the same samples, each time it is opened.
 
     >>> numbers = StreamSource(lambda: iter(range(5)))
     >>> list(numbers.open(skip=3)), list(numbers.open())
     ([3, 4], [0, 1, 2, 3, 4])
     """
+
+    indexed: ClassVar[bool] = False
 
     def __init__(self, dataset: Any, version: str | None = None) -> None:
         if isinstance(dataset, Iterator):
@@ -33,6 +36,8 @@ class StreamSource:
                 "iterable, or a function that returns an iterator."
             )
         self.dataset = dataset
+        self.value: Any = None
+        """The sample that ``read`` gives: a worker puts it there as it comes from the stream."""
         self._version = version
 
     def open(self, skip: int = 0) -> Iterator[Any]:
@@ -48,6 +53,12 @@ class StreamSource:
                 )
             samples = iter(made)
         return islice(samples, skip, None) if skip else samples
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        return [self.value]
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length that could be relied on; see length()")
 
     def length(self) -> int | None:
         """The number of samples, where the dataset knows it."""

@@ -8,17 +8,20 @@ sample from its first copy to its last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from penstock.config import memory
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keys
 from penstock.order import BatchKeys, EchoSequence
-from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
-from penstock.store import AnyStore, Turns, claims_of
+from penstock.stats import EchoStats, Held
+from penstock.stops.hold import Hold, Keeper, Opening, place, stored, taken
+from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.store import AnyStore, Turns, claims_of, memory_store
 
 MOST = 8
 """The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
@@ -32,9 +35,11 @@ over several batches; four batches are as many as are prepared ahead anyway."""
 class Echo(Hold):
     """Uses a sample ``factor`` times, its copies spread over ``window`` samples.
 
-    Below ``batch`` it is batches that it repeats, and nothing asks it for samples. ``store`` and
-    ``claims``, by which workers agree on who prepares what, are set when a loader opens it.
+    Below ``batch`` it repeats batches, and is not asked for samples. ``claims``, by which workers
+    agree on who prepares what, are set by its keeper.
     """
+
+    repeats: ClassVar[bool] = True
 
     factor: float | Literal["auto"]
     window: int
@@ -55,6 +60,34 @@ class Echo(Hold):
     @property
     def written(self) -> str:
         return f".echo({self.factor!r}, window={self.window})"
+
+    @property
+    def measured(self) -> bool:
+        return self.factor == "auto"
+
+    def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
+        if any(stop.repeats for stop in above):
+            raise PipelineError(
+                "a second echo() in the pipeline: give one of them the product of both factors, "
+                "and leave the other out."
+            )
+
+    def opened(self, opening: Opening) -> EchoKeeper:
+        store = memory_store(memory() // 4, shared=opening.shared)
+        stop = replace(
+            self,
+            number=opening.number,
+            lends=opening.lends,
+            store=store,
+            claims=opening.claims(),
+        )
+        return EchoKeeper(stop, store)
+
+    def tried(self, store: AnyStore, number: int, samples: int, seed: int) -> Echo:
+        return replace(self, number=number, store=store)
+
+    def hit_share(self, room: float) -> float | None:
+        return None if self.factor == "auto" else 1 - 1 / self.factor
 
     @property
     def most(self) -> int:
@@ -105,15 +138,24 @@ class Echo(Hold):
 
         return step
 
-    def outdated(self, plan: BatchKeys) -> list[int]:
-        """The places of samples that have had their last copy once this batch is handed out."""
-        spent = [] if plan.spent is None else plan.spent.tolist()
-        return [place(index, plan.epoch) for index in spent]
+
+class EchoKeeper(Keeper):
+    """Removes samples after their last copy. ``stats`` leaves the factor to the loader's echo."""
+
+    def outdated(self, batch: BatchKeys) -> list[int]:
+        spent = [] if batch.spent is None else batch.spent.tolist()
+        return [place(index, batch.epoch) for index in spent]
+
+    def stats(self, held: Held, hits: int, misses: int) -> Held:
+        return held._replace(echo=EchoStats(misses, misses + hits, 1.0))
 
 
-def make_echo(
-    factor: Any, window: Any, *, of: Literal["samples", "batches"], number: int = 0
-) -> Echo:
+def echo_in(stops: Sequence[Stop]) -> Echo | None:
+    """The echo among these stops."""
+    return next((stop for stop in stops if isinstance(stop, Echo)), None)
+
+
+def make_echo(factor: Any, window: Any, *, of: Literal["samples", "batches"]) -> Echo:
     """An echo stop, checked."""
     if window is None:
         window = SAMPLES if of == "samples" else BATCHES
@@ -122,9 +164,9 @@ def make_echo(
             f"echo() got {factor!r}; give how often everything is used, such as 2 or 1.5, or "
             '"auto".'
         )
-    made = Echo(factor, window, number)
+    made = Echo(factor, window)
     checked = made.dealt(0, lambda epoch: 1.0)
-    return made if factor == "auto" else Echo(float(factor), checked.window, number)
+    return made if factor == "auto" else Echo(float(factor), checked.window)
 
 
 def _tag(key: Key, most: int) -> int:

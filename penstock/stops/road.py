@@ -7,16 +7,15 @@ cache hit visibly skips everything above it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.keyed import Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.source import Source
-from penstock.source.stream import StreamSource
 from penstock.stats import Clock, Tally
-from penstock.stops.stop import Hold, Rows, Site, StageFailure, Step, Stop, Upstream, names_of
+from penstock.stops.stop import Rows, Site, StageFailure, Step, Stop, Upstream, names_of
 
 SOURCE = "source"
 
@@ -34,8 +33,9 @@ class Road:
         return [SOURCE, *names_of(self.stops)]
 
     @property
-    def holds(self) -> list[Hold]:
-        return [stop for stop in self.stops if isinstance(stop, Hold)]
+    def holds(self) -> int:
+        """How many stops keep samples."""
+        return sum(stop.keeps for stop in self.stops)
 
     @property
     def together(self) -> int:
@@ -51,26 +51,6 @@ class Road:
         return OpenRoad(self, clock)
 
 
-class Tap(Source):
-    """The source of a road that is fed by a stream: it gives what was put in last."""
-
-    def __init__(self, stream: StreamSource) -> None:
-        self.stream = stream
-        self.value: Any = None
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        return [self.value]
-
-    def name(self, index: int) -> str:
-        return self.stream.name(index)
-
-    def identity(self) -> str:
-        return self.stream.identity()
-
-
 def draws_globally(source: Source) -> bool:
     """A dataset of the user's may augment inside ``__getitem__``."""
     return bool(getattr(source, "random", False))
@@ -82,7 +62,7 @@ class OpenRoad:
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
-        self.site = Site(road.seed, Tally(len(road.stages), len(road.holds)))
+        self.site = Site(road.seed, Tally(len(road.stages), road.holds))
         get: Upstream = _nothing
         self.rows = Rows()
         """Where the samples that are asked for next will stand; see ``Rows``."""

@@ -9,20 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from penstock.keyed import Key, Keys
 from penstock.operation import Operation, Spec
-from penstock.serialize import Packed, pack, unpack
+from penstock.order import Order
 from penstock.stats import Tally
-from penstock.store.value import Lent
-from penstock.tree import flatten
 
 Upstream = Callable[[Keys], list[Any]]
 Step = Callable[[Keys, Upstream], list[Any]]
-_BESIDE = 256
-"""Bytes that a sample takes beside what its fields hold, about."""
 
 Fields = dict[str | int, Spec] | Spec
 """What is known of a sample by its fields; one Spec for a sample that is a single value."""
@@ -49,7 +44,7 @@ class Rows:
         self._columns, self._skeleton, self._row = columns, skeleton, row
 
     def clear(self) -> None:
-        """Nobody knows any more."""
+        """Forget the target rows."""
         self._columns = ()
         self.given.clear()
 
@@ -96,85 +91,74 @@ class StageFailure(Exception):
 
 
 class Stop:
-    """A stop on the road. Implementations are frozen dataclasses that travel by pickle.
+    """One stage of a pipeline. Implementations are frozen dataclasses that travel by pickle.
 
-    ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
-    ``global_random``: it may draw from the global generators, which only a process can own.
-    ``careful``: it never changes what it is given, but makes something new of it.
-    ``together``: so many samples at a time are faster than one, where each takes long.
+    What others need to know about a stop, they ask it; nobody asks which class it is.
+
+    - ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
+    - ``global_random``: it may draw from the global generators, which only a process can own.
+    - ``careful``: it never changes a sample it is given, but returns a new one.
+    - ``together``: this many samples per call are faster than one, where each takes long.
+    - ``random``: its output differs from epoch to epoch.
+    - ``repeats``: samples pass it once and leave it several times, as copies (echo).
+    - ``renews``: samples leave it several times before it takes fresh ones (refurbish).
+    - ``measured``: one of its settings is ``"auto"``, chosen by measuring while training runs.
+    - ``transparent``: with it or without it, samples are the same (cache).
+    - ``keeps``: it keeps samples in a store; it is a ``Hold``.
     """
 
     threadsafe: ClassVar[bool] = True
     global_random: ClassVar[bool] = False
     careful: ClassVar[bool] = True
     together: ClassVar[int] = 1
+    repeats: ClassVar[bool] = False
+    renews: ClassVar[bool] = False
+    transparent: ClassVar[bool] = False
+    keeps: ClassVar[bool] = False
+
+    @property
+    def random(self) -> bool:
+        return False
+
+    @property
+    def measured(self) -> bool:
+        return False
 
     @property
     def name(self) -> str:
         raise NotImplementedError
 
+    @property
+    def note(self) -> str:
+        """What ``Pipeline.explain`` says about it, beside its name."""
+        return ""
+
+    @property
+    def written(self) -> str:
+        """The call of ``Pipeline`` that makes it, as ``repr`` shows it."""
+        return f".map({self.name})"
+
     def output(self, fields: Fields) -> Fields:
-        """What is known of the samples below it; raises PipelineError where that cannot work."""
+        """What is known of its output; raises PipelineError if it cannot take such input."""
         return fields
+
+    def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
+        """Raise PipelineError if it may not stand below these. Called as a pipeline is built."""
+
+    def check_below(self, below: Sequence[Stop]) -> None:
+        """Raise PipelineError if the stops below it do not fit. Called when a loader is made."""
+
+    def order(self, order: Order) -> Order:
+        """The order in which samples are best asked for, given the order that was chosen."""
+        return order
 
     def step(self, site: Site) -> Step:
         """Make it ready to run in one worker."""
         raise NotImplementedError
 
     def fingerprint(self) -> str | None:
-        """What makes its output differ from another stop's; ``None`` if it changes nothing."""
+        """Identifies its output; ``None`` if it changes nothing. Raises FingerprintError."""
         raise NotImplementedError
-
-
-class Hold(Stop):
-    """A stop that keeps samples, and counts when it had one (a hit) and when it had not.
-
-    ``number`` counts the holds of a pipeline; tallies have a place for each. One that ``lends``
-    hands out what it keeps instead of copies: its store is in this process, and nothing below it
-    changes what it is given.
-    """
-
-    number: int
-    lends: bool
-
-    @property
-    def note(self) -> str:
-        """What it keeps and where, for people."""
-        raise NotImplementedError
-
-    @property
-    def written(self) -> str:
-        """How a user would write it."""
-        raise NotImplementedError
-
-
-def stored(sample: Any, lends: bool) -> Packed | Lent:
-    """A sample as it is put into a store: as bytes, or, where nobody below changes it, itself."""
-    return (lent(sample) if lends else None) or pack(sample)
-
-
-def lent(sample: Any) -> Lent | None:
-    """A sample to be kept as it is; ``None`` where part of it is handed out and may be changed."""
-    nbytes = _BESIDE
-    for leaf in flatten(sample)[0]:
-        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-            nbytes += leaf.nbytes
-        elif isinstance(leaf, (str, bytes)):
-            nbytes += len(leaf)
-        elif not isinstance(leaf, (int, float, complex, np.generic)):
-            return None  # an object is not copied into a batch
-    return Lent(sample, nbytes)
-
-
-def taken(frame: Any) -> Any:
-    """The sample that a store had."""
-    return frame.sample if type(frame) is Lent else unpack(frame)
-
-
-def place(index: int, version: int) -> int:
-    """Where a sample is kept that there may be two versions of: the next epoch may need the new
-    one while this one still needs the old."""
-    return 2 * index + version % 2
 
 
 class Joined(Stop):
@@ -182,11 +166,6 @@ class Joined(Stop):
 
     @property
     def operations(self) -> list[Operation]:
-        raise NotImplementedError
-
-    @property
-    def how(self) -> str:
-        """How they are done together, for people."""
         raise NotImplementedError
 
     @property

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.pools.runner import Work, WorkerInfo
-from penstock.stops.road import Tap
 
 
 class Init:
@@ -31,14 +30,13 @@ class Init:
     def _tell_torch(self, info: WorkerInfo, work: Work) -> None:
         importlib.import_module("torch").set_num_threads(1)
         source = work.road.source
-        holder = source.stream if isinstance(source, Tap) else source
         # get_worker_info() reads this; torch has no public way to set it.
         torch_worker: Any = importlib.import_module("torch.utils.data._utils.worker")
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=info.id,
             num_workers=info.count,
             seed=info.seed + info.id,
-            dataset=getattr(holder, "dataset", None),
+            dataset=getattr(source, "dataset", None),
         )
 
 

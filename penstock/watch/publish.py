@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock import config
+from penstock.engine.feed import Queue
 from penstock.host.at_exit import Closes, close_at_exit
 from penstock.host.process import command, started
 from penstock.stats import Clock
@@ -16,8 +17,7 @@ from penstock.watch import running
 from penstock.watch.place import LivePlace
 from penstock.watch.pulse import Pulse
 from penstock.watch.sheet import Sheet
-from penstock.watch.snapshot import Snapshot, to_json
-from penstock.watch.standing import Queue, queue_of, standing_of
+from penstock.watch.snapshot import Snapshot, Standing, to_json
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -50,7 +50,7 @@ class Publisher:
         """The loop asks for a batch. Worth a report if it has to wait for it."""
         if not self._pulse.due():
             return
-        queue = queue_of(loader._engine)
+        queue = loader.queue()
         if not queue.ready:
             self._publish(loader, queue, waiting=True)
 
@@ -58,7 +58,7 @@ class Publisher:
         """The loop has got one, or will get none."""
         # That it waits must not be said for longer than it does, however long the step is.
         if self._said_waiting or self._pulse.due():
-            self._publish(loader, queue_of(loader._engine), waiting=False)
+            self._publish(loader, loader.queue(), waiting=False)
 
     def close(self) -> None:
         """Take back what was published."""
@@ -123,8 +123,30 @@ def snapshot_of(
         command=command(),
         written=now,
         waiting=now if waiting else None,
-        standing=standing_of(loader, queue_of(loader._engine) if queue is None else queue),
+        standing=standing_of(loader, loader.queue() if queue is None else queue),
         stats=loader.stats(),
+    )
+
+
+def standing_of(loader: Loader, queue: Queue) -> Standing:
+    """Where a loader is, and what lies ready for it."""
+    options = loader.options
+    try:
+        batches: int | None = len(loader)
+    except TypeError:  # a stream has no length
+        batches = None
+    return Standing(
+        name=repr(loader),
+        epoch=loader.epoch,
+        batch=loader.batch,
+        batches=batches,
+        share=options.share,
+        rank=options.rank,
+        world=options.world,
+        finished=queue.finished,
+        unfinished=queue.unfinished,
+        slots=queue.slots,
+        slot_bytes=queue.slot_bytes,
     )
 
 

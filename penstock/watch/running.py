@@ -25,7 +25,7 @@ def loaders() -> list[tuple[int, Loader]]:
     with _lock:
         for number, known in list(_loaders.items()):
             loader = known()
-            if loader is None or loader._closed:
+            if loader is None or loader.closed:
                 del _loaders[number]
             else:
                 found.append((number, loader))

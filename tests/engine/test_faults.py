@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.engine.engine import Engine
+from penstock.engine.pools.processes import ProcessPool
 from penstock.errors import (
     DeadlySampleError,
     PipelineError,
@@ -40,8 +42,10 @@ KINDS: list[dict[str, Any]] = [
 
 
 def workers_of(loader: Loader) -> list[psutil.Process]:
-    assert loader._engine is not None
-    return [psutil.Process(w.process.pid) for w in loader._engine.pool._workers.values()]
+    assert isinstance(loader._feed, Engine)
+    assert isinstance(loader._feed.pool, ProcessPool)
+    workers = loader._feed.pool._workers.values()
+    return [psutil.Process(worker.process.pid) for worker in workers]
 
 
 def slow(value: Any) -> Any:

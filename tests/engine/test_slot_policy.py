@@ -71,9 +71,10 @@ class ByHand:
     def outdated(self) -> bool:
         return False
 
-    def close(self) -> None:
+    def close(self, limit: float | None = None) -> set[int]:
         self._desk = None
         self._busy.clear()
+        return set()
 
 
 class Threads(ByHand):
@@ -101,8 +102,8 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_of(loader: Loader) -> Engine:
-    assert loader._engine is not None
-    return loader._engine
+    assert isinstance(loader._feed, Engine)
+    return loader._feed
 
 
 def test_a_batch_that_nobody_has_begun_has_no_slot() -> None:
@@ -216,7 +217,7 @@ def test_workers_go_on_while_there_is_no_slot() -> None:
         loose = [task for task in map(engine.take, [0, 1] * 20) if task is not None]
         assert len(engine.ring) == 2
         assert {(task.slot, task.first) for task in loose} == {(None, 0)}
-        job = next(iter(engine._jobs.values()))
+        job = next(iter(engine._open_batches.values()))
         assert sum(part.rows for part in job.loose.values()) == 20
         assert engine.starved
         kept.clear()

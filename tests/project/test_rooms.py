@@ -103,9 +103,8 @@ def test_imports_point_upwards_only() -> None:
 
 
 def test_stops_do_not_know_each_other() -> None:
-    contract = {"penstock.stops.stop", "penstock.stops.field"}
-    joins = {"placement.py", "road.py"}
-    for path in sorted(p for p in (ROOT / "stops").glob("*.py") if p.name not in joins):
+    contract = {f"penstock.stops.{name}" for name in ("field", "hold", "placement", "stop")}
+    for path in sorted((ROOT / "stops").glob("*.py")):
         known = {module for module in imports(path) if module.startswith("penstock.stops.")}
         assert known <= contract, path
 

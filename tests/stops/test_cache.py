@@ -14,7 +14,7 @@ from penstock.errors import FingerprintError
 from penstock.order import Shuffled
 from penstock.serialize import pack
 from penstock.store import Store
-from tests.support.contract import POOLS, Workers, plain
+from tests.support.contract import POOLS, Workers, plain, store_of
 
 SIZES = [int(n) for n in np.random.default_rng(0).integers(500, 9000, size=90)]
 
@@ -168,7 +168,7 @@ def test_losing_the_store_in_mid_run_changes_no_batch(tmp_path: Path) -> None:
     pipeline = ps.from_files(write_files(tmp_path)).cache("1MB").map(length, random=False).batch(8)
     with pipeline.loader(workers=2, kind="threads", seed=1) as loader:
         first = [plain(batch) for batch in loader]
-        (store,) = loader._holds.caches._stores.values()
+        store = store_of(loader)
         store.delete_many(store.keys())
         loader.set_epoch(0)
         assert [plain(batch) for batch in loader] == first

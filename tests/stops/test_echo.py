@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import PipelineError, StateError
-from tests.support.contract import POOLS, Workers, plain
+from tests.support.contract import POOLS, Workers, plain, store_of
 
 pytestmark = pytest.mark.usefixtures("no_stand_in")
 
@@ -98,7 +98,7 @@ def test_everything_above_is_done_once_and_everything_below_for_every_copy(pool:
 
 def test_nothing_is_held_longer_than_to_its_last_copy() -> None:
     with ROADS["between"].loader(seed=5, workers=2, kind="threads") as loader:
-        store = loader._holds.road.holds[0].store  # type: ignore[attr-defined]
+        store = store_of(loader)
         most = 0
         for _ in range(2):
             for _ in loader:
@@ -106,7 +106,7 @@ def test_nothing_is_held_longer_than_to_its_last_copy() -> None:
         # A window of 20 places is 7 to 8 samples; some batches are prepared ahead.
         assert most < N
     with ROADS["between"].loader(seed=5, workers=0, prefetch=1) as loader:
-        store = loader._holds.road.holds[0].store  # type: ignore[attr-defined]
+        store = store_of(loader)
         held = [len(store) for _ in loader]
         assert held[-1] == 0
         assert max(held) <= 10

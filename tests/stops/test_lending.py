@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.operation import Operation
-from penstock.stops.stop import stored, taken
+from penstock.stops.hold import keeps_samples, stored, taken
 from penstock.store.value import Lent
 
 SIDE = 24
@@ -46,7 +46,8 @@ def keep(pipeline: ps.Pipeline, how: str) -> ps.Pipeline:
 
 def lends(pipeline: ps.Pipeline, **options: Any) -> list[bool]:
     with pipeline.loader(**options) as loader:
-        return [stop.lends for stop in loader._holds.road.stops if hasattr(stop, "lends")]
+        stops = loader._assembly.keepers.road.stops
+        return [stop.lends for stop in stops if keeps_samples(stop)]
 
 
 HOLDS = ["cache", "refurbish", "echo"]

@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.diversity.auto import placed
 from penstock.errors import PipelineError, StateError
+from penstock.loader import Loader
 from tests.support import ROOT
-from tests.support.contract import POOLS, Workers, noise, plain
+from tests.support.contract import POOLS, Workers, noise, plain, store_of
 
 pytestmark = pytest.mark.usefixtures("no_stand_in")
 
@@ -129,7 +131,7 @@ def test_a_store_emptied_while_it_is_used_changes_no_batch(expected: Any) -> Non
             for number, batch in enumerate(loader):
                 found.append(plain(batch))
                 if (epoch + number) % 3 == 0:
-                    store = loader._holds.road.holds[0].store  # type: ignore[attr-defined]
+                    store = store_of(loader)
                     store.delete_many(list(range(0, N, 2)))
     assert found == [batch for epoch in bits(expected)[:5] for batch in epoch]
 
@@ -339,9 +341,13 @@ class TestAuto:
         with replace(fixed, stops=stops).loader(workers=2, kind="threads", seed=1) as again:
             assert [[plain(batch) for batch in again] for _ in range(3)] == epochs
 
+    @staticmethod
+    def choose(loader: Loader, chosen: dict[str, Any]) -> None:
+        loader._use(placed(loader._written, chosen), chosen, None)
+
     def test_a_resume_does_what_was_chosen_then(self) -> None:
         with self.road().loader(workers=0, seed=1) as loader:
-            loader._choose({"place": 1, "reuse": 3})
+            self.choose(loader, {"place": 1, "reuse": 3})
             list(loader)
             epoch = iter(loader)
             next(epoch)
@@ -349,7 +355,7 @@ class TestAuto:
             rest = [plain(batch) for batch in epoch]
         for chosen in ({"place": None, "reuse": 1}, {"place": 1, "reuse": 2}):
             with self.road().loader(workers=0, seed=1) as again:
-                again._choose(chosen)
+                self.choose(again, chosen)
                 again.load_state_dict(state)
                 assert [plain(batch) for batch in again] == rest
         state["refurbish"] = None

@@ -51,8 +51,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def refurbish(store: Store, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
-    renewal = Generations(N, reuse, kept, seed=7)
-    return Refurbish(reuse, encode=encode, number=1, store=store, renewal=renewal)
+    generations = Generations(N, reuse, kept, seed=7)
+    return Refurbish(reuse, encode=encode, number=1, store=store, generations=generations)
 
 
 def site() -> Site:
@@ -61,23 +61,23 @@ def site() -> Site:
 
 def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Store) -> None:
     stop, upstream, here = refurbish(store, kept=20), Upstream(), site()
-    step, renewal = stop.step(here), stop.renewal
-    assert renewal is not None
+    step, generations = stop.step(here), stop.generations
+    assert generations is not None
     for epoch in range(8):
         upstream.asked.clear()
         here.tally.clear()
         found = step(Keys(epoch, list(range(N)), list(range(N))), upstream)
-        generations = [renewal.generation(index, epoch) for index in range(N)]
+        versions = [generations.generation(index, epoch) for index in range(N)]
         assert [row.tolist() for row in found] == [
-            [index, generation, 0.5] for index, generation in enumerate(generations)
+            [index, generation, 0.5] for index, generation in enumerate(versions)
         ]
-        fresh = [index for index in range(N) if renewal.is_fresh(index, epoch)]
-        assert sorted(upstream.asked) == [(index, generations[index]) for index in fresh]
+        fresh = [index for index in range(N) if generations.is_fresh(index, epoch)]
+        assert sorted(upstream.asked) == [(index, versions[index]) for index in fresh]
         assert here.tally.misses == [0, len(fresh)]
         assert here.tally.hits == [0, N - len(fresh)]
     held = store.keys()
     kept = {key // 2 for key in held}
-    assert kept == {index for index in range(N) if renewal.keeps(index)}
+    assert kept == {index for index in range(N) if generations.keeps(index)}
     assert len(kept) == 20
 
 
@@ -196,7 +196,7 @@ def test_without_a_store_it_does_not_run() -> None:
 def test_it_is_known_by_what_changes_batches(store: Store) -> None:
     stop = refurbish(store)
     assert stop.name == "refurbish"
-    same = replace(stop, budget=5, where="disk", number=4, store=None, renewal=None)
+    same = replace(stop, budget=5, where="disk", number=4, store=None, generations=None)
     assert same.fingerprint() == stop.fingerprint()
     for other in (replace(stop, reuse=4), replace(stop, encode="jpeg")):
         assert other.fingerprint() != stop.fingerprint()

@@ -153,7 +153,9 @@ def test_a_loader_keeps_samples_where_its_workers_see_them(kind: Any, store: typ
     written = cached.map(noisy).refurbish(2).echo(2).map(noisy).batch(3)
     with written.loader(workers=1, kind=kind, seed=1) as loader:
         assert len(list(loader)) == 4
-        kept = [stop.store for stop in loader._holds.road.stops if hasattr(stop, "store")]
+        kept = [
+            stop.store for stop in loader._assembly.keepers.road.stops if hasattr(stop, "store")
+        ]
     assert [type(one) for one in kept] == [store] * 3
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import penstock as ps
+from penstock.loader import Loader
 from penstock.pipeline import Pipeline
+from penstock.stops.hold import keeps_samples
 
 
 class Workers(NamedTuple):
@@ -73,3 +75,9 @@ def epochs(pipeline: Pipeline, count: int, **options: Any) -> list[list[Any]]:
     """All batches of a few epochs."""
     with pipeline.loader(**options) as loader:
         return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
+def store_of(loader: Loader) -> Any:
+    """The store of the first stop that keeps samples."""
+    stops = loader._assembly.keepers.road.stops
+    return next(stop.store for stop in stops if keeps_samples(stop))

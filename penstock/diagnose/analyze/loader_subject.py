@@ -27,7 +27,6 @@ from penstock.source.source import Source
 from penstock.source.stream import StreamSource
 from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
-from penstock.stops.stop import Hold
 from penstock.store.value import cost
 
 ROOM = 1 << 30
@@ -157,7 +156,7 @@ class LoaderSubject:
         return self._batches(self._over(kept), None, each=self._drop_some)
 
     def reused(self) -> tuple[Iterator[Any], int] | None:
-        if any(isinstance(stop, Hold) for stop in self._pipeline.stops):
+        if any(stop.keeps for stop in self._pipeline.stops):
             return None
         shared = self._kind == "processes"
         try:
@@ -207,7 +206,7 @@ class LoaderSubject:
             world=1,
             share=None,
         )
-        loader = Loader(pipeline, options, replace(self._loader._custom, plan=None))
+        loader = self._loader.remade(pipeline, options)
         try:
             while True:
                 for batch in self._iterate(loader):
@@ -222,7 +221,7 @@ class LoaderSubject:
     def _look(self, loader: Loader, timed: bool) -> None:
         stats = loader.stats()
         if timed and stats.batches:
-            self._times = list(loader._meter.batch_times)
+            self._times = loader.batch_times()
             cost = stats.pool.busy / max(1, stats.samples)
             self._piece = piece_of(self._batch, cost)
 

@@ -11,7 +11,6 @@ from penstock.errors import PipelineError
 from penstock.pipeline import Pipeline, from_dataset, from_files, from_folder, from_parquet
 from penstock.source import DatasetSource, FilesSource, FolderSource, ParquetSource, StreamSource
 from penstock.source.source import Source
-from penstock.stops.cache import Cache
 
 _WANTED = (
     "Give a folder, a list of files, a dataset, or a pipeline whose source is to be read; or "
@@ -24,7 +23,7 @@ def with_data(pipeline: Pipeline, data: Any) -> Pipeline:
     if data is None:
         return pipeline
     source = _source(pipeline, data)
-    if isinstance(source, StreamSource) and any(isinstance(s, Cache) for s in pipeline.stops):
+    if not source.indexed and any(stop.transparent for stop in pipeline.stops):
         raise PipelineError(
             f"profile() got data={_short(data)}, which is a stream, and the pipeline has a "
             "cache(): the samples of a stream have no index to keep them by. Give data with "

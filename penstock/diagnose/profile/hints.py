@@ -10,7 +10,6 @@ from penstock.diagnose.profile.result import HOLDS, Row
 from penstock.pipeline import Pipeline
 from penstock.source import DatasetSource
 from penstock.source.stream import StreamSource
-from penstock.stops.cache import Cache
 from penstock.stops.map import Map
 
 _WAITS = 0.5
@@ -56,7 +55,7 @@ def _reading(pipeline: Pipeline, row: Row, samples: int | None) -> str:
     source = pipeline.source
     if isinstance(source, StreamSource):
         return "the stream itself is slowest; more workers read more streams side by side."
-    cached = any(isinstance(stop, Cache) for stop in pipeline.stops)
+    cached = any(stop.transparent for stop in pipeline.stops)
     waits = row.cpu_ms < _WAITS * row.ms
     if isinstance(source, DatasetSource) and (row.parts or source.random):
         return (
@@ -91,7 +90,7 @@ def _decoding(pipeline: Pipeline, rows: Sequence[Row], at: int, samples: int | N
             f"wanted; here {below} stands between."
         )
     above = maps[: names.index(row.name)] if row.name in names else maps
-    cached = any(isinstance(stop, Cache) for stop in pipeline.stops)
+    cached = any(stop.transparent for stop in pipeline.stops)
     if samples is not None and not cached and not any(stop.random for stop in above):
         room = show_size(row.nbytes * samples)
         return f"a cache below decode keeps what it made: {room} for all samples."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -18,14 +17,11 @@ from penstock.diagnose.profile.probes import (
     timed_stop,
 )
 from penstock.keyed import Keys
-from penstock.order import Generations
 from penstock.source.source import Source
 from penstock.stats import Tally
-from penstock.stops.cache import Cache
-from penstock.stops.echo import Echo
-from penstock.stops.refurbish import Refurbish
+from penstock.stops.hold import keeps_samples
 from penstock.stops.road import SOURCE, Road
-from penstock.stops.stop import Hold, Site, Step, Stop, names_of
+from penstock.stops.stop import Site, Step, Stop, names_of
 from penstock.store import AnyStore, memory_store
 
 ROOM = 256 << 20
@@ -66,9 +62,9 @@ class ProbedRoad:
         opened: list[Stop] = []
         self._hits: dict[int, Step] = {}
         for stage, stop in enumerate(self.stops, start=1):
-            if isinstance(stop, Hold):
+            if keeps_samples(stop):
                 self.stores[stage] = memory_store(2 * ROOM, shared=shared)
-                stop = _opened(stop, self.stores[stage], len(source), seed)
+                stop = stop.tried(self.stores[stage], len(self.stores) - 1, len(source), seed)
                 self._hits[stage] = stop.step(Site(seed, Tally(1, stop.number + 1)))
             # Nothing stands below the last stop, which may write straight into the batch: ``get``
             # is its probe.
@@ -110,8 +106,9 @@ class ProbedRoad:
     def restart(self, indices: Sequence[int]) -> None:
         """As if these had never been asked for."""
         for stage, store in self.stores.items():
-            only = isinstance(self.stops[stage - 1], Cache)
-            store.delete_many(list(indices) if only else store.keys())
+            stop = self.stops[stage - 1]
+            by_index = keeps_samples(stop) and stop.by_index
+            store.delete_many(list(indices) if by_index else store.keys())
         if isinstance(self._source, Drawn):
             self._source.restart()
 
@@ -129,17 +126,6 @@ class ProbedRoad:
             store.destroy()
         if isinstance(self._source, Drawn):
             self._source.restart()
-
-
-def _opened(stop: Hold, store: AnyStore, samples: int, seed: int) -> Hold:
-    """A stop that keeps samples, with a store of its own and every sample in its first version."""
-    if isinstance(stop, Cache):
-        return replace(stop, store=store)
-    if isinstance(stop, Refurbish):
-        return replace(stop, store=store, renewal=Generations(samples, 2, samples, seed))
-    if isinstance(stop, Echo):
-        return replace(stop, store=store)
-    raise TypeError(f"{stop.name} is not known to keep samples")
 
 
 Round = tuple[Spent, int]

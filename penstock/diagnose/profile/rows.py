@@ -12,11 +12,10 @@ from penstock.diagnose.profile.result import Kind, Row
 from penstock.diagnose.profile.roads import Ledger, ProbedRoad, Round, middle
 from penstock.pipeline import Pipeline
 from penstock.source.stream import StreamSource
-from penstock.stops.echo import Echo
+from penstock.stops.hold import keeps_samples
 from penstock.stops.map import Map
-from penstock.stops.refurbish import Refurbish
 from penstock.stops.road import draws_globally
-from penstock.stops.stop import Hold, Stop
+from penstock.stops.stop import Stop
 
 _GLOBALS = "may draw from the global generators"
 _GIL = "may hold the GIL"
@@ -93,7 +92,7 @@ def _stop_row(row: Row, stop: Stop) -> Row:
     random = any(operation.random for operation in getattr(stop, "operations", ()))
     if isinstance(stop, Map):
         kind, random = "map", stop.random
-    elif isinstance(stop, Hold):
+    elif stop.keeps:
         kind, random = stop.name, False  # type: ignore[assignment]
     why = _GLOBALS if stop.global_random else "" if stop.threadsafe else _GIL
     return replace(row, kind=kind, random=random, needs_process=why)
@@ -107,18 +106,8 @@ def _hold_row(row: Row, stage: int, road: ProbedRoad, ledger: Ledger, length: in
     hit = middle(ledger.hits[stage])
     budget = getattr(stop, "budget", None)
     room = budget / (held * length) if held > 0 and budget is not None else 1.0
-    share = _share(stop, room)
+    share = stop.hit_share(min(1.0, room)) if keeps_samples(stop) else None
     return replace(row, hit_ms=hit.wall * 1e3, hit_cpu_ms=hit.cpu * 1e3, holds=share)
-
-
-def _share(stop: Stop, room: float) -> float | None:
-    """What part of the samples a stop has already when it is asked, of those it has room for."""
-    room = min(1.0, room)
-    if isinstance(stop, Refurbish):
-        return None if stop.reuse == "auto" else room * (1 - 1 / stop.reuse)
-    if isinstance(stop, Echo):
-        return None if stop.factor == "auto" else 1 - 1 / stop.factor
-    return room
 
 
 def _parts(row: Row, stage: int, ledger: Ledger) -> tuple[Row, ...]:

@@ -15,7 +15,7 @@ from penstock.engine.pools.threads import ThreadPool
 from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError
 from penstock.stops.batch import Collate, Pad
-from penstock.stops.road import Road, Tap, draws_globally
+from penstock.stops.road import Road, draws_globally
 
 PoolKind = Literal["none", "threads", "processes", "node"]
 
@@ -53,7 +53,7 @@ def choose(
     """Threads where everything on the road releases the GIL, processes for the rest."""
     if workers == 0:
         return Choice("none", 0, "workers=0")
-    stream = isinstance(road.source, Tap)
+    stream = not road.source.indexed
     count = (1 if stream else cores) if workers == "auto" else workers
     drawer = _global_drawer(road)
     if stream:

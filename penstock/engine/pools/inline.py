@@ -39,5 +39,6 @@ class InlinePool:
     def outdated(self) -> bool:
         return False
 
-    def close(self) -> None:
+    def close(self, limit: float | None = None) -> set[int]:
         self._desk = None
+        return set()

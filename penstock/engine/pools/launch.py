@@ -20,7 +20,7 @@ _BOOT = (
 )
 
 
-class Started(Protocol):
+class WorkerProcess(Protocol):
     @property
     def pid(self) -> int | None: ...
 

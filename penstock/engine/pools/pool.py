@@ -70,7 +70,7 @@ class Desk(Protocol):
 
 
 class Pool(Protocol):
-    """Workers of one kind. ``start`` is lazy and may be called again after ``close``."""
+    """Workers of one kind. ``start`` may be called again after ``close``."""
 
     kind: ClassVar[str]
     size: int
@@ -92,8 +92,13 @@ class Pool(Protocol):
     def outdated(self) -> bool:
         """Workers have a copy of the dataset, and it is not like the original any more."""
 
-    def close(self) -> None:
-        """End all workers; nothing is left when it returns."""
+    def close(self, limit: float | None = None) -> set[int]:
+        """End all workers. Returns the tasks of workers that could not be ended.
+
+        Processes are killed, so they never count. A thread cannot be killed: one that has been at
+        its task for more than ``limit`` seconds, the loader's timeout, is left behind; without a
+        limit, ``close`` waits for it. Call ``start`` to begin again.
+        """
 
 
 def run(runner: Runner, task: Task) -> Outcome:
@@ -112,6 +117,6 @@ def run(runner: Runner, task: Task) -> Outcome:
         layout, report = runner.probe(task.keys)
         return Outcome(report, layout=layout)
     except LayoutChanged:
-        return Outcome(Report(), changed=True)
+        return Outcome(runner.unfinished(), changed=True)
     except Exception as error:
-        return Outcome(Report(), error=error)
+        return Outcome(runner.unfinished(), error=error)

@@ -15,8 +15,17 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
-from penstock.engine.pools.answer import from_message
-from penstock.engine.pools.launch import Fork, Program, Start, Started, how_it_ended
+from penstock.engine.pools.launch import Fork, Program, Start, WorkerProcess, how_it_ended
+from penstock.engine.pools.messages import (
+    VOCABULARY,
+    CannotStart,
+    EndWorker,
+    Setup,
+    Started,
+    TaskDone,
+    TaskSent,
+    outcome_of,
+)
 from penstock.engine.pools.pool import Desk, Task, run
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 from penstock.engine.pools.threads import WARN_AFTER
@@ -25,14 +34,13 @@ from penstock.engine.pools.worker import Init
 from penstock.engine.slots import shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
-from penstock.stops.road import Tap
 
 AHEAD = 2
 """Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""
 
 
 class _Worker:
-    def __init__(self, number: int, wire: Wire, process: Started) -> None:
+    def __init__(self, number: int, wire: Wire, process: WorkerProcess) -> None:
         self.number = number
         self.wire = wire
         self.process = process
@@ -154,16 +162,16 @@ class ProcessPool:
         # much as sending them again.
         return self._start == "program" and self._digest != self._packed().digest()
 
-    def close(self) -> None:
+    def close(self, limit: float | None = None) -> set[int]:
         if os.getpid() != self._pid:
-            return  # a fork of the training process: the workers are not ours
+            return set()  # a fork of the training process: the workers are not ours
         with self._lock:
             self._closing = True
             workers = list(self._workers.values())
             self._workers.clear()
         for worker in workers:
             with contextlib.suppress(OSError):
-                worker.wire.send(["stop"])
+                worker.wire.send(EndWorker())
         if self._wake is not None:
             os.write(self._wake[1], b"x")
         if self._reader is not None and self._reader is not threading.current_thread():
@@ -182,13 +190,14 @@ class ProcessPool:
         if self._code is not None:
             os.close(self._code)
             self._code = None
+        return set()
 
     # Starting.
 
     def _make_standin(self) -> Runner | None:
         """Whoever sets up workers, or reads a stream in each, must have all done in those."""
         needs_setup = self._init is not None and getattr(self._init, "exclusive", True)
-        if needs_setup or isinstance(self._work.road.source, Tap) or self._start == "fork":
+        if needs_setup or not self._work.road.source.indexed or self._start == "fork":
             return None
         return Runner(self._work, WorkerInfo(-1, self.size, self._seed, process=False))
 
@@ -216,9 +225,9 @@ class ProcessPool:
 
     def _spawn(self, number: int) -> None:
         ours, theirs = Wire.pair()
-        wire = Wire(ours)
+        wire = Wire(ours, VOCABULARY)
         info = WorkerInfo(number, self.size, self._seed, process=True)
-        process: Started
+        process: WorkerProcess
         if self._start == "fork":
             others = [worker.wire.socket for worker in self._workers.values()]
             process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
@@ -228,8 +237,7 @@ class ProcessPool:
         worker = _Worker(number, wire, process)
         if self._code is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader finds out
-                init = ["init", sys.path, number, self.size, self._seed]
-                wire.send(init, [self._code])
+                wire.send(Setup(list(sys.path), number, self.size, self._seed), [self._code])
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
@@ -250,8 +258,7 @@ class ProcessPool:
             layout = bytes(pack(task.layout).tobytes())
         worker.tasks[task.id] = (task, self._clock())
         keys = task.keys
-        message = [
-            "task",
+        message = TaskSent(
             task.id,
             task.kind,
             keys.epoch,
@@ -261,7 +268,7 @@ class ProcessPool:
             slot_id,
             layout,
             task.number,
-        ]
+        )
         with contextlib.suppress(OSError):  # it is dead: the reader finds out and deals again
             worker.wire.send(message, fds)
 
@@ -282,28 +289,30 @@ class ProcessPool:
             self._bury(worker)
             return
         message, _ = received
-        if message[0] == "ready":
+        if isinstance(message, TaskDone):
+            self._take_back(worker, message)
+        elif isinstance(message, Started):
             worker.ready = True
             self._stillborn = 0
             self.notify()
-            return
-        if message[0] == "broken":
+        elif isinstance(message, CannotStart):
             self._stillborn = self.size + 1
             self._report_broken(
                 WorkerError(
-                    f"a worker process could not take up the pipeline:\n{message[1]}\n"
+                    f"a worker process could not take up the pipeline:\n{message.details}\n"
                     "What it imports must be importable from sys.path as it is here."
                 )
             )
-            return
+
+    def _take_back(self, worker: _Worker, message: TaskDone) -> None:
         with self._lock:
-            task, _ = worker.tasks.pop(message[1])
+            task, _ = worker.tasks.pop(message.id)
             for number, (waiting, _) in worker.tasks.items():
                 worker.tasks[number] = (waiting, self._clock())
                 break
         desk = self._desk()
         if desk is not None:
-            desk.done(task.id, from_message(message))
+            desk.done(task.id, outcome_of(message))
             del desk
             self.notify()
 

@@ -15,8 +15,9 @@ from penstock.engine.schedule import group_of
 from penstock.engine.slots import Layout
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import Key, Keyed, Keys, seed_globals
+from penstock.source.stream import StreamSource
 from penstock.stops.batch import Collate, Misfit
-from penstock.stops.road import Road, Tap, scope_of
+from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import StageFailure
 from penstock.tree import as_array, leaves_like
 
@@ -85,6 +86,7 @@ class Runner:
         self._road = work.road.open(clock)
         self._together = work.road.together
         self._cost = self._reading = 0.0
+        self._began = clock()
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
 
@@ -142,20 +144,21 @@ class Runner:
         """
         report = self._begin()
         started = self._clock()
-        tap = self.work.road.source
-        if not isinstance(tap, Tap):
+        source = self.work.road.source
+        if not isinstance(source, StreamSource):
             raise TypeError("only a stream can be pulled from")
         if self._stream is None or self._streamed != (epoch, number):
             if self.info.process:
                 # A stream draws from the global generators as it likes; where it starts is keyed.
                 seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
-            self._stream = tap.stream.open(skip=number * rows)
+            self._stream = source.open(skip=number * rows)
         samples: list[Any] = []
         taken = 0
         with scope_of(self.work.road, own_process=self.info.process):
             for sample in self._stream:
                 place = (number * rows + taken) * self.info.count + self.info.id
-                samples.extend(self._through(sample, Keys(epoch, [place]), report, taken))
+                source.value = sample
+                samples.extend(self._samples(Keys(epoch, [place]), report, taken))
                 taken += 1
                 if taken == rows:
                     break
@@ -166,18 +169,12 @@ class Runner:
         report.taken = taken
         return batch, report
 
-    def _through(self, sample: Any, keys: Keys, report: Report, place: int) -> list[Any]:
-        """A streamed sample through the stops: in a list, empty if it was bad and is skipped."""
-        tap = self.work.road.source
-        if isinstance(tap, Tap):
-            tap.value = sample
-        return self._samples(keys, report, place)
-
     def _begin(self, *, trial: bool = False) -> Report:
         if self._init is not None:
             init, self._init = self._init, None
             init(self.info, self.work)
         self._road.begin(trial=trial)
+        self._began = self._clock()
         return Report()
 
     def _end(self, report: Report, rows: int, asked: int, started: float) -> Report:
@@ -189,6 +186,10 @@ class Runner:
             self._cost = report.busy / asked
             self._reading = self._road.site.tally.seconds[0] / asked
         return report
+
+    def unfinished(self) -> Report:
+        """Reports a task that ended in an exception: its time, and what it put into stores."""
+        return Report(busy=self._clock() - self._began, offers=list(self._road.site.offers))
 
     def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:
         """The samples of these keys, less the bad ones where those are to be skipped."""

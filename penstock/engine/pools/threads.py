@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -14,6 +15,11 @@ from typing import ClassVar
 from penstock.engine.pools.pool import Desk, Task, run
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 from penstock.errors import WorkerError
+
+_log = logging.getLogger("penstock.workers")
+
+NOTICE = 5.0
+"""Seconds after which closing says which thread it waits for."""
 
 WARN_AFTER = 60.0
 """Seconds after which a task that is still not done is worth a warning."""
@@ -95,18 +101,58 @@ class ThreadPool:
     def outdated(self) -> bool:
         return False
 
-    def close(self) -> None:
+    def close(self, limit: float | None = None) -> set[int]:
         self._closing = True
         self.notify()
-        current = threading.current_thread()
-        for thread in self._threads:
-            if thread is not current:
-                thread.join(timeout=5.0)
-        self._threads.clear()
+        abandoned = {
+            self._current[number][0].id
+            for number, thread in enumerate(self._threads)
+            if not self._ended(number, thread, limit)
+        }
+        # A thread that is left behind belongs to no pool any more; new ones start from nothing.
+        self._threads, self._current = [], {}
+        return abandoned
+
+    def _ended(self, number: int, thread: threading.Thread, limit: float | None) -> bool:
+        """Wait for a thread to end; false if it hangs, by the loader's own ``timeout``."""
+        if thread is threading.current_thread():
+            return True
+        told = False
+        while True:
+            thread.join(timeout=NOTICE if limit is None else min(NOTICE, limit / 4))
+            if not thread.is_alive():
+                return True
+            running = self._current.get(number)
+            if running is None:
+                continue  # between two tasks: it ends before it takes another
+            task, since = running
+            seconds = self._clock() - since
+            if limit is not None and seconds > limit:
+                _log.warning(
+                    "thread %d is left behind: it has been working on %s for %.0f s, longer than "
+                    "the loader's timeout of %g s, and a thread cannot be ended from outside.",
+                    number,
+                    _about(task),
+                    seconds,
+                    limit,
+                )
+                return False
+            if not told and seconds > NOTICE:
+                told = True
+                _log.warning(
+                    "closing waits for thread %d, which has been working on %s for %.0f s. It is "
+                    "here:\n%s",
+                    number,
+                    _about(task),
+                    seconds,
+                    self._stack(number),
+                )
 
     def _serve(self, number: int, runner: Runner) -> None:
         retry = RETRY
-        while not self._closing:
+        threads, current = self._threads, self._current
+        # A thread that was left behind finds other threads in its pool, and ends.
+        while not self._closing and self._threads is threads:
             seen = self._notices
             desk = self._desk()
             if desk is None:
@@ -122,9 +168,9 @@ class ThreadPool:
                         self._wake.wait(timeout=patience)
                 continue
             retry = RETRY
-            self._current[number] = (task, self._clock())
+            current[number] = (task, self._clock())
             outcome = run(runner, task)
-            del self._current[number]
+            del current[number]
             desk.done(task.id, outcome)
             del desk, task, outcome
 

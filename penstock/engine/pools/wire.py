@@ -23,18 +23,51 @@ _SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)
 _INLINE, _BESIDE = b"\0", b"\1"
 
 
+class ProtocolError(Exception):
+    """The other end sent something that is no message."""
+
+
+class Vocabulary:
+    """The records (named tuples) that travel on a wire, each under a word of its own.
+
+    >>> from typing import NamedTuple
+    >>> Point = NamedTuple("Point", [("x", int), ("y", int)])
+    >>> words = Vocabulary(point=Point)
+    >>> words.pack(Point(1, 2)), words.unpack(["point", 3, 4])
+    (['point', 1, 2], Point(x=3, y=4))
+    """
+
+    def __init__(self, **records: type[tuple[Any, ...]]) -> None:
+        self._records: dict[str, Any] = dict(records)
+        self._words = {record: word for word, record in records.items()}
+
+    def pack(self, record: tuple[Any, ...]) -> list[Any]:
+        """The record as a list that msgpack can encode."""
+        return [self._words[type(record)], *record]
+
+    def unpack(self, message: Any) -> Any:
+        """The record that ``pack`` was given. Raises ProtocolError."""
+        try:
+            word, *fields = message
+            return self._records[word](*fields)
+        except (KeyError, TypeError, ValueError):
+            shown = message[:1] if isinstance(message, list) else type(message).__name__
+            raise ProtocolError(f"not a message: {shown!r}") from None
+
+
 class Wire:
     """One end of a socket pair. Sending and receiving may happen in different threads."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, vocabulary: Vocabulary) -> None:
         self.socket = sock
+        self._vocabulary = vocabulary
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
-        body = msgpack.packb(message, use_bin_type=True)
+    def send(self, record: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        body = msgpack.packb(self._vocabulary.pack(record), use_bin_type=True)
         if len(body) < _PACKET:
             if fds:
                 socket.send_fds(self.socket, [_INLINE + body], list(fds))
@@ -48,13 +81,16 @@ class Wire:
         finally:
             os.close(beside)
 
-    def post(self, message: Sequence[Any]) -> None:
-        """Send a short message without waiting; BlockingIOError where that cannot be done."""
-        body = msgpack.packb(message, use_bin_type=True)
+    def post(self, record: tuple[Any, ...]) -> None:
+        """Send a short message without waiting. Raises BlockingIOError if that is impossible."""
+        body = msgpack.packb(self._vocabulary.pack(record), use_bin_type=True)
         self.socket.sendmsg([_INLINE + body], [], socket.MSG_DONTWAIT)
 
-    def receive(self) -> tuple[list[Any], list[int]] | None:
-        """The next message and its descriptors, ``None`` when the other end is gone."""
+    def receive(self) -> tuple[Any, list[int]] | None:
+        """The next record and its descriptors, ``None`` when the other end is gone.
+
+        Raises ProtocolError.
+        """
         try:
             packet, along, _, _ = self.socket.recvmsg(_PACKET + 1, _SPACE)
         except ConnectionResetError:
@@ -62,12 +98,24 @@ class Wire:
         if not packet:
             return None
         fds = _descriptors(along) if along else []
+        try:
+            return self._record(packet, fds), fds
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _record(self, packet: bytes, fds: list[int]) -> Any:
         if packet[:1] == _INLINE:
-            return msgpack.unpackb(packet[1:], raw=False, strict_map_key=False), fds
+            return self._vocabulary.unpack(_decoded(packet[1:]))
+        if packet != _BESIDE or not fds:
+            raise ProtocolError(f"not a message: {packet[:8]!r}")
         beside = fds.pop()
         try:
             with mmap.mmap(beside, 0, prot=mmap.PROT_READ) as body:
-                return msgpack.unpackb(body, raw=False, strict_map_key=False), fds
+                return self._vocabulary.unpack(_decoded(body))
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"not a message: {error}") from None
         finally:
             os.close(beside)
 
@@ -75,8 +123,15 @@ class Wire:
         self.socket.close()
 
 
+def _decoded(body: Any) -> Any:
+    try:
+        return msgpack.unpackb(body, raw=False, strict_map_key=False)
+    except Exception as error:  # msgpack raises many kinds, and all mean the same here
+        raise ProtocolError(f"not a message: {type(error).__name__}: {error}") from None
+
+
 def _descriptors(along: list[tuple[int, int, bytes]]) -> list[int]:
-    """What came along with a message; nothing else does."""
+    """The descriptors that came along with a message."""
     fds = array("i")
     for _, _, data in along:
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

@@ -19,7 +19,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engine.pools.answer import to_message
+from penstock.engine.pools.messages import (
+    VOCABULARY,
+    CannotStart,
+    EndWorker,
+    Started,
+    TaskSent,
+    done_message,
+)
 from penstock.engine.pools.pool import Outcome, Task, run
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 from penstock.engine.pools.wire import Known, Wire
@@ -64,21 +71,21 @@ class _Worker:
             if received is None:
                 return
             message, fds = received
-            if message[0] == "stop":
+            if isinstance(message, EndWorker):
                 return
             task = self._task(message, fds)
             outcome = run(self.runner, task)
             nbytes = self._into_slot(task, outcome)
             try:
-                self.wire.send(to_message(task.id, outcome, nbytes))
+                self.wire.send(done_message(task.id, outcome, nbytes))
             except (BrokenPipeError, ConnectionResetError):
                 return
 
-    def _task(self, message: list[Any], fds: list[int]) -> Task:
-        _, number, kind, epoch, indices, replicas, first, slot_id, layout, batch = message
-        if layout is not None:
-            self.layout = unpack(layout)
+    def _task(self, message: TaskSent, fds: list[int]) -> Task:
+        if message.layout is not None:
+            self.layout = unpack(message.layout)
         slot = None
+        slot_id = message.slot
         columns: Any = ()
         if slot_id is not None:
             known, forgotten = self.known.touch(slot_id)
@@ -88,15 +95,24 @@ class _Worker:
                 self.slots.pop(forgotten).forget()
                 self.columns.pop(forgotten, None)
             slot = self.slots[slot_id]
-            if kind == "rows" and self.layout is not None:
+            if message.kind == "rows" and self.layout is not None:
                 made = self.columns.get(slot_id)
                 if made is None or made[0] is not self.layout:
                     slot.refresh()
                     made = (self.layout, self.layout.columns(slot.map))
                     self.columns[slot_id] = made
                 columns = made[1]
-        keys = Keys(epoch, indices, replicas)
-        return Task(number, kind, keys, first, slot, self.layout, columns, batch)
+        keys = Keys(message.epoch, message.indices, message.replicas)
+        return Task(
+            message.id,
+            message.kind,
+            keys,
+            message.first,
+            slot,
+            self.layout,
+            columns,
+            message.batch,
+        )
 
     def _into_slot(self, task: Task, outcome: Outcome) -> int | None:
         """Pack a collated batch into its slot; how much of it that takes."""
@@ -122,8 +138,8 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    wire = Wire(sock)
-    wire.send(["ready"])
+    wire = Wire(sock, VOCABULARY)
+    wire.send(Started())
     gc.collect()
     gc.freeze()
     _Worker(wire, Runner(work, info, init)).serve()
@@ -140,12 +156,12 @@ def main() -> None:
     """Run as a program: descriptor of the socket and the parent's process number as arguments."""
     parent = int(sys.argv[2])
     sock = socket.socket(fileno=int(sys.argv[1]))
-    wire = Wire(sock)
+    wire = Wire(sock, VOCABULARY)
     received = wire.receive()
     if received is None:
         return
-    (_, path, number, count, seed), fds = received
-    sys.path[:] = path
+    setup, fds = received
+    sys.path[:] = setup.path
     try:
         # Private: what a dataset changes in its own arrays stays its own, and what it only
         # reads is one copy for all workers.
@@ -153,9 +169,11 @@ def main() -> None:
         os.close(fds[0])
         work, init = unpack(with_code)
     except BaseException:
-        wire.send(["broken", traceback.format_exc()])
+        wire.send(CannotStart(traceback.format_exc()))
         return
-    serve(sock, work, WorkerInfo(number, count, seed, process=True), init, parent)
+    serve(
+        sock, work, WorkerInfo(setup.number, setup.workers, setup.seed, process=True), init, parent
+    )
     # Not through the interpreter's exit: libraries with threads of their own may hang there.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,0 +1,171 @@
+"""The keepers of one pipeline: a store for every stop that keeps samples, opened and closed."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.keyed import Keys
+from penstock.options import Options
+from penstock.order import BatchKeys, Generations
+from penstock.pipeline import Pipeline
+from penstock.stats import Held
+from penstock.stops.hold import Keeper, Opening, keeps_samples
+from penstock.stops.road import Road, scope_of
+from penstock.stops.stop import StageFailure, Stop
+from penstock.store import RunDir, Turns
+from penstock.store.shared import Commons
+
+Offer = tuple[int, int, int]
+"""A sample that a worker put into a store: (number of the stop, index, bytes it takes)."""
+
+
+class Keepers:
+    """Opens a store for every stop that keeps samples; ``road`` has these stops in place.
+
+    - ``kept``: how many samples refurbish keeps. Without it, where refurbish has a budget, a few
+      samples are prepared to find out. It decides which samples are always fresh, so a checkpoint
+      has it.
+    - ``shared``: workers are processes of their own.
+    - ``elsewhere``: a node keeps the samples; nothing is opened or counted here.
+    - ``shared_stores``: where a node's pipelines share the caches that hold the same samples.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: Options,
+        kept: int | None = None,
+        *,
+        shared: bool,
+        elsewhere: bool = False,
+        shared_stores: Commons | None = None,
+    ) -> None:
+        self._elsewhere = elsewhere
+        self._keepers: list[Keeper] = []
+        self._claims: list[Path] = []
+        self._restarted = False
+        road = pipeline.road(options.seed)
+        stacks = pipeline.batching is not None and pipeline.batching.collate is None
+        ranks = options.world if options.share is None else 1
+        stops: list[Stop] = []
+        for place, stop in enumerate(road.stops):
+            if keeps_samples(stop):
+                careful = stacks and all(below.careful for below in road.stops[place + 1 :])
+                number = len(self._keepers)
+                opening = Opening(
+                    number=number,
+                    samples=len(road.source),
+                    seed=options.seed,
+                    shared=shared,
+                    lends=careful and stop.in_memory and not shared,
+                    made_of=_identity_above(pipeline, number),
+                    prepare=_preparing(replace(road, stops=road.stops[:place])),
+                    claims=lambda: self._new_claims(shared),
+                    shared_stores=shared_stores,
+                    kept=kept,
+                    ranks=ranks,
+                )
+                keeper = stop.opened(opening)
+                self._keepers.append(keeper)
+                stop = keeper.stop
+            stops.append(stop)
+        self.road = replace(road, stops=tuple(stops))
+
+    @property
+    def generations(self) -> Generations | None:
+        """Which version of each sample an epoch uses, where the pipeline has a refurbish."""
+        found = (keeper.generations for keeper in self._keepers)
+        return next((one for one in found if one is not None), None)
+
+    def _new_claims(self, shared: bool) -> Path | Turns:
+        if not shared:
+            return Turns()
+        path = RunDir.current().path / f"{uuid.uuid4().hex}.claims"
+        self._claims.append(path)
+        return path
+
+    def open(self) -> None:
+        """Make the stores ready before any worker asks for them."""
+        for keeper in self._keepers:
+            keeper.open()
+
+    def admit(self, offers: Sequence[Offer]) -> None:
+        """Decide on the samples that a batch put into stores, in the order of its rows."""
+        by_keeper: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, index, cost in offers:
+            by_keeper[number].append((index, cost))
+        for number, offered in by_keeper.items():
+            self._keepers[number].admit(offered)
+
+    def discard(self, offers: Sequence[Offer]) -> None:
+        """Remove the samples that a batch put into stores and that will not be handed out."""
+        by_keeper: defaultdict[int, list[int]] = defaultdict(list)
+        for number, index, _ in offers:
+            by_keeper[number].append(index)
+        for number, indices in by_keeper.items():
+            self._keepers[number].discard(indices)
+
+    def lost(self, indices: Sequence[int]) -> None:
+        """Remove samples that a worker may have put in before it died without a report."""
+        for keeper in self._keepers:
+            keeper.discard(indices)
+
+    def settled(self) -> bool:
+        """Whether the next epoch may be begun early; asked whenever the loader starts.
+
+        Not while samples that the next epoch would find are still being put in: then what it finds
+        would depend on which worker was faster.
+        """
+        restarted, self._restarted = self._restarted, True
+        return all(keeper.settled(restarted=restarted) for keeper in self._keepers)
+
+    def handed_out(self, batch: BatchKeys) -> None:
+        """Remove what no batch after this one needs."""
+        for keeper in self._keepers:
+            keeper.handed_out(batch)
+
+    def stats(self, answered: Sequence[tuple[int, int]]) -> Held:
+        """The statistics of every keeping stop, given the (hits, misses) of each."""
+        held = Held()
+        if self._elsewhere:
+            return held  # `penstock status` shows what the node keeps
+        for keeper, (hits, misses) in zip(self._keepers, answered, strict=True):
+            held = keeper.stats(held, hits, misses)
+        return held
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.close()
+        for file in self._claims:
+            file.unlink(missing_ok=True)
+
+
+def _identity_above(pipeline: Pipeline, number: int) -> Callable[[], object]:
+    """Identifies what the keeping stop with this number keeps: by the stops as written, because
+    how they are joined into steps changes no sample."""
+    places = [place for place, stop in enumerate(pipeline.stops) if stop.keeps]
+    above = pipeline.stops[: places[number]]
+    return lambda: (pipeline.source.identity(), [stop.fingerprint() for stop in above])
+
+
+def _preparing(above: Road) -> Callable[[Sequence[int]], list[Any]]:
+    """Prepares samples with these stops, leaving out the stores and bad samples."""
+    bare = replace(above, stops=tuple(stop for stop in above.stops if not stop.keeps))
+
+    def prepare(indices: Sequence[int]) -> list[Any]:
+        samples = []
+        with scope_of(bare, own_process=False):
+            road = bare.open()
+            for index in indices:
+                try:
+                    samples += road.get(Keys(0, [index]))
+                except StageFailure:
+                    continue  # a bad sample is reported when its turn comes
+        return samples
+
+    return prepare
