@@ -159,9 +159,8 @@ class Scale:
 def number_labels(values: Sequence[float]) -> list[str]:
     """Numbers as words, short enough for an axis: ``20,000``, ``250K``, ``1.5M``."""
     largest = max(map(abs, values), default=0.0)
-    sizes = ((1e9, "G"), (1e6, "M"), (1e5, "K"))
-    divisor, suffix = next((size for size in sizes if largest >= size[0]), (1.0, ""))
-    divisor = min(divisor, 1e3) if suffix == "K" else divisor
+    sizes = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "K"), (0.0, 1.0, ""))
+    divisor, suffix = next((by, suffix) for least, by, suffix in sizes if largest >= least)
     # Nine digits hide the last bits of products such as 3 * 0.1.
     return [f"{value / divisor:,.9g}{suffix if value else ''}" for value in values]
 

@@ -235,22 +235,18 @@ def histogram_plot(times: Histogram) -> str:
             title = f"{span}: {count} batches"
             width, height = right - left - 1, FIELD.bottom - top
             drawing.rect(left + 0.5, top, width, height, "fill prep", title)
-    marks = [
-        (words, kind, at, FIELD.top + 2 + 17 * row)
-        for row, (words, kind, at) in enumerate(
-            (words, kind, at)
-            for words, kind, at in (
-                ("median", "guide", times.median),
-                ("95 %", "guide", times.late),
-                ("allowed", "line limit", times.allowed),
-            )
-            if at is not None and low <= at <= high
-        )
-    ]
-    for _, kind, at, y in marks:
-        drawing.line(field.x(at), FIELD.bottom, field.x(at), y - 6, kind)
-    for words, _, at, y in marks:
-        _beside(drawing, field.x(at), y + 5, words, "strong halo", 5)
+    marks: list[tuple[float, float, str, str]] = []
+    for at, words, kind in (
+        (times.median, "median", "guide"),
+        (times.late, "95 %", "guide"),
+        (times.allowed, "allowed", "line limit"),
+    ):
+        if at is not None and low <= at <= high:
+            marks.append((field.x(at), FIELD.top + 17 * len(marks), words, kind))
+    for x, y, _, kind in marks:
+        drawing.line(x, FIELD.bottom, x, y - 4, kind)
+    for x, y, words, _ in marks:
+        _beside(drawing, x, y + 7, words, "strong halo", 5)
     label = (
         f"Preparing a batch took {times.median / unit.divisor:,.3g} {unit.name} in the median; "
         f"95 % took less than {times.late / unit.divisor:,.3g} {unit.name}."
