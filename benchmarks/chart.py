@@ -1,55 +1,50 @@
-"""Races as bars: one panel for each race, the best on top, ours in colour, from least to most.
-
-SVG is written by hand, so that it needs no library and follows the reader's light or dark theme.
-"""
+"""Races as bars: one panel for each race, the best on top, Penstock's own lanes in colour."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from benchmarks.measure import Spread
+from penstock.diagnose.svg import (
+    DARK,
+    HEAD_SIZE,
+    LIGHT,
+    MARGIN,
+    Drawing,
+    Scale,
+    Style,
+    shorten,
+    text_width,
+)
 
 SUFFIXES = (".svg", ".png")
 
 WIDTH = 800
-BAR, GAP, HEAD, MARGIN = 18, 9, 40, 18
-LETTER = 7.3
-"""Pixels of an average letter, in the widest of the fonts that a reader may have."""
-VALUE = 62
-"""Pixels for the number behind the longest bar."""
+BAR, GAP, HEAD = 18, 9, 40
+"""Pixels: height of a bar, space below it, and height of a panel's title."""
 
-STYLE = """\
-  text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2328 }
-  .back { fill: #ffffff }
-  .head { font-size: 15px; font-weight: 600 }
-  .quiet { fill: #656d76 }
-  .ours { font-weight: 600 }
-  rect.peer { fill: #b6c0ca }
-  rect.ours { fill: #1a7fe0 }
-  .whisker { stroke: #1f2328; stroke-width: 1.2; fill: none; opacity: 0.6 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 }
-    .back { fill: #0d1117 }
-    .quiet { fill: #8d96a0 }
-    rect.peer { fill: #4b5663 }
-    rect.ours { fill: #3b8eea }
-    .whisker { stroke: #e6edf3 }
-  }
-"""
+STYLE = Style(
+    "benchmark",
+    replace(LIGHT, kinds={"ours": "#1a7fe0", "peer": "#b6c0ca"}),
+    replace(DARK, kinds={"ours": "#3b8eea", "peer": "#4b5663"}),
+)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One contestant: how fast, or why it did not run."""
+    """One contestant: its speed, or why it did not run."""
 
     title: str
     ours: bool
     spread: Spread | None
     why_not: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "ours" if self.ours else "peer"
 
 
 @dataclass(frozen=True)
@@ -66,45 +61,41 @@ class Panel:
 
 
 def panels(data: Mapping[str, Any]) -> list[Panel]:
-    """What there is to draw in the data of a benchmark. A race that only ours ran in is left out
-    where there are others."""
-    found = [_panel(name, lanes) for name, lanes in data.items() if _is_race(lanes)]
-    drawn = [panel for panel in found if any(bar.spread for bar in panel.bars)]
+    """The races in the data of a benchmark.
+
+    A race in which only Penstock ran is left out if there are races with other contestants.
+    """
+    races = [_panel(name, lanes) for name, lanes in data.items() if _is_race(lanes)]
+    drawn = [panel for panel in races if any(bar.spread for bar in panel.bars)]
     return [panel for panel in drawn if not all(bar.ours for bar in panel.bars)] or drawn
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Draw all races in the data."""
-    found = panels(data)
-    if not found:
+    """Draw all races in the data into a file."""
+    races = panels(data)
+    if not races:
         raise ValueError(f"nothing to draw in {path}: no contestant of any race came home")
     if path.suffix == ".png":
-        _write_png(path, found)
+        _write_png(path, races)
     else:
-        path.write_text(svg(found))
+        path.write_text(svg(races))
 
 
-def svg(found: Sequence[Panel]) -> str:
-    """The panels, one below the other."""
-    longest = max(len(bar.title) for panel in found for bar in panel.bars)
-    left = MARGIN + longest * LETTER + 10
-    lines: list[str] = []
-    top = float(MARGIN)
-    for panel in found:
-        lines += _drawn(panel, left, top)
-        top += HEAD + len(panel.bars) * (BAR + GAP) + MARGIN
-    about = escape("; ".join(panel.title for panel in found))
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" '
-            f'width="{WIDTH}" height="{top:.0f}" role="img">',
-            f"<title>{about}</title>",
-            f"<style>\n{STYLE}</style>",
-            f'<rect class="back" width="{WIDTH}" height="{top:.0f}" rx="8"/>',
-            *lines,
-            "</svg>\n",
-        )
-    )
+def svg(races: Sequence[Panel]) -> str:
+    """The panels as an SVG document, one below the other."""
+    bars = [bar for panel in races for bar in panel.bars]
+    titles = max(text_width(bar.title, bold=bar.ours) for bar in bars)
+    left = MARGIN + titles + 10
+    drawing = Drawing(WIDTH, MARGIN + sum(_height(panel) for panel in races))
+    top = MARGIN
+    for panel in races:
+        _draw(drawing, panel, left, top)
+        top += _height(panel)
+    return drawing.document(STYLE, "; ".join(panel.title for panel in races))
+
+
+def _height(panel: Panel) -> float:
+    return HEAD + len(panel.bars) * (BAR + GAP) + MARGIN
 
 
 def _is_race(lanes: Any) -> bool:
@@ -134,57 +125,40 @@ def _panel(name: str, lanes: Mapping[str, Any]) -> Panel:
     return Panel(name, f"{unit}; {over}", (*ran, *absent))
 
 
-def _drawn(panel: Panel, left: float, top: float) -> list[str]:
-    scale = (WIDTH - MARGIN - VALUE - left) / (panel.most or 1.0)
-    begin = len(panel.title) * LETTER * 1.3 + MARGIN + 12
-    lines = [
-        f'<text class="head" x="{MARGIN}" y="{top + 18:.1f}">{escape(panel.title)}</text>',
-        f'<text class="quiet" x="{begin:.1f}" y="{top + 18:.1f}">{escape(panel.unit)}</text>',
-    ]
+def _draw(drawing: Drawing, panel: Panel, left: float, top: float) -> None:
+    values = [_number(bar.spread.median) for bar in panel.bars if bar.spread is not None]
+    right = WIDTH - MARGIN - 7 - max(text_width(value, bold=True) for value in values)
+    scale = Scale(0.0, panel.most, left, right)
+    drawing.text(MARGIN, top + 18, panel.title, "head")
+    after = MARGIN + text_width(panel.title, HEAD_SIZE, bold=True) + 12
+    drawing.text(after, top + 18, panel.unit)
     for place, bar in enumerate(panel.bars):
         y = top + HEAD + place * (BAR + GAP)
         middle, base = y + BAR / 2, y + BAR / 2 + 4.5
-        kind = "ours" if bar.ours else "peer"
         if bar.spread is None:
-            room = int((WIDTH - MARGIN - left) / LETTER)
-            why = bar.why_not if len(bar.why_not) <= room else bar.why_not[: room - 3] + "..."
-            lines.append(_label(bar.title, f"{kind} quiet", left, base))
-            lines.append(f'<text class="quiet" x="{left:.1f}" y="{base}">{escape(why)}</text>')
+            drawing.text(left - 10, base, bar.title, anchor="end")
+            drawing.text(left, base, shorten(bar.why_not, WIDTH - MARGIN - left))
             continue
-        low, wide, high = (
-            left + value * scale for value in (bar.spread.low, bar.spread.median, bar.spread.high)
-        )
-        lines += [
-            _label(bar.title, kind, left, base),
-            f'<rect class="{kind}" x="{left:.1f}" y="{y}" width="{wide - left:.1f}" '
-            f'height="{BAR}" rx="2"/>',
-            f'<path class="whisker" d="M{low:.1f} {middle}H{high:.1f}'
-            f'M{low:.1f} {middle - 4}v8M{high:.1f} {middle - 4}v8"/>',
-            f'<text class="{kind}" x="{max(wide, high) + 7:.1f}" y="{base}">'
-            f"{_number(bar.spread.median)}</text>",
-        ]
-    return lines
-
-
-def _label(title: str, kind: str, left: float, base: float) -> str:
-    return (
-        f'<text class="{kind}" x="{left - 10:.1f}" y="{base}" text-anchor="end">'
-        f"{escape(title)}</text>"
-    )
+        words = "strong" if bar.ours else "ink"
+        low, median, high = bar.spread.low, bar.spread.median, bar.spread.high
+        drawing.text(left - 10, base, bar.title, words, "end")
+        drawing.rect(left, y, scale(median) - left, BAR, f"fill {bar.kind}")
+        drawing.whisker((scale(low), middle), (scale(high), middle), cap=4)
+        drawing.text(max(scale(median), scale(high)) + 7, base, _number(median), words)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _write_png(path: Path, found: Sequence[Panel]) -> None:
-    """For what takes no SVG; needs matplotlib."""
+def _write_png(path: Path, races: Sequence[Panel]) -> None:
+    """A PNG, for readers without SVG. Needs matplotlib."""
     from matplotlib.figure import Figure
 
-    rows = [len(panel.bars) for panel in found]
+    rows = [len(panel.bars) for panel in races]
     figure = Figure(figsize=(9, sum(0.32 * count + 0.7 for count in rows)), layout="constrained")
     for axes, panel in zip(
-        figure.subplots(len(found), squeeze=False, height_ratios=rows)[:, 0], found, strict=True
+        figure.subplots(len(races), squeeze=False, height_ratios=rows)[:, 0], races, strict=True
     ):
         for place, bar in enumerate(panel.bars):
             if bar.spread is None:
@@ -195,14 +169,14 @@ def _write_png(path: Path, found: Sequence[Panel]) -> None:
                 place,
                 middle,
                 xerr=[[middle - low], [high - middle]],
-                color="#1a7fe0" if bar.ours else "#b6c0ca",
+                color=STYLE.light.kinds[bar.kind],
                 ecolor="#555555",
                 capsize=3,
             )
             axes.text(high, place, f"  {_number(middle)}", va="center", fontsize=8)
         axes.set_yticks(range(len(panel.bars)), [bar.title for bar in panel.bars])
         axes.set_xlim(0, panel.most * 1.12)
-        # The first on top, and room for those without a bar.
+        # The first bar on top, and room for contestants without a bar.
         axes.set_ylim(len(panel.bars) - 0.5, -0.5)
         axes.set_title(f"{panel.title}: {panel.unit}", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)

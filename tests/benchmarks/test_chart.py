@@ -1,7 +1,8 @@
-"""Charts of races: what is drawn, in which order, and that it is well formed."""
+"""Charts of races: which bars are drawn, in which order, and that the SVG is well formed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ from benchmarks.measure import Lane, Run, Spread
 from benchmarks.race_table import RATE, found, joined
 from benchmarks.report import write_json
 from benchmarks.sameness import Look
+from penstock.diagnose.svg import FONT_SIZE, HEAD_SIZE, MARGIN, text_width
 
 LOOK = Look((2,), "float32", 0.5, 0.25)
 
@@ -42,14 +44,37 @@ def test_a_panel_has_the_fastest_first_and_the_absent_last() -> None:
 def test_a_chart_draws_each_contestant_to_scale_and_ours_apart() -> None:
     root = ElementTree.fromstring(svg(panels(found("r", "t", racers(), (RATE,), ()).data)))
     name = "{http://www.w3.org/2000/svg}"
-    bars = [bar for bar in root.iter(f"{name}rect") if bar.get("class") in ("ours", "peer")]
-    assert [bar.get("class") for bar in bars] == ["ours", "peer", "ours"]
+    bars = [bar for bar in root.iter(f"{name}rect") if bar.get("class") != "back"]
+    assert [bar.get("class") for bar in bars] == ["fill ours", "fill peer", "fill ours"]
     widths = [float(bar.get("width", "")) for bar in bars]
     assert widths[1] / widths[0] == pytest.approx(150 / 350, rel=0.01)
+    assert len({bar.get("x") for bar in bars}) == 1
     words = [text.text for text in root.iter(f"{name}text")]
     assert "absent & gone" in words
     assert "not installed: run scripts/bench-setup absent" in words
-    assert len(list(root.iter(f"{name}path"))) == 3
+    whiskers = [path.get("d", "") for path in root.iter(f"{name}path")]
+    left = float(bars[0].get("x", ""))
+    ends = [float(end) for end in re.findall(r"[ML]([\d.]+)", whiskers[0])[:2]]
+    assert len(whiskers) == 3
+    assert ends == pytest.approx([left + widths[0] * rate / 350 for rate in (300, 400)], abs=0.2)
+
+
+def test_words_of_a_chart_stay_inside_and_off_each_other() -> None:
+    lanes = [*racers(), lane("a lane with a name that is long, very long", {0: 99_999.0})]
+    lanes.append(Lane("gone", False, why_not="not installed: " + "because " * 40))
+    root = ElementTree.fromstring(svg(panels(found("randaugment", "t", lanes, (RATE,), ()).data)))
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        kind, x = text.get("class", ""), float(text.get("x", ""))
+        size = HEAD_SIZE if kind == "head" else FONT_SIZE
+        width = text_width(text.text or "", size, bold=kind in ("head", "strong"))
+        begin = x - width if text.get("text-anchor") == "end" else x
+        rows.setdefault(text.get("y", ""), []).append((begin, begin + width))
+    assert len(rows) == 1 + len(lanes)
+    for (first, end), (second, last) in rows.values():
+        assert first >= MARGIN - 0.1
+        assert end < second
+        assert last <= chart.WIDTH - MARGIN + 0.1
 
 
 def test_a_race_of_ours_alone_is_not_drawn_beside_others() -> None:

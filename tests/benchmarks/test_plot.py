@@ -1,14 +1,16 @@
-"""Plots of points: where they are drawn, with which words, and that it is well formed."""
+"""Plots of points: where points and labels are drawn, and that the SVG is well formed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import plot
-from benchmarks.plot import Axis, Figure, Point, Range, Series, svg
+from benchmarks.plot import Figure, Point, Range, Series, svg
+from penstock.diagnose.svg import LINE_HEIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -26,25 +28,40 @@ def test_a_plot_is_to_scale_and_says_what_each_colour_means() -> None:
         notes=("c never came",),
     )
     root = ElementTree.fromstring(svg(drawn))
-    dots = [dot for dot in root.iter(f"{SVG}circle") if dot.get("cy") != f"{plot.TOP - 16.5}"]
+    circles = list(root.iter(f"{SVG}circle"))
+    key = [dot for dot in circles if float(dot.get("cy", "")) < plot.BOX.top]
+    dots = [dot for dot in circles if dot not in key]
+    assert [dot.get("class") for dot in key] == ["fill s1", "fill s0"]
     x, y = ([float(dot.get(axis, "")) for dot in dots] for axis in ("cx", "cy"))
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
     assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.2)
     assert y[0] > y[2]
-    assert [dot.get("class") for dot in dots] == ["s0", "s0", "s1"]
+    assert [dot.get("class") for dot in dots] == ["fill s0", "fill s0", "fill s1"]
     words = [text.text for text in root.iter(f"{SVG}text")]
     for word in ("t < u", "across", "up", "a", "b", "p10 & more", "c never came"):
         assert word in words
     kinds = [path.get("class") or "" for path in root.iter(f"{SVG}path")]
-    assert len([kind for kind in kinds if kind.startswith("line")]) == 1
-    assert len([kind for kind in kinds if kind.startswith("spread")]) == 3
+    assert kinds == ["line s0", "whisker s0", "whisker s0", "whisker s1"]
 
 
-def test_an_axis_has_a_few_round_ticks() -> None:
-    assert list(Axis(0.0, 10.0, 0, 1).ticks()) == [0, 2, 4, 6, 8, 10]
-    assert list(Axis(57.2, 61.9, 0, 1).ticks()) == [58, 59, 60, 61]
-    flat = Axis.over([Range(5.0, 5.0, 5.0)], 0, 100)
-    assert flat(5.0) == pytest.approx(50)
+def test_all_points_and_their_spread_lie_in_the_field() -> None:
+    spread = tuple(Point(Range(x, x - 9, x + 9), Range(x, x - 5, x + 5)) for x in (1.0, 50.0))
+    root = ElementTree.fromstring(svg(Figure("t", "x", "y", (Series("a", spread),))))
+    paths = [path.get("d", "") for path in root.iter(f"{SVG}path")]
+    assert len(paths) == 4
+    for path in paths:
+        for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path):
+            assert plot.BOX.left < float(x) < plot.BOX.right
+            assert plot.BOX.top < float(y) < plot.BOX.bottom
+
+
+def test_notes_stand_below_the_plot_and_inside_the_drawing() -> None:
+    series = (Series("a", points((1, 1), (2, 2))),)
+    root = ElementTree.fromstring(svg(Figure("t", "x", "y", series, notes=("one", "two"))))
+    places = {text.text: float(text.get("y", "")) for text in root.iter(f"{SVG}text")}
+    assert places["x"] + LINE_HEIGHT < places["one"]
+    assert places["one"] + LINE_HEIGHT <= places["two"]
+    assert places["two"] < float(root.get("height", "")) - 8
 
 
 def test_labels_of_points_in_one_place_do_not_cover_each_other() -> None:
@@ -60,10 +77,10 @@ def test_labels_of_points_in_one_place_do_not_cover_each_other() -> None:
     assert len(places) == 4
     for number, (x, y) in enumerate(places):
         for other_x, other_y in places[number + 1 :]:
-            assert abs(x - other_x) >= 70 or abs(y - other_y) >= plot.LINE
+            assert abs(x - other_x) >= 70 or abs(y - other_y) >= LINE_HEIGHT
 
 
-def test_a_plot_is_also_a_picture_and_of_nothing_none(tmp_path: Path) -> None:
+def test_a_plot_is_also_written_as_png_and_without_points_not_at_all(tmp_path: Path) -> None:
     drawn = Figure("t", "x", "y", (Series("a", points((1, 1), (2, 2))),), zero=True)
     plot.write(tmp_path / "none.svg", Figure("t", "x", "y", ()))
     assert not (tmp_path / "none.svg").exists()

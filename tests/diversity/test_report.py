@@ -346,9 +346,9 @@ def test_the_drawing_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None
     assert re.findall(r"(?:href|src|url\(|@import)", text) == []
     assert text.count("<text") > 10
     assert "prefers-color-scheme: dark" in text
-    # One line for each split, a dot for each row, a ring for the pipeline's own.
+    # One line for each split, a dot for each row, a ring for the row of the pipeline itself.
     assert text.count('class="line ') == 4
-    assert text.count('class="dot ') == 20
+    assert text.count('class="fill ') == 20
     assert text.count('class="ring"') == 1
     assert "&lt;own &amp; only&gt; (strength 0.00)" in text
 

@@ -71,7 +71,7 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}{plots.CSS}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in parts if part)
         + f"\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )

@@ -62,30 +62,6 @@ figcaption p { color: var(--muted); font-size: 0.9rem; margin: 2px 0 8px }
 .legend .speed { background: var(--ink); height: 3px }
 .plot { display: block; width: 100%; height: auto; font-size: 13px; font-family: inherit;
   overflow: visible }
-.plot text { fill: var(--muted) }
-.plot .strong { fill: var(--ink); font-weight: 600 }
-.plot .tick { font-variant-numeric: tabular-nums }
-.plot .name { font-weight: 700 }
-.plot .name.compute { fill: var(--compute) } .plot .name.prep { fill: var(--prep) }
-.plot .name.fetch { fill: var(--fetch) }
-.plot .grid { stroke: var(--grid) } .plot .axis { stroke: var(--muted); stroke-opacity: 0.6 }
-.plot .guide { stroke: var(--muted); stroke-dasharray: 3 3 }
-.plot .limit { stroke: var(--compute); stroke-width: 2; stroke-dasharray: 6 3 }
-.plot .fill { fill: var(--plain-fill) }
-.plot .compute.fill { fill: var(--compute-fill) } .plot .prep.fill { fill: var(--prep-fill) }
-.plot .fetch.fill { fill: var(--fetch-fill) } .plot .speed.fill { fill: var(--ink) }
-.plot .faint { fill: var(--plain-fill); opacity: 0.3 }
-.plot .compute.faint { fill: var(--compute-fill) } .plot .prep.faint { fill: var(--prep-fill) }
-.plot .fetch.faint { fill: var(--fetch-fill) }
-.plot rect.fill:hover { opacity: 0.8 }
-.plot .area { fill: var(--area) }
-.plot .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke: var(--plain-fill) }
-.plot .line.compute { stroke: var(--compute-fill); stroke-dasharray: 10 4 }
-.plot .line.prep { stroke: var(--prep-fill); stroke-dasharray: 2 3 }
-.plot .line.fetch { stroke: var(--fetch-fill); stroke-dasharray: 6 4 }
-.plot .line.speed { stroke: var(--ink); stroke-width: 2.6 }
-.plot .now { fill: var(--card); stroke: var(--ink); stroke-width: 2.4 }
-.plot .touch { fill: transparent } .plot .touch:hover { fill: var(--area) }
 .remedies { list-style: none; margin: 0; padding: 0; display: grid; gap: 12px }
 .remedy { padding: 14px 18px; display: grid; gap: 4px 20px; grid-template-columns: 6.2em 1fr }
 .remedy > div { min-width: 0 }

@@ -1,36 +1,68 @@
-"""The plots of a report, drawn as SVG by hand: no library, and colours of the reader's theme."""
+"""The plots of a report: SVG inside its page, in the colours of the page's theme."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.diagnose.analyze.axes import (
-    BYTES,
-    LEFT,
-    RIGHT,
-    SECONDS,
-    WIDTH,
-    Axis,
-    Unit,
-    across,
-    cut,
-    dot,
-    line,
-    long_unit,
-    px,
-    rect,
-    svg,
-    text,
-    unit_of,
-    up,
-)
 from penstock.diagnose.analyze.report import PhaseName
 from penstock.diagnose.analyze.series import Bar, Curves, Histogram, Line, Stack, WaitBar, phases_of
+from penstock.diagnose.svg import (
+    BYTES,
+    PLAIN,
+    SECONDS,
+    Anchor,
+    Box,
+    Drawing,
+    Field,
+    Scale,
+    Style,
+    Theme,
+    Unit,
+    choose_unit,
+    duration_unit,
+    shorten,
+    spread_apart,
+    text_width,
+)
 
-ONE = Unit("", 1)
-FIELD_TOP, FIELD_BOTTOM, HEIGHT = 40, 246, 290
+WIDTH, HEIGHT = 480, 290
+"""Size of a plot. The page scales it, so that letters stay readable from a phone to a desk."""
+
+FIELD = Box(52, 40, 454, 246)
+LEFT, RIGHT = 4, WIDTH - 12
+"""Where horizontal bars begin, and where the longest one ends."""
+
+SCOPE = "plot"
+THEME = Theme(
+    ink="var(--ink)",
+    muted="var(--muted)",
+    grid="var(--grid)",
+    background="var(--card)",
+    border="var(--edge)",
+    area="var(--area)",
+    kinds={
+        "compute": "var(--compute-fill)",
+        "prep": "var(--prep-fill)",
+        "fetch": "var(--fetch-fill)",
+        "plain": "var(--plain-fill)",
+        "speed": "var(--ink)",
+    },
+    words={
+        "compute": "var(--compute)",
+        "prep": "var(--prep)",
+        "fetch": "var(--fetch)",
+    },
+)
+CSS = (
+    Style(SCOPE, THEME, dark=None).css
+    + """\
+.plot .line.speed { stroke-width: 2.6 }
+.plot .line.limit { stroke: var(--compute); stroke-dasharray: 6 3 }
+"""
+)
 
 KINDS = {"F": "fetch", "P": "prep", "G": "compute", "speed": "speed"}
+DASHES = {"F": "6 4", "P": "2 3", "G": "10 4", "speed": ""}
 
 PHASE_KINDS: dict[PhaseName, str] = {
     "replay": "compute",
@@ -38,231 +70,224 @@ PHASE_KINDS: dict[PhaseName, str] = {
     "cold": "fetch",
     "as it is": "plain",
 }
-"""Colours of phases: those of what comes in addition there."""
+"""Colour of a phase: that of the work which it adds to the phase before."""
 
 
 def stack_plot(stacks: Sequence[Stack], samples: int) -> str:
-    """Bars from left to right: computing, then what it waits for."""
-    most = max(one.whole for one in stacks)
-    unit = long_unit(most)
-    axis = Axis(0, most * 1.02, 4, WIDTH - 12)
-    parts = []
-    for number, one in enumerate(stacks):
-        y = 20 + 62 * number
-        speed = samples / one.whole
-        whole = f"{one.whole / unit.scale:,.1f} {unit.name} · {speed:,.0f} samples/s"
-        parts.append(text(4, y, cut(one.title, WIDTH - 30 - 7 * len(whole)), "strong"))
-        parts.append(text(WIDTH - 12, y, whole, "tick", "end"))
-        x = axis(0)
-        for kind, seconds in (
-            ("compute", one.compute),
-            ("prep", one.prep),
-            ("fetch", one.fetch),
-        ):
-            width = axis(seconds) - axis(0)
-            named = kind if kind == "compute" else f"{kind} stall"
-            title = (
-                f"{one.title}: {named} {seconds / unit.scale:,.1f} {unit.name}, "
-                f"{seconds / one.whole:.0%}"
-            )
-            if width > 0.3:
-                parts.append(rect(x, y + 9, max(0.5, width - 1.5), 24, f"fill {kind}", title))
-            x += width
+    """A bar for each epoch, from left to right: computing, then the stalls."""
+    longest = max(stack.whole for stack in stacks)
+    unit = duration_unit(longest)
     bottom = 20 + 62 * len(stacks) - 10
-    parts += across(axis, unit, bottom, f"an epoch ({unit.name})")
-    said = "; ".join(
-        f"{one.title}: compute {one.compute:,.1f} s, prep stall {one.prep:,.1f} s, fetch stall "
-        f"{one.fetch:,.1f} s"
-        for one in stacks
+    drawing = Drawing(WIDTH, bottom + 44)
+    field = Field.within(Box(LEFT, 0, RIGHT, bottom), x=(0, longest * 1.02), y=(0, 1))
+    for number, stack in enumerate(stacks):
+        y = 20 + 62 * number
+        speed = samples / stack.whole
+        _bar_heading(
+            drawing, y, stack.title, f"{_amount(stack.whole, unit)} · {speed:,.0f} samples/s"
+        )
+        begin = 0.0
+        for kind, name, seconds in (
+            ("compute", "compute", stack.compute),
+            ("prep", "prep stall", stack.prep),
+            ("fetch", "fetch stall", stack.fetch),
+        ):
+            title = f"{stack.title}: {name} {_amount(seconds, unit)}, {seconds / stack.whole:.0%}"
+            left, right = field.x(begin), field.x(begin + seconds)
+            if right - left > 0.3:
+                drawing.rect(left, y + 9, max(0.5, right - left - 1.5), 24, f"fill {kind}", title)
+            begin += seconds
+    drawing.x_axis(field, f"an epoch ({unit.name})", field.x.ticks(unit))
+    label = "; ".join(
+        f"{stack.title}: compute {stack.compute:,.1f} s, prep stall {stack.prep:,.1f} s, "
+        f"fetch stall {stack.fetch:,.1f} s"
+        for stack in stacks
     )
-    return svg("epoch", bottom + 44, f"Seconds of an epoch. {said}", parts)
+    return drawing.inline(SCOPE, "epoch", f"Seconds of an epoch. {label}")
+
+
+def bar_plot(bars: Sequence[Bar]) -> str:
+    """A bar for each operation, with its name above it."""
+    longest = max(bar.value for bar in bars) or 1.0
+    whole = sum(bar.value for bar in bars) or 1.0
+    scale = Scale(0, longest, 0, RIGHT - LEFT)
+    bottom = 18 + 40 * len(bars) - 12
+    drawing = Drawing(WIDTH, bottom + 20)
+    for number, bar in enumerate(bars):
+        y = 18 + 40 * number
+        value = f"{bar.value:,.3g} ms · {bar.value / whole:.0%}"
+        _bar_heading(drawing, y, bar.name, value)
+        title = f"{bar.name}: {value}{' (' + bar.detail + ')' if bar.detail else ''}"
+        drawing.rect(LEFT, y + 6, max(1.0, scale(bar.value)), 13, "fill prep", title)
+    drawing.text(WIDTH / 2, bottom + 12, "ms a sample on one core", anchor="middle")
+    label = ", ".join(f"{bar.name} {bar.value:,.3g} ms" for bar in bars)
+    return drawing.inline(SCOPE, "operations", f"Time a sample by operation: {label}")
+
+
+def _bar_heading(drawing: Drawing, y: float, title: str, value: str) -> None:
+    """The title of a bar on the left, its value on the right."""
+    room = RIGHT - LEFT - text_width(value) - 14
+    drawing.text(LEFT, y, shorten(title, room, bold=True), "strong")
+    drawing.text(RIGHT, y, value, "tick", "end")
 
 
 def cache_plot(curves: Curves) -> str:
     """Speed over the size of the cache."""
-    unit = unit_of(curves.right, BYTES)
+    unit = choose_unit(curves.right, BYTES)
     return _curve_plot(curves, "cache", unit, f"cache ({unit.name})", "Speed against cache size")
 
 
 def cores_plot(curves: Curves) -> str:
-    """Speed over cores."""
+    """Speed over the number of cores."""
     title = "cores, with a worker each"
-    return _curve_plot(curves, "cores", ONE, title, "Speed against cores", whole=True)
+    return _curve_plot(curves, "cores", PLAIN, title, "Speed against cores", whole=True)
 
 
 def _curve_plot(
     curves: Curves, name: str, unit: Unit, title: str, label: str, whole: bool = False
 ) -> str:
-    left = min(x for one in curves.lines for x, _ in one.points)
-    x = Axis(left, curves.right, LEFT, WIDTH - RIGHT)
-    y = Axis(0, curves.top, FIELD_BOTTOM, FIELD_TOP)
-    parts = up(y, LEFT, WIDTH - RIGHT, "samples/s", ONE)
-    parts += across(x, unit, FIELD_BOTTOM, title, whole)
-    parts.append(
-        f'<clipPath id="field-{name}"><rect x="{LEFT}" y="{FIELD_TOP - 3}" '
-        f'width="{WIDTH - RIGHT - LEFT}" height="{FIELD_BOTTOM - FIELD_TOP + 3}"/></clipPath>'
-    )
-    parts.append(f'<g clip-path="url(#field-{name})">')
-    speed = next(one for one in curves.lines if one.name == "speed")
-    parts.append(_area(speed, x, y))
-    # The speed comes last: it lies on the others wherever it is bound by them.
-    parts += [_path(one, x, y) for one in curves.lines]
-    parts.append("</g>")
-    parts += _names(curves.lines, x, y)
-    for one in speed.points:
-        words = f"{_amount(one[0], unit)}: {one[1]:,.0f} samples/s"
-        parts.append(dot(x(one[0]), y(one[1]), 7, "touch", words))
-    said = f"{label}."
+    left = min(x for line in curves.lines for x, _ in line.points)
+    field = Field.within(FIELD, x=(left, curves.right), y=(0, curves.top))
+    drawing = Drawing(WIDTH, HEIGHT)
+    drawing.y_axis(field, "samples/s", field.y.ticks(about=4))
+    drawing.x_axis(field, title, field.x.ticks(unit, whole=whole))
+    speed = next(line for line in curves.lines if line.name == "speed")
+    with drawing.clipped(f"field-{name}", FIELD._replace(top=FIELD.top - 3)):
+        drawing.area(field.places(speed.points), FIELD.bottom)
+        # The speed comes last: it lies on the others wherever it is bound by them.
+        for line in curves.lines:
+            places = field.places(line.points)
+            drawing.path(places, f"line {KINDS[line.name]}", dash=DASHES[line.name])
+    _line_names(drawing, field, curves.lines)
+    for x, value in speed.points:
+        words = f"{_amount(x, unit)}: {value:,.0f} samples/s"
+        drawing.circle(*field.place(x, value), 7, "touch", words)
     if curves.enough is not None:
         at, reached = curves.enough
-        amount = _amount(at, unit, name if unit is ONE else "")
-        said += f" More stops helping at {amount}: {reached:,.0f} samples/s."
-        parts.append(line(x(at), FIELD_BOTTOM, x(at), y(reached), "guide"))
-        parts.append(dot(x(at), y(reached), 5, "fill speed", f"enough: {amount}"))
-        side, anchor = (-8, "end") if x(at) > WIDTH / 2 else (8, "start")
-        parts.append(text(x(at) + side, FIELD_BOTTOM - 9, f"enough: {amount}", "strong", anchor))
+        amount = _amount(at, unit, name)
+        label += f". More stops helping at {amount}: {reached:,.0f} samples/s"
+        x, y = field.place(at, reached)
+        drawing.line(x, FIELD.bottom, x, y, "guide")
+        drawing.circle(x, y, 5, "fill speed", f"enough: {amount}")
+        _beside(drawing, x, FIELD.bottom - 9, f"enough: {amount}", "strong", 8)
     if curves.present is not None:
         at, reached = curves.present
-        said += f" Now {reached:,.0f} samples/s at {_amount(at, unit)}."
-        parts.append(dot(x(at), y(reached), 5, "now", f"measured: {reached:,.0f} samples/s"))
-        side, anchor = (-9, "end") if x(at) > WIDTH - 90 else (9, "start")
-        parts.append(text(x(at) + side, y(reached) + 17, "now", "strong", anchor))
-    return svg(name, HEIGHT, said, parts)
+        label += f". Now {reached:,.0f} samples/s at {_amount(at, unit)}"
+        x, y = field.place(at, reached)
+        drawing.circle(x, y, 5, "hollow", f"measured: {reached:,.0f} samples/s")
+        _beside(drawing, x, y + 17, "now", "strong", 9, turn=WIDTH - 90)
+    return drawing.inline(SCOPE, name, f"{label}.")
 
 
 def _amount(value: float, unit: Unit, word: str = "") -> str:
-    """``5.4 GB``, ``6 cores``."""
-    if unit is ONE:
+    """A value and its unit, or ``word`` for a unit without a name: ``5.4 GB``, ``6 cores``."""
+    if not unit.name:
         return f"{value:,.0f} {word}".strip()
-    return f"{value / unit.scale:,.1f} {unit.name}"
+    return f"{value / unit.divisor:,.1f} {unit.name}"
 
 
-def _path(one: Line, x: Axis, y: Axis) -> str:
-    places = " L".join(f"{px(x(at))} {px(y(value))}" for at, value in one.points)
-    return f'<path d="M{places}" class="line {KINDS[one.name]}"/>'
+def _beside(
+    drawing: Drawing,
+    x: float,
+    y: float,
+    words: str,
+    kind: str,
+    gap: float,
+    turn: float = WIDTH / 2,
+) -> None:
+    """Words to the right of ``x``, or to the left of it where it lies beyond ``turn``."""
+    anchor: Anchor = "end" if x > turn else "start"
+    drawing.text(x - gap if x > turn else x + gap, y, words, kind, anchor)
 
 
-def _area(one: Line, x: Axis, y: Axis) -> str:
-    places = " L".join(f"{px(x(at))} {px(y(value))}" for at, value in one.points)
-    first, last = one.points[0][0], one.points[-1][0]
-    low = px(y(0))
-    return f'<path d="M{px(x(first))} {low} L{places} L{px(x(last))} {low} Z" class="area"/>'
-
-
-def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
-    """A letter at the end of each line, or where it leaves the field; none on another."""
-    placed: list[tuple[float, float, str]] = []
-    for one in lines:
-        if one.name == "speed":
+def _line_names(drawing: Drawing, field: Field, lines: Sequence[Line]) -> None:
+    """A letter at the right end of each line, or above the place where it leaves the field."""
+    ends: list[tuple[float, str]] = []
+    for line in lines:
+        if line.name == "speed":
             continue
-        inside = [point for point in one.points if point[1] <= y.high]
-        if one.points[-1][1] <= y.high:
-            placed.append((WIDTH - RIGHT + 6, y(one.points[-1][1]) + 4, one.name))
+        inside = [point for point in line.points if point[1] <= field.y.high]
+        if line.points[-1][1] <= field.y.high:
+            ends.append((field.y(line.points[-1][1]) + 4, line.name))
         elif inside:
-            placed.append((x(inside[-1][0]) + 4, FIELD_TOP - 8, one.name))
-    found, taken = [], 0.0
-    for at, height, name in sorted(placed, key=lambda one: one[1]):
-        beside = at > WIDTH - RIGHT
-        height = max(height, taken) if beside else height
-        taken = height + 15 if beside else taken
-        found.append(text(at, height, name, f"name {KINDS[name]}"))
-    return found
+            x = field.x(inside[-1][0])
+            drawing.text(x + 4, FIELD.top - 8, line.name, f"name {KINDS[line.name]}")
+    places = spread_apart([y for y, _ in ends], 15, FIELD.top, FIELD.bottom)
+    for y, (_, name) in zip(places, ends, strict=True):
+        drawing.text(FIELD.right + 6, y, name, f"name {KINDS[name]}")
 
 
-def bar_plot(bars: Sequence[Bar]) -> str:
-    """A bar for each operation, with its name above it."""
-    axis = Axis(0, max(bar.value for bar in bars) or 1.0, 4, WIDTH - 12)
-    whole = sum(bar.value for bar in bars) or 1.0
-    parts = []
-    for number, bar in enumerate(bars):
-        y = 18 + 40 * number
-        value = f"{bar.value:,.3g} ms · {bar.value / whole:.0%}"
-        parts.append(text(4, y, cut(bar.name, WIDTH - 40 - 7 * len(value)), "strong"))
-        parts.append(text(WIDTH - 12, y, value, "tick", "end"))
-        title = f"{bar.name}: {value}{' (' + bar.detail + ')' if bar.detail else ''}"
-        parts.append(rect(4, y + 6, max(1.0, axis(bar.value) - 4), 13, "fill prep", title))
-    bottom = 18 + 40 * len(bars) - 12
-    parts.append(text(WIDTH / 2, bottom + 12, "ms a sample on one core", "label", "middle"))
-    said = ", ".join(f"{bar.name} {bar.value:,.3g} ms" for bar in bars)
-    return svg("operations", bottom + 20, f"Time a sample by operation: {said}", parts)
-
-
-def histogram_plot(found: Histogram) -> str:
+def histogram_plot(times: Histogram) -> str:
     """How often preparing a batch took how long."""
-    low, high = found.edges[0], found.edges[-1]
-    if found.allowed is not None and low - (high - low) <= found.allowed <= high + (high - low):
-        low, high = min(low, found.allowed * 0.995), max(high, found.allowed * 1.005)
-    unit = unit_of(high, SECONDS)
-    x = Axis(low, high, LEFT, WIDTH - RIGHT)
+    low, high = times.edges[0], times.edges[-1]
+    if times.allowed is not None and low - (high - low) <= times.allowed <= high + (high - low):
+        low, high = min(low, times.allowed * 0.995), max(high, times.allowed * 1.005)
+    unit = choose_unit(high, SECONDS)
     # A third of the field is left to the words above the bars.
-    y = Axis(0, max(found.counts) * 1.45, FIELD_BOTTOM, FIELD_TOP)
-    parts = up(y, LEFT, WIDTH - RIGHT, "batches", ONE, whole=True)
-    parts += across(x, unit, FIELD_BOTTOM, f"preparing a batch ({unit.name})")
-    edges = zip(found.edges, found.edges[1:], strict=False)
-    for (begin, end), count in zip(edges, found.counts, strict=True):
-        title = f"{begin / unit.scale:,.4g} to {end / unit.scale:,.4g} {unit.name}: {count} batches"
-        width = x(end) - x(begin)
+    field = Field.within(FIELD, x=(low, high), y=(0, max(times.counts) * 1.45))
+    drawing = Drawing(WIDTH, HEIGHT)
+    drawing.y_axis(field, "batches", field.y.ticks(about=4, whole=True))
+    drawing.x_axis(field, f"preparing a batch ({unit.name})", field.x.ticks(unit))
+    for begin, end, count in zip(times.edges, times.edges[1:], times.counts, strict=False):
+        span = f"{begin / unit.divisor:,.4g} to {end / unit.divisor:,.4g} {unit.name}"
+        left, right, top = field.x(begin), field.x(end), field.y(count)
         if count:
-            parts.append(
-                rect(
-                    x(begin) + 0.5, y(count), width - 1, FIELD_BOTTOM - y(count), "fill prep", title
-                )
-            )
-    row = FIELD_TOP + 2
-    for words, at in (
-        ("median", found.median),
-        ("95 %", found.late),
-        ("time there is", found.allowed),
+            title = f"{span}: {count} batches"
+            width, height = right - left - 1, FIELD.bottom - top
+            drawing.rect(left + 0.5, top, width, height, "fill prep", title)
+    marks: list[tuple[float, float, str, str]] = []
+    for at, words, kind in (
+        (times.median, "median", "guide"),
+        (times.late, "95 %", "guide"),
+        (times.allowed, "allowed", "line limit"),
     ):
-        if at is None or not low <= at <= high:
-            continue
-        kind = "limit" if words == "time there is" else "guide"
-        parts.append(line(x(at), FIELD_BOTTOM, x(at), row - 6, kind))
-        side, anchor = (-5, "end") if x(at) > WIDTH / 2 else (5, "start")
-        parts.append(text(x(at) + side, row + 5, words, "strong", anchor))
-        row += 17
-    said = (
-        f"Preparing a batch took {found.median / unit.scale:,.3g} {unit.name} in the median; 95 % "
-        f"took less than {found.late / unit.scale:,.3g} {unit.name}."
+        if at is not None and low <= at <= high:
+            marks.append((field.x(at), FIELD.top + 17 * len(marks), words, kind))
+    for x, y, _, kind in marks:
+        drawing.line(x, FIELD.bottom, x, y - 4, kind)
+    for x, y, words, _ in marks:
+        _beside(drawing, x, y + 7, words, "strong halo", 5)
+    label = (
+        f"Preparing a batch took {times.median / unit.divisor:,.3g} {unit.name} in the median; "
+        f"95 % took less than {times.late / unit.divisor:,.3g} {unit.name}."
     )
-    return svg("batches", HEIGHT, said, parts)
+    return drawing.inline(SCOPE, "batches", label)
 
 
 def timeline_plot(bars: Sequence[WaitBar]) -> str:
     """How long the loop waited for each batch, phase by phase."""
     end = bars[-1].end
-    most = max(bar.longest for bar in bars) or 1e-3
-    unit, seconds = unit_of(most, SECONDS), long_unit(end)
-    x = Axis(0, end, LEFT, WIDTH - RIGHT)
-    y = Axis(0, most * 1.2, FIELD_BOTTOM, FIELD_TOP)
-    parts = up(y, LEFT, WIDTH - RIGHT, f"wait for a batch ({unit.name})", unit)
-    parts += across(x, seconds, FIELD_BOTTOM, f"time in the loop ({seconds.name})")
+    longest = max(bar.longest for bar in bars) or 1e-3
+    unit, long_unit = choose_unit(longest, SECONDS), duration_unit(end)
+    field = Field.within(FIELD, x=(0, end), y=(0, longest * 1.2))
+    drawing = Drawing(WIDTH, HEIGHT)
+    drawing.y_axis(field, f"wait for a batch ({unit.name})", field.y.ticks(unit, about=4))
+    drawing.x_axis(field, f"time in the loop ({long_unit.name})", field.x.ticks(long_unit))
     for bar in bars:
         kind = PHASE_KINDS.get(bar.phase, "plain")
-        width = max(0.8, x(bar.end) - x(bar.begin) - 0.7)
+        left = field.x(bar.begin)
+        width = max(0.8, field.x(bar.end) - left - 0.7)
         steps = f"{bar.steps} steps" if bar.steps > 1 else "1 step"
-        title = f"{bar.phase}, {steps}: waited {bar.mean / unit.scale:,.3g} {unit.name}"
+        title = f"{bar.phase}, {steps}: waited {bar.mean / unit.divisor:,.3g} {unit.name}"
         if bar.steps > 1:
-            title += f" on average, {bar.longest / unit.scale:,.3g} at most"
-            height = FIELD_BOTTOM - y(bar.longest)
-            parts.append(rect(x(bar.begin), y(bar.longest), width, height, f"faint {kind}", "", 0))
-        height = max(1.0, FIELD_BOTTOM - y(bar.mean))
-        parts.append(
-            rect(x(bar.begin), FIELD_BOTTOM - height, width, height, f"fill {kind}", title, 0)
-        )
+            title += f" on average, {bar.longest / unit.divisor:,.3g} at most"
+            top = field.y(bar.longest)
+            drawing.rect(left, top, width, FIELD.bottom - top, f"faint {kind}", radius=0)
+        height = max(1.0, FIELD.bottom - field.y(bar.mean))
+        drawing.rect(left, FIELD.bottom - height, width, height, f"fill {kind}", title, radius=0)
     for number, (phase, begin, last) in enumerate(phases_of(bars)):
+        left, right = field.x(begin), field.x(last)
         if number:
-            parts.append(line(x(begin), FIELD_TOP, x(begin), FIELD_BOTTOM, "guide"))
-        if x(last) - x(begin) > 8 * len(phase):
-            middle = (x(begin) + x(last)) / 2
-            parts.append(text(middle, FIELD_TOP + 12, phase, "strong", "middle"))
-    said = "; ".join(
-        f"{phase}: {_mean(bars, phase) / unit.scale:,.3g} {unit.name} on average"
+            drawing.line(left, FIELD.top, left, FIELD.bottom, "guide")
+        if right - left > text_width(phase, bold=True):
+            drawing.text((left + right) / 2, FIELD.top + 12, phase, "strong", "middle")
+    label = "; ".join(
+        f"{phase}: {_mean_wait(bars, phase) / unit.divisor:,.3g} {unit.name} on average"
         for phase in dict.fromkeys(bar.phase for bar in bars)
     )
-    return svg("waits", HEIGHT, f"Waits for batches. {said}", parts)
+    return drawing.inline(SCOPE, "waits", f"Waits for batches. {label}")
 
 
-def _mean(bars: Sequence[WaitBar], phase: PhaseName) -> float:
+def _mean_wait(bars: Sequence[WaitBar], phase: PhaseName) -> float:
     own = [bar for bar in bars if bar.phase == phase]
     return sum(bar.mean * bar.steps for bar in own) / sum(bar.steps for bar in own)

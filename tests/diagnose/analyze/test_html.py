@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.diagnose.analyze import series
-from penstock.diagnose.analyze.axes import Axis, long_unit
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.page import page_of
 from penstock.diagnose.analyze.report import Operation, Report, Wait
@@ -182,25 +181,6 @@ def test_many_steps_are_put_together_without_losing_any() -> None:
     assert sum(bar.steps for bar in found) == 1000
     assert sum(bar.mean * bar.steps for bar in found) == pytest.approx(sum(w.wait for w in waits))
     assert max(bar.longest for bar in found) == 0.006
-
-
-@given(st.floats(0, 1e9), st.floats(1e-6, 1e9))
-def test_ticks_are_few_and_within_their_axis(low: float, span: float) -> None:
-    axis = Axis(low, low + span, 0, 100)
-    ticks = axis.ticks()
-    slack = 1e-6 * max(1.0, low + span)
-    assert len(ticks) <= 8
-    assert all(low - slack <= tick <= low + span + slack for tick in ticks)
-
-
-def test_long_times_are_shown_in_minutes_and_hours() -> None:
-    assert [long_unit(seconds).name for seconds in (0.1, 55, 600, 9000)] == [
-        "ms",
-        "s",
-        "minutes",
-        "hours",
-    ]
-    assert long_unit(600).scale == 60
 
 
 def test_the_page_is_whole_and_shows_every_plot() -> None:
