@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.project.test_docs import STAND_INS
+from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def variables(place: Path) -> dict[str, str]:
         "PENSTOCK_SHM_DIR": str(place / "memory"),
         "PENSTOCK_CACHE_DIR": str(place / "disk"),
         "TMPDIR": str(place / "temporary"),
-        "PYTHONPATH": str(place / "site"),
+        # The second entry makes scripts import the copy of Penstock that is being tested.
+        "PYTHONPATH": os.pathsep.join([str(place / "site"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }

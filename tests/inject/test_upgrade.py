@@ -37,9 +37,10 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install() -> Iterator[Install]:
-    kept = DataLoader._get_iterator, DataLoader.__len__
+    """Installs the task with the given settings. The class is restored after the test."""
+    original = DataLoader._get_iterator, DataLoader.__len__
     yield lambda **settings: upgrade.install(settings, dataloader)
-    DataLoader._get_iterator, DataLoader.__len__ = kept
+    DataLoader._get_iterator, DataLoader.__len__ = original
     gc.collect()
 
 
@@ -127,7 +128,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "locked": lambda: DataLoader(Locked(), 4, shuffle=True, num_workers=1),
 }
 STAY = {
-    "no indices": "stays as it is: its sampler yielded (3,), which is not an index of its 22 samples.",
+    "no indices": "stays as it is: its sampler yielded (3,), which is not an index of its 22 "
+    "samples.",
     "locked": "stays as it is: the pipeline cannot be sent to worker processes",
 }
 
