@@ -100,9 +100,9 @@ def full_view() -> View:
 
 @pytest.fixture
 def server(live: LiveDirectory) -> Iterator[PageServer]:
-    found = PageServer(0, pages(full_view()), "penstock-watch")
-    yield found
-    found.close()
+    page_server = PageServer(0, pages(full_view()), "penstock-watch")
+    yield page_server
+    page_server.close()
 
 
 def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> None:

@@ -42,15 +42,19 @@ def test_a_loader_publishes_its_position_and_statistics(live: LiveDirectory) -> 
         epoch = iter(loader)
         for _ in range(3):
             next(epoch)
-        (found,) = live.snapshots()
-        assert found.pid == os.getpid()
-        assert found.waiting is None
-        assert "python" in found.command
-        assert (found.standing.epoch, found.standing.batch, found.standing.batches) == (0, 3, 10)
-        assert found.standing.name == repr(loader)
-        assert (found.stats.samples, found.stats.batches) == (12, 3)
-        assert found.stats.caches[0].misses >= 12
-        assert found.standing.slots >= 1
+        (snapshot,) = live.snapshots()
+        assert snapshot.pid == os.getpid()
+        assert snapshot.waiting is None
+        assert "python" in snapshot.command
+        assert (snapshot.standing.epoch, snapshot.standing.batch, snapshot.standing.batches) == (
+            0,
+            3,
+            10,
+        )
+        assert snapshot.standing.name == repr(loader)
+        assert (snapshot.stats.samples, snapshot.stats.batches) == (12, 3)
+        assert snapshot.stats.caches[0].misses >= 12
+        assert snapshot.standing.slots >= 1
         mode = [os.stat(path).st_mode & 0o777 for path in (live.path, *live.path.iterdir())]
         assert mode == [0o700, 0o600]
         # The file is plain JSON.
@@ -64,9 +68,9 @@ def test_every_loader_has_its_own_report(live: LiveDirectory) -> None:
     with numbers() as one, numbers(rank=1, world=2) as other:
         next(iter(one))
         next(iter(other))
-        assert [found.standing.rank for found in live.snapshots()] == [0, 1]
+        assert [snapshot.standing.rank for snapshot in live.snapshots()] == [0, 1]
         one.close()
-        assert [found.standing.rank for found in live.snapshots()] == [1]
+        assert [snapshot.standing.rank for snapshot in live.snapshots()] == [1]
 
 
 @pytest.mark.usefixtures("hurry")
@@ -94,16 +98,16 @@ def test_a_loop_reports_that_it_waits_before_it_waits(live: LiveDirectory) -> No
         training.start()
         try:
             assert reached.wait(60)
-            (found,) = live.snapshots()
-            assert found.waiting is not None
-            assert found.stats.batches == 0
+            (snapshot,) = live.snapshots()
+            assert snapshot.waiting is not None
+            assert snapshot.stats.batches == 0
         finally:
             go_on.set()
             training.join()
         # Reported at once, although half a second has not passed: the step may take minutes.
-        (found,) = live.snapshots()
-        assert found.waiting is None
-        assert found.stats.batches == len(taken) == 1
+        (snapshot,) = live.snapshots()
+        assert snapshot.waiting is None
+        assert snapshot.stats.batches == len(taken) == 1
 
 
 def stream() -> Iterator[float]:
@@ -130,8 +134,8 @@ def test_an_ended_loop_is_not_reported_as_waiting(
     with pipeline.loader(workers=0, seed=0) as loader:
         with suppress(SampleError):
             list(loader)
-        (found,) = live.snapshots()
-        assert found.waiting is None
+        (snapshot,) = live.snapshots()
+        assert snapshot.waiting is None
 
 
 def test_reports_are_half_a_second_apart(
@@ -228,8 +232,8 @@ def test_a_deleted_report_is_written_again(live: LiveDirectory) -> None:
         live.path.rmdir()
         for _ in range(2):
             next(epoch)
-        (found,) = live.snapshots()
-        assert found.stats.batches == 3
+        (snapshot,) = live.snapshots()
+        assert snapshot.stats.batches == 3
 
 
 # Processes that end.
@@ -277,7 +281,7 @@ def test_an_ended_process_leaves_no_report(
     how: str, live: LiveDirectory, job: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = job(how)
-    assert [found.pid for found in live.snapshots()] == [process.pid]
+    assert [snapshot.pid for snapshot in live.snapshots()] == [process.pid]
     process.communicate("\n", timeout=60)
     assert not live.path.exists()
 
@@ -290,7 +294,7 @@ def test_the_report_of_a_killed_process_is_removed_by_the_next_reader(
     # Its exit code has not been read yet, so its number is still taken; but it is dead.
     while started(one.pid) is not None:
         pass
-    assert [found.pid for found in live.snapshots()] == [other.pid]
+    assert [snapshot.pid for snapshot in live.snapshots()] == [other.pid]
     assert [file.name.split("-")[0] for file in live.path.iterdir()] == [str(other.pid)]
     one.wait()
     other.communicate("\n", timeout=60)
@@ -312,14 +316,14 @@ def test_a_reused_process_number_is_not_taken_for_the_dead_process(live: LiveDir
     with numbers() as loader:
         next(iter(loader))
         (file,) = live.path.iterdir()
-        (found,) = live.snapshots()
-        assert alive(found.pid, found.started)
-        assert not alive(found.pid, (found.started or 0) - 1)
+        (snapshot,) = live.snapshots()
+        assert alive(snapshot.pid, snapshot.started)
+        assert not alive(snapshot.pid, (snapshot.started or 0) - 1)
         body = json.loads(read_report(file) or b"")
         body["started"] -= 1
         other = ReportFile(live.path / f"{os.getpid()}-99.json")
         other.write(json.dumps(body))
-        assert live.snapshots() == [found]
+        assert live.snapshots() == [snapshot]
         assert not other.path.exists()
         other.close()
 
@@ -361,24 +365,26 @@ def test_a_fork_does_not_remove_the_report_of_its_parent(live: LiveDirectory) ->
 def test_a_reader_never_sees_a_mixture_of_two_reports(tmp_path: Path) -> None:
     report = ReportFile(tmp_path / "1-0.json")
     texts = [json.dumps({"at": [number] * (1 + 40 * (number % 50))}) for number in range(500)]
-    done = threading.Event()
+    enough = threading.Event()
 
     def write() -> None:
-        for text in texts * 3:
-            report.write(text)
-        done.set()
+        while not enough.is_set():
+            for text in texts:
+                report.write(text)
 
     report.write(texts[0])
     writing = threading.Thread(target=write)
     writing.start()
     seen = 0
-    while not done.is_set():
-        body = read_report(report.path)
-        if body is not None:
-            assert len(set(json.loads(body)["at"])) == 1
-            seen += 1
-    writing.join()
-    assert seen > 0
+    try:
+        while seen < 500:
+            body = read_report(report.path)
+            if body is not None:
+                assert len(set(json.loads(body)["at"])) == 1
+                seen += 1
+    finally:
+        enough.set()
+        writing.join()
     assert read_report(report.path) == texts[-1].encode()
     report.close()
     assert read_report(report.path) is None

@@ -41,9 +41,9 @@ def ask(
 def server(live: LiveDirectory) -> Iterator[PageServer]:
     view = View()
     view.look()
-    found = serve(view, 0)
-    yield found
-    found.close()
+    page_server = serve(view, 0)
+    yield page_server
+    page_server.close()
 
 
 def test_the_page_loads_nothing_from_other_sites(server: PageServer) -> None:

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,13 +154,23 @@ def test_a_directory_in_which_loaders_cannot_publish_is_named(
     assert f"chmod 700 {live.path.parent}" in shown
 
 
-@pytest.mark.usefixtures("training")
-def test_once_shows_current_rates(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["top", "--once", "--interval", "0.3"]) == 0
+def test_once_shows_current_rates(
+    training: ps.Loader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep_until_the_next_report(_: float) -> None:
+        # A batch is counted before it is reported, so only the second one is surely preceded by
+        # a report.
+        batches = training.stats().batches + 2
+        while training.stats().batches < batches:
+            time.sleep(0.001)
+
+    clock = SimpleNamespace(sleep=sleep_until_the_next_report)
+    monkeypatch.setattr("penstock.commands.top.time", clock)
+    assert cli.main(["top", "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"process {os.getpid()}, loader ")
     assert any(line.startswith("  source ") for line in lines)
-    assert cli.main(["top", "--once", "--json", "--interval", "0.3"]) == 0
+    assert cli.main(["top", "--once", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["loaders"]
     assert 0 < found["rates"]["seconds"] < found["overall"]["seconds"]
     assert found["rates"]["samples_per_second"] > 0
