@@ -1,4 +1,4 @@
-"""``penstock run``."""
+"""``penstock run``: a script with its torch DataLoaders upgraded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ examples:
   penstock run --cache 8GB --reuse 3 --split 2 -- torchrun --nproc-per-node 4 train.py
   penstock run --share search-1 --seed 0 -- python train.py --lr 0.1
 
-The script is not edited: torch DataLoaders that it makes, or that a library makes for it, are
-iterated by Penstock. What was changed, what was not, and why is told on stderr. The exit code is
-the command's own. A loader that shuffles is taken for training; one that goes through its data in
-order is for validation, and has neither reuse, echo nor share.
+The script is not edited: Penstock iterates the torch DataLoaders that the script, or a library,
+creates. Messages on stderr say what was changed, what was not, and why. The exit code is that of
+the command. A loader that shuffles is taken for training. One that reads its data in order is taken
+for validation, and gets no reuse, echo or share.
 """
 
 
@@ -26,37 +26,63 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Runs a training script with its torch DataLoaders upgraded."
     parser.epilog = EXAMPLE
     parser.usage = "penstock run [options] -- COMMAND ..."
-    parser.add_argument("--cache", metavar="SIZE", help="keep as much in memory, for each loader")
+    parser.add_argument(
+        "--cache", metavar="SIZE", help="keep a cache of this size in memory, for each loader"
+    )
     parser.add_argument(
         "--no-random",
         dest="random",
         action="store_false",
         default=None,
-        help="the script's datasets draw nothing, so they may be cached as they are",
+        help="the script's datasets draw no random numbers, so their samples may be cached",
     )
     parser.add_argument(
         "--reuse", type=_whole_or_auto, metavar="R", help="use partly transformed samples R times"
     )
     parser.add_argument(
-        "--split", type=int, metavar="K", help="with --reuse: the last K transforms are fresh"
+        "--split",
+        type=int,
+        metavar="K",
+        help="with --reuse: run the last K transforms anew each time",
     )
-    parser.add_argument("--echo", type=_number_or_auto, metavar="F", help="use everything F times")
+    parser.add_argument("--echo", type=_number_or_auto, metavar="F", help="use each sample F times")
     parser.add_argument(
-        "--echo-at", choices=("sample", "augmented", "batch"), default="sample", help="where"
+        "--echo-at",
+        choices=("sample", "augmented", "batch"),
+        default="sample",
+        help="with --echo: repeat before augmentation, after it, or after batching "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--share", metavar="NAME", help="prepare once for all jobs of this name")
     parser.add_argument(
-        "--workers", type=_whole_or_auto, metavar="N", help="in place of the script's, or auto"
+        "--share", metavar="NAME", help="prepare the data once for all jobs with this name"
     )
-    parser.add_argument("--kind", choices=("auto", "threads", "processes"), default="auto")
-    parser.add_argument("--seed", type=int, metavar="S", help="for augmentation; torch's own seed")
-    parser.add_argument("--on-error", choices=("raise", "skip", "substitute"), default="raise")
+    parser.add_argument(
+        "--workers",
+        type=_whole_or_auto,
+        metavar="N",
+        help="number of workers, or auto (default: the script's num_workers)",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("auto", "threads", "processes"),
+        default="auto",
+        help="kind of workers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="seed for augmentation (default: torch's seed)"
+    )
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip", "substitute"),
+        default="raise",
+        help="what to do with bad samples (default: %(default)s)",
+    )
     parser.add_argument(
         "--native",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Penstock's operations in place of torchvision's: faster, and pixels within a "
-        "stated tolerance",
+        help="use Penstock's operations instead of torchvision's: faster, with pixel values within "
+        "a stated tolerance",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -70,15 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
     with reports() as place:
         settings["reports"] = str(place)
         code = launch(command, environment("run", settings))
-        reached, found = processes(place), loaders(place)
+        reached, outcomes = processes(place), loaders(place)
     if not reached:
         text = unseen(command)
-    elif any(one.why for one in reached):
-        text = ""  # has been said where it happened
+    elif any(process.why for process in reached):
+        text = ""  # the process has printed the reason
     else:
-        text = summary(found)
-    # A command that fails has its own to say.
-    if text and (found or not code):
+        text = summary(outcomes)
+    # A command that failed before its first loader has printed its own error.
+    if text and (outcomes or not code):
         sys.stderr.write(f"penstock: {text}\n")
     return code
 
@@ -89,12 +115,11 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.cache is not None:
         config.size(arguments.cache, "--cache")
     if arguments.split is not None and arguments.reuse is None:
-        raise PipelineError("--split is for refurbishing; give --reuse too, such as --reuse 3.")
+        raise PipelineError("--split belongs to --reuse; give both: --reuse 3 --split 2.")
     if arguments.reuse not in (None, "auto") and arguments.split is None:
         raise PipelineError(
-            f"--reuse {arguments.reuse} needs to know what is done to a sample every time: give "
-            "--split, the number of transforms at the end of the script's Compose that are. Or "
-            "have both chosen by --reuse auto."
+            f"--reuse {arguments.reuse} needs --split: the number of transforms, at the end of the "
+            "script's Compose, that run anew each time. Or let --reuse auto choose both."
         )
     return {name: value for name, value in vars(arguments).items() if name != "command"}
 

@@ -1,4 +1,4 @@
-"""``penstock top``."""
+"""``penstock top``: running loaders in the terminal."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  penstock top                 drawn anew every second until Ctrl-C
-  penstock top --interval 5    every five seconds
-  penstock top --once          one look
-  penstock top --once --json   for scripts
+  penstock top                 refreshed every second until Ctrl-C
+  penstock top --interval 5    refreshed every five seconds
+  penstock top --once          shown once
+  penstock top --once --json   as JSON, for scripts
 
-Every process that iterates a loader says twice a second how it is, unless PENSTOCK_LIVE=0 is set
-there. What is shown as `now` happened between the last two looks.
+Every process that iterates a loader publishes its status twice a second, unless PENSTOCK_LIVE=0 is
+set there. Figures marked `now` are averages over the time since the previous refresh.
 """
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Default seconds between two refreshes."""
 
 SHORTEST = 0.1
 
 LOOKS = 3
-"""How often ``--once`` looks again for what has happened meanwhile."""
+"""Most further looks that ``--once`` takes to get a second snapshot of every loader."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Shows how the loaders of this user on this machine are doing."
+    parser.description = "Shows the status of your loaders on this machine."
     parser.epilog = EXAMPLE
-    parser.add_argument("--once", action="store_true", help="look once, and end")
-    parser.add_argument("--json", action="store_true", help="print JSON, one object for each look")
+    parser.add_argument("--once", action="store_true", help="print the status once and exit")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per refresh")
     parser.add_argument(
         "--interval",
         type=_seconds,
         default=EVERY,
         metavar="S",
-        help="seconds between two looks (default: %(default)s)",
+        help="seconds between two refreshes (default: %(default)s)",
     )
 
 
@@ -51,20 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
     view = View()
     try:
         if arguments.once:
-            _look_twice(view, arguments.interval)
-            sys.stdout.write(_shown(view, as_json=arguments.json) + "\n")
+            _look_for_rates(view, arguments.interval)
+            sys.stdout.write(_render(view, as_json=arguments.json) + "\n")
         else:
             _watch(view, arguments.interval, as_json=arguments.json)
     except KeyboardInterrupt:
-        pass  # that is how it is meant to end
+        pass  # Ctrl-C is the normal way to end this command
     return 0
 
 
-def _look_twice(view: View, interval: float) -> None:
-    """What happens now takes two looks to see, and a few more where batches take long."""
+def _look_for_rates(view: View, interval: float) -> None:
+    """Look until every loader has two snapshots, or ``LOOKS`` times: rates need two snapshots."""
     view.look()
     for _ in range(LOOKS):
-        if all(course.before is not None for course in view.courses):
+        if all(loader.before is not None for loader in view.loaders):
             break
         time.sleep(interval)
         view.look()
@@ -73,22 +73,22 @@ def _look_twice(view: View, interval: float) -> None:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not SHORTEST <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text} is not between {SHORTEST} s and a day")
+        raise argparse.ArgumentTypeError(f"{text} is not between {SHORTEST} seconds and one day")
     return seconds
 
 
 def _watch(view: View, interval: float, *, as_json: bool) -> None:
     from penstock.host.redraw import redraw
 
-    def shown() -> str:
+    def refreshed() -> str:
         view.look()
-        return _shown(view, as_json=as_json)
+        return _render(view, as_json=as_json)
 
-    redraw(shown, interval, in_place=not as_json)
+    redraw(refreshed, interval, in_place=not as_json)
 
 
-def _shown(view: View, *, as_json: bool) -> str:
+def _render(view: View, *, as_json: bool) -> str:
     if as_json:
-        return json.dumps(view.plain())
+        return json.dumps(view.as_dict())
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    return "\n".join(view.lines(plain=not encoding.startswith("utf")))
+    return "\n".join(view.lines(ascii_only=not encoding.startswith("utf")))

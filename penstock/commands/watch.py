@@ -1,4 +1,4 @@
-"""``penstock watch``."""
+"""``penstock watch``: running loaders on a web page."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import time
 
 EXAMPLE = """\
 examples:
-  penstock watch               prints the page's address; Ctrl-C ends it
-  penstock watch --open        opens it in a browser too
-  penstock watch --port 9000   on another port
+  penstock watch               print the address of the page, serve it until Ctrl-C
+  penstock watch --open        open the page in a browser too
+  penstock watch --port 9000   serve on another port
 
-The page can only be read, and only from this machine. From another one, forward the port:
+The page is read-only and reachable from this machine only. From another machine, forward the port:
   ssh -L 8265:localhost:8265 machine-that-trains
-Its /snapshot.json is what `penstock top --json` prints; /metrics is for Prometheus.
+Its /snapshot.json has the same data as `penstock top --json`; /metrics is for Prometheus.
 """
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two refreshes."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Serves a page that shows how the loaders of this machine are doing."
+    parser.description = "Serves a web page with the status of your loaders on this machine."
     parser.epilog = EXAMPLE
     parser.add_argument(
         "--port",
         type=_port,
         metavar="N",
-        help="the port to serve on; by default 8265, or the next one that is free",
+        help="port to serve on (default: 8265, or the next free port)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     server = serve(view, arguments.port)
     try:
         address = f"http://127.0.0.1:{server.port}/"
-        sys.stdout.write(f"Watching at {address} (Ctrl-C ends it)\n")
+        sys.stdout.write(f"Watching at {address} (Ctrl-C to stop)\n")
         sys.stdout.flush()
         if arguments.open:
             import webbrowser
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             time.sleep(EVERY)
             view.look()
     except KeyboardInterrupt:
-        pass  # that is how it is meant to end
+        pass  # Ctrl-C is the normal way to end this command
     finally:
         server.close()
     return 0
@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is not a port: give a number up to 65535")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: give a number from 0 to 65535")
     return port

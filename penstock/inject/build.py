@@ -1,35 +1,114 @@
-"""A torch DataLoader taken over: one of ours with the same arguments and those of the command."""
+"""Penstock's loader for a torch DataLoader: the script's arguments plus those of the command."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PenstockError, PipelineError
-from penstock.inject.wanted import Wanted, shuffles
 
 if TYPE_CHECKING:
-    from penstock.inject.dealt import Dealt
+    from penstock.inject.sampler_plan import SamplerPlan
     from penstock.torch import DataLoader
 
+EXTRAS = ("share", "reuse", "echo", "cache")
+"""Options that a loader is built without if they do not work, in the order of the attempts."""
+
 _TORCH_PREFETCH = 2
-"""What torch sets where a script says nothing; our own choice is then the better one."""
+"""torch's default. A script that does not set the value gets Penstock's own default instead."""
+
+_NESTED = 8
+"""Most samplers around samplers that are unwrapped. A limit, because they may form a ring."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``penstock run``, as plain data."""
+
+    cache: str | None = None
+    reuse: int | Literal["auto"] | None = None
+    split: int | None = None
+    echo: float | Literal["auto"] | None = None
+    echo_at: str = "sample"
+    share: str | None = None
+    workers: int | Literal["auto"] | None = None
+    kind: str = "auto"
+    seed: int | None = None
+    on_error: str = "raise"
+    native: bool = False
+    random: bool | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> RunOptions:
+        """The options among the settings of the task."""
+        known = {option.name for option in fields(cls)}
+        return cls(**{name: value for name, value in settings.items() if name in known})
+
+    def extras(self, training: bool) -> tuple[str, ...]:
+        """The given options among ``EXTRAS``; only the cache if the loader is not for training."""
+        applicable = EXTRAS if training else ("cache",)
+        return tuple(name for name in applicable if getattr(self, name) is not None)
+
+    def arguments(self, extras: tuple[str, ...]) -> dict[str, Any]:
+        """Arguments of ``penstock.torch.DataLoader`` for these extras."""
+        arguments = {name: getattr(self, name) for name in extras}
+        if "reuse" in extras:
+            arguments["split"] = self.split
+        if "echo" in extras:
+            arguments["echo_at"] = self.echo_at
+        return arguments
+
+    def show(self, extras: tuple[str, ...]) -> list[str]:
+        """The arguments for these extras as text, for messages."""
+        arguments = self.arguments(extras)
+        arguments.pop("share", None)  # the description of the workers names the share
+        return [
+            f"{name.replace('_', '-')} {value}"
+            for name, value in arguments.items()
+            if value is not None
+        ]
+
+
+def shuffles(loader: Any) -> bool:
+    """Whether a torch loader goes through its data in another order each time.
+
+    A loader that does is taken for training, one that reads in order for validation. Samplers that
+    wrap another sampler are unwrapped. An unknown sampler, the user's own, counts as a shuffle.
+    """
+    if loader._auto_collation:
+        sampler = loader.batch_sampler
+    else:
+        sampler = loader.sampler
+    for _ in range(_NESTED):
+        if isinstance(getattr(sampler, "shuffle", None), bool):
+            return bool(sampler.shuffle)
+        inner = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        if inner is None:
+            break
+        sampler = inner
+    in_order = ("SequentialSampler", "_InfiniteConstantSampler")
+    return type(sampler).__name__ not in in_order and not isinstance(sampler, range)
 
 
 @dataclass
 class Upgraded:
-    """What stands in for a torch loader: ``dealt`` is its order, ``None`` where that is ours."""
+    """Penstock's replacement for a torch loader.
+
+    ``plan`` follows the script's own sampler; ``None`` if Penstock decides the order, or if the
+    dataset is a stream.
+    """
 
     loader: DataLoader
-    dealt: Dealt | None
+    plan: SamplerPlan | None
     stream: bool
     extras: tuple[str, ...] = ()
     missing: dict[str, PenstockError] = field(default_factory=dict)
-    """Extras it has to do without, and why."""
+    """Extras that it was built without, each with the reason."""
     pid: int = field(default_factory=os.getpid)
     turn: int = 0
-    """Counts the loops over it: the last one has it."""
+    """Number of loops begun over it. Only the latest loop may use it."""
 
     @property
     def echoes(self) -> bool:
@@ -37,66 +116,68 @@ class Upgraded:
 
 
 class Builder:
-    """Makes them, for one process; ``module`` is ``torch.utils.data.dataloader``."""
+    """Builds the replacements of one process. ``module`` is ``torch.utils.data.dataloader``."""
 
-    def __init__(self, wanted: Wanted, module: Any) -> None:
-        self._wanted = wanted
+    def __init__(self, options: RunOptions, module: Any) -> None:
+        self._options = options
         self._module = module
         self._shared = 0
 
     def build(self, loader: Any) -> Upgraded:
-        """Ours for this torch loader; raises what keeps it from being made."""
+        """The replacement for this torch loader. Raises the reason if there can be none."""
         self._check(loader)
-        asked = self._wanted.extras(shuffles(loader))
+        extras = self._options.extras(shuffles(loader))
         missing: dict[str, PenstockError] = {}
         try:
-            made = self._make(loader, asked)
+            upgraded = self._make(loader, extras)
         except PenstockError as error:
-            if not asked:
+            if not extras:
                 raise
-            made, missing = self._with_what_works(loader, asked, error)
-        made.missing = missing
-        if "share" in made.extras:
+            upgraded, missing = self._with_working_extras(loader, extras, error)
+        upgraded.missing = missing
+        if "share" in upgraded.extras:
             self._shared += 1
-        return made
+        return upgraded
 
-    def _with_what_works(
-        self, loader: Any, asked: tuple[str, ...], error: PenstockError
+    def _with_working_extras(
+        self, loader: Any, extras: tuple[str, ...], error: PenstockError
     ) -> tuple[Upgraded, dict[str, PenstockError]]:
-        if len(asked) == 1:
-            return self._make(loader, ()), {asked[0]: error}
-        made = self._make(loader, ())
+        if len(extras) == 1:
+            return self._make(loader, ()), {extras[0]: error}
+        upgraded = self._make(loader, ())
         missing: dict[str, PenstockError] = {}
-        for name in asked:
+        for name in extras:
             try:
-                made = self._make(loader, (*made.extras, name))
+                upgraded = self._make(loader, (*upgraded.extras, name))
             except PenstockError as why:
                 missing[name] = why
-        return made, missing
+        return upgraded, missing
 
     def _check(self, loader: Any) -> None:
         dataset = type(loader.dataset)
         pipes = (self._module.IterDataPipe, self._module.MapDataPipe)
         if issubclass(dataset, pipes):
-            raise PipelineError("torch's datapipes are sharded by torch's own workers.")
+            raise PipelineError(
+                "its dataset is a torch datapipe, and only torch's own workers can shard these."
+            )
 
     def _make(self, loader: Any, extras: tuple[str, ...]) -> Upgraded:
         from penstock.torch import DataLoader
 
-        wanted = self._wanted
-        given = wanted.arguments(extras)
+        options = self._options
+        arguments = options.arguments(extras)
         stream = loader._dataset_kind == self._module._DatasetKind.Iterable
-        ours = not stream and self._may_shuffle(loader) and bool({*extras} - {"cache"})
+        own_order = not stream and self._may_shuffle(loader) and bool({*extras} - {"cache"})
         if "share" in extras:
-            given["share"] = self._name()
-        seed = wanted.seed
+            arguments["share"] = self._share_name()
+        seed = options.seed
         if seed is None and "share" in extras:
             seed = 0
-        workers = loader.num_workers if wanted.workers is None else wanted.workers
-        made = DataLoader(
+        workers = loader.num_workers if options.workers is None else options.workers
+        ours = DataLoader(
             loader.dataset,
-            **self._dealing(loader, stream, ours),
-            **self._working(loader, workers),
+            **self._batch_arguments(loader, stream, own_order),
+            **self._worker_arguments(loader, workers),
             num_workers=workers,
             collate_fn=loader.collate_fn,
             # Without a device torch warns and does nothing, and ours would warn once more.
@@ -104,28 +185,29 @@ class Builder:
             generator=None if seed is not None else loader.generator,
             in_order=getattr(loader, "in_order", True),
             seed=seed,
-            random=wanted.random,
-            kind=wanted.kind,  # type: ignore[arg-type]
-            on_error=wanted.on_error,  # type: ignore[arg-type]
-            native=wanted.native,
-            **given,
+            random=options.random,
+            kind=options.kind,  # type: ignore[arg-type]
+            on_error=options.on_error,  # type: ignore[arg-type]
+            native=options.native,
+            **arguments,
         )
-        dealt = None if stream or ours else self._follow(loader, made, "echo" in extras)
-        return Upgraded(made, dealt, stream, extras)
+        plan = None if stream or own_order else self._follow_sampler(loader, ours, "echo" in extras)
+        return Upgraded(ours, plan, stream, extras)
 
-    def _dealing(self, loader: Any, stream: bool, ours: bool) -> dict[str, Any]:
-        """Batch size and order, as they are given to a loader."""
+    def _batch_arguments(self, loader: Any, stream: bool, own_order: bool) -> dict[str, Any]:
+        """The arguments for batch size and order."""
         if not loader._auto_collation:
             return {"batch_size": None, "sampler": None if stream else loader.sampler}
         if loader.batch_size is None:
             return {"batch_sampler": loader.batch_sampler}
-        made = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        arguments = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         if stream:
-            return made
-        return {**made, "shuffle": True} if ours else {**made, "sampler": loader.sampler}
+            return arguments
+        order = {"shuffle": True} if own_order else {"sampler": loader.sampler}
+        return {**arguments, **order}
 
-    def _working(self, loader: Any, workers: Any) -> dict[str, Any]:
-        """What is said about workers, where there are any."""
+    def _worker_arguments(self, loader: Any, workers: Any) -> dict[str, Any]:
+        """The arguments for workers; none if there are no workers."""
         if workers == 0:
             return {}
         factor = loader.prefetch_factor if loader.num_workers == workers else None
@@ -138,10 +220,11 @@ class Builder:
         }
 
     def _may_shuffle(self, loader: Any) -> bool:
-        """Whether all the script asked for is a shuffle, which we may as well do ourselves.
+        """Whether the script asks for a plain shuffle, which Penstock may do in torch's place.
 
-        Refurbish, echo and share are better off, or only possible, with an order of ours. Ranks
-        that each shuffle everything would get disjoint parts, so they keep their own.
+        Refurbish, echo and share work better, or only, with an order of Penstock's own. With
+        several ranks the script's order stays: torch's plain shuffle gives every rank all the data,
+        Penstock's would give the ranks disjoint parts.
         """
         module, sampler = self._module, loader.sampler
         alone = not (module.dist.is_available() and module.dist.is_initialized())
@@ -153,19 +236,24 @@ class Builder:
             and sampler._num_samples is None
         )
 
-    def _name(self) -> str:
-        """Jobs of one name must mean the same, so each loader of a script has one of its own."""
+    def _share_name(self) -> str:
+        """The share of the next loader: jobs that use one name must load the same data.
+
+        So every loader of a script has a name of its own.
+        """
         return (
-            f"{self._wanted.share}-{self._shared + 1}" if self._shared else f"{self._wanted.share}"
+            f"{self._options.share}-{self._shared + 1}"
+            if self._shared
+            else f"{self._options.share}"
         )
 
-    def _follow(self, loader: Any, made: DataLoader, echoes: bool) -> Dealt:
-        """Have it deal what the script's own sampler draws from the script's generators."""
-        from penstock.inject.dealt import Dealt
+    def _follow_sampler(self, loader: Any, ours: DataLoader, echoes: bool) -> SamplerPlan:
+        """Make our loader deliver the batches that the script's own sampler draws."""
+        from penstock.inject.sampler_plan import SamplerPlan
 
         sampler = loader._index_sampler
-        # Echo spreads copies over an epoch, so it must know how long that is.
+        # Echo spreads copies over an epoch, so it must know the length of the epoch.
         total = (lambda: len(sampler)) if echoes else None
-        dealt = Dealt(len(loader.dataset), not loader._auto_collation, total)
-        made._loader = made._loader.remade(plan=lambda *_: dealt)
-        return dealt
+        plan = SamplerPlan(len(loader.dataset), not loader._auto_collation, total)
+        ours._loader = ours._loader.remade(plan=lambda *_: plan)
+        return plan

@@ -1,7 +1,7 @@
-"""The task of ``penstock run``: torch's DataLoader class stays, and how it iterates is ours.
+"""The task of ``penstock run``: torch's DataLoader class stays, its iteration is replaced.
 
-Libraries check for that class, subclass it and make it anew with other samplers. All of them come
-to ``DataLoader._get_iterator`` in the end, so that is what is replaced.
+Libraries check for that class, subclass it, and create new loaders of it with other samplers. All
+of them end up in ``DataLoader._get_iterator``, so only that method is replaced.
 """
 
 from __future__ import annotations
@@ -12,64 +12,65 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.inject.build import Builder, Upgraded
+from penstock.inject.build import Builder, RunOptions, Upgraded, shuffles
 from penstock.inject.iteration import Iteration
-from penstock.inject.messages import Told
-from penstock.inject.wanted import Wanted, shuffles
+from penstock.inject.messages import LoaderReporter
 
 
 def install(settings: Mapping[str, Any], module: Any) -> None:
-    """Have the loaders of this process upgraded; ``module`` is torch's."""
-    told = Told(module.dist, settings.get("rank", 0), settings.get("reports"))
-    upgrades = Upgrades(Wanted.of(settings), module, told)
-    kind = upgrades.kind
-    kind._get_iterator = lambda loader: upgrades.iterator(loader)
-    if upgrades.wanted.echo is not None:
-        kind.__len__ = lambda loader: upgrades.length(loader)
+    """Upgrade the loaders of this process. ``module`` is ``torch.utils.data.dataloader``."""
+    reporter = LoaderReporter(module.dist, settings.get("rank", 0), settings.get("reports"))
+    upgrades = Upgrades(RunOptions.of(settings), module, reporter)
+    cls = upgrades.cls
+    cls._get_iterator = lambda loader: upgrades.iterator(loader)
+    if upgrades.options.echo is not None:
+        cls.__len__ = lambda loader: upgrades.length(loader)
 
 
 class Upgrades:
-    """The loaders of this process, and what became of them."""
+    """The torch loaders of this process, each with its replacement."""
 
-    def __init__(self, wanted: Wanted, module: Any, told: Told) -> None:
-        self.wanted = wanted
-        self.kind = module.DataLoader
+    def __init__(self, options: RunOptions, module: Any, reporter: LoaderReporter) -> None:
+        self.options = options
+        self.cls = module.DataLoader
         self._torch = module.torch
-        self._iterator, self._length = self.kind._get_iterator, self.kind.__len__
-        self._builder = Builder(wanted, module)
-        self._told = told
-        self._found: weakref.WeakKeyDictionary[Any, Upgraded | None] = weakref.WeakKeyDictionary()
+        self._iterator, self._length = self.cls._get_iterator, self.cls.__len__
+        self._builder = Builder(options, module)
+        self._reporter = reporter
+        self._known: weakref.WeakKeyDictionary[Any, Upgraded | None] = weakref.WeakKeyDictionary()
 
     def iterator(self, loader: Any) -> Iterator[Any]:
-        """What one loop over this loader goes through."""
-        made = self._of(loader)
-        if made is None:
+        """The iterator for one loop over this loader."""
+        upgraded = self._of(loader)
+        if upgraded is None:
             return self._iterator(loader)  # type: ignore[no-any-return]
-        return Iteration(loader, made, self._torch, self._iterator, self._give_up)
+        return Iteration(loader, upgraded, self._torch, self._iterator, self._give_up)
 
     def length(self, loader: Any) -> int:
-        """Its batches: more than torch's where they are echoed."""
-        made = self._of(loader) if shuffles(loader) else None
-        return len(made.loader) if made is not None and made.echoes else int(self._length(loader))
+        """Number of batches; with echo it is larger than torch's."""
+        upgraded = self._of(loader) if shuffles(loader) else None
+        if upgraded is not None and upgraded.echoes:
+            return len(upgraded.loader)
+        return int(self._length(loader))
 
     def _of(self, loader: Any) -> Upgraded | None:
-        if loader in self._found:
-            made = self._found[loader]
-            # A fork has to have one of its own.
-            if made is None or made.pid == os.getpid():
-                return made
+        if loader in self._known:
+            upgraded = self._known[loader]
+            # A forked process needs a replacement of its own.
+            if upgraded is None or upgraded.pid == os.getpid():
+                return upgraded
         try:
-            made = self._builder.build(loader)
+            upgraded = self._builder.build(loader)
         except (PenstockError, ImportError) as error:
-            made = None
-            self._told.left(loader, error)
+            upgraded = None
+            self._reporter.not_upgraded(loader, error)
         else:
-            self._told.upgraded(loader, made, self.wanted)
-        self._found[loader] = made
-        return made
+            self._reporter.upgraded(loader, upgraded, self.options)
+        self._known[loader] = upgraded
+        return upgraded
 
     def _give_up(self, loader: Any, error: PenstockError) -> None:
-        made, self._found[loader] = self._found.get(loader), None
-        self._told.left(loader, error)
-        if made is not None:
-            made.loader.close()
+        upgraded, self._known[loader] = self._known.get(loader), None
+        self._reporter.not_upgraded(loader, error)
+        if upgraded is not None:
+            upgraded.loader.close()

@@ -9,11 +9,11 @@ from typing import Any
 from penstock.config import show_size
 from penstock.store.listing import aligned, many, span
 
-Snapshot = Mapping[str, Any]
+NodeStatus = Mapping[str, Any]
 """What ``status_of`` has to say."""
 
 
-def lines_of(node: Snapshot, now: float, before: Snapshot | None = None) -> list[str]:
+def lines_of(node: NodeStatus, now: float, before: NodeStatus | None = None) -> list[str]:
     """All there is to see. ``before`` is an earlier snapshot, where what happens is watched."""
     groups = node["groups"]
     share = f"{node['cpu'] / max(node['up'], 1e-9):.2f} of {node['cores']} cores"
@@ -50,7 +50,7 @@ def saved(prepared: int, given: int) -> str:
     return told + f"{times - 1:.1f} of {f'{times:.1f}'.removesuffix('.0')} preparations saved"
 
 
-def behind(members: Sequence[Snapshot]) -> list[int | None]:
+def behind(members: Sequence[NodeStatus]) -> list[int | None]:
     """How many batches each member is behind the furthest; ``None`` where that is not known.
 
     Members may have batches of different sizes, so it is the part of an epoch that counts.
@@ -65,7 +65,7 @@ def behind(members: Sequence[Snapshot]) -> list[int | None]:
     ]
 
 
-def names_of(node: Snapshot) -> list[str]:
+def names_of(node: NodeStatus) -> list[str]:
     """Every member, by its group and process."""
     return [
         f"{group['name']}: process {member['pid']}"
@@ -74,7 +74,7 @@ def names_of(node: Snapshot) -> list[str]:
     ]
 
 
-def _group_lines(group: Snapshot, now: float, rate: str) -> list[str]:
+def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
     members = group["members"]
     if group["broken"] is not None:
         note = f"cannot go on: {group['broken'].splitlines()[0] if group['broken'] else '?'}"
@@ -121,26 +121,26 @@ def part(told: str) -> str:
     return ("all" if world == "1" else f"rank {rank} of {world}") + f", by {size}"
 
 
-def _staged(groups: Sequence[Snapshot], budget: int) -> str:
+def _staged(groups: Sequence[NodeStatus], budget: int) -> str:
     batches = many(_sum(groups, "staged_batches"), "batch", "batches")
     return f"{batches}, {show_size(_sum(groups, 'staged'))} of {show_size(budget)}"
 
 
-def _cache(one: Snapshot) -> str:
+def _cache(one: NodeStatus) -> str:
     held = f"{one['samples']:,} samples, {show_size(one['bytes'])} of {show_size(one['budget'])}"
     return (
         f"{held}{', full' if one['full'] else ''}; {one['hits']:,} hits, {one['misses']:,} misses"
     )
 
 
-def _refurbish(one: Snapshot) -> str:
+def _refurbish(one: NodeStatus) -> str:
     return (
         f"keeps {one['kept']:,} samples, {show_size(one['bytes'])}; {one['reused']:,} reused, "
         f"{one['fresh']:,} fresh"
     )
 
 
-def _cores_now(node: Snapshot, before: Snapshot | None) -> str:
+def _cores_now(node: NodeStatus, before: NodeStatus | None) -> str:
     if before is None or before["pid"] != node["pid"] or node["up"] <= before["up"]:
         return ""
     # A worker that has ended between the two is counted a moment later.
@@ -148,7 +148,7 @@ def _cores_now(node: Snapshot, before: Snapshot | None) -> str:
     return f", now {used:.2f}"
 
 
-def _rate(node: Snapshot, before: Snapshot | None, name: str) -> str:
+def _rate(node: NodeStatus, before: NodeStatus | None, name: str) -> str:
     if before is None or before["pid"] != node["pid"] or node["up"] <= before["up"]:
         return ""
     given = {group["name"]: group["given"] for group in node["groups"]}
@@ -158,5 +158,5 @@ def _rate(node: Snapshot, before: Snapshot | None, name: str) -> str:
     return f"; {(given[name] - earlier[name]) / (node['up'] - before['up']):,.1f} batches/s"
 
 
-def _sum(groups: Sequence[Snapshot], what: str) -> int:
+def _sum(groups: Sequence[NodeStatus], what: str) -> int:
     return sum(group[what] for group in groups)

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer, whichever of its two packages is in use."""
+"""A callback for Lightning's Trainer, from ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.errors import MissingExtraError, PipelineError
-from penstock.torch.logging import EVERY, Counted, Since
+from penstock.torch.logging import EVERY, IntervalScalars, LoaderWithStats
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _parent() -> Any:
-    """The class of callbacks: of the package that the program uses, or of one that is there."""
+def _callback_class() -> Any:
+    """Lightning's ``Callback``: of the package already imported, else of one that is installed."""
     for package in sorted(PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(f"{package}.callbacks").Callback
@@ -26,58 +26,63 @@ def _parent() -> Any:
     )
 
 
-class LightningCallback(_parent()):  # type: ignore[misc]
+class LightningCallback(_callback_class()):  # type: ignore[misc]
     """Writes the stall share and the rates of the training loader to the Trainer's loggers.
 
-    It finds the loader by itself; give ``loader`` where it is wrapped in something. Entries are
-    made every ``every`` batches, by default as often as the Trainer logs.
+    It finds the loader by itself. Give ``loader`` if the Trainer's loader is wrapped in another
+    object. It logs every ``every`` batches, by default as often as the Trainer logs.
 
         trainer = Trainer(callbacks=[LightningCallback()])
     """
 
     def __init__(
-        self, loader: Counted | None = None, *, prefix: str = "penstock", every: int | None = None
+        self,
+        loader: LoaderWithStats | None = None,
+        *,
+        prefix: str = "penstock",
+        every: int | None = None,
     ) -> None:
         if every is not None and every < 1:
-            raise PipelineError(f"every is {every}; give a number of batches from 1 on.")
+            raise PipelineError(f"every is {every}; give a number of batches, at least 1.")
         self._loader = loader
         self._prefix = prefix
         self._every = every
         self._batches = 0
-        self._since: Since | None = None
+        self._scalars: IntervalScalars | None = None
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        # The Trainer may make other loaders for another epoch.
-        loader = self._loader or counted(trainer.train_dataloader)
+        # The Trainer may create new loaders for each epoch.
+        loader = self._loader or find_loader(trainer.train_dataloader)
         if loader is None:
             raise PipelineError(
-                "LightningCallback found no loader of Penstock's among those that the Trainer "
-                "trains with. Give it: LightningCallback(loader)."
+                "LightningCallback found no Penstock loader among the Trainer's training loaders. "
+                "Pass it: LightningCallback(loader)."
             )
-        if self._since is None or self._since.loader is not loader:
-            self._since = Since(loader, self._prefix)
+        if self._scalars is None or self._scalars.loader is not loader:
+            self._scalars = IntervalScalars(loader, self._prefix)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._batches += 1
         every = self._every or int(trainer.log_every_n_steps or EVERY)
-        if self._since is None or self._batches % every:
+        if self._scalars is None or self._batches % every:
             return
-        found = self._since.scalars()
-        # What Lightning itself logs of this batch has the step before it as its own.
+        scalars = self._scalars.next()
+        # global_step is already counted up; Lightning logs its own values of this batch under
+        # the step before.
         step = max(0, trainer.global_step - 1)
-        for logger in trainer.loggers if found else ():
-            logger.log_metrics(found, step=step)
+        for logger in trainer.loggers if scalars else ():
+            logger.log_metrics(scalars, step=step)
 
 
-def counted(loaders: Any) -> Counted | None:
-    """The first loader that counts, of what a Trainer has: one, or several in lists and dicts."""
+def find_loader(loaders: Any) -> LoaderWithStats | None:
+    """The first loader with ``stats()``; ``loaders`` is one loader, or nested lists and dicts."""
     if callable(getattr(loaders, "stats", None)):
         return loaders  # type: ignore[no-any-return]
-    inside: Iterable[Any] = ()
+    nested: Iterable[Any] = ()
     if isinstance(loaders, Mapping):
-        inside = loaders.values()
+        nested = loaders.values()
     elif isinstance(loaders, (list, tuple)):
-        inside = loaders
-    return next((found for one in inside if (found := counted(one)) is not None), None)
+        nested = loaders
+    return next((found for item in nested if (found := find_loader(item)) is not None), None)

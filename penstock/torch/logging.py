@@ -1,4 +1,4 @@
-"""What a loader is doing, into the log of a training run: TensorBoard, and Lightning's loggers."""
+"""Loader statistics for the log of a training run: TensorBoard, and Lightning's loggers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PipelineError
 from penstock.stats import Stats
-from penstock.watch.exposition import distinct
-from penstock.watch.rates import Rates, between
+from penstock.watch.rates import Rates, between, distinct
 
 if TYPE_CHECKING:
     from penstock.torch.lightning import LightningCallback
@@ -18,68 +17,69 @@ if TYPE_CHECKING:
 __all__ = ["LightningCallback", "TensorBoard"]
 
 EVERY = 50
-"""Steps between two entries: a few each minute at most, like the loss beside them."""
+"""Default number of steps between two entries: a few entries a minute, like the loss."""
 
 
-class Counted(Protocol):
-    """A loader that counts: Penstock's own, or the drop-in."""
+class LoaderWithStats(Protocol):
+    """A loader with statistics: ``penstock.Loader`` or ``penstock.torch.DataLoader``."""
 
     def stats(self) -> Stats: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
 
-class Writer(Protocol):
-    """What writes scalars: torch's ``SummaryWriter``, or one that looks like it."""
+class ScalarWriter(Protocol):
+    """The part of torch's ``SummaryWriter`` that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
-class Since:
-    """What happened since it was last asked, as names and numbers."""
+class IntervalScalars:
+    """Rates of a loader since the last call of ``next``, as names and numbers."""
 
-    def __init__(self, loader: Counted, prefix: str = "penstock") -> None:
+    def __init__(self, loader: LoaderWithStats, prefix: str = "penstock") -> None:
         if not callable(getattr(loader, "stats", None)):
             raise PipelineError(
-                f"{type(loader).__name__} has no stats(): give a loader of Penstock's, such as "
+                f"{type(loader).__name__} has no stats(): give a Penstock loader, such as "
                 "penstock.torch.DataLoader."
             )
         self.loader = loader
         self._prefix = prefix
         self._before = loader.stats()
 
-    def scalars(self) -> dict[str, float]:
+    def next(self) -> dict[str, float]:
+        """Scalars of the interval that ends now. The next interval begins."""
         before, self._before = self._before, self.loader.stats()
         return scalars(between(before, self._before), self._before, self._prefix)
 
 
-def scalars(found: Rates, stats: Stats, prefix: str = "penstock") -> dict[str, float]:
-    """Rates under the names that logs have them by. Nothing is said of what did not happen."""
-    if not found.seconds > 0:
+def scalars(rates: Rates, stats: Stats, prefix: str = "penstock") -> dict[str, float]:
+    """Rates under the names used in logs. Stages and caches without samples are left out."""
+    if not rates.seconds > 0:
         return {}
-    told: dict[str, float] = {
-        "stall": found.stall,
-        "samples_per_second": found.samples_per_second,
-        "batches_per_second": found.batches_per_second,
-        "bytes_read_per_second": found.bytes_read_per_second,
-        "utilisation": found.utilisation,
+    values: dict[str, float] = {
+        "stall": rates.stall,
+        "samples_per_second": rates.samples_per_second,
+        "batches_per_second": rates.batches_per_second,
+        "bytes_read_per_second": rates.bytes_read_per_second,
+        "utilisation": rates.utilisation,
         "bad_samples": float(stats.bad),
     }
-    names = distinct([stop.name for stop in found.stops])
-    for name, stop in zip(names, found.stops, strict=True):
+    names = distinct([stop.name for stop in rates.stops])
+    for name, stop in zip(names, rates.stops, strict=True):
         if stop.seconds_per_sample is not None:
-            told[f"seconds_per_sample/{name}"] = stop.seconds_per_sample
-    for number, share in enumerate(found.hits):
+            values[f"seconds_per_sample/{name}"] = stop.seconds_per_sample
+    for number, share in enumerate(rates.hits):
         if share is not None:
-            told[f"cache_hits/{number}"] = share
-    return {f"{prefix}/{name}": value for name, value in told.items()}
+            values[f"cache_hits/{number}"] = share
+    return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 class TensorBoard:
-    """Writes what a loader does to a ``SummaryWriter``.
+    """Writes the statistics of a loader to a ``SummaryWriter``.
 
-    Call ``log(step)`` whenever you log, or iterate ``wrap()`` in place of the loader, which logs
-    every ``every`` batches.
+    Call ``log(step)`` where you log the loss, or iterate ``wrap()`` instead of the loader, which
+    logs every ``every`` batches.
 
     >>> import penstock as ps
     >>> from penstock.torch.logging import TensorBoard
@@ -95,25 +95,30 @@ class TensorBoard:
     """
 
     def __init__(
-        self, writer: Writer, loader: Counted, *, prefix: str = "penstock", every: int = EVERY
+        self,
+        writer: ScalarWriter,
+        loader: LoaderWithStats,
+        *,
+        prefix: str = "penstock",
+        every: int = EVERY,
     ) -> None:
         if every < 1:
-            raise PipelineError(f"every is {every}; give a number of batches from 1 on.")
+            raise PipelineError(f"every is {every}; give a number of batches, at least 1.")
         self._writer = writer
         self._loader = loader
-        self._since = Since(loader, prefix)
+        self._scalars = IntervalScalars(loader, prefix)
         self._every = every
         self._steps = itertools.count(1)
 
     def log(self, step: int) -> dict[str, float]:
-        """Write what happened since the last time, and return it."""
-        found = self._since.scalars()
-        for name, value in found.items():
+        """Write the rates since the last call, and return them."""
+        values = self._scalars.next()
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        return found
+        return values
 
     def wrap(self) -> Iterator[Any]:
-        """An epoch of the loader. Steps are counted on from one epoch to the next."""
+        """Iterate one epoch of the loader. The step count goes on from epoch to epoch."""
         for batch in self._loader:
             yield batch
             step = next(self._steps)
@@ -122,7 +127,7 @@ class TensorBoard:
 
 
 def __getattr__(name: str) -> Any:
-    # Lightning is not needed by those who do not use it.
+    # Imported on first use, because Lightning is optional.
     if name != "LightningCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module("penstock.torch.lightning").LightningCallback

@@ -1,1 +1,1 @@
-"""Watching loaders while they run: what they publish, and the views of it."""
+"""Live status of running loaders: what they publish, and the terminal, web and Prometheus views."""

@@ -1,9 +1,10 @@
-"""A loader's report on itself: a small file, written in passing by the thread that trains."""
+"""Publishing the status of a loader: a small file, written by the thread that trains."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import time
 from typing import TYPE_CHECKING
@@ -14,40 +15,83 @@ from penstock.host.at_exit import Closes, close_at_exit
 from penstock.host.process import command, started
 from penstock.stats import Clock
 from penstock.watch import running
-from penstock.watch.place import LivePlace
-from penstock.watch.pulse import Pulse
-from penstock.watch.sheet import Sheet
+from penstock.watch.live_directory import LiveDirectory, ReportFile
 from penstock.watch.snapshot import Snapshot, Standing, to_json
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
 
+EVERY = 0.5
+"""Seconds between two reports: often enough for people, too seldom to slow training down."""
+
+LIVELY = 2.0
+"""Longest pause, in seconds, in which a view still seems live. Only very slow reports exceed it."""
+
+TARGET_SHARE, LARGEST_SHARE = 1 / 2000, 1 / 100
+"""Share of the time that reports should take, and that they may take to stay within ``LIVELY``."""
+
 _numbers = itertools.count()
 
 
-class Publisher:
-    """Publishes how one loader is, from the first batch on until it is closed.
+class Pulse:
+    """Decides by the clock when the next report is due.
 
-    It never disturbs training: where nothing can be written, nothing is. It does not hold on to
-    the loader, which would then never be let go.
+    The first is due at once, the next ones every ``every`` seconds, or less often if a report takes
+    long.
+    """
+
+    __slots__ = ("_began", "_clock", "_every", "_next")
+
+    def __init__(self, clock: Clock, every: float = EVERY) -> None:
+        self._clock = clock
+        self._every = every
+        self._next = self._began = -math.inf
+
+    def due(self) -> bool:
+        return self._clock() >= self._next
+
+    def begin(self) -> None:
+        """Note that a report is begun."""
+        self._began = self._clock()
+
+    def end(self) -> None:
+        """Note that the report is finished. Its duration decides when the next is due."""
+        took = self._clock() - self._began
+        pause = min(took / TARGET_SHARE, max(LIVELY, took / LARGEST_SHARE))
+        self._next = self._began + max(self._every, pause)
+
+    def stop(self) -> None:
+        """Make no report due ever again."""
+        self._next = math.inf
+
+    @property
+    def stopped(self) -> bool:
+        return self._next == math.inf
+
+
+class Publisher:
+    """Publishes the status of one loader from its first batch until it is closed.
+
+    It never disturbs training: if a report cannot be written, publishing stops silently. It keeps
+    no reference to the loader, which could then never be garbage collected.
     """
 
     def __init__(self, loader: Loader, *, clock: Clock = time.monotonic) -> None:
         self._pulse = Pulse(clock)
-        self._place: LivePlace | None = None
-        self._sheet: Sheet | None = None
+        self._directory: LiveDirectory | None = None
+        self._file: ReportFile | None = None
         self._number = -1
-        self._said_waiting = False
+        self._reported_waiting = False
         self._exporter: Closes | None = None
         port = loader.options.metrics_port
         if port is not None:
-            from penstock.watch.exporter import serve
+            from penstock.watch.metrics import serve_metrics
 
-            self._exporter = serve(port)
+            self._exporter = serve_metrics(port)
         close_at_exit(loader, self)
 
     def asked(self, loader: Loader) -> None:
-        """The loop asks for a batch. Worth a report if it has to wait for it."""
+        """The loop asks for a batch. Report it if the loop has to wait."""
         if not self._pulse.due():
             return
         queue = loader.queue()
@@ -55,20 +99,20 @@ class Publisher:
             self._publish(loader, queue, waiting=True)
 
     def moved(self, loader: Loader) -> None:
-        """The loop has got one, or will get none."""
-        # That it waits must not be said for longer than it does, however long the step is.
-        if self._said_waiting or self._pulse.due():
+        """The loop has received a batch, or the epoch has ended."""
+        # The next step may take minutes, and must not be shown as waiting.
+        if self._reported_waiting or self._pulse.due():
             self._publish(loader, loader.queue(), waiting=False)
 
     def close(self) -> None:
-        """Take back what was published."""
-        self._take_back()
+        """Remove the report, and stop serving metrics for this loader."""
+        self._withdraw()
         exporter, self._exporter = self._exporter, None
         if exporter is not None:
             exporter.close()
 
     def _publish(self, loader: Loader, queue: Queue, *, waiting: bool) -> None:
-        self._said_waiting = False
+        self._reported_waiting = False
         try:
             if self._number < 0:
                 self._begin(loader)
@@ -77,9 +121,9 @@ class Publisher:
             self._pulse.begin()
             self._write(to_json(snapshot_of(loader, self._number, queue, waiting=waiting)))
             self._pulse.end()
-            self._said_waiting = waiting
-        except Exception:  # whatever it is, training goes on
-            self._take_back()
+            self._reported_waiting = waiting
+        except Exception:  # a failed report must not end the training
+            self._withdraw()
 
     def _begin(self, loader: Loader) -> None:
         self._number = next(_numbers)
@@ -87,34 +131,34 @@ class Publisher:
         if not config.live():
             self._pulse.stop()
             return
-        self._place = LivePlace()
-        self._place.snapshots()  # which clears up after the dead
-        self._sheet = self._place.sheet(self._number)
+        self._directory = LiveDirectory()
+        self._directory.snapshots()  # removes the files of dead processes
+        self._file = self._directory.report_file(self._number)
 
     def _write(self, text: str) -> None:
-        if self._place is None:
+        if self._directory is None:
             return
-        if self._sheet is None:
-            self._sheet = self._place.sheet(self._number)
-        if not self._sheet.write(text):
-            sheet, self._sheet = self._sheet, None
-            sheet.close()
+        if self._file is None:
+            self._file = self._directory.report_file(self._number)
+        if not self._file.write(text):
+            file, self._file = self._file, None
+            file.close()
 
-    def _take_back(self) -> None:
-        """Publish no more. A view that stands still would be worse than none."""
+    def _withdraw(self) -> None:
+        """Remove the report and publish no more. An outdated report would be worse than none."""
         self._pulse.stop()
-        self._said_waiting = False
-        sheet, self._sheet = self._sheet, None
-        if sheet is not None:
-            sheet.close()
-        if self._place is not None:
-            self._place.leave()
+        self._reported_waiting = False
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        if self._directory is not None:
+            self._directory.remove_if_empty()
 
 
 def snapshot_of(
     loader: Loader, number: int, queue: Queue | None = None, *, waiting: bool = False
 ) -> Snapshot:
-    """The loader as of now."""
+    """The status of a loader at this moment."""
     pid, now = os.getpid(), time.time()
     return Snapshot(
         pid=pid,
@@ -152,5 +196,5 @@ def standing_of(loader: Loader, queue: Queue) -> Standing:
 
 @functools.cache
 def _started(pid: int) -> int | None:
-    """When this process was started; a fork is another."""
+    """Start time of this process. Keyed by process number, because a fork has another one."""
     return started(pid)

@@ -1,4 +1,4 @@
-"""The loaders that this process has in use, by number."""
+"""The open loaders of this process, by number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(loader: Loader, number: int) -> None:
 
 
 def loaders() -> list[tuple[int, Loader]]:
-    """Those that are still there, and open."""
+    """All loaders that are still open, with their numbers."""
     found = []
     with _lock:
         for number, known in list(_loaders.items()):
@@ -33,7 +33,8 @@ def loaders() -> list[tuple[int, Loader]]:
 
 
 def _after_fork() -> None:
-    # What a fork has are copies of loaders that it may not use; and nobody would open the lock.
+    # A fork has copies of the loaders, which it must not use. The lock may have been held by
+    # another thread at the fork, and would then never be released.
     global _lock
     _lock = threading.Lock()
     _loaders.clear()

@@ -1,4 +1,4 @@
-"""A few read-only pages on this machine's own address, for nobody but this machine."""
+"""A web server for a few read-only pages, reachable from this machine only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 ADDRESS = "127.0.0.1"
 
 NAMES = frozenset({"localhost", ADDRESS})
-"""What the address may be called. A site that makes its own name lead here is found out by it."""
+"""Accepted host names. A foreign site whose name was made to resolve to this machine is refused."""
 
 POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; img-src data:"
@@ -23,9 +23,9 @@ POLICY = (
 
 
 class Page(NamedTuple):
-    """What is found at a path: its type, and what makes it."""
+    """A page: its content type, and the function that makes its content."""
 
-    kind: str
+    content_type: str
     make: Callable[[], bytes]
 
 
@@ -33,14 +33,16 @@ Pages = Mapping[str, Page]
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves pages from a thread of its own until it is closed. Raises ``OSError`` at once where
-    the port is taken; port 0 is any that is free."""
+    """Serves pages from its own thread until it is closed. Port 0 means any free port.
+
+    The constructor raises ``OSError`` if the port is taken.
+    """
 
     daemon_threads = True
 
     def __init__(self, port: int, pages: Pages, name: str) -> None:
         self.pages = pages
-        super().__init__((ADDRESS, port), _Request)
+        super().__init__((ADDRESS, port), _PageHandler)
         self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
         self._thread.start()
         _servers.add(self)
@@ -50,27 +52,27 @@ class PageServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        # The parent's looks up the machine's name, which may take seconds.
+        # HTTPServer.server_bind looks up the machine's name, which may take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.port
 
     def close(self) -> None:
         _servers.discard(self)
-        # Wakes the thread, which would look only twice a second whether it is to end.
+        # Wakes the serving thread, which otherwise checks only twice a second whether to end.
         self.socket.shutdown(sockets.SHUT_RDWR)
         self.shutdown()
         self._thread.join()
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked has gone: nobody is left to tell."""
+        """Ignore the error: the client has closed the connection."""
 
 
 _servers: weakref.WeakSet[PageServer] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A copy of the socket would keep the port taken for as long as the child lives.
+    # The child inherits the socket, which would keep the port taken as long as the child lives.
     for server in list(_servers):
         server.socket.close()
 
@@ -78,7 +80,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Request(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "penstock"
     sys_version = ""
@@ -91,28 +93,34 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def do_POST(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"This can only be read.\n")
+        self._send(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            "text/plain",
+            b"These pages are read-only: use GET or HEAD.\n",
+        )
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST  # noqa: N815
 
     def _answer(self, *, body: bool) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host", "")
         if host.lower() not in NAMES:
-            told = f"Ask for http://{ADDRESS}:{self.server.port}/, not for {host!r}.\n"
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", told.encode(), body=body)
+            text = f"The host name {host!r} is refused. Open http://{ADDRESS}:{self.server.port}/\n"
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", text.encode(), body=body)
             return
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
             known = " ".join(self.server.pages)
-            told = f"There is nothing here. There is: {known}\n"
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", told.encode(), body=body)
+            text = f"There is no such page. The pages are: {known}\n"
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", text.encode(), body=body)
             return
-        self._send(HTTPStatus.OK, page.kind, page.make(), body=body)
+        self._send(HTTPStatus.OK, page.content_type, page.make(), body=body)
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes, *, body: bool = True) -> None:
+    def _send(
+        self, status: HTTPStatus, content_type: str, content: bytes, *, body: bool = True
+    ) -> None:
         self.send_response(status)
         for name, value in (
-            ("Content-Type", kind),
+            ("Content-Type", content_type),
             ("Content-Length", str(len(content))),
             ("Cache-Control", "no-store"),
             ("Content-Security-Policy", POLICY),
@@ -127,4 +135,4 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """What is asked for is nobody's business."""
+        """Do not log requests."""

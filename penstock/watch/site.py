@@ -1,4 +1,4 @@
-"""The pages of ``penstock watch``: one to look at, and what it shows as data."""
+"""The pages of ``penstock watch``: the web page, its data as JSON, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import partial
 from importlib.resources import files
 
 from penstock.errors import PipelineError
-from penstock.watch.exposition import CONTENT_TYPE, exposition
+from penstock.watch.metrics import CONTENT_TYPE, exposition
 from penstock.watch.serving import ADDRESS, Page, Pages, PageServer
 from penstock.watch.view import View
 
-PORT, TRIED = 8265, 20
-"""The port that is served on unless one is given, and how many are tried from there on."""
+PORT, PORTS_TRIED = 8265, 20
+"""The default port, and the number of ports tried from there on if it is taken."""
 
 _FILES = (
     ("/", "index.html", "text/html; charset=utf-8"),
@@ -23,30 +23,30 @@ _FILES = (
 
 
 def pages(view: View) -> Pages:
-    """All there is to see of a view, which somebody else keeps looking."""
-    found = {path: Page(kind, partial(_file, name)) for path, name, kind in _FILES}
-    found["/snapshot.json"] = Page(
-        "application/json", lambda: json.dumps(view.plain(), allow_nan=False).encode()
+    """All pages for a view. The caller keeps the view up to date by calling ``view.look()``."""
+    served = {path: Page(kind, partial(_file, name)) for path, name, kind in _FILES}
+    served["/snapshot.json"] = Page(
+        "application/json", lambda: json.dumps(view.as_dict(), allow_nan=False).encode()
     )
-    found["/metrics"] = Page(
+    served["/metrics"] = Page(
         CONTENT_TYPE,
         lambda: exposition(view.snapshots(), pids=True).encode(),
     )
-    return found
+    return served
 
 
 def serve(view: View, port: int | None = None) -> PageServer:
-    """Serve a view on a port; where none is asked for, on the first that is free."""
-    tried = [port] if port is not None else range(PORT, PORT + TRIED)
-    for one in tried:
+    """Serve a view on a port; without one, on the first free port from ``PORT`` on."""
+    ports = [port] if port is not None else range(PORT, PORT + PORTS_TRIED)
+    for candidate in ports:
         try:
-            return PageServer(one, pages(view), "penstock-watch")
+            return PageServer(candidate, pages(view), "penstock-watch")
         except OSError as error:
             problem = error
-    where = f"{ADDRESS}:{tried[0]}" + (f" to {tried[-1]}" if len(tried) > 1 else "")
+    where = f"{ADDRESS}:{ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
     raise PipelineError(
-        f"nothing can be served on {where}: {problem.strerror}. Give another --port; 0 is any "
-        "that is free."
+        f"cannot bind the web server to {where}: {problem.strerror}. Give another --port; "
+        "--port 0 takes any free port."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a loader says of itself to those who watch it: plain data, and the same as JSON."""
+"""The status of one loader at one moment: frozen data, and its JSON form."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from penstock.stats import (
 VERSION = 1
 
 LISTED = 20
-"""How many of the bad samples go along by name."""
+"""Most bad samples that a snapshot lists by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a loader is: ``batch`` of ``batches`` in its epoch, and what lies ready for it.
+    """The position of a loader in its epoch, and the state of its queue.
 
-    ``finished`` batches wait to be taken, ``unfinished`` ones are being prepared. ``slots`` are the
-    pieces of memory that batches take, those that the loop still looks at included, and
-    ``slot_bytes`` is what all of them occupy.
+    The next batch has number ``batch`` of ``batches``; ``batches`` is ``None`` where the length of
+    an epoch is unknown. ``finished`` batches wait to be taken, ``unfinished`` ones are being
+    prepared. ``slots`` counts the slots in use, including those whose batch the training loop still
+    holds. ``slot_bytes`` is the memory of all slots.
     """
 
     name: str
@@ -47,10 +48,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A loader as of one moment, ``written`` (seconds since 1970).
+    """A loader at the time ``written`` (seconds since 1970).
 
-    ``waiting`` is since when its loop waits for a batch, or ``None`` where it does not. ``started``
-    tells its process from a later one of the same number.
+    ``waiting`` is the time since which the training loop waits for a batch, ``None`` if it does not
+    wait. ``started`` is the start time of the process: process numbers are reused, and a number
+    together with its start time is unique. ``number`` counts the loaders of one process.
     """
 
     pid: int
@@ -64,66 +66,67 @@ class Snapshot:
 
     @property
     def key(self) -> tuple[int, int | None, int]:
-        """What tells it from every other loader."""
+        """The identity of the loader: unique among all loaders of a machine."""
         return self.pid, self.started, self.number
 
-    def plain(self) -> dict[str, Any]:
-        """As what JSON has."""
+    def as_dict(self) -> dict[str, Any]:
+        """The snapshot as dicts, lists, strings and numbers, ready for JSON."""
         stats = self.stats
+        bad = unique_bad_samples(stats.bad_samples)[-LISTED:]
         return {
             "version": VERSION,
             **_fields(self),
             "standing": _fields(self.standing),
             "stats": {
                 **_fields(stats),
-                "stages": [_fields(one) for one in stats.stages],
-                "caches": [_fields(one) for one in stats.caches],
+                "stages": [_fields(stage) for stage in stats.stages],
+                "caches": [_fields(cache) for cache in stats.caches],
                 "pool": _fields(stats.pool),
-                "bad_samples": [_fields(one) for one in each_once(stats.bad_samples)[-LISTED:]],
+                "bad_samples": [_fields(sample) for sample in bad],
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
             },
         }
 
 
-def each_once(bad: Sequence[BadSample]) -> list[BadSample]:
-    """Bad samples without repetition: what is bad is bad in every epoch."""
-    return list({one.index: one for one in bad}.values())
+def unique_bad_samples(bad: Sequence[BadSample]) -> list[BadSample]:
+    """Each bad sample once. A bad sample is recorded again in every epoch."""
+    return list({sample.index: sample for sample in bad}.values())
 
 
-def _fields(one: Any) -> dict[str, Any]:
-    # dataclasses.asdict copies what is in there too, and takes five times as long.
-    return {name: getattr(one, name) for name in one.__slots__}
+def _fields(record: Any) -> dict[str, Any]:
+    # dataclasses.asdict copies the values too, and takes five times as long.
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def to_json(snapshot: Snapshot) -> str:
-    return json.dumps(snapshot.plain(), separators=(",", ":"))
+    return json.dumps(snapshot.as_dict(), separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> Snapshot | None:
-    """The snapshot that was written so; ``None`` for anything else, and for other versions."""
+    """The snapshot in a JSON text; ``None`` if it is malformed or has another version."""
     try:
-        told = json.loads(text)
-        return _snapshot(told) if told["version"] == VERSION else None
+        data = json.loads(text)
+        return _snapshot(data) if data["version"] == VERSION else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _snapshot(told: Mapping[str, Any]) -> Snapshot:
-    fields = {name: value for name, value in told.items() if name != "version"}
+def _snapshot(data: Mapping[str, Any]) -> Snapshot:
+    fields = {name: value for name, value in data.items() if name != "version"}
     return Snapshot(
-        **{**fields, "standing": Standing(**told["standing"]), "stats": _stats(told["stats"])}
+        **{**fields, "standing": Standing(**data["standing"]), "stats": _stats(data["stats"])}
     )
 
 
-def _stats(told: Mapping[str, Any]) -> Stats:
-    refurbish, echo = told["refurbish"], told["echo"]
-    made = {
-        "stages": tuple(StageStats(**one) for one in told["stages"]),
-        "caches": tuple(CacheStats(**one) for one in told["caches"]),
-        "pool": PoolStats(**told["pool"]),
-        "bad_samples": tuple(BadSample(**one) for one in told["bad_samples"]),
+def _stats(data: Mapping[str, Any]) -> Stats:
+    refurbish, echo = data["refurbish"], data["echo"]
+    records = {
+        "stages": tuple(StageStats(**stage) for stage in data["stages"]),
+        "caches": tuple(CacheStats(**cache) for cache in data["caches"]),
+        "pool": PoolStats(**data["pool"]),
+        "bad_samples": tuple(BadSample(**sample) for sample in data["bad_samples"]),
         "refurbish": None if refurbish is None else RefurbishStats(**refurbish),
         "echo": None if echo is None else EchoStats(**echo),
     }
-    return Stats(**{**told, **made})
+    return Stats(**{**data, **records})

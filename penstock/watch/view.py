@@ -1,67 +1,143 @@
-"""What views of this machine show: its loaders, and its node if there is one."""
+"""What every view of this machine shows: its loaders with their recent history, and its node."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.watch.live import Course, History, loaders
-from penstock.watch.place import LivePlace
+from penstock.watch.live_directory import LiveDirectory
+from penstock.watch.rates import Rates, between, rates
 from penstock.watch.snapshot import Snapshot
 
+KEPT = 300.0
+"""Seconds of history kept for the charts."""
+
 PATIENCE = 2.0
-"""Seconds that a node may take to answer: a view goes on without."""
+"""Seconds that the node may take to answer. After that the view is shown without it."""
+
+
+class ChartPoint(NamedTuple):
+    """One point of the stall chart and of the speed chart."""
+
+    time: float
+    stall: float
+    samples_per_second: float
+
+
+@dataclass(slots=True)
+class LoaderHistory:
+    """One loader over time: its last two different snapshots, and the points of its charts.
+
+    ``seen`` is the time of the last look.
+    """
+
+    last: Snapshot
+    before: Snapshot | None = None
+    seen: float = 0.0
+    points: deque[ChartPoint] = field(default_factory=deque)
+
+    @property
+    def now(self) -> Rates:
+        """Rates between the last two different snapshots."""
+        return rates(self.before, self.last, self.seen)
+
+    @property
+    def overall(self) -> Rates:
+        """Rates since the first batch."""
+        return between(None, self.last.stats)
+
+    def add(self, snapshot: Snapshot, now: float) -> None:
+        """Record the snapshot that a look at time ``now`` has read."""
+        new = snapshot.written != self.last.written
+        if new:
+            self.before, self.last = self.last, snapshot
+        self.seen = now
+        # During a long training step a loader publishes nothing, so there is no point to add.
+        if (new and self.now.seconds > 0) or snapshot.waiting is not None:
+            recent = self.now
+            self.points.append(ChartPoint(now, recent.stall, recent.samples_per_second))
+        while self.points and self.points[0].time < now - KEPT:
+            self.points.popleft()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The loader's snapshot, rates and chart points, ready for JSON."""
+        last = self.last
+        return {
+            **last.as_dict(),
+            "age": max(0.0, self.seen - last.written),
+            "rates": asdict(self.now),
+            "overall": asdict(self.overall),
+            "points": [list(point) for point in self.points],
+        }
+
+
+class History:
+    """The histories of all loaders that are running."""
+
+    def __init__(self) -> None:
+        self.loaders: dict[object, LoaderHistory] = {}
+
+    def add(self, snapshots: Iterable[Snapshot], now: float) -> list[LoaderHistory]:
+        """Record one look, and forget the loaders that are gone."""
+        loaders: dict[object, LoaderHistory] = {}
+        for snapshot in snapshots:
+            loader = self.loaders.get(snapshot.key) or LoaderHistory(snapshot)
+            loader.add(snapshot, now)
+            loaders[snapshot.key] = loader
+        self.loaders = loaders
+        return list(loaders.values())
 
 
 @dataclass
 class View:
-    """Looks again and again; every look knows what happened since the last.
+    """Loaders and node as of the last ``look``. Other threads may read it at the same time."""
 
-    Other threads may ask what was seen meanwhile.
-    """
-
-    place: LivePlace = field(default_factory=LivePlace)
+    directory: LiveDirectory = field(default_factory=LiveDirectory)
     history: History = field(default_factory=History)
-    courses: list[Course] = field(default_factory=list)
+    loaders: list[LoaderHistory] = field(default_factory=list)
     node: dict[str, Any] | None = None
     node_before: dict[str, Any] | None = None
     time: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> None:
-        node = _node()
-        now, found = time.time(), loaders(self.place)
+        """Read the status of all loaders and of the node."""
+        node = _node_status()
+        now, snapshots = time.time(), self.directory.snapshots()
         with self._lock:
-            self.time, self.courses = now, self.history.add(found, now)
+            self.time, self.loaders = now, self.history.add(snapshots, now)
             self.node_before, self.node = self.node, node
 
     def snapshots(self) -> list[Snapshot]:
-        """Every loader as it was seen last."""
+        """The last snapshot of every loader."""
         with self._lock:
-            return [course.last for course in self.courses]
+            return [loader.last for loader in self.loaders]
 
-    def plain(self) -> dict[str, Any]:
-        """As what JSON has."""
+    def as_dict(self) -> dict[str, Any]:
+        """The view, ready for JSON."""
         with self._lock:
             return {
                 "time": self.time,
-                "loaders": [course.plain() for course in self.courses],
+                "loaders": [loader.as_dict() for loader in self.loaders],
                 "node": self.node,
             }
 
-    def lines(self, *, plain: bool = False) -> list[str]:
-        """As text."""
+    def lines(self, *, ascii_only: bool = False) -> list[str]:
+        """The view as lines of text."""
         from penstock.watch.rendering import lines_of
 
-        out = lines_of(self.courses, plain=plain) or [self._nothing()]
-        return [*out, *self._node_lines()]
+        lines = lines_of(self.loaders, ascii_only=ascii_only) or [self._no_loaders()]
+        return [*lines, *self._node_lines()]
 
-    def _nothing(self) -> str:
-        problem = self.place.problem()
-        return f"No loader is running.{f' None could say so: {problem}' if problem else ''}"
+    def _no_loaders(self) -> str:
+        problem = self.directory.problem()
+        reason = f" Loaders cannot publish their status: {problem}" if problem else ""
+        return f"No loader is running.{reason}"
 
     def _node_lines(self) -> list[str]:
         import penstock
@@ -75,10 +151,10 @@ class View:
         return ["", *lines_of(node, self.time, before)]
 
 
-def _node() -> dict[str, Any] | None:
+def _node_status() -> dict[str, Any] | None:
     from penstock.node.look import look
 
     try:
         return look(patience=PATIENCE)
-    except (PenstockError, OSError):  # one that hangs, or may not be asked; `status` says which
+    except (PenstockError, OSError):  # it hangs or refuses access; `penstock status` says which
         return None

@@ -1,4 +1,4 @@
-"""What scripts are run on: a few photographs, and directories in place of the machine's own."""
+"""A directory with photographs for test scripts, and the environment they run in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.project.test_docs import STAND_INS
+from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs, and empty directories in place of the machine's own."""
+    """Photographs, and empty directories that replace those of the machine."""
     root = tmp_path_factory.mktemp("scripts")
     rng = np.random.default_rng(0)
     for split, count in (("train", 26), ("val", 9)):
@@ -39,7 +40,8 @@ def variables(place: Path) -> dict[str, str]:
         "PENSTOCK_SHM_DIR": str(place / "memory"),
         "PENSTOCK_CACHE_DIR": str(place / "disk"),
         "TMPDIR": str(place / "temporary"),
-        "PYTHONPATH": str(place / "site"),
+        # The second entry makes scripts import the copy of Penstock that is being tested.
+        "PYTHONPATH": os.pathsep.join([str(place / "site"), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -47,7 +49,7 @@ def variables(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def torchvision(place: Path, variables: dict[str, str]) -> None:
-    """One that can be imported: with a sitecustomize of the user's own, if need be."""
+    """Make torchvision importable in scripts, by a ``sitecustomize`` if needed."""
     pytest.importorskip("PIL")
     (place / "site" / "sitecustomize.py").write_text(STAND_INS)
     needed = [sys.executable, "-c", "import torchvision"]
@@ -55,4 +57,4 @@ def torchvision(place: Path, variables: dict[str, str]) -> None:
         (place / "site" / "sitecustomize.py").write_text("")
         done = subprocess.run(needed, env=variables, capture_output=True, check=False)
         if done.returncode:
-            pytest.skip("torchvision is not installed, or does not fit this torch")
+            pytest.skip("torchvision is not installed, or does not match this torch")

@@ -1,4 +1,4 @@
-"""A command below ``penstock run`` ends as it would by itself."""
+"""A command started by ``penstock run`` behaves as if a shell had started it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PENSTOCK = [sys.executable, "-m", "penstock", "run", "--"]
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
-def test_the_exit_code_is_the_commands_own(script: str, code: int) -> None:
+def test_the_exit_code_is_that_of_the_command(script: str, code: int) -> None:
     assert launch(["sh", "-c", script], os.environ) == code
 
 
@@ -39,8 +39,8 @@ def test_signals_are_passed_on_and_the_command_decides(number: signal.Signals) -
         assert running.wait(30) == 9
 
 
-def test_what_is_typed_reaches_the_command_once() -> None:
-    # A terminal sends Ctrl-C to all that run in its foreground.
+def test_a_typed_ctrl_c_reaches_the_command_once() -> None:
+    # A terminal sends Ctrl-C to all processes in its foreground.
     code = (
         "import signal; signal.alarm(60); wanted = {signal.SIGINT, signal.SIGTERM}; "
         "signal.pthread_sigmask(signal.SIG_BLOCK, wanted); print('ready', flush=True)\n"
@@ -54,14 +54,14 @@ def test_what_is_typed_reaches_the_command_once() -> None:
         assert ends.readline() == b"ready\r\n"
         ends.write(b"\x03")
         assert ends.readline() == b"^Ctyped\r\n"
-        # Passed on in turn, so that what was passed on before would come before.
+        # Signals are passed on in order, so a second SIGINT would arrive before this SIGTERM.
         os.kill(pid, signal.SIGTERM)
         assert ends.readline() == b"ended\r\n"
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_the_command_has_the_signals_of_a_shell() -> None:
-    # Nothing is blocked or ignored in it that would not be.
+    # No signal is blocked or ignored in the command.
     code = (
         "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), "
         "signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
@@ -72,11 +72,13 @@ def test_the_command_has_the_signals_of_a_shell() -> None:
     assert done.stdout == "set() True\n"
 
 
-def test_what_a_command_reads_and_writes_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_options_and_output_of_the_command_stay_its_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "--cache", "1MB", "--", "echo", "--cache", "x"]) == 0
-    said = capfd.readouterr()
-    assert said.out == "--cache x\n"
-    assert said.err.startswith("penstock: No process of `echo --cache x` made a torch DataLoader")
+    shown = capfd.readouterr()
+    assert shown.out == "--cache x\n"
+    assert shown.err.startswith("penstock: No process of `echo --cache x` made a torch DataLoader")
 
 
 def test_a_command_that_cannot_be_run_is_explained(tmp_path: Path) -> None:
@@ -86,20 +88,20 @@ def test_a_command_that_cannot_be_run_is_explained(tmp_path: Path) -> None:
         launch([str(tmp_path)], os.environ)
     script = tmp_path / "train.py"
     script.touch()
-    with pytest.raises(PenstockError, match=r"is no program by itself.*: python .*train.py --lr 1"):
+    with pytest.raises(PenstockError, match=r"is a Python script.*: python .*train.py --lr 1"):
         launch([str(script), "--lr", "1"], os.environ)
 
 
-def test_the_command_stands_behind_a_dash_or_not() -> None:
+def test_the_dashes_before_the_command_are_optional() -> None:
     assert words(["--", "python", "--", "x"]) == ["python", "--", "x"]
     assert words(["python", "-m", "x"]) == ["python", "-m", "x"]
     with pytest.raises(PenstockError, match="there is no command to run"):
         words(["--"])
 
 
-def test_what_hides_a_python_is_named() -> None:
-    assert "python3 -E takes no notice" in unseen(["python3", "-u", "-E", "train.py"])
-    assert "python -I takes" in unseen(["/usr/bin/python", "-uI", "train.py"]).replace(
+def test_the_flag_that_keeps_penstock_out_is_named() -> None:
+    assert "python3 -E ignores PYTHONPATH" in unseen(["python3", "-u", "-E", "train.py"])
+    assert "python -I ignores" in unseen(["/usr/bin/python", "-uI", "train.py"]).replace(
         "/usr/bin/", ""
     )
     for command in (["python", "train.py", "-E"], ["bash", "-E", "x"], ["python", "-m", "x", "-I"]):
@@ -109,15 +111,15 @@ def test_what_hides_a_python_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--reuse", "3"], "--reuse 3 needs to know"),
-        (["--split", "3"], "--split is for refurbishing"),
+        (["--reuse", "3"], "--reuse 3 needs --split"),
+        (["--split", "3"], "--split belongs to --reuse"),
         (["--cache", "lots"], "--cache is 'lots'"),
     ],
 )
-def test_options_that_make_no_sense_stop_before_the_command(
+def test_invalid_options_are_refused_before_the_command_starts(
     options: list[str], why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *options, "--", "echo", "started"]) == 1
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert why in said.err
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert why in shown.err

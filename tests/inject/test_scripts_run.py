@@ -1,4 +1,4 @@
-"""Scripts that have never heard of Penstock, run by themselves and by ``penstock run``."""
+"""Training scripts without any Penstock code, run plainly and by ``penstock run``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 class Ran(NamedTuple):
     code: int
     last: str
-    """The last line of its output, which has the loss and a digest of all data."""
-    said: list[str]
-    """What Penstock said."""
+    """The last line of its output: the loss and a digest of all data."""
+    messages: list[str]
+    """The lines that Penstock printed."""
 
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -53,10 +53,12 @@ Popen = subprocess.Popen[str]
 
 def ended(running: Popen) -> Ran:
     out, error = running.communicate(timeout=120)
-    said = [line for line in error.splitlines() if line.startswith(("penstock: ", "  without "))]
+    messages = [
+        line for line in error.splitlines() if line.startswith(("penstock: ", "  without "))
+    ]
     last = (out.splitlines() or [""])[-1]
     assert running.returncode == 3 or last.startswith("loss "), error
-    return Ran(running.returncode, last, said)
+    return Ran(running.returncode, last, messages)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def test_a_tutorial_trains_the_same_with_a_cache(run: Run, place: Path) -> None:
     alone = run(*words, "--workers", "1")
     upgraded = run(*words, "--workers", "1", options=["--cache", "1MB"])
     assert upgraded[:2] == alone[:2] == (0, alone.last)
-    train, val, total = upgraded.said
+    train, val, total = upgraded.messages
     assert train.startswith("penstock: DataLoader 1 (ImageFolder, 26 samples, shuffled) is upgr")
     assert val.startswith("penstock: DataLoader 2 (ImageFolder, 9 samples, in order) is upgraded")
     assert train.endswith("; cache 1MB.")
@@ -79,7 +81,7 @@ def test_a_tutorial_trains_the_same_with_a_cache(run: Run, place: Path) -> None:
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_jobs_that_share_see_the_same_and_reuse_it_in_training_only(
+def test_sharing_jobs_see_the_same_batches_and_only_training_reuses(
     start: Start, place: Path
 ) -> None:
     words = ("plain.py", "--data", str(place / "photos"), "--workers", "0", "--augment")
@@ -87,25 +89,25 @@ def test_jobs_that_share_see_the_same_and_reuse_it_in_training_only(
     one, other = map(ended, [start(*words, options=options) for _ in range(2)])
     assert one.last == other.last
     for job in (one, other):
-        train, val, total = job.said
+        train, val, total = job.messages
         assert "in the node of this machine (share='search'); reuse 3; split 3;" in train
-        assert train.endswith("its shuffle is Penstock's own.")
+        assert train.endswith("; shuffled by Penstock.")
         assert val.endswith("is upgraded: in this process (workers=0).")
         assert total == "penstock: 2 of 2 DataLoaders upgraded."
 
 
-def test_a_script_with_all_of_its_own_trains_the_same(run: Run) -> None:
+def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(run: Run) -> None:
     alone = run("custom.py", "--workers", "0")
     upgraded = run("custom.py", "--workers", "0", options=["--cache", "1MB"])
     assert upgraded[:2] == alone[:2]
-    assert upgraded.said[1].startswith("  without --cache: the dataset may be random")
-    assert upgraded.said[2] == (
-        "penstock: 1 of 1 DataLoaders upgraded, 1 of them without some of what was asked for; "
+    assert upgraded.messages[1].startswith("  without --cache: the dataset may be random")
+    assert upgraded.messages[2] == (
+        "penstock: 1 of 1 DataLoaders upgraded, 1 of them without some of the given options; "
         "the reasons are above."
     )
 
 
-def test_a_script_that_catches_its_own_exceptions_does(run: Run) -> None:
+def test_a_script_can_catch_the_exceptions_of_its_dataset(run: Run) -> None:
     ran = run("custom.py", "--broken", "5", "--workers", "0", options=[])
     assert (ran.code, ran.last) == (3, "skipped the rest: a sequence is missing")
 
@@ -118,20 +120,20 @@ def test_libraries_train_the_same(library: str, run: Run) -> None:
     alone = run(f"with_{library}.py")
     upgraded = run(f"with_{library}.py", options=["--kind", "threads", "--no-random"])
     assert upgraded[:2] == alone[:2]
-    assert upgraded.said[-1] == "penstock: 2 of 2 DataLoaders upgraded."
-    assert sum("2 threads" in line for line in upgraded.said) == 2
+    assert upgraded.messages[-1] == "penstock: 2 of 2 DataLoaders upgraded."
+    assert sum("2 threads" in line for line in upgraded.messages) == 2
 
 
-def test_ranks_have_their_own_parts_and_one_of_them_speaks(run: Run) -> None:
+def test_ranks_get_disjoint_parts_and_only_the_first_prints_messages(run: Run) -> None:
     ran = run("ranks.py", options=["--workers", "1", "--kind", "threads", "--no-random"])
     assert ran.last.split()[-2:] == [digest_of_rank(0), digest_of_rank(1)]
-    loader, total = ran.said
+    loader, total = ran.messages
     assert loader.endswith('is upgraded: 1 thread (kind="threads").')
     assert total == "penstock: 1 of 1 DataLoaders upgraded."
 
 
 def digest_of_rank(rank: int) -> str:
-    """What ranks.py prints of the data that a rank had."""
+    """The digest that ranks.py prints for the data of a rank."""
     sampler = torch.utils.data.DistributedSampler(range(42), 2, rank, shuffle=True)
     seen = hashlib.sha256()
     for epoch in range(2):
@@ -141,7 +143,9 @@ def digest_of_rank(rank: int) -> str:
     return seen.hexdigest()[:16]
 
 
-def test_nothing_is_left_behind(start: Start, place: Path, variables: dict[str, str]) -> None:
+def test_no_process_and_no_file_is_left_behind(
+    start: Start, place: Path, variables: dict[str, str]
+) -> None:
     stop = [sys.executable, "-m", "penstock", "stop"]
     subprocess.run(stop, env=variables, check=True, capture_output=True)
     mine = str(place / "runtime")

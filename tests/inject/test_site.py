@@ -1,4 +1,4 @@
-"""The way into a process: what Python runs at its start, and what it must never do there."""
+"""``sitecustomize``: it injects a task into Python processes, and never breaks one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import PipelineError
 from penstock.inject import Process, environment, processes
-from penstock.inject.environment import SITE, VARIABLE
+from penstock.inject.launch import SITE, VARIABLE
 
 TASK = """
 def install(settings, module):
@@ -22,7 +22,7 @@ def install(settings, module):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A path with a torch that has only what is waited for, and a task."""
+    """A directory with a minimal package ``torch`` and a task."""
     package = tmp_path / "torch" / "utils" / "data"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -36,18 +36,18 @@ def run(
     place: Path, code: str, *words: str, module: str = "task", python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     settings = {"number": 3, "reports": str(place)}
-    made = environment("run", settings, {**os.environ, "PYTHONPATH": str(place), "RANK": "0"})
-    told = json.loads(made[VARIABLE])
-    made[VARIABLE] = json.dumps({**told, "module": module})
+    variables = environment("run", settings, {**os.environ, "PYTHONPATH": str(place), "RANK": "0"})
+    injected = json.loads(variables[VARIABLE])
+    variables[VARIABLE] = json.dumps({**injected, "module": module})
     return subprocess.run(
-        [python, *words, "-c", code], env=made, capture_output=True, text=True, check=True
+        [python, *words, "-c", code], env=variables, capture_output=True, text=True, check=True
     )
 
 
 IMPORT = "import torch.utils.data.dataloader"
 
 
-def test_a_task_is_installed_once_the_module_is_there(place: Path) -> None:
+def test_a_task_is_installed_when_the_module_is_imported(place: Path) -> None:
     done = run(place, f"print('before'); {IMPORT}; print('after')")
     before, installed, after = done.stdout.splitlines()
     assert (before, after) == ("before", "after")
@@ -64,18 +64,18 @@ def test_processes_started_by_the_script_are_reached_too(place: Path) -> None:
     assert run(place, inner).stdout.startswith("installed")
 
 
-def test_a_process_without_torch_loads_nothing_of_ours(place: Path) -> None:
+def test_a_process_without_torch_imports_nothing_of_penstock(place: Path) -> None:
     code = "import sys; print(sorted({'json', 'penstock', 'typing', 'task'} & set(sys.modules)))"
     plain = {**os.environ, "PYTHONPATH": str(place)}
     loaded = subprocess.run(
         [sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True
     )
-    # What editable installs load at the start is not ours.
+    # Compared with a plain start, because editable installs import modules too.
     assert run(place, code).stdout == loaded.stdout
     assert processes(place) == []
 
 
-def test_the_sitecustomize_of_the_user_runs_and_stays_in_its_place(place: Path) -> None:
+def test_the_users_sitecustomize_runs_as_without_penstock(place: Path) -> None:
     (place / "sitecustomize.py").write_text("print('mine')")
     code = "import sys, sitecustomize; print(sitecustomize.__file__); print(*sys.path, sep='\\n')"
     done = run(place, code)
@@ -84,7 +84,7 @@ def test_the_sitecustomize_of_the_user_runs_and_stays_in_its_place(place: Path) 
     assert str(SITE) not in path
 
 
-def test_a_sitecustomize_that_fails_is_reported_as_by_python_itself(place: Path) -> None:
+def test_a_failing_sitecustomize_of_the_user_is_reported_by_python(place: Path) -> None:
     (place / "sitecustomize.py").write_text("1 / 0")
     done = run(place, f"{IMPORT}; print('on')")
     assert done.stdout.splitlines()[-1] == "on"
@@ -92,12 +92,13 @@ def test_a_sitecustomize_that_fails_is_reported_as_by_python_itself(place: Path)
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_a_task_that_fails_says_so_in_a_line_and_the_script_runs(place: Path) -> None:
+def test_a_task_that_fails_prints_one_line_and_the_script_runs(place: Path) -> None:
     (place / "task.py").write_text("def install(settings, module):\n    raise KeyError('gone')")
     done = run(place, f"{IMPORT}; print('on')")
     assert done.stdout == "on\n"
     assert done.stderr == (
-        "penstock: nothing was changed in this script, because this failed: KeyError('gone')\n"
+        "penstock: nothing was changed in this script, because Penstock could not be installed in "
+        "it: KeyError('gone')\n"
     )
 
 
@@ -105,27 +106,28 @@ def test_a_python_without_penstock_is_named_and_the_script_runs(place: Path) -> 
     done = run(place, f"{IMPORT}; print('on')", module="penstock_of_another_python.task")
     assert done.stdout == "on\n"
     [line] = done.stderr.splitlines()
-    assert line.startswith("penstock: nothing was changed in this script, which runs on /")
+    assert line.startswith("penstock: nothing was changed in this script, because its Python, /")
     assert "No module named 'penstock_of_another_python'" in line
     [process] = processes(place)
     assert process.why in line
 
 
-def test_workers_and_the_node_are_left_alone(place: Path) -> None:
+def test_nothing_is_injected_into_workers_and_the_node(place: Path) -> None:
     code = f"{IMPORT}\nif 0: from penstock.engine.pools.worker import main"
     assert run(place, code).stdout == ""
     assert processes(place) == []
 
 
-def test_a_python_that_does_not_look_is_not_reached(place: Path) -> None:
+def test_an_isolated_python_is_not_reached(place: Path) -> None:
     assert run(place, "print('on')", "-E").stdout == "on\n"
     assert processes(place) == []
 
 
-def test_the_users_path_is_kept_behind_ours() -> None:
-    made = environment("run", {}, {"PYTHONPATH": f"/a{os.pathsep}{SITE}{os.pathsep}/b", "X": "1"})
-    assert made["PYTHONPATH"].split(os.pathsep) == [str(SITE), "/a", "/b"]
-    assert made["X"] == "1"
+def test_the_users_pythonpath_follows_ours() -> None:
+    base = {"PYTHONPATH": f"/a{os.pathsep}{SITE}{os.pathsep}/b", "X": "1"}
+    variables = environment("run", {}, base)
+    assert variables["PYTHONPATH"].split(os.pathsep) == [str(SITE), "/a", "/b"]
+    assert variables["X"] == "1"
     assert environment("run", {}, {})["PYTHONPATH"] == str(SITE)
 
 

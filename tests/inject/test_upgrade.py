@@ -1,4 +1,4 @@
-"""Loaders of torch whose iteration is Penstock's: the same batches, the same random numbers."""
+"""Upgraded torch loaders deliver the same batches and draw the same random numbers as before."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from penstock.inject import upgrade  # noqa: E402
+from penstock.inject.build import shuffles  # noqa: E402
 from penstock.inject.iteration import Iteration  # noqa: E402
-from penstock.inject.wanted import shuffles  # noqa: E402
 
 Install = Callable[..., None]
 
 
 @pytest.fixture
 def install() -> Iterator[Install]:
-    kept = DataLoader._get_iterator, DataLoader.__len__
+    """Installs the task with the given settings. The class is restored after the test."""
+    original = DataLoader._get_iterator, DataLoader.__len__
     yield lambda **settings: upgrade.install(settings, dataloader)
-    DataLoader._get_iterator, DataLoader.__len__ = kept
+    DataLoader._get_iterator, DataLoader.__len__ = original
     gc.collect()
 
 
-class Rows(Dataset):
+class Rows(Dataset):  # type: ignore[misc]
     def __init__(self, n: int = 22) -> None:
         self.n = n
 
@@ -55,6 +56,8 @@ class Rows(Dataset):
 
 
 class Picky(Rows):
+    """Has one bad sample."""
+
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         if index == 5:
             raise FileNotFoundError(f"row {index}")
@@ -62,20 +65,20 @@ class Picky(Rows):
 
 
 class Locked(Rows):
-    """What a fork takes along, and nothing can send."""
+    """Can be inherited by a fork, but not pickled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.arange(10.0))
 
 
 class Chunks:
-    """A batch sampler that draws from Python's generator, and whose length is wrong."""
+    """A batch sampler that draws from Python's generator and has a wrong length."""
 
     def __len__(self) -> int:
         return 2
@@ -87,7 +90,7 @@ class Chunks:
 
 
 class Pairs:
-    """Not indices, but whatever its dataset takes."""
+    """A batch sampler that yields tuples besides indices, which its dataset accepts."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([[0, 1], [2, (3,)], [(4,), 5]])
@@ -99,9 +102,9 @@ class TakesPairs(Rows):
 
 
 def seeded(number: int) -> Any:
-    made = torch.Generator()
-    made.manual_seed(number)
-    return made
+    generator = torch.Generator()
+    generator.manual_seed(number)
+    return generator
 
 
 LOADERS: dict[str, Callable[[], Any]] = {
@@ -125,13 +128,14 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "locked": lambda: DataLoader(Locked(), 4, shuffle=True, num_workers=1),
 }
 STAY = {
-    "no indices": "stays as it is: its sampler yielded (3,), which is no index of its 22 samples.",
+    "no indices": "stays as it is: its sampler yielded (3,), which is not an index of its 22 "
+    "samples.",
     "locked": "stays as it is: the pipeline cannot be sent to worker processes",
 }
 
 
 def epochs(make: Callable[[], Any], count: int = 2) -> tuple[list[Any], list[Any]]:
-    """All batches, and where the generators stand after each epoch."""
+    """All batches, and the states of the generators after each epoch."""
     torch.manual_seed(11)
     random.seed(11)
     np.random.seed(11)
@@ -145,13 +149,13 @@ def epochs(make: Callable[[], Any], count: int = 2) -> tuple[list[Any], list[Any
 
 
 def plain(value: Any) -> Any:
-    """The same without tensors, which do not compare; the types stay."""
+    """The value with tensors as lists, which can be compared; other types stay."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.tolist()
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(plain(one) for one in value)
+        return type(value)(plain(item) for item in value)
     return value
 
 
@@ -163,13 +167,11 @@ def test_batches_and_generators_are_those_of_torch(
     install()
     again, then = epochs(LOADERS[name])
     assert plain(again) == plain(batches)
-    if name != "locked":  # torch's own workers, started once more, draw their seed once more
+    if name != "locked":  # torch's workers are started a second time, and draw a second seed
         assert then == states
-    said = capfd.readouterr().err
-    assert "is upgraded" in said
-    assert [line for line in said.splitlines() if STAY.get(name, "stays") in line] == (
-        said.splitlines()[1:]
-    )
+    messages = capfd.readouterr().err.splitlines()
+    assert "is upgraded" in messages[0]
+    assert [line for line in messages if STAY.get(name, "stays") in line] == messages[1:]
 
 
 def test_two_loops_at_once_both_get_everything(install: Install) -> None:
@@ -183,7 +185,7 @@ def test_two_loops_at_once_both_get_everything(install: Install) -> None:
     assert plain(list(zip(loader, loader, strict=True))) == wanted
 
 
-def test_a_loop_that_was_left_does_not_come_back(install: Install) -> None:
+def test_an_abandoned_loop_does_not_disturb_later_ones(install: Install) -> None:
     install()
     loader = DataLoader(Rows(), 4)
     kept = iter(loader)
@@ -195,23 +197,23 @@ def test_a_loop_that_was_left_does_not_come_back(install: Install) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_dataset_raises_arrives_as_it_is(install: Install, workers: int) -> None:
+def test_exceptions_of_the_dataset_arrive_unchanged(install: Install, workers: int) -> None:
     install()
     with pytest.raises(FileNotFoundError, match="row 5"):
         list(DataLoader(Picky(), 4, num_workers=workers))
 
 
-def test_bad_samples_are_left_out_if_asked(install: Install) -> None:
+def test_bad_samples_are_skipped_with_on_error_skip(install: Install) -> None:
     install(on_error="skip")
     assert sum(len(rows) for rows, _ in DataLoader(Picky(), 4)) == 21
 
 
-def test_the_class_and_its_habits_stay(install: Install) -> None:
+def test_isinstance_subclasses_and_pickling_still_work(install: Install) -> None:
     original = DataLoader
     install(echo=2, echo_at="batch")
     assert torch.utils.data.DataLoader is original
 
-    class Mine(DataLoader):
+    class Mine(DataLoader):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             return (rows for rows, _ in super().__iter__())
 
@@ -222,7 +224,7 @@ def test_the_class_and_its_habits_stay(install: Install) -> None:
     assert len(list(again)) == 6
 
 
-def test_echo_is_for_loaders_that_shuffle_and_their_length_says_so(
+def test_echo_applies_to_shuffling_loaders_and_changes_their_length(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
     install(echo=2, echo_at="batch")
@@ -231,8 +233,8 @@ def test_echo_is_for_loaders_that_shuffle_and_their_length_says_so(
     assert (len(list(train)), len(list(val))) == (12, 6)
     mine = DataLoader(Rows(), batch_sampler=BatchSampler(SubsetRandomSampler(range(9)), 4, False))
     assert (len(mine), len(list(mine))) == (6, 6)
-    said = capfd.readouterr().err.splitlines()
-    assert [("echo 2" in line, "shuffle is Penstock's own" in line) for line in said] == [
+    messages = capfd.readouterr().err.splitlines()
+    assert [("echo 2" in line, "shuffled by Penstock" in line) for line in messages] == [
         (True, True),
         (False, False),
         (True, False),
@@ -240,7 +242,7 @@ def test_echo_is_for_loaders_that_shuffle_and_their_length_says_so(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_order_of_our_own_leaves_the_generators_as_torchs(
+def test_with_penstocks_order_the_generators_advance_as_in_torch(
     install: Install, workers: int
 ) -> None:
     def make() -> Any:
@@ -253,7 +255,7 @@ def test_an_order_of_our_own_leaves_the_generators_as_torchs(
     assert len(batches) == 2 * 12
 
 
-def test_what_cannot_be_done_is_left_out_with_the_reason(
+def test_an_option_that_does_not_work_is_left_out_with_the_reason(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
     install(cache="1MB", echo=2)
@@ -261,7 +263,7 @@ def test_what_cannot_be_done_is_left_out_with_the_reason(
     assert len(list(loader)) == 6
     upgraded, echo, cache = capfd.readouterr().err.splitlines()
     assert upgraded.startswith("penstock: DataLoader 1 (Rows, 22 samples, shuffled) is upgraded: ")
-    assert echo.startswith("  without --echo: its dataset has no transforms")
+    assert echo.startswith("  without --echo: its dataset has no attribute 'transform'")
     assert cache.endswith("say so with --no-random.")
 
 
@@ -278,7 +280,7 @@ def test_a_loader_that_fails_before_its_first_batch_is_torchs_again(
     assert "stays as it is: the pipeline cannot be sent" in capfd.readouterr().err
 
 
-def test_a_cache_holds_what_draws_nothing(install: Install) -> None:
+def test_a_cache_holds_the_samples_of_a_dataset_without_randomness(install: Install) -> None:
     class Counted(Rows):
         asked = 0
 
@@ -290,16 +292,18 @@ def test_a_cache_holds_what_draws_nothing(install: Install) -> None:
     loader = DataLoader(Counted(), 4, shuffle=True)
     for _ in range(3):
         assert sorted(row for rows, _ in loader for row in rows[:, 0].tolist()) == list(range(22))
-    assert Counted.asked <= 22 + 1  # one to see what a sample is like
+    assert Counted.asked <= 22 + 1  # one more to learn the shape of a sample
 
 
-def test_other_ranks_are_quiet(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_rank_prints_messages(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
     install(rank=1)
     assert len(list(DataLoader(Rows(), 4))) == 6
     assert capfd.readouterr().err == ""
 
 
-def test_a_loader_that_is_let_go_lets_its_workers_go(install: Install) -> None:
+def test_a_collected_loader_ends_its_workers(install: Install) -> None:
     install()
     before = set(psutil.Process().children())
     loader = DataLoader(Rows(), 4, num_workers=1)
@@ -311,7 +315,7 @@ def test_a_loader_that_is_let_go_lets_its_workers_go(install: Install) -> None:
     assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
-def test_workers_can_be_given_in_place_of_the_scripts(install: Install) -> None:
+def test_workers_of_the_command_replace_those_of_the_script(install: Install) -> None:
     install(workers=2, kind="threads")
     data = TensorDataset(torch.arange(10.0))
     assert [rows.tolist() for [rows] in DataLoader(data, 5)] == [
@@ -320,29 +324,29 @@ def test_workers_can_be_given_in_place_of_the_scripts(install: Install) -> None:
     ]
 
 
-def test_loaders_that_shuffle_are_told_from_those_that_do_not() -> None:
+def test_shuffling_loaders_are_recognised() -> None:
     distributed = torch.utils.data.DistributedSampler
     rows = Rows()
 
-    class Around:
+    class Wrapper:
         def __init__(self, batch_sampler: Any) -> None:
             self.batch_sampler = batch_sampler
 
         def __iter__(self) -> Iterator[Any]:
             return iter(self.batch_sampler)
 
-    def told(**given: Any) -> bool:
-        return shuffles(DataLoader(rows, **given))
+    def shuffled(**arguments: Any) -> bool:
+        return shuffles(DataLoader(rows, **arguments))
 
-    assert told(shuffle=True)
-    assert told(batch_size=None, shuffle=True)
-    assert told(sampler=[3, 1])
-    assert told(batch_sampler=Chunks())
-    assert told(sampler=distributed(rows, 2, 0))
-    assert told(batch_sampler=Around(BatchSampler(RandomSampler(rows), 2, False)))
-    assert not told()
-    assert not told(batch_size=None)
-    assert not told(sampler=range(4))
-    assert not told(sampler=distributed(rows, 2, 0, shuffle=False))
-    assert not told(batch_sampler=Around(BatchSampler(SequentialSampler(rows), 2, False)))
+    assert shuffled(shuffle=True)
+    assert shuffled(batch_size=None, shuffle=True)
+    assert shuffled(sampler=[3, 1])
+    assert shuffled(batch_sampler=Chunks())
+    assert shuffled(sampler=distributed(rows, 2, 0))
+    assert shuffled(batch_sampler=Wrapper(BatchSampler(RandomSampler(rows), 2, False)))
+    assert not shuffled()
+    assert not shuffled(batch_size=None)
+    assert not shuffled(sampler=range(4))
+    assert not shuffled(sampler=distributed(rows, 2, 0, shuffle=False))
+    assert not shuffled(batch_sampler=Wrapper(BatchSampler(SequentialSampler(rows), 2, False)))
     assert not shuffles(DataLoader(Stream()))

@@ -1,4 +1,4 @@
-"""Snapshots to put into views."""
+"""Sample snapshots for tests of views."""
 
 from __future__ import annotations
 

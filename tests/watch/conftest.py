@@ -1,4 +1,4 @@
-"""A runtime directory of each test's own."""
+"""A separate runtime directory for each test."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.watch.place import LivePlace
+from penstock.watch.live_directory import LiveDirectory
 
 
 @pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePlace]:
-    """Where the loaders of this test publish how they are; nothing of it may be left."""
-    # A node may be started there, and a path to a socket is short.
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDirectory]:
+    """The directory in which the loaders of this test publish. The test must leave it empty."""
+    # A node may be started there, and the path of a Unix socket must be short.
     path = Path(f"/tmp/penstock-watch-{os.getpid()}-{tmp_path.name[-30:]}")
     monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", str(path))
     monkeypatch.delenv("PENSTOCK_LIVE", raising=False)
-    found = LivePlace()
-    yield found
-    left = sorted(one.name for one in found.path.glob("*")) if found.path.exists() else []
+    directory = LiveDirectory()
+    yield directory
+    exists = directory.path.exists()
+    left = sorted(file.name for file in directory.path.glob("*")) if exists else []
     shutil.rmtree(path, ignore_errors=True)
     assert left == []

@@ -1,4 +1,4 @@
-"""What goes into the logs of training runs: TensorBoard's and Lightning's own, read back."""
+"""Statistics in the logs of training runs, read back from TensorBoard and Lightning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.errors import MissingExtraError, PipelineError
 from penstock.torch.logging import TensorBoard, scalars
 from penstock.watch.rates import between
-from tests.watch.snapshots import STATS
+from tests.support.snapshots import STATS
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +34,9 @@ NAMES = {
 }
 
 
-class Book:
+class ListWriter:
+    """A ``SummaryWriter`` that keeps its entries in a list."""
+
     def __init__(self) -> None:
         self.entries: list[tuple[str, float, int]] = []
 
@@ -49,7 +51,7 @@ def numbers() -> ps.Loader:
     return ps.from_dataset(np.arange(40.0)).batch(4).loader(workers=0, seed=0)
 
 
-def test_rates_have_their_names_and_what_did_not_happen_has_none() -> None:
+def test_rates_without_samples_are_left_out() -> None:
     found = scalars(between(None, STATS), STATS, "data")
     assert found["data/stall"] == 0.25
     assert found["data/samples_per_second"] == 100.0
@@ -60,38 +62,38 @@ def test_rates_have_their_names_and_what_did_not_happen_has_none() -> None:
     assert scalars(between(STATS, STATS), STATS) == {}
 
 
-def test_an_entry_tells_of_the_time_since_the_last() -> None:
-    book = Book()
+def test_an_entry_covers_the_time_since_the_last_one() -> None:
+    writer = ListWriter()
     with numbers() as loader:
-        board = TensorBoard(book, loader)
+        board = TensorBoard(writer, loader)
         epoch = iter(loader)
         next(epoch)
         first = board.log(7)
-        assert {name for name, _, _ in book.entries} == NAMES
-        assert book.of("penstock/stall") == [(7, first["penstock/stall"])]
+        assert {name for name, _, _ in writer.entries} == NAMES
+        assert writer.of("penstock/stall") == [(7, first["penstock/stall"])]
         before = loader.stats()
         list(epoch)
         second, after = board.log(8), loader.stats()
     seconds = after.elapsed - before.elapsed
-    # What was asked between the two looks here lies within what the board saw.
+    # The interval measured here lies within the interval of the second entry.
     assert 0 < second["penstock/batches_per_second"] * seconds < 9 * 2
-    assert [step for step, _ in book.of("penstock/stall")] == [7, 8]
+    assert [step for step, _ in writer.of("penstock/stall")] == [7, 8]
 
 
 def test_a_wrapped_loader_gives_the_same_batches_and_logs_by_itself() -> None:
-    book = Book()
+    writer = ListWriter()
     with numbers() as loader, numbers() as plain:
-        board = TensorBoard(book, loader, prefix="data", every=4)
+        board = TensorBoard(writer, loader, prefix="data", every=4)
         for _ in range(2):
             assert [b.tolist() for b in board.wrap()] == [b.tolist() for b in plain]
-    assert [step for step, _ in book.of("data/stall")] == [4, 8, 12, 16, 20]
+    assert [step for step, _ in writer.of("data/stall")] == [4, 8, 12, 16, 20]
 
 
-def test_what_cannot_be_logged_is_refused() -> None:
+def test_objects_without_statistics_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"list has no stats\(\)"):
-        TensorBoard(Book(), [1, 2])  # type: ignore[arg-type]
+        TensorBoard(ListWriter(), [1, 2])  # type: ignore[arg-type]
     with numbers() as loader, pytest.raises(PipelineError, match="every is 0"):
-        TensorBoard(Book(), loader, every=0)
+        TensorBoard(ListWriter(), loader, every=0)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
@@ -118,12 +120,12 @@ PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 def package(
     request: pytest.FixtureRequest, torchvision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """One of Lightning's two packages. It imports torchvision if it finds it."""
+    """One of Lightning's two packages. Lightning imports torchvision if it is installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = pytest.importorskip(request.param)
         importlib.import_module(f"{request.param}.loggers")
-        # As in a program that uses this one only.
+        # As in a program that imports only this package.
         for name in PACKAGES:
             if name != request.param:
                 monkeypatch.delitem(sys.modules, name, raising=False)
@@ -172,43 +174,47 @@ def test_lightning_logs_rates_of_its_loader(package: Any, tmp_path: Path) -> Non
         )
         with DataLoader(data, batch_size=4, shuffle=True) as loader:
             trainer.fit(Model(), loader)
-    ours = [(step, told) for step, told in Log.entries if "penstock/stall" in told]
-    theirs = [step for step, told in Log.entries if "loss" in told]
+    ours = [(step, values) for step, values in Log.entries if "penstock/stall" in values]
+    theirs = [step for step, values in Log.entries if "loss" in values]
     assert [step for step, _ in ours] == theirs == [2, 5, 8, 11]
-    assert all(set(told) == NAMES for _, told in ours)
-    assert all(0 <= told["penstock/stall"] <= 1 for _, told in ours)
+    assert all(set(values) == NAMES for _, values in ours)
+    assert all(0 <= values["penstock/stall"] <= 1 for _, values in ours)
 
 
 @pytest.mark.usefixtures("package")
-def test_a_loader_is_found_among_those_of_a_trainer() -> None:
-    from penstock.torch.lightning import counted
+def test_the_loader_is_found_among_those_of_a_trainer() -> None:
+    from penstock.torch.lightning import find_loader
     from penstock.torch.logging import LightningCallback
 
     with numbers() as loader:
         for loaders in (loader, [1, loader], {"a": [1], "b": (2, loader)}):
-            assert counted(loaders) is loader
-    assert counted([1, {"a": None}]) is None
+            assert find_loader(loaders) is loader
+    assert find_loader([1, {"a": None}]) is None
     with pytest.raises(PipelineError, match="every is 0"):
         LightningCallback(every=0)
 
     class Trainer:
         train_dataloader = [1]  # noqa: RUF012
 
-    with pytest.raises(PipelineError, match=r"Give it: LightningCallback\(loader\)"):
+    with pytest.raises(PipelineError, match=r"Pass it: LightningCallback\(loader\)"):
         LightningCallback().on_train_epoch_start(Trainer(), None)
 
 
-class Hidden:
+class HideLightning:
+    """An import finder for which Lightning is not installed."""
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name in ("lightning", "pytorch_lightning"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_without_lightning_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lightning_the_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] in ("lightning", "pytorch_lightning"):
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [HideLightning(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "penstock.torch.lightning", raising=False)
     import penstock.torch.logging as logging
 

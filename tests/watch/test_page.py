@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.watch.live import Course, Point
-from penstock.watch.place import LivePlace
+from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.serving import Page, PageServer
 from penstock.watch.site import pages
-from penstock.watch.view import View
-from tests.watch.snapshots import FULL, STANDING, snapshot
+from penstock.watch.view import ChartPoint, LoaderHistory, View
+from tests.support.snapshots import FULL, STANDING, snapshot
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 Browse = Callable[..., str]
 
@@ -54,7 +53,7 @@ NODE = {
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Browse:
-    """What the browser has made of a page; it runs it for some seconds, in no time."""
+    """Open a page in the browser for three seconds of virtual time, and return its output."""
 
     def run(server: PageServer, *more: str) -> str:
         done = subprocess.run(
@@ -81,30 +80,32 @@ def browse(tmp_path: Path) -> Browse:
 
 
 def full_view() -> View:
-    """Two loaders, one of which waits; bad samples; a node."""
+    """A view of two loaders, one of which waits, with bad samples and a node."""
     view = View(time=1_000.0, node=NODE)
-    one = Course(snapshot(FULL, written=999.5), seen=1_000.0)
+    one = LoaderHistory(snapshot(FULL, written=999.5), seen=1_000.0)
     one.points.extend(
-        Point(700.0 + 2 * i, 0.5 + 0.4 * np.sin(i / 9), 900 + i) for i in range(150) if i // 20 != 3
+        ChartPoint(700.0 + 2 * i, 0.5 + 0.4 * np.sin(i / 9), 900 + i)
+        for i in range(150)
+        if i // 20 != 3
     )
     script = "python <img src=x onerror=document.title='hit'> --lr 0.1"
     standing = replace(STANDING, rank=1, world=2, share="search-1", batches=None)
-    other = Course(
+    other = LoaderHistory(
         snapshot(number=1, command=script, waiting=990.0, written=990.0, standing=standing),
         seen=1_000.0,
     )
-    view.courses = [one, other]
+    view.loaders = [one, other]
     return view
 
 
 @pytest.fixture
-def server(live: LivePlace) -> Iterator[PageServer]:
-    found = PageServer(0, pages(full_view()), "penstock-watch")
-    yield found
-    found.close()
+def server(live: LiveDirectory) -> Iterator[PageServer]:
+    page_server = PageServer(0, pages(full_view()), "penstock-watch")
+    yield page_server
+    page_server.close()
 
 
-def test_the_page_shows_all_there_is_to_see(server: PageServer, browse: Browse) -> None:
+def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> None:
     dom = browse(server, "--dump-dom")
     shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", dom))
     assert dom.count('<article class="card">') == 3
@@ -112,9 +113,9 @@ def test_the_page_shows_all_there_is_to_see(server: PageServer, browse: Browse) 
         "2 loaders",
         "process 4711, loader 0: python train.py",
         "epoch 3, batch 12 of 50",
-        "25 % stalled now, 25 % since it began",
+        "25 % stalled now, 25 % since the first batch",
         "100 samples/s",
-        "3 + 1 batches ready + in the making",
+        "3 + 1 batches ready + in preparation",
         "60 % busy: 2 threads",
         "decode 100 9.000",
         "cache 40 % hits 30.0 MB of 40.0 MB",
@@ -122,22 +123,21 @@ def test_the_page_shows_all_there_is_to_see(server: PageServer, browse: Browse) 
         "echo factor 2",
         "Bad samples: 2",
         "cat/7.jpg 7 decode not a JPEG",
-        "rank 1 of 2, shares search-1, waits for a batch, for 10 s now",
+        "rank 1 of 2, shares search-1, waiting for a batch for 10 s",
         "Group search-1",
         "6 batches staged, 5.0 MB of 10.0 MB; prepared 120, given 480",
         "81 0/1 x 64 2 7 of 9 3",
     ):
         assert text in shown, text
-    # Four charts; the course of the first loader is in two pieces, because nothing is known of the
-    # time between them.
+    # Four charts. The line of the first loader is in two pieces: there is a gap in its data.
     assert dom.count('class="chart ') == 4
     assert dom.count("<polyline") == 4
-    # What came from a process is text, whatever it looks like.
+    # Text from a process is shown as text, even if it looks like HTML.
     assert "<img" not in dom
     assert "<title>penstock watch</title>" in dom
 
 
-def test_the_page_goes_on_looking(live: LivePlace, browse: Browse) -> None:
+def test_the_page_refreshes_itself(live: LiveDirectory, browse: Browse) -> None:
     asked: list[int] = []
     known = dict(pages(full_view()))
     empty = b'{"time": 5, "loaders": [], "node": null}'
@@ -157,7 +157,7 @@ def test_the_page_goes_on_looking(live: LivePlace, browse: Browse) -> None:
     assert "<article" not in dom
 
 
-def test_a_page_whose_server_has_ended_says_so(live: LivePlace, browse: Browse) -> None:
+def test_a_page_whose_server_has_ended_says_so(live: LiveDirectory, browse: Browse) -> None:
     def gone() -> bytes:
         raise ConnectionResetError
 
@@ -172,15 +172,15 @@ def test_a_page_whose_server_has_ended_says_so(live: LivePlace, browse: Browse) 
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [(1, False), (0, True)], ids=["light", "dark"])
-def test_the_page_can_be_read_by_day_and_by_night(
+def test_the_page_is_readable_in_light_and_dark_mode(
     scheme: int, dark: bool, server: PageServer, browse: Browse, tmp_path: Path
 ) -> None:
     place = tmp_path / "page.png"
     browse(server, f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={place}")
     picture: NDArray[np.uint8] = np.asarray(cv2.imread(str(place)))
     brightness = picture.mean(axis=2)
-    assert bool(brightness[2, 2] < 60) is dark  # the ground
-    # Most of it is ground, and something stands out from it as far as text has to.
-    ground = np.median(brightness)
-    assert bool(ground < 60) is dark
-    assert (np.abs(brightness - ground) > 130).mean() > 0.01
+    assert bool(brightness[2, 2] < 60) is dark  # the background
+    # Most of the page is background, and the text has enough contrast to it.
+    background = np.median(brightness)
+    assert bool(background < 60) is dark
+    assert (np.abs(brightness - background) > 130).mean() > 0.01

@@ -1,4 +1,4 @@
-"""What running loaders publish: the truth, while they run, and never at training's cost."""
+"""Publishing: reports are true, disappear with their loader, and never disturb training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from penstock.errors import SampleError
 from penstock.host.process import alive, started
 from penstock.loader import Loader
 from penstock.watch import publish
-from penstock.watch.live import loaders
-from penstock.watch.place import LivePlace
-from penstock.watch.sheet import Sheet, read
+from penstock.watch.live_directory import LiveDirectory, ReportFile, read_report
 
 
 def numbers(**options: Any) -> Loader:
@@ -35,53 +33,57 @@ def numbers(**options: Any) -> Loader:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report at every batch."""
-    monkeypatch.setattr("penstock.watch.pulse.Pulse.due", lambda self: not self.stopped)
+    monkeypatch.setattr("penstock.watch.publish.Pulse.due", lambda self: not self.stopped)
 
 
 @pytest.mark.usefixtures("hurry")
-def test_a_loader_says_where_it_stands(live: LivePlace) -> None:
+def test_a_loader_publishes_its_position_and_statistics(live: LiveDirectory) -> None:
     with numbers() as loader:
         epoch = iter(loader)
         for _ in range(3):
             next(epoch)
-        (found,) = loaders()
-        assert found.pid == os.getpid()
-        assert found.waiting is None
-        assert "python" in found.command
-        assert (found.standing.epoch, found.standing.batch, found.standing.batches) == (0, 3, 10)
-        assert found.standing.name == repr(loader)
-        assert (found.stats.samples, found.stats.batches) == (12, 3)
-        assert found.stats.caches[0].misses >= 12
-        assert found.standing.slots >= 1
-        mode = [os.stat(one).st_mode & 0o777 for one in (live.path, *live.path.iterdir())]
+        (snapshot,) = live.snapshots()
+        assert snapshot.pid == os.getpid()
+        assert snapshot.waiting is None
+        assert "python" in snapshot.command
+        assert (snapshot.standing.epoch, snapshot.standing.batch, snapshot.standing.batches) == (
+            0,
+            3,
+            10,
+        )
+        assert snapshot.standing.name == repr(loader)
+        assert (snapshot.stats.samples, snapshot.stats.batches) == (12, 3)
+        assert snapshot.stats.caches[0].misses >= 12
+        assert snapshot.standing.slots >= 1
+        mode = [os.stat(path).st_mode & 0o777 for path in (live.path, *live.path.iterdir())]
         assert mode == [0o700, 0o600]
-        # Anybody may read it as JSON.
+        # The file is plain JSON.
         (file,) = live.path.iterdir()
         assert json.loads(file.read_text())["snapshot"]["pid"] == os.getpid()
     assert not live.path.exists()
 
 
 @pytest.mark.usefixtures("hurry")
-def test_every_loader_has_its_own(live: LivePlace) -> None:
+def test_every_loader_has_its_own_report(live: LiveDirectory) -> None:
     with numbers() as one, numbers(rank=1, world=2) as other:
         next(iter(one))
         next(iter(other))
-        assert [found.standing.rank for found in loaders()] == [0, 1]
+        assert [snapshot.standing.rank for snapshot in live.snapshots()] == [0, 1]
         one.close()
-        assert [found.standing.rank for found in loaders()] == [1]
+        assert [snapshot.standing.rank for snapshot in live.snapshots()] == [1]
 
 
 @pytest.mark.usefixtures("hurry")
-def test_a_loader_that_is_let_go_takes_its_report_along(live: LivePlace) -> None:
+def test_a_collected_loader_removes_its_report(live: LiveDirectory) -> None:
     loader = numbers()
     next(iter(loader))
-    assert len(loaders()) == 1
+    assert len(live.snapshots()) == 1
     del loader
     gc.collect()
-    assert loaders() == []
+    assert live.snapshots() == []
 
 
-def test_a_loop_that_has_to_wait_says_so_before_it_does(live: LivePlace) -> None:
+def test_a_loop_reports_that_it_waits_before_it_waits(live: LiveDirectory) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     def slow(value: Any) -> Any:
@@ -96,16 +98,16 @@ def test_a_loop_that_has_to_wait_says_so_before_it_does(live: LivePlace) -> None
         training.start()
         try:
             assert reached.wait(60)
-            (found,) = loaders()
-            assert found.waiting is not None
-            assert found.stats.batches == 0
+            (snapshot,) = live.snapshots()
+            assert snapshot.waiting is not None
+            assert snapshot.stats.batches == 0
         finally:
             go_on.set()
             training.join()
-        # Said at once, though the half second is not over: the step may take minutes.
-        (found,) = loaders()
-        assert found.waiting is None
-        assert found.stats.batches == len(taken) == 1
+        # Reported at once, although half a second has not passed: the step may take minutes.
+        (snapshot,) = live.snapshots()
+        assert snapshot.waiting is None
+        assert snapshot.stats.batches == len(taken) == 1
 
 
 def stream() -> Iterator[float]:
@@ -126,16 +128,18 @@ def failing(value: Any) -> Any:
     ],
     ids=["dataset", "stream", "error"],
 )
-def test_a_loop_that_is_over_waits_for_nothing(pipeline: ps.Pipeline, live: LivePlace) -> None:
+def test_an_ended_loop_is_not_reported_as_waiting(
+    pipeline: ps.Pipeline, live: LiveDirectory
+) -> None:
     with pipeline.loader(workers=0, seed=0) as loader:
         with suppress(SampleError):
             list(loader)
-        (found,) = loaders()
-        assert found.waiting is None
+        (snapshot,) = live.snapshots()
+        assert snapshot.waiting is None
 
 
-def test_reports_are_as_rare_as_the_clock_says(
-    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+def test_reports_are_half_a_second_apart(
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     written: list[float] = []
@@ -144,25 +148,26 @@ def test_reports_are_as_rare_as_the_clock_says(
         return publisher(loader, clock=lambda: now[0])
 
     publisher = publish.Publisher
-    write = Sheet.write
+    write = ReportFile.write
 
-    def count(self: Sheet, text: str) -> bool:
+    def count(self: ReportFile, text: str) -> bool:
         written.append(now[0])
         return write(self, text)
 
     monkeypatch.setattr("penstock.loader.Publisher", make)
-    monkeypatch.setattr(Sheet, "write", count)
+    monkeypatch.setattr(ReportFile, "write", count)
     pipeline = ps.from_dataset(np.arange(2_000.0)).batch(2)
     with pipeline.loader(workers=0, seed=0) as loader:
         for _ in loader:
             now[0] += 0.01
-    # Ten seconds, and the end. A loop without workers waits for each batch: two reports a time.
+    # Ten seconds, and the end of the epoch. A loop without workers waits for each batch, so there
+    # are two reports each time.
     assert len(written) == 41
     assert sorted({round(b - a, 6) for a, b in zip(written, written[2:], strict=False)}) == [0.5]
 
 
-def test_nothing_is_published_where_that_is_not_wanted(
-    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+def test_publishing_can_be_switched_off(
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_LIVE", "0")
     with numbers() as loader:
@@ -170,39 +175,39 @@ def test_nothing_is_published_where_that_is_not_wanted(
         assert not live.path.parent.exists()
 
 
-# Places where nothing can be written.
+# Directories in which nothing can be written.
 
 
 def refuse(*_: Any, **__: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-def open_to_others(live: LivePlace, _: pytest.MonkeyPatch) -> None:
+def open_to_others(live: LiveDirectory, _: pytest.MonkeyPatch) -> None:
     live.path.parent.mkdir()
     live.path.parent.chmod(0o755)
 
 
-def full(_: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def full(_: LiveDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", refuse)
 
 
-def read_only(_: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sheet, "__init__", refuse)
+def read_only(_: LiveDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReportFile, "__init__", refuse)
 
 
-def no_directory(live: LivePlace, _: pytest.MonkeyPatch) -> None:
+def no_directory(live: LiveDirectory, _: pytest.MonkeyPatch) -> None:
     live.path.parent.write_text("in the way")
 
 
-def broken(_: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(_: LiveDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loader, "stats", lambda self: 1 / 0)
 
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("spoil", [open_to_others, full, read_only, no_directory, broken])
-def test_training_goes_on_where_nothing_can_be_published(
-    spoil: Callable[[LivePlace, pytest.MonkeyPatch], None],
-    live: LivePlace,
+def test_training_goes_on_if_nothing_can_be_published(
+    spoil: Callable[[LiveDirectory, pytest.MonkeyPatch], None],
+    live: LiveDirectory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with numbers() as plain:
@@ -211,14 +216,14 @@ def test_training_goes_on_where_nothing_can_be_published(
     spoil(live, monkeypatch)
     with numbers() as loader:
         assert [batch.tolist() for batch in loader] == wanted
-        assert loaders() == []
+        assert live.snapshots() == []
         assert not live.path.exists() or list(live.path.iterdir()) == []
     if live.path.parent.is_file():
         live.path.parent.unlink()
 
 
 @pytest.mark.usefixtures("hurry")
-def test_a_report_that_somebody_removed_is_there_again(live: LivePlace) -> None:
+def test_a_deleted_report_is_written_again(live: LiveDirectory) -> None:
     with numbers() as loader:
         epoch = iter(loader)
         next(epoch)
@@ -227,8 +232,8 @@ def test_a_report_that_somebody_removed_is_there_again(live: LivePlace) -> None:
         live.path.rmdir()
         for _ in range(2):
             next(epoch)
-        (found,) = loaders()
-        assert found.stats.batches == 3
+        (snapshot,) = live.snapshots()
+        assert snapshot.stats.batches == 3
 
 
 # Processes that end.
@@ -272,31 +277,31 @@ def job() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("how", ["end", "raise"])
-def test_a_process_that_ends_leaves_nothing(
-    how: str, live: LivePlace, job: Callable[[str], subprocess.Popen[str]]
+def test_an_ended_process_leaves_no_report(
+    how: str, live: LiveDirectory, job: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = job(how)
-    assert [found.pid for found in loaders()] == [process.pid]
+    assert [snapshot.pid for snapshot in live.snapshots()] == [process.pid]
     process.communicate("\n", timeout=60)
     assert not live.path.exists()
 
 
-def test_what_a_killed_process_left_is_removed_by_whoever_looks(
-    live: LivePlace, job: Callable[[str], subprocess.Popen[str]]
+def test_the_report_of_a_killed_process_is_removed_by_the_next_reader(
+    live: LiveDirectory, job: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     one, other = job("end"), job("end")
     one.send_signal(signal.SIGKILL)
-    # Not asked for its exit code yet, it has still a number; but it is dead.
+    # Its exit code has not been read yet, so its number is still taken; but it is dead.
     while started(one.pid) is not None:
         pass
-    assert [found.pid for found in loaders()] == [other.pid]
+    assert [snapshot.pid for snapshot in live.snapshots()] == [other.pid]
     assert [file.name.split("-")[0] for file in live.path.iterdir()] == [str(other.pid)]
     one.wait()
     other.communicate("\n", timeout=60)
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_loader(
-    live: LivePlace, job: Callable[[str], subprocess.Popen[str]]
+def test_the_report_of_a_killed_process_is_removed_by_the_next_loader(
+    live: LiveDirectory, job: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = job("end")
     process.kill()
@@ -307,34 +312,39 @@ def test_what_a_killed_process_left_is_removed_by_the_next_loader(
 
 
 @pytest.mark.usefixtures("hurry")
-def test_a_process_that_has_the_number_of_a_dead_one_is_not_taken_for_it(live: LivePlace) -> None:
+def test_a_reused_process_number_is_not_taken_for_the_dead_process(live: LiveDirectory) -> None:
     with numbers() as loader:
         next(iter(loader))
         (file,) = live.path.iterdir()
-        (found,) = loaders()
-        assert alive(found.pid, found.started)
-        assert not alive(found.pid, (found.started or 0) - 1)
-        body = json.loads(read(file) or b"")
+        (snapshot,) = live.snapshots()
+        assert alive(snapshot.pid, snapshot.started)
+        assert not alive(snapshot.pid, (snapshot.started or 0) - 1)
+        body = json.loads(read_report(file) or b"")
         body["started"] -= 1
-        other = Sheet(live.path / f"{os.getpid()}-99.json")
+        other = ReportFile(live.path / f"{os.getpid()}-99.json")
         other.write(json.dumps(body))
-        assert loaders() == [found]
+        assert live.snapshots() == [snapshot]
         assert not other.path.exists()
         other.close()
 
 
-def test_what_is_not_a_report_is_left_alone_or_belongs_to_the_dead(live: LivePlace) -> None:
-    live.make()
+def test_foreign_files_stay_and_malformed_reports_of_the_dead_are_removed(
+    live: LiveDirectory,
+) -> None:
+    live.create()
     for name in ("notes.txt", f"{os.getpid()}-5.json", "4194305-0.json"):
         (live.path / name).write_text("{")
-    assert loaders() == []
-    assert sorted(one.name for one in live.path.iterdir()) == [f"{os.getpid()}-5.json", "notes.txt"]
+    assert live.snapshots() == []
+    assert sorted(file.name for file in live.path.iterdir()) == [
+        f"{os.getpid()}-5.json",
+        "notes.txt",
+    ]
     for file in list(live.path.iterdir()):
         file.unlink()
 
 
 @pytest.mark.usefixtures("hurry")
-def test_a_fork_takes_nothing_of_its_parents_away(live: LivePlace) -> None:
+def test_a_fork_does_not_remove_the_report_of_its_parent(live: LiveDirectory) -> None:
     with numbers() as loader:
         next(iter(loader))
         child = os.fork()
@@ -346,53 +356,55 @@ def test_a_fork_takes_nothing_of_its_parents_away(live: LivePlace) -> None:
             finally:
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert len(loaders()) == 1
+        assert len(live.snapshots()) == 1
 
 
-# The file.
+# The report file.
 
 
-def test_a_reader_never_sees_two_reports_at_once(tmp_path: Path) -> None:
-    sheet = Sheet(tmp_path / "1-0.json")
+def test_a_reader_never_sees_a_mixture_of_two_reports(tmp_path: Path) -> None:
+    report = ReportFile(tmp_path / "1-0.json")
     texts = [json.dumps({"at": [number] * (1 + 40 * (number % 50))}) for number in range(500)]
-    done = threading.Event()
+    enough = threading.Event()
 
     def write() -> None:
-        for text in texts * 3:
-            sheet.write(text)
-        done.set()
+        while not enough.is_set():
+            for text in texts:
+                report.write(text)
 
-    sheet.write(texts[0])
+    report.write(texts[0])
     writing = threading.Thread(target=write)
     writing.start()
     seen = 0
-    while not done.is_set():
-        body = read(sheet.path)
-        if body is not None:
-            assert len(set(json.loads(body)["at"])) == 1
-            seen += 1
-    writing.join()
-    assert seen > 0
-    assert read(sheet.path) == texts[-1].encode()
-    sheet.close()
-    assert read(sheet.path) is None
+    try:
+        while seen < 500:
+            body = read_report(report.path)
+            if body is not None:
+                assert len(set(json.loads(body)["at"])) == 1
+                seen += 1
+    finally:
+        enough.set()
+        writing.join()
+    assert read_report(report.path) == texts[-1].encode()
+    report.close()
+    assert read_report(report.path) is None
 
 
-def test_nothing_is_left_of_a_longer_report(tmp_path: Path) -> None:
-    sheet = Sheet(tmp_path / "1-0.json")
-    sheet.write(json.dumps({"name": "x" * 1_000}))
-    sheet.write('{"name": "short"}')
-    assert read(sheet.path) == b'{"name": "short"}'
-    assert json.loads(sheet.path.read_text())["snapshot"] == {"name": "short"}
-    sheet.close()
+def test_a_shorter_report_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+    report = ReportFile(tmp_path / "1-0.json")
+    report.write(json.dumps({"name": "x" * 1_000}))
+    report.write('{"name": "short"}')
+    assert read_report(report.path) == b'{"name": "short"}'
+    assert json.loads(report.path.read_text())["snapshot"] == {"name": "short"}
+    report.close()
 
 
-def test_half_a_report_is_none(tmp_path: Path) -> None:
-    sheet = Sheet(tmp_path / "1-0.json")
-    assert sheet.write('{"a": "long enough"}')
-    whole = sheet.path.read_bytes()
+def test_a_half_written_report_is_not_read(tmp_path: Path) -> None:
+    report = ReportFile(tmp_path / "1-0.json")
+    assert report.write('{"a": "long enough"}')
+    whole = report.path.read_bytes()
     for cut in range(len(whole)):
-        sheet.path.write_bytes(whole[:cut] + b"x" * (len(whole) - cut))
-        assert read(sheet.path) is None
-    sheet.close()
-    assert not sheet.path.exists()
+        report.path.write_bytes(whole[:cut] + b"x" * (len(whole) - cut))
+        assert read_report(report.path) is None
+    report.close()
+    assert not report.path.exists()

@@ -1,11 +1,11 @@
-"""When a loader reports: by the clock, and never so often that training would feel it."""
+"""``Pulse``: reports are due by the clock, and never take a noticeable share of training time."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.watch.pulse import EVERY, LIVELY, MOST, Pulse
+from penstock.watch.publish import EVERY, LARGEST_SHARE, LIVELY, Pulse
 
 
 class Time:
@@ -17,7 +17,7 @@ class Time:
 
 
 def report(pulse: Pulse, time: Time, took: float) -> float:
-    """Make a report, and say how long it then is until the next."""
+    """Make a report that takes ``took`` seconds; returns the seconds until the next is due."""
     pulse.begin()
     began = time.now
     time.now += took
@@ -46,18 +46,18 @@ def test_a_quick_report_is_made_every_half_second() -> None:
     assert pulse.due()
 
 
-def test_slower_reports_are_rarer_but_a_view_remains_lively() -> None:
+def test_slower_reports_are_rarer_but_at_most_two_seconds_apart() -> None:
     assert abs(report(Pulse(time := Time()), time, 0.0005) - 1.0) < 1e-6
     assert abs(report(Pulse(time := Time()), time, 0.010) - LIVELY) < 1e-6
 
 
 @given(st.floats(0, 100))
-def test_reports_never_take_more_than_their_part(took: float) -> None:
+def test_reports_never_exceed_their_share_of_the_time(took: float) -> None:
     time = Time()
-    assert took <= MOST * report(Pulse(time), time, took) * 1.001
+    assert took <= LARGEST_SHARE * report(Pulse(time), time, took) * 1.001
 
 
-def test_one_that_was_stopped_is_never_due_again() -> None:
+def test_a_stopped_pulse_is_never_due_again() -> None:
     time = Time()
     pulse = Pulse(time)
     pulse.stop()

@@ -1,4 +1,4 @@
-"""Rates of two snapshots: of what happened between them, and of nothing else."""
+"""Rates between two snapshots, and the history of a loader."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.stats import CacheStats, PoolStats, StageStats
-from penstock.watch.live import KEPT, Course, History, Point
 from penstock.watch.rates import between, rates
-from tests.watch.snapshots import FULL, STATS, snapshot
+from penstock.watch.snapshot import from_json, to_json
+from penstock.watch.view import KEPT, ChartPoint, History, LoaderHistory
+from tests.support.snapshots import FULL, STATS, snapshot
 
 LATER = replace(
     STATS,
@@ -25,7 +26,7 @@ LATER = replace(
 )
 
 
-def test_only_what_happened_in_between_counts() -> None:
+def test_rates_count_only_the_time_between_two_snapshots() -> None:
     found = between(STATS, LATER)
     assert found.seconds == 2.0
     assert found.samples_per_second == 200.0
@@ -42,7 +43,7 @@ def test_only_what_happened_in_between_counts() -> None:
     assert abs(decode.share - 0.75) < 1e-9
 
 
-def test_without_an_earlier_one_all_since_the_beginning_counts() -> None:
+def test_without_an_earlier_snapshot_rates_count_from_the_first_batch() -> None:
     found = between(None, STATS)
     assert (found.seconds, found.samples_per_second, found.stall) == (10.0, 100.0, 0.25)
     assert found.hits == (0.4,)
@@ -65,7 +66,7 @@ def test_a_stop_that_no_sample_passed_has_no_cost() -> None:
     assert found.samples_per_second == 0.0
 
 
-def test_a_loader_that_counts_from_nothing_again_is_taken_as_new() -> None:
+def test_a_loader_whose_counters_restarted_is_treated_as_new() -> None:
     assert between(LATER, STATS) == between(None, STATS)
     other = replace(LATER, stages=(StageStats("source", 1, 1.0),))
     assert between(STATS, other) == between(None, other)
@@ -77,7 +78,7 @@ counts = st.integers(0, 10**9)
 
 
 @given(times, times, counts, counts, times)
-def test_shares_are_shares_whatever_was_counted(
+def test_shares_lie_between_0_and_1_for_any_counts(
     elapsed: float, wait: float, hits: int, misses: int, still: float
 ) -> None:
     odd = replace(
@@ -91,51 +92,49 @@ def test_shares_are_shares_whatever_was_counted(
         assert all(0 <= stop.share <= 1 for stop in found.stops)
 
 
-# A course over time.
+# History.
 
 
-def test_a_course_compares_the_last_two_different_snapshots() -> None:
+def test_a_history_compares_the_last_two_different_snapshots() -> None:
     history = History()
     history.add([snapshot(written=1_000.0)], now=1_000.1)
     history.add([snapshot(LATER, written=1_002.0)], now=1_002.1)
-    (course,) = history.add([snapshot(LATER, written=1_002.0)], now=1_003.1)
-    assert course.now.samples_per_second == 200.0
-    assert course.overall.samples_per_second == 1_400 / 12
-    assert list(course.points) == [Point(1_002.1, 0.25, 200.0)]
+    (loader,) = history.add([snapshot(LATER, written=1_002.0)], now=1_003.1)
+    assert loader.now.samples_per_second == 200.0
+    assert loader.overall.samples_per_second == 1_400 / 12
+    assert list(loader.points) == [ChartPoint(1_002.1, 0.25, 200.0)]
 
 
-def test_a_loop_that_waits_is_drawn_as_waiting() -> None:
+def test_the_chart_of_a_waiting_loop_shows_the_growing_stall() -> None:
     history = History()
     history.add([snapshot(written=1_000.0)], now=1_000.0)
     stuck = snapshot(LATER, written=1_002.0, waiting=1_002.0)
     for now in (1_002.0, 1_003.0, 1_010.0):
-        (course,) = history.add([stuck], now)
-    assert [round(point.stall, 2) for point in course.points] == [0.25, 0.5, 0.85]
+        (loader,) = history.add([stuck], now)
+    assert [round(point.stall, 2) for point in loader.points] == [0.25, 0.5, 0.85]
 
 
-def test_loaders_that_are_gone_are_forgotten_and_others_told_apart() -> None:
+def test_ended_loaders_are_forgotten_and_reused_process_numbers_told_apart() -> None:
     history = History()
     one, two = snapshot(), snapshot(number=1)
-    again = snapshot(started=100)  # another process that got the same number
+    again = snapshot(started=100)  # another process that reuses the number
     assert len(history.add([one, two], 1.0)) == 2
-    (course,) = history.add([again], 2.0)
-    assert course.before is None
-    assert len(history.courses) == 1
+    (loader,) = history.add([again], 2.0)
+    assert loader.before is None
+    assert len(history.loaders) == 1
 
 
-def test_points_go_back_some_minutes_only() -> None:
-    course = Course(snapshot())
+def test_chart_points_older_than_five_minutes_are_dropped() -> None:
+    loader = LoaderHistory(snapshot())
     for second in range(1_000):
         stats = replace(STATS, elapsed=10.0 + second, samples=1_000 + second)
-        course.add(snapshot(stats, written=2_000.0 + second), 2_000.0 + second)
-    assert len(course.points) == KEPT + 1
-    assert course.points[0].time == 2_999.0 - KEPT
+        loader.add(snapshot(stats, written=2_000.0 + second), 2_000.0 + second)
+    assert len(loader.points) == KEPT + 1
+    assert loader.points[0].time == 2_999.0 - KEPT
 
 
-def test_a_snapshot_is_the_same_after_a_journey_as_json() -> None:
-    from penstock.watch.snapshot import from_json, to_json
-
-    for one in (snapshot(), snapshot(FULL, waiting=17.5, number=3)):
-        assert from_json(to_json(one)) == one
+def test_a_snapshot_survives_a_round_trip_through_json() -> None:
+    for original in (snapshot(), snapshot(FULL, waiting=17.5, number=3)):
+        assert from_json(to_json(original)) == original
     for wrong in ("", "{}", "[1]", "null", '{"version": 999}', '{"version": 1, "pid": 2}'):
         assert from_json(wrong) is None

@@ -1,4 +1,4 @@
-"""The pages of ``penstock watch``: for this machine only, and only to be read."""
+"""The server of ``penstock watch``: read-only pages, for this machine only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import penstock as ps
 from penstock import cli
 from penstock.errors import PipelineError
 from penstock.watch import site
-from penstock.watch.place import LivePlace
+from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.serving import PageServer
 from penstock.watch.site import serve
 from penstock.watch.view import View
@@ -38,20 +38,20 @@ def ask(
 
 
 @pytest.fixture
-def server(live: LivePlace) -> Iterator[PageServer]:
+def server(live: LiveDirectory) -> Iterator[PageServer]:
     view = View()
     view.look()
-    found = serve(view, 0)
-    yield found
-    found.close()
+    page_server = serve(view, 0)
+    yield page_server
+    page_server.close()
 
 
-def test_the_page_needs_nothing_from_elsewhere(server: PageServer) -> None:
+def test_the_page_loads_nothing_from_other_sites(server: PageServer) -> None:
     for path in ("/", "/page.js", "/chart.js", "/style.css"):
         answer, body = ask(server, path)
         assert answer.status == 200
         assert b"https://" not in body
-        # The name of SVG is one, and nothing is fetched from there.
+        # The SVG namespace is a URL that is never fetched.
         assert set(re.findall(rb"http://[^\"]+", body)) <= {b"http://www.w3.org/2000/svg"}
         assert "default-src 'none'" in (answer.headers["Content-Security-Policy"] or "")
     _, page = ask(server, "/")
@@ -61,7 +61,7 @@ def test_the_page_needs_nothing_from_elsewhere(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_it_can_only_be_read(server: PageServer, method: str) -> None:
+def test_pages_are_read_only(server: PageServer, method: str) -> None:
     answer, _ = ask(server, "/", method)
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
@@ -74,7 +74,7 @@ def test_head_has_the_length_and_nothing_else(server: PageServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/snapshot.json", "/metrics", "/"])
-def test_names_that_lead_here_from_elsewhere_are_refused(server: PageServer, path: str) -> None:
+def test_foreign_host_names_are_refused(server: PageServer, path: str) -> None:
     port = server.port
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "[::1]:1"):
         assert ask(server, path, host=host)[0].status == 403
@@ -82,38 +82,38 @@ def test_names_that_lead_here_from_elsewhere_are_refused(server: PageServer, pat
         assert ask(server, path, host=host)[0].status == 200
 
 
-def test_what_is_not_there_is_told_with_what_is(server: PageServer) -> None:
+def test_an_unknown_path_gets_the_list_of_pages(server: PageServer) -> None:
     answer, body = ask(server, "/../../etc/passwd")
     assert answer.status == 404
     assert b"/snapshot.json" in body
 
 
-def test_it_listens_on_this_machine_only(server: PageServer) -> None:
+def test_the_server_listens_on_this_machine_only(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_view_is_served_as_data(live: LivePlace) -> None:
+def test_a_view_is_served_as_json(live: LiveDirectory) -> None:
     view = View()
     server = serve(view, 0)
     try:
         with ps.from_dataset(np.arange(40.0)).batch(4).loader(workers=0, seed=0) as loader:
             next(iter(loader))
             view.look()
-            told = json.loads(ask(server, "/snapshot.json?now")[1])
+            data = json.loads(ask(server, "/snapshot.json?now")[1])
             metrics = ask(server, "/metrics")[1].decode()
         view.look()
         assert json.loads(ask(server, "/snapshot.json")[1])["loaders"] == []
     finally:
         server.close()
-    (found,) = told["loaders"]
+    (found,) = data["loaders"]
     assert (found["pid"], found["standing"]["batches"]) == (os.getpid(), 10)
     assert found["rates"]["stall"] <= 1
-    assert told["node"] is None
+    assert data["node"] is None
     assert f'penstock_batches_total{{pid="{os.getpid()}",' in metrics
 
 
-def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
-    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+def test_a_taken_port_is_skipped_unless_it_was_asked_for(
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -123,14 +123,14 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(
             serve(View(), port)
         monkeypatch.setattr(site, "PORT", port)
         server = serve(View())
-        assert port < server.port < port + site.TRIED
+        assert port < server.port < port + site.PORTS_TRIED
         server.close()
-        monkeypatch.setattr(site, "TRIED", 1)
-        with pytest.raises(PipelineError, match="nothing can be served"):
+        monkeypatch.setattr(site, "PORTS_TRIED", 1)
+        with pytest.raises(PipelineError, match="cannot bind the web server to"):
             serve(View())
 
 
-def test_watching_ends_with_ctrl_c_and_without_complaint(live: LivePlace) -> None:
+def test_watch_ends_with_ctrl_c_and_prints_no_error(live: LiveDirectory) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", "watch", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -138,16 +138,16 @@ def test_watching_ends_with_ctrl_c_and_without_complaint(live: LivePlace) -> Non
         text=True,
     ) as watching:
         assert watching.stdout is not None
-        told = re.match(r"Watching at http://127.0.0.1:(\d+)/ ", watching.stdout.readline())
-        assert told is not None
-        with socket.create_connection(("127.0.0.1", int(told[1])), timeout=30):
+        line = re.match(r"Watching at http://127.0.0.1:(\d+)/ ", watching.stdout.readline())
+        assert line is not None
+        with socket.create_connection(("127.0.0.1", int(line[1])), timeout=30):
             watching.send_signal(signal.SIGINT)
             _, complaints = watching.communicate(timeout=60)
     assert (watching.returncode, complaints) == (0, "")
 
 
-def test_the_page_is_opened_where_that_is_asked_for(
-    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+def test_open_opens_the_page_in_a_browser(
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
 
@@ -161,7 +161,7 @@ def test_the_page_is_opened_where_that_is_asked_for(
     assert opened[0].startswith("http://127.0.0.1:")
 
 
-def test_a_port_that_is_none_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_port_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["watch", "--port", "65536"])
     assert "not a port" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``penstock top``: what people see of running loaders, on any terminal."""
+"""``penstock top``: its text, on terminals and in pipes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,36 +22,35 @@ import pytest
 import penstock as ps
 from penstock import cli
 from penstock.stats import PoolStats
-from penstock.watch.live import Course
-from penstock.watch.place import LivePlace
+from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.rendering import bar, lines_of
-from penstock.watch.view import View
-from tests.watch.snapshots import FULL, STANDING, STATS, snapshot
+from penstock.watch.view import LoaderHistory, View
+from tests.support.snapshots import FULL, STANDING, STATS, snapshot
 
 
-def course(**more: Any) -> Course:
-    found = Course(snapshot(**more))
-    found.add(found.last, 1_000.5)
-    return found
+def history(**more: Any) -> LoaderHistory:
+    loader = LoaderHistory(snapshot(**more))
+    loader.add(loader.last, 1_000.5)
+    return loader
 
 
 def test_a_loader_is_shown_with_all_it_counts() -> None:
-    shown = lines_of([course(stats=FULL)])
+    shown = lines_of([history(stats=FULL)])
     assert shown == [
         "process 4711, loader 0: python train.py",
         "  <Loader of 5,000 samples>",
         "  at         epoch 3, batch 12 of 50",
-        "  stall      █████░░░░░░░░░░░░░░░ 25% now, 25% since it began",
+        "  stall      █████░░░░░░░░░░░░░░░ 25% now, 25% since the first batch",
         "  speed      100 samples/s, 1.0 batches/s, 8.0 KB/s read",
-        "  queue      3 batches ready, 1 in the making; 5 slots in use, 2.0 MB",
+        "  queue      3 batches ready, 1 in preparation; 5 slots in use, 2.0 MB",
         "  workers    2 threads, busy 60% of the time",
         "  cache      40% hits now; 600 samples, 30.0 MB of 40.0 MB",
         "  refurbish  700 reused, 300 fresh; 4.0 MB kept",
-        "  echo       500 samples made to 1,000, factor 2",
-        "  bad        2 samples, 1 task done again",
+        "  echo       1,000 samples delivered from 500 prepared, factor 2",
+        "  bad        2 samples, 1 task run again",
         "             cat/7.jpg (index 7) in decode: not a JPEG",
         '             dog/"9" .jpg (index 9) in decode: cut short',
-        "  stop    samples/s  ms/sample  share of the work",
+        "  stage   samples/s  ms/sample  share of work",
         "  source         60      5.000  ██░░░░░░░░ 25%",
         "  decode        100      9.000  ████████░░ 75%",
     ]
@@ -57,41 +58,41 @@ def test_a_loader_is_shown_with_all_it_counts() -> None:
 
 def test_a_sample_that_is_bad_in_every_epoch_is_named_once() -> None:
     again = replace(FULL, bad=40, bad_samples=FULL.bad_samples * 20)
-    shown = lines_of([course(stats=again)])
-    assert "  bad        40 samples, 1 task done again" in shown
+    shown = lines_of([history(stats=again)])
+    assert "  bad        40 samples, 1 task run again" in shown
     assert sum("cat/7.jpg" in line for line in shown) == 1
-    assert len(snapshot(again).plain()["stats"]["bad_samples"]) == 2
+    assert len(snapshot(again).as_dict()["stats"]["bad_samples"]) == 2
 
 
-def test_what_a_member_has_no_part_in_is_left_out() -> None:
+def test_a_member_of_a_group_shows_no_workers_and_no_stages() -> None:
     member = replace(
         STATS, stages=(), caches=(), pool=PoolStats("node", 0, 0.0, 0.0, 0), elapsed=0.0
     )
     standing = replace(STANDING, share="search-1", rank=1, world=4, batches=None, slot_bytes=0)
-    shown = lines_of([course(stats=member, standing=standing)])
+    shown = lines_of([history(stats=member, standing=standing)])
     assert "  at     epoch 3, batch 12, rank 1 of 4, shares search-1" in shown
-    assert not [line for line in shown if "workers" in line or "stop" in line]
+    assert not [line for line in shown if "workers" in line or "stage" in line]
 
 
-def test_a_loop_that_waits_or_does_nothing_is_told_apart() -> None:
-    waiting = course(waiting=1_000.0)
+def test_a_waiting_loop_and_a_busy_loop_are_told_apart() -> None:
+    waiting = history(waiting=1_000.0)
     waiting.add(waiting.last, 1_012.0)
-    busy = course(number=1)
+    busy = history(number=1)
     busy.add(busy.last, 1_100.0)
     shown = "\n".join(lines_of([waiting, busy]))
-    assert "; it waits for a batch, for 12 s now" in shown
-    assert "; no batch was taken for 1 min 40 s" in shown
+    assert "; waiting for a batch for 12 s" in shown
+    assert "; no batch taken for 1 min 40 s" in shown
 
 
-def test_bars_are_drawn_with_what_the_terminal_has() -> None:
-    assert [bar(share, 4, plain=True) for share in (-1, 0, 0.5, 1, 7)] == [
+def test_bars_can_be_drawn_in_ascii() -> None:
+    assert [bar(share, 4, ascii_only=True) for share in (-1, 0, 0.5, 1, 7)] == [
         "....",
         "....",
         "##..",
         "####",
         "####",
     ]
-    assert all(line.isascii() for line in lines_of([course(stats=FULL)], plain=True))
+    assert all(line.isascii() for line in lines_of([history(stats=FULL)], ascii_only=True))
 
 
 # The command.
@@ -109,9 +110,9 @@ def in_pipe(*words: str, **settings: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def training(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ps.Loader]:
-    """A loader that is iterated, and reports on every batch, for as long as the test lasts."""
-    monkeypatch.setattr("penstock.watch.pulse.Pulse.due", lambda self: not self.stopped)
+def training(live: LiveDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[ps.Loader]:
+    """A loader that is iterated by a thread during the test, and reports on every batch."""
+    monkeypatch.setattr("penstock.watch.publish.Pulse.due", lambda self: not self.stopped)
     begun, end = threading.Event(), threading.Event()
     with ps.from_dataset(np.arange(400.0)).batch(4).loader(workers=0, seed=0) as loader:
 
@@ -132,41 +133,51 @@ def training(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ps.Lo
             thread.join()
 
 
-def test_where_nothing_runs_that_is_said(
-    live: LivePlace, capsys: pytest.CaptureFixture[str]
+def test_without_loaders_top_says_so(
+    live: LiveDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["top", "--once"]) == 0
     assert capsys.readouterr().out == "No loader is running.\n"
     assert cli.main(["top", "--once", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["loaders"], told["node"]) == ([], None)
+    view = json.loads(capsys.readouterr().out)
+    assert (view["loaders"], view["node"]) == ([], None)
 
 
-def test_a_directory_that_nobody_can_publish_in_is_named(
-    live: LivePlace, capsys: pytest.CaptureFixture[str]
+def test_a_directory_in_which_loaders_cannot_publish_is_named(
+    live: LiveDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live.path.parent.mkdir()
     live.path.parent.chmod(0o755)
     assert cli.main(["top", "--once"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("No loader is running. None could say so: ")
+    assert shown.startswith("No loader is running. Loaders cannot publish their status: ")
     assert f"chmod 700 {live.path.parent}" in shown
 
 
-@pytest.mark.usefixtures("training")
-def test_one_look_shows_what_happens_now(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["top", "--once", "--interval", "0.3"]) == 0
+def test_once_shows_current_rates(
+    training: ps.Loader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep_until_the_next_report(_: float) -> None:
+        # A batch is counted before it is reported, so only the second one is surely preceded by
+        # a report.
+        batches = training.stats().batches + 2
+        while training.stats().batches < batches:
+            time.sleep(0.001)
+
+    clock = SimpleNamespace(sleep=sleep_until_the_next_report)
+    monkeypatch.setattr("penstock.commands.top.time", clock)
+    assert cli.main(["top", "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"process {os.getpid()}, loader ")
     assert any(line.startswith("  source ") for line in lines)
-    assert cli.main(["top", "--once", "--json", "--interval", "0.3"]) == 0
+    assert cli.main(["top", "--once", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["loaders"]
     assert 0 < found["rates"]["seconds"] < found["overall"]["seconds"]
     assert found["rates"]["samples_per_second"] > 0
 
 
 @pytest.mark.usefixtures("training")
-def test_in_a_pipe_every_look_is_kept_until_ctrl_c() -> None:
+def test_in_a_pipe_every_refresh_is_printed_until_ctrl_c() -> None:
     with in_pipe("--interval", "0.1") as watching:
         assert watching.stdout is not None
         seen = 0
@@ -188,10 +199,10 @@ def test_a_terminal_is_redrawn_if_it_can_be(terminal: str, redrawn: bool) -> Non
     enough, gone = threading.Event(), threading.Event()
 
     def read() -> None:
-        with suppress(OSError):  # nobody is at the other end any more
+        with suppress(OSError):  # the other end has been closed
             while not gone.is_set():
                 seen.extend(os.read(ours, 65536))
-                if seen.count(b"since it began") >= 3:
+                if seen.count(b"since the first batch") >= 3:
                     enough.set()
 
     reading = threading.Thread(target=read)
@@ -215,7 +226,7 @@ def test_a_terminal_is_redrawn_if_it_can_be(terminal: str, redrawn: bool) -> Non
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_an_interval_that_is_none_is_misuse(seconds: str) -> None:
+def test_an_invalid_interval_is_a_usage_error(seconds: str) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["top", f"--interval={seconds}"])
     assert ended.value.code == 2
@@ -224,7 +235,9 @@ def test_an_interval_that_is_none_is_misuse(seconds: str) -> None:
 # The node.
 
 
-def test_the_node_is_shown_below(live: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_is_shown_below_the_loaders(
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
     from penstock.node.look import stop
     from penstock.node.place import Place
@@ -238,9 +251,9 @@ def test_the_node_is_shown_below(live: LivePlace, monkeypatch: pytest.MonkeyPatc
             view = View()
             view.look()
             shown = view.lines()
-            (found,) = view.courses
+            (found,) = view.loaders
             assert found.last.standing.share == "search-1"
-            assert view.plain()["node"]["groups"][0]["name"] == "search-1"
+            assert view.as_dict()["node"]["groups"][0]["name"] == "search-1"
         assert any(line.startswith("node    process ") for line in shown)
         assert any(line.startswith("search-1: 1 member") for line in shown)
     finally:
@@ -248,7 +261,7 @@ def test_the_node_is_shown_below(live: LivePlace, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_node_that_does_not_answer_does_not_end_the_view(
-    live: LivePlace, monkeypatch: pytest.MonkeyPatch
+    live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.errors import WorkerError
     from penstock.node import look as looking

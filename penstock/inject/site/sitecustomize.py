@@ -1,9 +1,10 @@
-"""What Python runs at its start below ``penstock run`` and ``penstock analyze``: waits for torch.
+"""Python runs this at its start below ``penstock run`` and ``penstock analyze``. Waits for torch.
 
-Python imports a module of this name from ``sys.path`` as it starts, and ``environment`` puts this
-directory first there. It may cost nothing in processes that have nothing to do with torch, and
-must not fail in any: the user's Python may be another than Penstock's, older, and without it. So it
-imports what every Python has loaded by then, and the rest when torch's DataLoader is imported.
+At its start Python imports the module ``sitecustomize`` from ``sys.path``, and the environment made
+by ``penstock.inject.environment`` puts this directory first there. This module must cost nothing in
+processes that do not use torch, and must not fail in any: the user's Python may be older than the
+one with Penstock, and may not have Penstock. So it imports only modules that every Python has
+loaded by then, and the rest when torch's DataLoader is imported.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # the module of that name takes longer to import than all of this
+TYPE_CHECKING = False  # importing it from typing would take longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
-# The environment is read here, and not by penstock.config as everywhere else, because Penstock must
-# not be imported yet, and may not even be installed in this Python.
+# The environment is read here and not in penstock.config, because Penstock must not be imported yet
+# and may not be installed in this Python.
 VARIABLE = "PENSTOCK_INJECT"
 AWAITED = "torch.utils.data.dataloader"
 
 
 class AfterImport:
-    """Finds the module that is waited for as Python would, and says when it is there."""
+    """An import finder that calls ``callback`` with the awaited module once it is loaded."""
 
-    def __init__(self, told: Callable[[ModuleType], None]) -> None:
-        self._told = told
+    def __init__(self, callback: Callable[[ModuleType], None]) -> None:
+        self._callback = callback
 
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None
@@ -41,18 +42,18 @@ class AfterImport:
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    told: Any = _Telling(spec.loader, self._told)
-                    spec.loader = told
+                    wrapper: Any = _CallingLoader(spec.loader, self._callback)
+                    spec.loader = wrapper
                 return spec
         return None
 
 
-class _Telling:
-    """The module's own loader, which it gets back as soon as it is loaded."""
+class _CallingLoader:
+    """Wraps the module's own loader, and removes itself when the module is loaded."""
 
-    def __init__(self, loader: Any, told: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Any, callback: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._told = told
+        self._callback = callback
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -63,44 +64,47 @@ class _Telling:
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._told(module)
+        self._callback(module)
 
 
 def install(module: ModuleType) -> None:
-    """Have the task of this command installed in torch; a script that cannot be helped runs on."""
+    """Install the task of the command. If that fails, the script runs unchanged."""
     try:
         import json
 
-        told = json.loads(os.environ[VARIABLE])
-        _install(told, module)
+        injected = json.loads(os.environ[VARIABLE])
+        _install(injected, module)
     except Exception as error:
-        _say(f"nothing was changed in this script, because this failed: {error!r}")
+        _print(
+            "nothing was changed in this script, because Penstock could not be installed in it: "
+            f"{error!r}"
+        )
 
 
-def _install(told: dict[str, Any], module: ModuleType) -> None:
+def _install(injected: dict[str, Any], module: ModuleType) -> None:
     import importlib
 
     why = ""
     try:
-        task = importlib.import_module(told["module"])
+        task = importlib.import_module(injected["module"])
     except ImportError as error:
         why = (
-            f"nothing was changed in this script, which runs on {sys.executable}: {error} "
-            f"there. Install penstock {told['version']} for that Python too, or run the script "
-            "with the one that has it."
+            f"nothing was changed in this script, because its Python, {sys.executable}, cannot "
+            f"import Penstock: {error}. Install penstock {injected['version']} for that Python "
+            "too, or run the script with the Python that has it."
         )
-    _report(told, why)
+    _report(injected, why)
     if why:
-        _say(why)
+        _print(why)
     else:
-        task.install({**told["settings"], "rank": _rank()}, module)
+        task.install({**injected["settings"], "rank": _rank()}, module)
 
 
-def _report(told: dict[str, Any], why: str) -> None:
+def _report(injected: dict[str, Any], why: str) -> None:
     import json
 
-    place = told["settings"].get("reports")
-    if place is None:
+    directory = injected["settings"].get("reports")
+    if directory is None:
         return
     process = {
         "pid": os.getpid(),
@@ -109,11 +113,11 @@ def _report(told: dict[str, Any], why: str) -> None:
         "why": why,
     }
     try:
-        # In one write, which other processes cannot come between.
-        with open(os.path.join(place, "processes"), "ab", 0) as file:
+        # A single write, so that lines of several processes do not mix.
+        with open(os.path.join(directory, "processes"), "ab", 0) as file:
             file.write(json.dumps(process).encode() + b"\n")
     except OSError:
-        pass  # the command that made the place has ended, and nobody wants to know any more
+        pass  # the command has ended and removed its directory, so nobody reads the report
 
 
 def _rank() -> int:
@@ -121,34 +125,34 @@ def _rank() -> int:
     return int(rank) if rank.isdigit() else 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if not _rank():
         sys.stderr.write(f"penstock: {text}\n")
 
 
 def _ours() -> bool:
-    """This is a worker or the node of Penstock itself, which nothing needs to be put into."""
+    """Whether this is a worker process or the node of Penstock. Nothing is injected into these."""
     words: list[str] = getattr(sys, "orig_argv", [])
     return len(words) > 2 and words[1] == "-c" and "from penstock." in words[2]
 
 
-def _hand_on(here: str) -> None:
-    """Run the module of this name that this one stands in front of, as Python would have.
+def _run_users_sitecustomize(directory: str) -> None:
+    """Run the user's own ``sitecustomize``, which this one hides.
 
-    This directory leaves the path: what is below must look as it does without. Processes started
-    from here have it from their environment.
+    ``directory``, that of this module, is removed from ``sys.path``, which then looks as it does
+    without Penstock. Child processes get the directory from their environment.
     """
-    sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != here]
-    mine = sys.modules.pop("sitecustomize")
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != directory]
+    ours = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = mine
+        sys.modules["sitecustomize"] = ours
 
 
 if __name__ == "sitecustomize":
     if os.environ.get(VARIABLE) and not _ours():
         sys.meta_path.insert(0, AfterImport(install))
-    _hand_on(os.path.dirname(os.path.abspath(__file__)))
+    _run_users_sitecustomize(os.path.dirname(os.path.abspath(__file__)))

@@ -1,9 +1,9 @@
-// Asks for the snapshot every second, and draws it. All text is put in as text, never as HTML.
+// Fetches snapshot.json every second and draws it. All text is inserted as text, never as HTML.
 
 import { chart } from "./chart.js";
 
 const EVERY = 1000;
-// Seconds of waiting, and seconds without a batch, after which that is worth a word.
+// Shortest wait for a batch, and shortest pause between batches, that are shown (seconds).
 const SHORT = 1, QUIET = 5;
 
 function make(tag, attributes = {}, ...children) {
@@ -70,30 +70,30 @@ function position(loader, now) {
   if (world > 1) words.push(`rank ${rank} of ${world}`);
   if (share) words.push(`shares ${share}`);
   const waited = loader.waiting === null ? 0 : now - loader.waiting;
-  if (waited >= SHORT) words.push(`waits for a batch, for ${span(waited)} now`);
-  else if (loader.waiting === null && loader.age >= QUIET) words.push(`no batch was taken for ${span(loader.age)}`);
+  if (waited >= SHORT) words.push(`waiting for a batch for ${span(waited)}`);
+  else if (loader.waiting === null && loader.age >= QUIET) words.push(`no batch taken for ${span(loader.age)}`);
   return words.join(", ");
 }
 
-function stops(loader) {
-  const moved = loader.rates.stops.filter((stop) => stop.seconds_per_sample !== null);
-  if (!moved.length) return null;
-  const columns = [["stop", ""], ["samples/s", "number"], ["ms/sample", "number"], ["share of the work", "wide"]];
-  const rows = moved.map((stop) => [
-    // A fused stop has a long name, which may be broken where its parts are joined.
+function stages(loader) {
+  const active = loader.rates.stops.filter((stop) => stop.seconds_per_sample !== null);
+  if (!active.length) return null;
+  const columns = [["stage", ""], ["samples/s", "number"], ["ms/sample", "number"], ["share of work", "wide"]];
+  const rows = active.map((stop) => [
+    // The name of a fused stage is long. It may be wrapped where its parts are joined.
     stop.name.replaceAll("+", "+\u200b"),
     whole(stop.samples_per_second),
     (1e3 * stop.seconds_per_sample).toFixed(3),
     track(stop.share),
   ]);
-  return part("Stops, now", table(columns, rows));
+  return part("Stages, now", table(columns, rows));
 }
 
 function caches(loader) {
-  const { caches: found, refurbish, echo } = loader.stats;
-  const rows = found.map((cache, at) => [
-    found.length > 1 ? `cache ${at}` : "cache",
-    loader.rates.hits[at] === null ? "not asked" : `${percent(loader.rates.hits[at])} hits`,
+  const { caches: listed, refurbish, echo } = loader.stats;
+  const rows = listed.map((cache, at) => [
+    listed.length > 1 ? `cache ${at}` : "cache",
+    loader.rates.hits[at] === null ? "no lookups" : `${percent(loader.rates.hits[at])} hits`,
     `${bytes(cache.used)} of ${bytes(cache.budget)}${cache.full ? ", full" : ""}`,
     track(cache.budget ? cache.used / cache.budget : 0),
   ]);
@@ -103,35 +103,35 @@ function caches(loader) {
   }
   if (echo) rows.push(["echo", `factor ${echo.factor}`, `${whole(echo.delivered)} samples`, ""]);
   if (!rows.length) return null;
-  return part("Kept samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
+  return part("Cached and reused samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
 }
 
 function bad(loader) {
   const { bad: count, bad_samples: listed } = loader.stats;
   if (!count) return null;
-  const rows = [...listed].reverse().map((one) => [one.name, `${one.index}`, one.stage, one.error]);
-  const columns = [["sample", ""], ["index", "number"], ["stop", ""], ["error", "wide"]];
+  const rows = [...listed].reverse().map((sample) => [sample.name, `${sample.index}`, sample.stage, sample.error]);
+  const columns = [["sample", ""], ["index", "number"], ["stage", ""], ["error", "wide"]];
   return part(`Bad samples: ${whole(count)}`, table(columns, rows));
 }
 
-function crew(pool) {
-  const one = { threads: "thread", processes: "process" }[pool.kind] ?? pool.kind;
-  return `${pool.workers} ${pool.workers === 1 ? one : pool.kind}`;
+function workersOf(pool) {
+  if (pool.kind === "none") return "the training loop, no workers";
+  const singular = { threads: "thread", processes: "process" }[pool.kind] ?? pool.kind;
+  return `${pool.workers} ${pool.workers === 1 ? singular : pool.kind}`;
 }
 
 function card(loader, now) {
   const { rates, overall, standing, stats } = loader;
   const points = (at) => loader.points.map((point) => [point[0], point[at]]);
-  const workers = stats.pool.kind === "none" ? "the loop itself" : crew(stats.pool);
   const figures = [
-    figure("stall", percent(rates.stall), `stalled now, ${percent(overall.stall)} since it began`),
+    figure("stall", percent(rates.stall), `stalled now, ${percent(overall.stall)} since the first batch`),
     figure("rate", whole(rates.samples_per_second), "samples/s"),
     figure("", rates.batches_per_second.toFixed(1), "batches/s"),
     figure("", `${bytes(rates.bytes_read_per_second)}/s`, "read from the source"),
-    figure("", `${standing.finished} + ${standing.unfinished}`, `batches ready + in the making, ${standing.slots} slots`),
+    figure("", `${standing.finished} + ${standing.unfinished}`, `batches ready + in preparation, ${standing.slots} slots`),
     stats.pool.kind === "node"
       ? figure("", "node", "prepares the batches")
-      : figure("", percent(rates.utilisation), `busy: ${workers}`),
+      : figure("", percent(rates.utilisation), `busy: ${workersOf(stats.pool)}`),
   ];
   return make(
     "article",
@@ -144,52 +144,52 @@ function card(loader, now) {
       "div",
       { class: "charts" },
       part("Stall", chart("stall", "share of time stalled", points(1), now, 1, percent)),
-      part("Samples a second", chart("rate", "samples a second", points(2), now, null, compact)),
+      part("Samples per second", chart("rate", "samples per second", points(2), now, null, compact)),
     ),
-    make("div", { class: "columns" }, stops(loader), caches(loader)),
+    make("div", { class: "columns" }, stages(loader), caches(loader)),
     bad(loader),
   );
 }
 
-function group(found) {
+function groupOf(group) {
   const columns = [["process", "number"], ["part", ""], ["epoch", "number"], ["batch", "number"], ["ready", "number"]];
-  const rows = found.members.map((member) => [
+  const rows = group.members.map((member) => [
     `${member.pid}`,
     member.part,
     `${member.epoch}`,
     `${member.batch ?? "?"}${member.batches ? ` of ${whole(member.batches)}` : ""}`,
     `${member.ready}`,
   ]);
-  const staged = `${whole(found.staged_batches)} batches staged, ${bytes(found.staged)} of ${bytes(found.budget)}`;
-  const told = `${staged}; prepared ${whole(found.prepared)}, given ${whole(found.given)}`;
-  return part(`Group ${found.name}`, make("p", {}, found.broken ?? told), table(columns, rows));
+  const staged = `${whole(group.staged_batches)} batches staged, ${bytes(group.staged)} of ${bytes(group.budget)}`;
+  const counts = `${staged}; prepared ${whole(group.prepared)}, given ${whole(group.given)}`;
+  return part(`Group ${group.name}`, make("p", {}, group.broken ?? counts), table(columns, rows));
 }
 
 function nodeCard(node) {
-  const told = `process ${node.pid}, up ${span(node.up)}, ${node.workers} workers, ${node.cpu.toFixed(1)} s of CPU`;
-  return make("article", { class: "card" }, make("h2", {}, "Node"), make("p", { class: "soft" }, told), ...node.groups.map(group));
+  const facts = `process ${node.pid}, up ${span(node.up)}, ${node.workers} workers, ${node.cpu.toFixed(1)} s of CPU`;
+  return make("article", { class: "card" }, make("h2", {}, "Node"), make("p", { class: "soft" }, facts), ...node.groups.map(groupOf));
 }
 
-function draw(told) {
-  const count = told.loaders.length;
+function draw(view) {
+  const count = view.loaders.length;
   const state = document.getElementById("state");
   state.className = "";
   state.textContent = count
-    ? `${count} ${count === 1 ? "loader" : "loaders"}, ${new Date(1e3 * told.time).toLocaleTimeString()}`
-    : "No loader is running. They appear here when they hand out their first batch.";
-  const cards = told.loaders.map((loader) => card(loader, told.time));
+    ? `${count} ${count === 1 ? "loader" : "loaders"}, ${new Date(1e3 * view.time).toLocaleTimeString()}`
+    : "No loader is running. A loader appears here when it delivers its first batch.";
+  const cards = view.loaders.map((loader) => card(loader, view.time));
   document.getElementById("loaders").replaceChildren(...cards);
-  document.getElementById("node").replaceChildren(...(told.node?.groups ? [nodeCard(told.node)] : []));
+  document.getElementById("node").replaceChildren(...(view.node?.groups ? [nodeCard(view.node)] : []));
 }
 
 async function look() {
   try {
-    const answer = await fetch("snapshot.json");
-    draw(await answer.json());
+    const response = await fetch("snapshot.json");
+    draw(await response.json());
   } catch (error) {
     const state = document.getElementById("state");
     state.className = "lost";
-    state.textContent = `No answer: has penstock watch ended? What is shown is old. (${error.message})`;
+    state.textContent = `No answer: has penstock watch ended? The figures below are out of date. (${error.message})`;
   }
   setTimeout(look, EVERY);
 }

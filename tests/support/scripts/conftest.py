@@ -1,3 +1,3 @@
-"""These scripts are run by tests, as users would run them, and are none themselves."""
+"""The scripts in this directory are run by tests, and contain no tests themselves."""
 
 collect_ignore_glob = ["*.py"]

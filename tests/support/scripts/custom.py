@@ -1,4 +1,4 @@
-"""Trains on sequences of many lengths: a dataset, a sampler and a collate of its own."""
+"""Trains on sequences of many lengths with its own dataset, sampler and collate function."""
 
 import argparse
 import hashlib
@@ -29,7 +29,7 @@ class Sequences(Dataset):
 
 
 class ByLength(Sampler):
-    """Batches of about the same length, in an order that is new each time."""
+    """Batches of sequences of similar length, in a new order each epoch."""
 
     def __init__(self, dataset: Sequences, batch_size: int) -> None:
         order = sorted(range(len(dataset)), key=lambda i: len(dataset.items[i]))

@@ -40,10 +40,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, seen.hexdigest()[:16])
+    digests = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, seen.hexdigest()[:16])
     if dist.get_rank() == 0:
-        print(f"loss {loss.item():.6f} data {' '.join(said)}")
+        print(f"loss {loss.item():.6f} data {' '.join(digests)}")
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""The same kind of training with Accelerate, which wraps loaders in classes of its own."""
+"""Trains with Accelerate, which wraps loaders in its own classes."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""The same kind of training with Lightning: a module, a Trainer, two loaders."""
+"""Trains with Lightning: a module, a Trainer, two loaders."""
 
 import argparse
 import hashlib
