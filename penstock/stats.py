@@ -1,24 +1,32 @@
-"""Counting and timing at the joints: tallies that workers fill, snapshots that users read."""
+"""Counters of a loader: tallies that workers fill, a meter that adds them up, frozen snapshots."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from penstock.config import show_size
 
 Clock = Callable[[], float]
 
 LISTED_BAD_SAMPLES = 100
-"""How many bad samples are listed by name; all are counted."""
-
+"""The last bad samples are listed by name, up to this number; all are counted."""
 
 RECENT_BATCHES = 512
+"""Batches whose preparation times a meter remembers."""
+
+PRINTED_BAD_SAMPLES = 5
+"""The number of bad samples in the printed form of ``Stats``."""
+
+Cells = tuple[str, ...]
+"""One row of a table."""
 
 
 class Totals(NamedTuple):
-    """What a meter has added up so far; ``seconds[i]`` includes the stages above stage i."""
+    """The sums of a meter so far; ``seconds[i]`` includes the stages above stage i."""
 
     samples: Sequence[int]
     seconds: Sequence[float]
@@ -28,10 +36,10 @@ class Totals(NamedTuple):
 
 
 class Tally:
-    """What one worker counted during one task: plain lists, cheap to fill and to send.
+    """The counters of one worker during one task: plain lists, cheap to fill and to send.
 
-    ``seconds[i]`` is the time spent in stage i *and everything above it*; the time of a stage
-    alone is the difference of neighbours, so no stop has to know what it waited for.
+    ``seconds[i]`` is the time spent in stage i *and all stages above it*. The time of a stage
+    alone is the difference of neighbours, so a stop does not have to time its upstream.
     """
 
     __slots__ = ("bytes_read", "corrupt", "hits", "misses", "samples", "seconds")
@@ -45,13 +53,13 @@ class Tally:
         self.corrupt = 0
 
     def clear(self) -> None:
-        """Back to nothing, in place: stops hold on to the lists."""
+        """Set all counters to 0, in place: stops hold references to the lists."""
         for counts in (self.samples, self.seconds, self.hits, self.misses):
             counts[:] = [0] * len(counts)
         self.bytes_read = self.corrupt = 0
 
     def as_list(self) -> list[Any]:
-        """A copy, to add up later: the tally itself goes on counting."""
+        """A copy of the counters for ``Meter.add``; the tally goes on counting."""
         return [
             self.samples[:],
             self.seconds[:],
@@ -64,7 +72,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """One stop of the road: how many samples it handled, and the time spent in it alone."""
+    """One stage: the number of samples that passed it, and the seconds spent in it alone."""
 
     name: str
     samples: int
@@ -73,7 +81,7 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """One cache: what it answered, and what it holds."""
+    """One cache: ``hits``, ``misses``, samples ``admitted``, bytes ``used`` of its ``budget``."""
 
     hits: int
     misses: int
@@ -85,9 +93,9 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class RefurbishStats:
-    """A refurbish stop: ``fresh`` samples came from above it, ``reused`` ones from its store.
+    """A refurbish stop: ``fresh`` samples came from upstream, ``reused`` ones from its store.
 
-    It keeps ``kept`` samples at most (the others are always fresh); the store takes ``used`` bytes.
+    It keeps ``kept`` samples at most; the others are always fresh. The store takes ``used`` bytes.
     """
 
     fresh: int
@@ -98,7 +106,7 @@ class RefurbishStats:
 
 @dataclass(frozen=True, slots=True)
 class EchoStats:
-    """An echo: of ``fresh`` samples it made ``delivered``; ``factor`` is that of this epoch."""
+    """An echo: it made ``delivered`` samples of ``fresh`` ones; ``factor``: in this epoch."""
 
     fresh: int
     delivered: int
@@ -106,7 +114,7 @@ class EchoStats:
 
 
 class Held(NamedTuple):
-    """What the stops that keep samples have to say."""
+    """The statistics of the stops that keep samples."""
 
     caches: tuple[CacheStats, ...] = ()
     refurbish: RefurbishStats | None = None
@@ -115,7 +123,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """The workers: ``busy`` is their working time added up, ``utilisation`` its share of all."""
+    """The workers: ``busy`` is the sum of their working seconds, ``utilisation`` its share of all
+    seconds that the workers had."""
 
     kind: str
     workers: int
@@ -134,13 +143,23 @@ class BadSample:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stats:
-    """A frozen snapshot of a loader's counters since it was made.
+    """A frozen snapshot of a loader's counters since it was made. Prints as a table.
 
-    ``wait`` is the time the consumer spent waiting for a batch, ``elapsed`` the time since the
-    first batch was asked for; ``wait / elapsed`` is the share of time training stood still.
-    ``refurbish`` and ``echo`` are ``None`` on a road without one.
+    ``wait`` is the time the training loop waited for batches, ``elapsed`` the time since it asked
+    for the first batch; ``wait / elapsed`` is the share of time in which training stood still.
+    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage.
+
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> with ps.from_dataset(np.arange(12.0)).batch(4).loader(workers=0) as loader:
+    ...     batches = list(loader)
+    ...     print(loader.stats())
+    delivered  12 samples in 3 batches, 96 B
+    ...
+    stage   samples  seconds  ms/sample  share
+    source       12    ...
     """
 
     samples: int
@@ -161,12 +180,27 @@ class Stats:
 
     @property
     def stall(self) -> float:
-        """The share of time the consumer waited, 0 to 1."""
+        """The share of time the training loop waited, 0 to 1."""
         return min(1.0, self.wait / self.elapsed) if self.elapsed > 0 else 0.0
+
+    def __repr__(self) -> str:
+        lines = text_table(_summary(self))
+        if self.stages:
+            lines += ["", *text_table(_stage_rows(self.stages), right={1, 2, 3, 4})]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same tables for a notebook."""
+        tables = [html_table(_summary(self))]
+        if self.stages:
+            tables.append(html_table(_stage_rows(self.stages), right={1, 2, 3, 4}, header=True))
+        return "\n".join(tables)
 
 
 @dataclass
-class _Counts:
+class _Sums:
+    """The sums of a meter that are not kept by stage."""
+
     samples: int = 0
     batches: int = 0
     bytes: int = 0
@@ -181,7 +215,7 @@ class _Counts:
 
 
 class Meter:
-    """Adds up what workers tallied and what the consumer saw. Thread-safe."""
+    """Adds up the tallies of the workers and the waits of the training loop. Thread-safe."""
 
     def __init__(self, stages: Sequence[str], holds: int, clock: Clock) -> None:
         self.clock = clock
@@ -189,10 +223,10 @@ class Meter:
         self._lock = threading.Lock()
         self._samples = [0] * len(stages)
         self._seconds = [0.0] * len(stages)
-        self._counts = _Counts(hits=[0] * holds, misses=[0] * holds)
+        self._sums = _Sums(hits=[0] * holds, misses=[0] * holds)
         self._bad: deque[BadSample] = deque(maxlen=LISTED_BAD_SAMPLES)
         self.batch_times: deque[float] = deque(maxlen=RECENT_BATCHES)
-        """Seconds that workers spent on each of the last batches."""
+        """Seconds that workers spent on each of the recent batches."""
         self._started: float | None = None
 
     def start(self) -> None:
@@ -201,51 +235,51 @@ class Meter:
 
     def worked(self, seconds: float) -> None:
         with self._lock:
-            self._counts.busy += seconds
+            self._sums.busy += seconds
 
     def add(self, tally: Sequence[Any]) -> None:
         samples, seconds, bytes_read, hits, misses, corrupt = tally
         with self._lock:
-            counts = self._counts
+            sums = self._sums
             for i, (n, t) in enumerate(zip(samples, seconds, strict=True)):
                 self._samples[i] += n
                 self._seconds[i] += t
             for i, (h, m) in enumerate(zip(hits, misses, strict=True)):
-                counts.hits[i] += h
-                counts.misses[i] += m
-            counts.bytes_read += bytes_read
-            counts.corrupt += corrupt
+                sums.hits[i] += h
+                sums.misses[i] += m
+            sums.bytes_read += bytes_read
+            sums.corrupt += corrupt
 
     def delivered(self, samples: int, nbytes: int) -> None:
         with self._lock:
-            self._counts.samples += samples
-            self._counts.bytes += nbytes
-            self._counts.batches += 1
+            self._sums.samples += samples
+            self._sums.bytes += nbytes
+            self._sums.batches += 1
 
     def waited(self, seconds: float) -> None:
         with self._lock:
-            self._counts.wait += seconds
+            self._sums.wait += seconds
 
     def retried(self, times: int = 1) -> None:
         with self._lock:
-            self._counts.retries += times
+            self._sums.retries += times
 
     def bad(self, sample: BadSample) -> None:
         with self._lock:
-            self._counts.bad += 1
+            self._sums.bad += 1
             self._bad.append(sample)
 
     def answered(self) -> list[tuple[int, int]]:
-        """Hits and misses of every hold."""
+        """(hits, misses) of each stop that keeps samples."""
         with self._lock:
-            return list(zip(self._counts.hits, self._counts.misses, strict=True))
+            return list(zip(self._sums.hits, self._sums.misses, strict=True))
 
     def totals(self) -> Totals:
-        """What is added up so far, to be compared with an earlier reading."""
+        """The sums so far; the difference of two readings covers the time between them."""
         with self._lock:
             samples, seconds = tuple(self._samples), tuple(self._seconds)
-            counts = self._counts
-            return Totals(samples, seconds, counts.samples, counts.wait, self.clock())
+            sums = self._sums
+            return Totals(samples, seconds, sums.samples, sums.wait, self.clock())
 
     def snapshot(
         self,
@@ -254,9 +288,9 @@ class Meter:
         restarts: int,
         held: Held,
     ) -> Stats:
-        """Everything so far."""
+        """The statistics so far, frozen."""
         with self._lock:
-            counts = self._counts
+            sums = self._sums
             elapsed = self.clock() - self._started if self._started is not None else 0.0
             above = 0.0
             stages = []
@@ -265,25 +299,148 @@ class Meter:
                 above = t
             room = elapsed * max(1, workers)
             return Stats(
-                samples=counts.samples,
-                batches=counts.batches,
-                bytes=counts.bytes,
-                bytes_read=counts.bytes_read,
+                samples=sums.samples,
+                batches=sums.batches,
+                bytes=sums.bytes,
+                bytes_read=sums.bytes_read,
                 elapsed=elapsed,
-                wait=counts.wait,
+                wait=sums.wait,
                 stages=tuple(stages),
                 caches=held.caches,
                 pool=PoolStats(
                     kind,
                     workers,
-                    counts.busy,
-                    min(1.0, counts.busy / room) if room > 0 else 0.0,
+                    sums.busy,
+                    min(1.0, sums.busy / room) if room > 0 else 0.0,
                     restarts,
                 ),
-                retries=counts.retries,
-                corrupt=counts.corrupt,
-                bad=counts.bad,
+                retries=sums.retries,
+                corrupt=sums.corrupt,
+                bad=sums.bad,
                 bad_samples=tuple(self._bad),
                 refurbish=held.refurbish,
                 echo=held.echo,
             )
+
+
+# Tables
+
+
+def text_table(rows: Sequence[Cells], right: Container[int] = ()) -> list[str]:
+    """Lines with aligned columns; those in ``right`` are aligned to the right.
+
+    >>> text_table([("name", "size"), ("a", "10"), ("bcdef", "5")], right={1})
+    ['name   size', 'a        10', 'bcdef     5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def html_table(rows: Sequence[Cells], right: Container[int] = (), *, header: bool = False) -> str:
+    """An HTML table for notebooks, its text escaped; ``header``: the first row has the titles.
+
+    >>> print(html_table([("name", "size"), ("<a>", "10")], right={1}, header=True))
+    <table>
+    <tr><th style="text-align: left">name</th><th style="text-align: right">size</th></tr>
+    <tr><td style="text-align: left">&lt;a&gt;</td><td style="text-align: right">10</td></tr>
+    </table>
+    """
+    import html
+
+    lines = ["<table>"]
+    for number, row in enumerate(rows):
+        tag = "th" if header and number == 0 else "td"
+        cells = []
+        for column, text in enumerate(row):
+            side = "right" if column in right else "left"
+            # HTML collapses blanks at the start of a text, which indent a name here.
+            indent = len(text) - len(text.lstrip(" "))
+            shown = "&nbsp;" * indent + html.escape(text[indent:])
+            cells.append(f'<{tag} style="text-align: {side}">{shown}</{tag}>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+def _summary(stats: Stats) -> list[Cells]:
+    """A row for each fact about a loader that does not belong to a stage."""
+    size = f", {show_size(stats.bytes)}" if stats.bytes else ""
+    delivered = f"{_count(stats.samples, 'sample')} in {_count(stats.batches, 'batch', 'batches')}"
+    rows: list[Cells] = [
+        ("delivered", delivered + size),
+        ("read", f"{show_size(stats.bytes_read)} from the source"),
+    ]
+    if stats.elapsed > 0:
+        samples, batches = stats.samples / stats.elapsed, stats.batches / stats.elapsed
+        speed = f"{samples:,.1f} samples/s, {batches:,.1f} batches/s"
+        rows.append(("speed", f"{speed}, in {_seconds(stats.elapsed)}"))
+        rows.append(("waiting", f"{stats.stall:.0%} of the time, {_seconds(stats.wait)}"))
+    rows.append(("workers", _workers(stats.pool)))
+    for number, cache in enumerate(stats.caches, start=1):
+        name = "cache" if len(stats.caches) == 1 else f"cache {number}"
+        rows.append((name, _cache(cache)))
+    if stats.refurbish is not None:
+        fresh, reused = stats.refurbish.fresh, stats.refurbish.reused
+        kept = f"keeps {_count(stats.refurbish.kept, 'sample')}, {show_size(stats.refurbish.used)}"
+        rows.append(("refurbish", f"{reused:,} reused, {fresh:,} fresh; {kept}"))
+    if stats.echo is not None:
+        fresh, factor = stats.echo.fresh, stats.echo.factor
+        made = f"{stats.echo.delivered:,} delivered from {fresh:,} fresh"
+        rows.append(("echo", f"{made}, factor {factor:g} in this epoch"))
+    if stats.retries:
+        rows.append(("retries", f"{_count(stats.retries, 'task')} run again after a worker died"))
+    if stats.corrupt:
+        values = _count(stats.corrupt, "damaged value")
+        rows.append(("corrupt", f"{values} in a cache, prepared again"))
+    if stats.bad:
+        rows.append(("bad", f"{_count(stats.bad, 'sample')} skipped or substituted"))
+        for bad in stats.bad_samples[-PRINTED_BAD_SAMPLES:]:
+            error = bad.error.partition("\n")[0]
+            text = f"{bad.name} (index {bad.index}) in {bad.stage}: {error}"
+            # A file name may hold control characters, which could change the terminal.
+            rows.append(("", "".join(char if char.isprintable() else " " for char in text)))
+    return rows
+
+
+def _workers(pool: PoolStats) -> str:
+    names = {"none": "none, the training loop prepares batches", "node": "those of the node"}
+    singular = {"threads": "thread", "processes": "process"}.get(pool.kind, pool.kind)
+    workers = names.get(pool.kind) or _count(pool.workers, singular, pool.kind)
+    busy = "" if pool.kind == "node" else f", busy {pool.utilisation:.0%} of the time"
+    restarts = f", {_count(pool.restarts, 'restart')}" if pool.restarts else ""
+    return workers + busy + restarts
+
+
+def _cache(cache: CacheStats) -> str:
+    asked = cache.hits + cache.misses
+    share = f" ({cache.hits / asked:.0%} hits)" if asked else ""
+    full = ", full" if cache.full else ""
+    return (
+        f"{_count(cache.hits, 'hit')}, {_count(cache.misses, 'miss', 'misses')}{share}; holds "
+        f"{_count(cache.admitted, 'sample')}, {show_size(cache.used)} of "
+        f"{show_size(cache.budget)}{full}"
+    )
+
+
+def _stage_rows(stages: Sequence[StageStats]) -> list[Cells]:
+    total = sum(stage.seconds for stage in stages)
+    rows: list[Cells] = [("stage", "samples", "seconds", "ms/sample", "share")]
+    for stage in stages:
+        each = f"{1e3 * stage.seconds / stage.samples:,.3f}" if stage.samples else ""
+        share = f"{stage.seconds / total:.0%}" if total > 0 else ""
+        rows.append((stage.name, f"{stage.samples:,}", f"{stage.seconds:,.3f}", each, share))
+    return rows
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.3g} s"
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

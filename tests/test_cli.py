@@ -1,3 +1,5 @@
+"""The command line: help, unknown commands and options, errors, and ``penstock doctor``."""
+
 from __future__ import annotations
 
 import argparse
@@ -9,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +44,14 @@ def command(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def levels(report: dict[str, Any], name: str) -> list[str]:
+    """The levels of the doctor's findings of one name."""
+    return [finding["level"] for finding in report["findings"] if finding["name"] == name]
+
+
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
-    """Make a function the command ``try``."""
+    """Register a function as the command ``try``."""
 
     def set_up(run: Run) -> None:
         module = types.ModuleType("command_on_trial")
@@ -85,7 +93,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "example:" in shown
 
 
-def test_every_command_is_there_and_explains_itself(
+def test_every_command_has_help_with_an_example(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in cli.COMMANDS:
@@ -104,7 +112,7 @@ def test_an_unknown_command_is_named_with_a_guess(capsys: pytest.CaptureFixture[
     assert "there is no command 'docter'. Did you mean doctor?" in shown.err
 
 
-def test_an_unknown_command_unlike_any_other_gets_the_list(
+def test_an_unknown_command_without_a_close_match_gets_the_list(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["zzz"]) == 2
@@ -121,7 +129,99 @@ def test_an_unknown_option_is_misuse(words: list[str], capsys: pytest.CaptureFix
     assert "--nonsense" in capsys.readouterr().err
 
 
-def test_options_after_the_command_are_the_commands(offer: Callable[[Run], None]) -> None:
+@pytest.mark.parametrize(
+    ("words", "prog", "option", "guess"),
+    [
+        (["--vresion"], "penstock", "--vresion", "--version"),
+        (["analyze", "--secnds", "3", "--", "true"], "penstock analyze", "--secnds", "--seconds"),
+        (["doctor", "--jsno"], "penstock doctor", "--jsno", "--json"),
+        (["profile", "--sampels=5"], "penstock profile", "--sampels", "--samples"),
+        (["profile", "x.py", "--sampels", "5"], "penstock profile", "--sampels", "--samples"),
+        (["run", "--cahce", "1GB", "--", "true"], "penstock run", "--cahce", "--cache"),
+        (["run", "--workers", "2", "--ehco=2", "true"], "penstock run", "--ehco", "--echo"),
+        (["status", "--wacth"], "penstock status", "--wacth", "--watch"),
+        (["stop", "--nwo"], "penstock stop", "--nwo", "--now"),
+        (["store", "list", "--pleace", "/tmp"], "penstock store list", "--pleace", "--place"),
+        (["store", "clear", "--aal"], "penstock store clear", "--aal", "--all"),
+        (["top", "--intervall", "5"], "penstock top", "--intervall", "--interval"),
+        (["watch", "--prot", "9000"], "penstock watch", "--prot", "--port"),
+        (["watch", "-port", "9000"], "penstock watch", "-port", "--port"),
+        (["what-if", "--cahce=64GB"], "penstock what-if", "--cahce", "--cache"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_closest_known_one(
+    words: list[str], prog: str, option: str, guess: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"{prog}: there is no option {option}. Did you mean {guess}?\n"
+        f"`{prog} --help` lists its options.\n"
+    )
+
+
+def test_the_unknown_options_of_every_command_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([name, "--qqqq", "--hepl"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == (
+            f"penstock {name}: there is no option --qqqq.\n"
+            f"penstock {name}: there is no option --hepl. Did you mean --help?\n"
+            f"`penstock {name} --help` lists its options.\n"
+        )
+
+
+def test_help_is_shown_in_spite_of_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["watch", "--prot", "9000", "--help"])
+    assert ended.value.code == 0
+    assert "usage: penstock watch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "echo", "--prot", "--cahce=1"],
+        ["echo", "--prot", "--cahce=1"],
+        # Abbreviates --seed, --share and --split, which argparse would call ambiguous.
+        ["echo", "--s", "--help"],
+        ["--", "echo", "--s", "--", "--prot"],
+        ["--workers", "2", "echo", "--work"],
+        ["--no-nat", "echo", "-1"],
+        ["--share=a name with blanks", "echo", "--prot"],
+    ],
+)
+def test_options_of_the_users_command_are_passed_on(
+    words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", *words]) == 0
+    after_echo = words[words.index("echo") + 1 :]
+    assert capfd.readouterr().out == " ".join(after_echo) + "\n"
+
+
+def test_negative_numbers_and_words_after_a_dash_are_not_options(
+    offer: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def run(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.deep)
+        return 0
+
+    offer(run)
+    assert cli.main(["try", "--deep", "-5"]) == 0
+    assert cli.main(["try", "--de", "-0.5"]) == 0
+    assert seen == ["-5", "-0.5"]
+    with pytest.raises(SystemExit):
+        cli.main(["try", "--", "--depe"])
+    assert "there is no option" not in capsys.readouterr().err
+
+
+def test_options_after_the_command_belong_to_the_command(offer: Callable[[Run], None]) -> None:
     seen: list[str] = []
 
     def run(arguments: argparse.Namespace) -> int:
@@ -136,7 +236,7 @@ def test_options_after_the_command_are_the_commands(offer: Callable[[Run], None]
 @pytest.mark.parametrize(
     "error", [StoreError("the disk is full."), MissingExtraError.of("it", "Ray", "cluster")]
 )
-def test_an_error_of_penstocks_is_told_without_a_traceback(
+def test_a_penstock_error_is_printed_without_a_traceback(
     error: Exception, offer: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(_: argparse.Namespace) -> int:
@@ -181,7 +281,7 @@ def test_ctrl_c_ends_without_a_traceback(tmp_path: Path) -> None:
     assert (process.returncode, complaints) == (130, "")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_gives_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "talking.py").write_text(
         "import sys\n"
         "def configure(parser): pass\n"
@@ -208,7 +308,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
     assert (process.returncode, complaints) == (1, b"")
 
 
-def test_the_doctor_looks_at_this_machine() -> None:
+def test_the_doctor_checks_this_machine() -> None:
     done = command("doctor")
     assert done.returncode in (0, 1), done.stderr
     assert done.stderr == ""
@@ -216,37 +316,38 @@ def test_the_doctor_looks_at_this_machine() -> None:
         assert f"  {name} " in done.stdout
 
 
-def test_the_doctor_tells_machines_and_collects_leftovers(tmp_path: Path) -> None:
+def test_the_doctor_writes_json_and_removes_leftovers(tmp_path: Path) -> None:
     place = tmp_path / f"penstock-{os.getuid()}"
     (place / "run-1-dead").mkdir(parents=True)
     place.chmod(0o700)
-    # A file system that is too small for memory stores sends them to the temporary directory.
+    # If the directory for shared memory is missing, memory stores use the temporary directory.
     settings = {"PENSTOCK_SHM_DIR": str(tmp_path / "none"), "TMPDIR": str(tmp_path)}
     before = json.loads(command("doctor", "--json", **settings).stdout)
-    leftovers = [one for one in before["findings"] if one["name"] == "leftovers"]
-    assert [one["level"] for one in leftovers] == ["warning"]
+    assert levels(before, "leftovers") == ["warning"]
     assert (place / "run-1-dead").exists()
     after = json.loads(command("doctor", "--json", "--fix", **settings).stdout)
-    leftovers = [one for one in after["findings"] if one["name"] == "leftovers"]
-    assert [one["level"] for one in leftovers] == ["ok"]
+    assert levels(after, "leftovers") == ["ok"]
     assert not place.exists()
 
 
-def test_the_doctor_works_where_nothing_optional_is_installed(tmp_path: Path) -> None:
+def test_the_doctor_works_without_optional_packages(tmp_path: Path) -> None:
     hidden = ("cv2", "pyarrow", "simplejpeg", "torch", "PIL")
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=hidden))
     path = os.pathsep.join([str(tmp_path), str(Path(penstock.__file__).parents[1])])
     done = command("doctor", "--json", PYTHONPATH=path)
-    told = json.loads(done.stdout)
-    packages = told["facts"]["packages"]
-    assert {name for name, one in packages.items() if one["state"] == "absent"} == set(hidden)
-    assert [one["level"] for one in told["findings"] if one["name"] == "torch"] == ["note"]
+    report = json.loads(done.stdout)
+    packages = report["facts"]["packages"]
+    absent = {name for name, package in packages.items() if package["state"] == "absent"}
+    assert absent == set(hidden)
+    assert levels(report, "torch") == ["note"]
     assert "problem" not in {
-        one["level"] for one in told["findings"] if one["topic"] in ("Packages", "torch")
+        finding["level"]
+        for finding in report["findings"]
+        if finding["topic"] in ("Packages", "torch")
     }
 
 
-def test_the_doctor_exits_with_1_where_a_core_package_is_missing(tmp_path: Path) -> None:
+def test_the_doctor_exits_with_1_if_a_core_package_is_missing(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=("lmdb",)))
     path = os.pathsep.join([str(tmp_path), str(Path(penstock.__file__).parents[1])])
     done = command("doctor", PYTHONPATH=path)
@@ -255,7 +356,7 @@ def test_the_doctor_exits_with_1_where_a_core_package_is_missing(tmp_path: Path)
     assert 'pip install "lmdb' in done.stdout
 
 
-def test_the_doctor_says_so_where_it_cannot_show_anything(tmp_path: Path) -> None:
+def test_the_doctor_reports_that_rich_is_missing(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(hidden=("rich", "rich.console")))
     path = os.pathsep.join([str(tmp_path), str(Path(penstock.__file__).parents[1])])
     done = command("doctor", PYTHONPATH=path)

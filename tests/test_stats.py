@@ -1,9 +1,11 @@
-"""What a loader says of itself: counts that add up, time where it was spent."""
+"""Statistics of a loader: counters add up, time is charged to its stage, and they print well."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock.stats import BadSample, Held, Meter, Tally
+from penstock.stats import BadSample, CacheStats, Held, Meter, PoolStats, Tally
+from penstock.watch.snapshot import from_json, to_json
+from tests.support.snapshots import FULL, STATS, snapshot
 
 
 def test_counts_add_up() -> None:
@@ -37,13 +41,13 @@ def test_counts_add_up() -> None:
         stats.samples = 1  # type: ignore[misc]
 
 
-def test_a_stage_is_charged_its_own_time_only() -> None:
+def test_a_stage_is_charged_only_its_own_time() -> None:
     now = [0.0]
     meter = Meter(["source", "decode", "crop"], 0, lambda: now[0])
     meter.start()
     tally = Tally(3, 0)
     tally.samples[:] = [4, 4, 4]
-    tally.seconds[:] = [1.0, 3.5, 4.0]  # each with all that is above it
+    tally.seconds[:] = [1.0, 3.5, 4.0]  # each includes the stages above it
     meter.add(tally.as_list())
     meter.worked(4.0)
     meter.waited(2.0)
@@ -75,18 +79,82 @@ def test_the_progress_bar_shows_speed_and_waiting(width: int) -> None:
     assert "samples/s" in out.getvalue()
 
 
-def hang(value: Any) -> Any:
-    import time
-
-    if value == 5:
-        time.sleep(3)
-    return value
-
-
 def test_a_hung_thread_is_named_with_its_stack() -> None:
+    released = threading.Event()
+
+    def hang(value: Any) -> Any:
+        released.wait(60)
+        return value
+
     pipeline = ps.from_dataset(np.arange(16.0)).map(hang, random=False).batch(4)
-    with (
-        pipeline.loader(workers=2, kind="threads", shuffle=False, timeout=0.3) as loader,
-        pytest.raises(ps.PenstockError, match=r"(?s)more than 0.3 s.*in hang"),
-    ):
-        list(loader)
+    try:
+        with pipeline.loader(workers=2, kind="threads", shuffle=False, timeout=0.3) as loader:
+            with pytest.raises(ps.PenstockError, match=r"(?s)more than 0.3 s.*in hang"):
+                list(loader)
+            released.set()
+    finally:
+        released.set()
+
+
+# Printing
+
+
+def test_stats_print_as_an_aligned_table() -> None:
+    assert repr(FULL).splitlines() == [
+        "delivered  1,000 samples in 10 batches, 50.0 KB",
+        "read       80.0 KB from the source",
+        "speed      100.0 samples/s, 1.0 batches/s, in 10.0 s",
+        "waiting    25% of the time, 2.5 s",
+        "workers    2 threads, busy 60% of the time",
+        "cache      400 hits, 600 misses (40% hits); holds 600 samples, 30.0 MB of 40.0 MB",
+        "refurbish  700 reused, 300 fresh; keeps 500 samples, 4.0 MB",
+        "echo       1,000 delivered from 500 fresh, factor 2 in this epoch",
+        "retries    1 task run again after a worker died",
+        "corrupt    3 damaged values in a cache, prepared again",
+        "bad        2 samples skipped or substituted",
+        "           cat/7.jpg (index 7) in decode: not a JPEG",
+        '           dog/"9" .jpg (index 9) in decode: cut short',
+        "",
+        "stage   samples  seconds  ms/sample  share",
+        "source      600    3.000      5.000    25%",
+        "decode    1,000    9.000      9.000    75%",
+    ]
+    assert str(FULL) == f"{FULL}" == repr(FULL)
+
+
+def test_stats_without_batches_stages_or_caches_print_too() -> None:
+    stats = Meter([], 0, lambda: 0.0).snapshot("none", 0, 0, Held())
+    assert repr(stats).splitlines() == [
+        "delivered  0 samples in 0 batches",
+        "read       0 B from the source",
+        "workers    none, the training loop prepares batches, busy 0% of the time",
+    ]
+
+
+def test_several_caches_and_a_node_are_told_apart_in_the_table() -> None:
+    caches = (CacheStats(0, 0, 0, 0, 1000, False), CacheStats(1, 1, 1, 1000, 1000, True))
+    pool = PoolStats("node", 0, 0.0, 0.0, 2)
+    lines = repr(dataclasses.replace(STATS, caches=caches, pool=pool)).splitlines()
+    assert "workers    those of the node, 2 restarts" in lines
+    assert "cache 1    0 hits, 0 misses; holds 0 samples, 0 B of 1.0 KB" in lines
+    assert "cache 2    1 hit, 1 miss (50% hits); holds 1 sample, 1.0 KB of 1.0 KB, full" in lines
+
+
+def test_a_notebook_shows_stats_as_escaped_html_tables() -> None:
+    page = FULL._repr_html_()
+    assert page.count("<table>") == page.count("</table>") == 2
+    assert "1,000 samples in 10 batches, 50.0 KB</td>" in page
+    assert ">decode</td>" in page
+    assert ">75%</td>" in page
+    hostile = BadSample(1, "<script>&", "decode", '"</table>"')
+    page = dataclasses.replace(STATS, bad=1, bad_samples=(hostile,))._repr_html_()
+    assert "<script>" not in page
+    assert "&lt;script&gt;&amp; (index 1) in decode: &quot;&lt;/table&gt;&quot;" in page
+
+
+def test_printing_leaves_fields_equality_pickling_and_json_alone() -> None:
+    assert dataclasses.replace(FULL) == FULL
+    assert FULL != STATS
+    assert pickle.loads(pickle.dumps(FULL)) == FULL
+    assert FULL.__slots__ == tuple(field.name for field in dataclasses.fields(FULL))
+    assert from_json(to_json(snapshot(FULL))) == snapshot(FULL)

@@ -1,4 +1,4 @@
-"""``penstock doctor``."""
+"""The command ``penstock doctor``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from penstock.errors import MissingExtraError
 
 EXAMPLE = """\
 examples:
-  penstock doctor                        look, and change nothing
-  penstock doctor --fix                  also free what killed runs have left in memory
-  penstock doctor --json > machine.json  for scripts, and to attach to a report of a bug
+  penstock doctor                        check this machine, change nothing
+  penstock doctor --fix                  also free the memory that killed runs left behind
+  penstock doctor --json > machine.json  for scripts and bug reports
 
-Exits with 1 if a problem was found, which would stop a plain training run, and with 0 otherwise.
+The exit code is 1 if the doctor found a problem that would stop a plain training run, else 0.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Shows what this machine offers to training jobs, what is missing or set wrongly, and "
-        "what to do about it."
+        "Checks this machine and its Python packages, and reports what is missing or "
+        "misconfigured for training jobs and how to fix it."
     )
     parser.epilog = EXAMPLE
     parser.add_argument(
-        "--fix", action="store_true", help="collect what killed runs have left behind in memory"
+        "--fix", action="store_true", help="free the memory that killed runs left behind"
     )
     parser.add_argument("--json", action="store_true", help="print findings and facts as JSON")
 
@@ -36,22 +36,21 @@ def run(arguments: argparse.Namespace) -> int:
         from rich.console import Console
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "penstock doctor needs rich, which Penstock is installed with: pip install rich"
+            "penstock doctor needs rich, which is installed with Penstock: pip install rich"
         ) from error
 
     from penstock.diagnose.doctor import report
     from penstock.diagnose.doctor.checks import check
     from penstock.diagnose.doctor.facts import collect_leftovers, gather
-    from penstock.diagnose.doctor.finding import Level
 
-    # On the other stream, so that what is piped or saved holds the report alone.
-    aside = Console(stderr=True)
-    waiting = (
-        aside.status("Looking at this machine and its packages")
-        if aside.is_terminal
+    # On stderr, so that piped or saved output has the report only.
+    console = Console(stderr=True)
+    spinner = (
+        console.status("Checking this machine and its packages")
+        if console.is_terminal
         else nullcontext()
     )
-    with waiting:
+    with spinner:
         facts = gather()
         if arguments.fix:
             facts = replace(facts, leftovers=collect_leftovers(facts.leftovers))
@@ -60,4 +59,4 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(report.as_json(facts, findings) + "\n")
     else:
         report.show(findings, Console())
-    return 1 if report.worst(findings) is Level.PROBLEM else 0
+    return 1 if report.worst(findings) is report.Level.PROBLEM else 0

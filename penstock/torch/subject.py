@@ -25,7 +25,7 @@ from penstock.diagnose.analyze.subject import (
     relative_sizes,
 )
 from penstock.diagnose.profile.measure import measure
-from penstock.diagnose.profile.result import Row
+from penstock.diagnose.profile.result import StageCost
 from penstock.errors import PenstockError
 from penstock.keyed import preserved_globals
 from penstock.pipeline import from_dataset
@@ -291,7 +291,7 @@ class TorchSubject:
         except Exception as error:  # whatever a dataset may raise outside its loader
             self.notes.append(f"operations could not be timed one by one: {error}")
             return ()
-        rows: list[Row] = []
+        rows: list[StageCost] = []
         for row in profile.written:
             rows += row.parts or (row,)
         return operations_of(rows)

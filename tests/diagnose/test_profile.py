@@ -1,8 +1,9 @@
-"""Profiles: time goes to the stop that spent it, and nothing else is changed or left."""
+"""Profiles: time is charged to the stage that spent it, and the user's state is not changed."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import cli, native
-from penstock.diagnose.profile import Profile, Row
+from penstock.diagnose.profile import Profile, StageCost
 from penstock.diagnose.profile.measure import measure
 from penstock.diagnose.profile.probes import Clocks
 from penstock.errors import PenstockError, PipelineError, SampleError
@@ -25,11 +26,11 @@ from penstock.image.codec import Decode
 from penstock.image.geometry import RandomFlip, RandomResizedCrop
 from penstock.operation import Operation
 from penstock.pipeline import Pipeline
-from penstock.source import Source
+from penstock.source import FolderSource, Source
 
 
 class Time:
-    """Clocks that stand still until something spends time."""
+    """Clocks that advance only when a test spends time."""
 
     def __init__(self) -> None:
         self.wall = 0.0
@@ -88,18 +89,18 @@ def photos(tmp_path: Path) -> Path:
     return root
 
 
-def ms(rows: tuple[Row, ...]) -> dict[str, float]:
+def ms(rows: tuple[StageCost, ...]) -> dict[str, float]:
     return {row.name: round(row.ms, 6) for row in rows}
 
 
-def by_name(rows: tuple[Row, ...], name: str) -> Row:
+def by_name(rows: tuple[StageCost, ...], name: str) -> StageCost:
     return next(row for row in rows if row.name == name)
 
 
 # Attribution
 
 
-def test_every_stop_is_charged_what_it_spent(time: Time) -> None:
+def test_every_stage_is_charged_the_time_it_spent(time: Time) -> None:
     pipeline = (
         Pipeline(Slow(time, 2.0, 0.5))
         .map(time.takes(3.0, "crop"), random=False)
@@ -117,19 +118,19 @@ def test_every_stop_is_charged_what_it_spent(time: Time) -> None:
     assert profile.slowest.name == "blur"
 
 
-def test_short_samples_are_run_together_and_charged_alike(time: Time) -> None:
+def test_fast_samples_run_in_groups_and_are_charged_correctly(time: Time) -> None:
     pipeline = (
         Pipeline(Slow(time, 0.01, 0.01, count=500))
-        .map(time.takes(0.03, "one"), random=False)
-        .map(time.takes(0.02, "two"), random=False)
+        .map(time.takes(0.03, "crop"), random=False)
+        .map(time.takes(0.02, "blur"), random=False)
     )
     profile = measure(pipeline, clocks=time.clocks)
-    assert ms(profile.rows) == {"source": 0.01, "one": 0.03, "two": 0.02}
+    assert ms(profile.rows) == {"source": 0.01, "crop": 0.03, "blur": 0.02}
     assert profile.samples == 256
 
 
 @given(st.lists(st.integers(min_value=0, max_value=40), min_size=1, max_size=6))
-def test_rows_add_up_whatever_the_stops_cost(costs: list[int]) -> None:
+def test_rows_add_up_for_any_cost_of_the_stages(costs: list[int]) -> None:
     time = Time()
     pipeline = Pipeline(Slow(time, 1.0, 1.0, count=9))
     for number, cost in enumerate(costs):
@@ -139,8 +140,8 @@ def test_rows_add_up_whatever_the_stops_cost(costs: list[int]) -> None:
     assert sum(row.share for row in profile.rows) == pytest.approx(1.0)
 
 
-def test_the_first_slow_sample_is_warm_up(time: Time) -> None:
-    calls = []
+def test_the_slow_first_sample_belongs_to_the_warm_up(time: Time) -> None:
+    calls: list[int] = []
 
     def loads_something(value: Any) -> Any:
         time.spend(1.0 if calls else 900.0)
@@ -153,8 +154,8 @@ def test_the_first_slow_sample_is_warm_up(time: Time) -> None:
     assert ms(profile.rows)["loads_something"] == 1.0
 
 
-def test_one_disturbed_round_is_not_seen(time: Time) -> None:
-    calls = []
+def test_one_disturbed_round_does_not_change_the_result(time: Time) -> None:
+    calls: list[int] = []
 
     def disturbed(value: Any) -> Any:
         calls.append(1)
@@ -167,7 +168,7 @@ def test_one_disturbed_round_is_not_seen(time: Time) -> None:
     assert ms(profile.rows)["disturbed"] == 1.0
 
 
-def test_it_stops_when_the_time_is_up(time: Time) -> None:
+def test_a_profile_ends_after_the_given_seconds(time: Time) -> None:
     source = Slow(time, 1000.0, 1000.0, count=500)
     profile = measure(Pipeline(source), seconds=10.0, clocks=time.clocks)
     assert 4 <= profile.samples <= 10
@@ -197,12 +198,12 @@ def test_a_batch_is_charged_for_its_collate(time: Time) -> None:
     assert row.needs_process == "collate may hold the GIL"
 
 
-def test_a_stacked_batch_is_told_before_it_is_full(time: Time) -> None:
+def test_a_stacked_batch_is_described_before_it_is_full(time: Time) -> None:
     row = measure(Pipeline(Slow(time, 1.0, 1.0)).batch(512), clocks=time.clocks).rows[-1]
     assert (row.leaves, row.nbytes) == ("float32 512x3", 512 * 12)
 
 
-def test_the_last_operation_is_given_its_row(time: Time) -> None:
+def test_the_last_operation_writes_into_the_row_of_its_sample(time: Time) -> None:
     rows: list[Any] = []
 
     class Writes(Operation):
@@ -220,7 +221,7 @@ def test_the_last_operation_is_given_its_row(time: Time) -> None:
 
     pipeline = Pipeline(Slow(time, 1.0, 1.0)).map(Writes())
     profile = measure(pipeline.batch(4), clocks=time.clocks)
-    # All but the very first, of which the layout is learnt.
+    # All samples but the first, which determines the layout.
     assert len(rows) == 8 + 40 - 1
     assert profile.rows[1].leaves == "float32 3"
     rows.clear()
@@ -228,7 +229,7 @@ def test_the_last_operation_is_given_its_row(time: Time) -> None:
     assert rows == []
 
 
-def test_what_leaves_each_stop_is_told(photos: Path) -> None:
+def test_the_output_of_each_stage_is_described(photos: Path) -> None:
     pipeline = ps.from_folder(photos).map(ps.image.decode()).map(ps.image.center_crop(32)).batch(6)
     rows = pipeline.profile(samples=12).written
     assert [row.leaves for row in rows] == [
@@ -246,7 +247,7 @@ def test_what_leaves_each_stop_is_told(photos: Path) -> None:
 
 @pytest.fixture
 def priced(time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Decode, crop and flip apart take 4, 2 and 1 ms, and all three in one step 3."""
+    """Decode, crop and flip take 4, 2 and 1 ms; all three in one step take 3 ms."""
 
     def pricing(cost: float, result: Any) -> Callable[..., Any]:
         def apply(self: Any, value: Any, params: Any, out: Any = None) -> Any:
@@ -282,7 +283,7 @@ def fusible(photos: Path) -> Pipeline:
     )
 
 
-def test_the_saving_is_what_the_fused_road_does_without(priced: Time, photos: Path) -> None:
+def test_the_saving_is_the_difference_of_the_two_plans(priced: Time, photos: Path) -> None:
     pipeline = fusible(photos).map(priced.takes(5.0, "own"), on=0, random=False).batch(6)
     profile = measure(pipeline, clocks=priced.clocks)
     assert ms(profile.written) == {
@@ -311,25 +312,26 @@ def test_the_saving_is_what_the_fused_road_does_without(priced: Time, photos: Pa
     assert (step.kind, step.random) == ("fused", True)
 
 
-def test_reading_costs_both_roads_what_the_first_reading_cost(
+def test_both_plans_are_charged_the_cost_of_the_first_reading(
     priced: Time, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = fusible(photos)
-    plain, seen = type(pipeline.source).read, set()  # type: ignore[var-annotated]
+    original = FolderSource.read
+    seen: set[int] = set()
 
-    def read(self: Any, indices: Any) -> Any:
-        priced.spend(10.0 * len(set(indices) - seen))  # the disk is asked once
+    def read(self: FolderSource, indices: Sequence[int]) -> list[Any]:
+        priced.spend(10.0 * len(set(indices) - seen))  # the disk is read once per sample
         seen.update(indices)
-        return plain(self, indices)
+        return original(self, indices)
 
-    monkeypatch.setattr(type(pipeline.source), "read", read)
+    monkeypatch.setattr(FolderSource, "read", read)
     profile = measure(pipeline, clocks=priced.clocks)
-    # Of 24 samples, eight went through before anything was timed.
+    # Eight of the 24 samples were read in the warm-up, before anything was timed.
     assert ms(profile.written)["source"] == ms(profile.fused)["source"] == 10.0
     assert profile.saved == pytest.approx(4.0)
 
 
-def test_a_road_that_is_not_fused_is_shown_once(time: Time) -> None:
+def test_a_pipeline_without_fused_steps_has_one_table(time: Time) -> None:
     profile = measure(Pipeline(Slow(time, 1.0, 1.0)).batch(4), clocks=time.clocks)
     assert [row.name for row in profile.fused] == [row.name for row in profile.written]
     assert profile.saved == 0
@@ -347,7 +349,7 @@ def test_without_the_kernel_the_hint_says_why(
     assert f"hint: {profile.hint}" in str(profile)
 
 
-def test_a_fused_step_that_saves_nothing_is_remarked(
+def test_a_fused_step_that_saves_nothing_gets_a_note(
     priced: Time, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(data: Any) -> Any:
@@ -360,7 +362,7 @@ def test_a_fused_step_that_saves_nothing_is_remarked(
     assert [note for note in profile.notes if "saved nothing here" in note]
 
 
-def test_a_map_between_decode_and_crop_is_named(priced: Time, photos: Path) -> None:
+def test_the_hint_names_a_map_between_decode_and_crop(priced: Time, photos: Path) -> None:
     pipeline = (
         ps.from_folder(photos)
         .map(ps.image.decode())
@@ -369,7 +371,7 @@ def test_a_map_between_decode_and_crop_is_named(priced: Time, photos: Path) -> N
     )
     profile = measure(pipeline, clocks=priced.clocks)
     assert [row.name for row in profile.fused] == [row.name for row in profile.written]
-    assert "here random_flip stands between" in profile.hint
+    assert "Here random_flip stands between them" in profile.hint
 
 
 # Parts
@@ -410,7 +412,7 @@ def test_a_compose_is_timed_by_its_transforms_and_draws_the_same(
     assert row.needs_process == "may draw from the global generators"
 
 
-def test_a_compose_of_the_users_own_is_left_whole(time: Time) -> None:
+def test_a_compose_class_of_the_user_is_not_taken_apart(time: Time) -> None:
     class Compose:
         transforms = (1, 2)
 
@@ -422,7 +424,7 @@ def test_a_compose_of_the_users_own_is_left_whole(time: Time) -> None:
     assert by_name(profile.rows, "Compose").parts == ()
 
 
-def test_a_datasets_own_compose_is_timed_in_a_copy(time: Time, torchvision: Any) -> None:
+def test_the_compose_of_a_dataset_is_timed_in_a_copy(time: Time, torchvision: Any) -> None:
     class Numbers:
         def __init__(self) -> None:
             self.transform = torchvision.transforms.Compose(
@@ -443,13 +445,13 @@ def test_a_datasets_own_compose_is_timed_in_a_copy(time: Time, torchvision: Any)
     assert round(source.ms, 6) == 6.0
     assert {part.name: round(part.ms, 6) for part in source.parts} == {"open": 1.0, "crop": 3.0}
     assert dataset.transform is compose
-    assert "put the steps below it as maps" in profile.hint
+    assert "Remove the transform and add its steps as maps" in profile.hint
 
 
 def test_a_compose_of_pictures_and_labels_is_timed_too(time: Time, torchvision: Any) -> None:
     from torchvision.transforms import v2
 
-    class Both(v2.Transform):  # type: ignore[misc, name-defined]
+    class Both(v2.Transform):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
             time.spend(2.0)
             return inputs
@@ -474,7 +476,9 @@ def test_a_compose_of_pictures_and_labels_is_timed_too(time: Time, torchvision: 
 # Caches
 
 
-def test_misses_and_hits_of_a_cache_are_apart(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misses_and_hits_of_a_cache_are_timed_separately(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from penstock.store import Store
 
     get, put = Store.get_many, Store.put_many
@@ -512,12 +516,12 @@ def test_misses_and_hits_of_a_cache_are_apart(time: Time, monkeypatch: pytest.Mo
     assert "later epochs, all in the cache: 222 samples/s" in str(profile)
 
 
-def test_samples_of_the_warm_up_are_cold_again_when_they_are_measured(time: Time) -> None:
+def test_warm_up_samples_are_removed_from_caches_before_measuring(time: Time) -> None:
     profile = measure(Pipeline(Slow(time, 7.0, 7.0, count=5)).cache("1MB"), clocks=time.clocks)
     assert ms(profile.rows)["source"] == 7.0
 
 
-def test_a_cache_that_is_too_small_serves_its_part(time: Time) -> None:
+def test_a_cache_that_is_too_small_serves_the_share_that_fits(time: Time) -> None:
     pipeline = Pipeline(Slow(time, 8.0, 8.0, count=100)).cache("1KB").batch(4)
     profile = measure(pipeline, clocks=time.clocks)
     holds = by_name(profile.rows, "cache").holds
@@ -527,9 +531,9 @@ def test_a_cache_that_is_too_small_serves_its_part(time: Time) -> None:
 
 
 def test_the_lowest_cache_that_holds_a_sample_serves_it() -> None:
-    def row(name: str, cost: float, **more: Any) -> Row:
+    def row(name: str, cost: float, **more: Any) -> StageCost:
         kind: Any = "cache" if more else "map"
-        return Row(name, kind, cost, cost, 0.0, 1, **more)
+        return StageCost(name, kind, cost, cost, 0.0, 1, **more)
 
     rows = (
         row("source", 10.0),
@@ -539,12 +543,13 @@ def test_the_lowest_cache_that_holds_a_sample_serves_it() -> None:
         row("flip", 2.0),
     )
     profile = Profile("it", 1, 1, rows, rows, 1, "none")
-    # Half: a hit below, then flip. A quarter: a hit above. The rest: everything.
+    # Half: a hit in the lower cache, then flip. A quarter: a hit in the upper cache. The rest runs
+    # through all stages.
     expected = 0.5 * (0.25 + 2) + 0.25 * (0.5 + 4 + 1 + 2) + 0.25 * 18
     assert profile.total_cached == pytest.approx(expected)
 
 
-def test_a_disk_cache_of_the_users_is_not_touched(
+def test_the_disk_cache_of_the_user_is_not_touched(
     time: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "kept"))
@@ -566,7 +571,7 @@ def failing(*bad: int) -> Callable[[Any], Any]:
     return check
 
 
-def test_bad_samples_are_named_and_cost_the_others_nothing(time: Time) -> None:
+def test_bad_samples_are_named_and_do_not_change_the_times(time: Time) -> None:
     pipeline = (
         Pipeline(Slow(time, 1.0, 1.0))
         .map(time.takes(2.0, "two"), random=False)
@@ -584,7 +589,7 @@ def test_bad_samples_are_named_and_cost_the_others_nothing(time: Time) -> None:
     assert "sample 17 in check: ValueError: no good: 17" in str(profile)
 
 
-def test_a_bad_sample_among_short_ones_is_found(time: Time) -> None:
+def test_a_bad_sample_in_a_group_of_fast_ones_is_found(time: Time) -> None:
     source = Slow(time, 0.001, 0.001, count=300)
     profile = measure(Pipeline(source).map(failing(*range(9)), random=False), clocks=time.clocks)
     assert profile.samples == 256 - profile.bad
@@ -592,14 +597,16 @@ def test_a_bad_sample_among_short_ones_is_found(time: Time) -> None:
     assert ms(profile.rows) == {"source": 0.001, "check": 0.0}
 
 
-def test_nothing_but_bad_samples_is_an_error(time: Time) -> None:
+def test_it_is_an_error_if_all_samples_are_bad(time: Time) -> None:
     pipeline = Pipeline(Slow(time, 1.0, 1.0)).map(failing(*range(40)), random=False)
-    with pytest.raises(SampleError, match=r"tried 40 samples, and none of them.*no good") as caught:
+    with pytest.raises(
+        SampleError, match=r"tried 40 samples, and all of them failed.*no good"
+    ) as caught:
         measure(pipeline, clocks=time.clocks)
     assert caught.value.stage == "check"
 
 
-def test_samples_that_do_not_stack_are_a_note(time: Time) -> None:
+def test_samples_that_do_not_stack_get_a_note(time: Time) -> None:
     ragged = ps.from_dataset([np.zeros(n % 3 + 1) for n in range(30)])
     profile = measure(ragged.batch(4), clocks=time.clocks)
     assert [row.name for row in profile.rows] == ["source"]
@@ -613,7 +620,7 @@ def test_samples_that_do_not_stack_are_a_note(time: Time) -> None:
 
 
 def test_a_stream_is_read_from_its_start(time: Time) -> None:
-    closed = []
+    closed: list[int] = []
 
     def numbers() -> Iterator[Any]:
         try:
@@ -649,7 +656,7 @@ def test_a_short_stream_ends_the_profile(time: Time) -> None:
 # Other data
 
 
-def test_other_data_is_read_in_place_of_the_pipelines_own(photos: Path) -> None:
+def test_other_data_replaces_the_source_of_the_pipeline(photos: Path) -> None:
     pipeline = ps.from_folder(photos / "cat").map(ps.image.decode()).map(ps.image.center_crop(8))
     assert "of 12 samples (FolderSource)" in str(pipeline.profile(samples=4))
     for data, expected in (
@@ -662,14 +669,14 @@ def test_other_data_is_read_in_place_of_the_pipelines_own(photos: Path) -> None:
         assert pipeline.profile(data, samples=4).source == expected
 
 
-def test_a_label_stands_in_where_the_pipeline_expects_one(photos: Path) -> None:
+def test_files_get_a_label_if_the_pipeline_expects_one(photos: Path) -> None:
     pipeline = ps.from_folder(photos).map(lambda pair: pair[0][:2] + bytes(pair[1]), random=False)
     for data in (photos / "cat", list((photos / "cat").iterdir())):
         assert pipeline.profile(data, samples=4).bad == 0
 
 
 @pytest.mark.parametrize("data", [7, 3.5, bytes(3), dict, {"a": 1}])
-def test_nonsense_for_data_is_refused(data: Any) -> None:
+def test_data_of_the_wrong_type_is_refused(data: Any) -> None:
     with pytest.raises(PipelineError, match=r"profile\(\) got data=.*Give a folder"):
         ps.from_dataset(np.arange(4)).profile(data)
 
@@ -691,16 +698,16 @@ def test_wrong_arguments_are_refused(options: dict[str, Any]) -> None:
         ps.from_dataset(np.arange(4)).profile(**options)
 
 
-# Hints and other remarks
+# Hints and notes
 
 
-def test_reading_that_waits_is_told_to_cache(time: Time) -> None:
+def test_the_hint_for_a_waiting_source_is_a_cache(time: Time) -> None:
     profile = measure(Pipeline(Slow(time, 9.0, 1.0)), clocks=time.clocks)
     assert profile.hint.startswith("reading waits for the disk or the network: put cache(...)")
     assert "480 B" in profile.hint
 
 
-def test_decoding_with_pil_is_told_of_decode(photos: Path) -> None:
+def test_the_hint_for_decoding_with_pil_is_decode(photos: Path) -> None:
     import io
 
     pil = pytest.importorskip("PIL.Image")
@@ -712,33 +719,63 @@ def test_decoding_with_pil_is_told_of_decode(photos: Path) -> None:
     assert profile.hint.startswith("opening decodes with PIL")
 
 
-def test_a_map_that_holds_the_gil_is_named(time: Time) -> None:
+def test_the_hint_names_a_map_that_holds_the_gil(time: Time) -> None:
     profile = measure(
         Pipeline(Slow(time, 1.0, 1.0)).map(time.takes(4.0, "mine"), random=False),
         clocks=time.clocks,
     )
-    assert profile.hint.startswith("mine may hold the GIL, so the road runs in processes")
+    assert profile.hint.startswith("mine may hold the GIL, so the pipeline runs in processes")
     assert "processes (mine may hold the GIL)" in profile.workers
     assert "runs in" in str(profile)
 
 
-def test_time_off_the_cpu_is_remarked(time: Time) -> None:
+def test_maps_that_wait_get_a_note(time: Time) -> None:
     pipeline = Pipeline(Slow(time, 1.0, 1.0)).map(time.takes(4.0, "mine", cpu=1.0), random=False)
     profile = measure(pipeline, clocks=time.clocks)
     assert any("4.000 ms a sample and 1.000 ms of CPU" in note for note in profile.notes)
 
 
-def test_everything_goes_into_json(time: Time) -> None:
+def test_the_repr_of_a_profile_is_its_table(time: Time) -> None:
     pipeline = Pipeline(Slow(time, 2.0, 1.0)).map(time.takes(3.0, "three"), random=False).batch(2)
-    told = json.loads(measure(pipeline, clocks=time.clocks).to_json())
-    assert told["total_fused"] == pytest.approx(5.0)
-    assert [row["name"] for row in told["written"]] == ["source", "three", "batch"]
-    assert told["slowest"] == "three"
+    profile = measure(pipeline, clocks=time.clocks)
+    assert repr(profile) == str(profile)
+    lines = repr(profile).splitlines()
+    assert lines[0] == "40 of 40 samples (Slow), one thread, 8 rounds"
+    assert lines[2].split()[:3] == ["stage", "ms/sample", "CPU"]
+    assert lines[3].split()[:4] == ["source", "2.000", "1.000", "40%"]
+    assert lines[6].split() == ["total", "5.000", "4.000"]
+
+
+def test_a_notebook_shows_the_profile_as_an_escaped_html_table(priced: Time, photos: Path) -> None:
+    pipeline = fusible(photos).map(priced.takes(1.0), on=0, random=False, name="<b>&").batch(6)
+    profile = measure(pipeline, clocks=priced.clocks)
+    page = profile._repr_html_()
+    assert page.count("<table>") == page.count("</table>") == 2
+    assert ">&lt;b&gt;&amp;</td>" in page
+    assert "<b>" not in page
+    assert ">&nbsp;&nbsp;+ random_flip</td>" in page
+    assert ">4.000</td>" in page
+    assert "fused: saves" in page
+
+
+def test_a_profile_survives_pickling_and_comparison(time: Time) -> None:
+    profile = measure(Pipeline(Slow(time, 2.0, 1.0)).batch(2), clocks=time.clocks)
+    copied = pickle.loads(pickle.dumps(profile))
+    assert copied == profile
+    assert repr(copied) == repr(profile)
+
+
+def test_json_has_the_rows_and_the_totals(time: Time) -> None:
+    pipeline = Pipeline(Slow(time, 2.0, 1.0)).map(time.takes(3.0, "three"), random=False).batch(2)
+    profile = json.loads(measure(pipeline, clocks=time.clocks).to_json())
+    assert profile["total_fused"] == pytest.approx(5.0)
+    assert [row["name"] for row in profile["written"]] == ["source", "three", "batch"]
+    assert profile["slowest"] == "three"
     free = json.loads(measure(ps.from_dataset([1, 2]), clocks=time.clocks).to_json())
     assert free["per_second"] is None
 
 
-def test_a_profile_draws_from_no_generator_of_the_users(time: Time) -> None:
+def test_a_profile_does_not_change_the_global_generators(time: Time) -> None:
     pipeline = Pipeline(Slow(time, 1.0, 1.0)).map(lambda x: x + np.random.random())
     np.random.seed(5)
     expected = np.random.random()
@@ -747,7 +784,7 @@ def test_a_profile_draws_from_no_generator_of_the_users(time: Time) -> None:
     assert np.random.random() == expected
 
 
-def test_an_operation_of_the_users_gets_the_randomness_it_has_in_training(time: Time) -> None:
+def test_an_operation_draws_the_same_random_numbers_as_in_training(time: Time) -> None:
     seen: dict[float, float] = {}
 
     class Noise(Operation):
@@ -807,9 +844,9 @@ def test_the_command_profiles_the_only_pipeline(
     assert json.loads(place.read_text())["samples"] == 20
 
 
-def test_the_command_prints_json_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script(tmp_path, "one = ps.from_dataset(np.arange(9.0)).batch(3)\n")
-    assert cli.main(["profile", f"{path}:one", "--json", "-"]) == 0
+def test_the_command_prints_only_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "train = ps.from_dataset(np.arange(9.0)).batch(3)\n")
+    assert cli.main(["profile", f"{path}:train", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 9
 
 
@@ -822,27 +859,27 @@ def test_the_command_reads_other_data(
 
 
 @pytest.mark.parametrize(
-    ("more", "name", "told"),
+    ("more", "name", "message"),
     [
         ("x = 1", "", "has no pipeline among its variables"),
-        ("a = ps.from_dataset([1])\nb = a.batch(2)", "", "several pipelines. Say which:"),
-        ("a = ps.from_dataset([1])\nx = 1", ":x", "x in {path} is a int, and no pipeline"),
-        ("a = ps.from_dataset([1])", ":b", "has no variable 'b'. It has: a."),
-        ("raise SystemExit(3)", "", "ended itself (exit code 3)"),
-        ("def (", "", "is not Python"),
+        ("a = ps.from_dataset([1])\nb = a.batch(2)", "", "several pipelines. Choose one:"),
+        ("a = ps.from_dataset([1])\nx = 1", ":x", "x in {path} is a int, not a pipeline"),
+        ("a = ps.from_dataset([1])", ":b", "has no variable 'b'. Its pipelines: a."),
+        ("raise SystemExit(3)", "", "exited (exit code 3)"),
+        ("def (", "", "is not valid Python"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_a_file(
-    more: str, name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: str, name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script(tmp_path, more)
     assert cli.main(["profile", path + name]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert told.format(path=path) in shown.err
+    assert message.format(path=path) in shown.err
 
 
-def test_the_command_says_that_a_file_is_not_there(
+def test_the_command_reports_a_missing_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["profile", str(tmp_path / "none.py:train")]) == 1
@@ -852,7 +889,7 @@ def test_the_command_says_that_a_file_is_not_there(
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_errors_are_penstocks_own() -> None:
+def test_a_missing_folder_is_a_penstock_error() -> None:
     with pytest.raises(PenstockError):
         ps.from_dataset(np.arange(4)).profile("nowhere")
 
@@ -861,16 +898,16 @@ def test_errors_are_penstocks_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["refurbish", "echo"])
-def test_a_stop_that_uses_samples_again_is_told_by_misses_hits_and_share(kind: str) -> None:
+def test_a_stage_that_reuses_samples_has_misses_hits_and_a_share(kind: str) -> None:
     def noise(value: Any, rng: np.random.Generator) -> Any:
         return value + rng.random()
 
-    road = ps.from_dataset(np.zeros((64, 1000))).map(noise)
-    road = road.refurbish(4) if kind == "refurbish" else road.echo(4)
-    found = road.map(noise).batch(8).profile(seconds=1)
-    row = next(row for row in found.rows if row.kind == kind)
+    pipeline = ps.from_dataset(np.zeros((64, 1000))).map(noise)
+    pipeline = pipeline.refurbish(4) if kind == "refurbish" else pipeline.echo(4)
+    profile = pipeline.map(noise).batch(8).profile(seconds=1)
+    row = next(row for row in profile.rows if row.kind == kind)
     assert row.holds == 0.75
     assert row.hit_ms is not None
     assert row.hit_ms > 0
-    assert found.total_cached is not None
-    assert f"with 75% from {kind}" in str(found)
+    assert profile.total_cached is not None
+    assert f"with 75% from {kind}" in str(profile)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from penstock.diagnose.analyze.pagecache import drop
 from penstock.diagnose.analyze.reading import by_threads
 from penstock.diagnose.analyze.report import Operation, Setup
-from penstock.diagnose.profile.result import Row
+from penstock.diagnose.profile.result import StageCost
 
 CHUNK = 1 << 20
 """Of a large file, so much is read at a time, here and there."""
@@ -153,7 +153,7 @@ class Files:
             self._thread = None
 
 
-def operations_of(rows: Sequence[Row]) -> list[Operation]:
+def operations_of(rows: Sequence[StageCost]) -> list[Operation]:
     """What a profile says of stops or their parts, with the share of each."""
     total = sum(row.ms for row in rows) or 1.0
     return [

@@ -1,5 +1,5 @@
-"""What this machine offers, what is missing or set wrongly, and what to do about it.
+"""``penstock doctor``: reports missing packages, wrong settings and low limits, with fixes.
 
-``facts`` and ``packages`` look, ``checks`` and its parts judge without looking, ``report`` shows,
-and ``command`` is what the command line calls.
+``facts`` gathers, ``checks`` judges the facts, ``report`` shows the findings. ``probe`` runs in the
+processes that import one package each.
 """

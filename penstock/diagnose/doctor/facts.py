@@ -1,26 +1,46 @@
-"""What this machine offers, as plain values: gathered here, judged elsewhere."""
+"""Facts about this machine and its packages, as plain values. ``checks`` judges them.
+
+Each package is imported in its own process. If a library crashes or hangs during its import, for
+example because of a broken driver, the doctor reports that and goes on.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import platform
 import re
 import resource
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import penstock
 from penstock import config, native
-from penstock.diagnose.doctor.packages import Package, installed_opencv, look_at_packages
 from penstock.errors import PenstockError
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""What numeric libraries read to size their thread pools, and worker processes inherit."""
+"""Numeric libraries size their thread pools by these variables; worker processes inherit them."""
+
+IMPORT_TIMEOUT = 120.0
+"""Seconds until an import counts as hung: torch on a cold network disk may take a minute."""
+
+OPENCV = (
+    "opencv-python-headless",
+    "opencv-python",
+    "opencv-contrib-python-headless",
+    "opencv-contrib-python",
+)
+"""The distributions of OpenCV: each installs the same ``cv2`` folder over that of the others."""
 
 _SETTINGS = (
     *THREAD_SETTINGS,
@@ -32,11 +52,15 @@ _SETTINGS = (
     "TMPDIR",
 )
 _CGROUP = Path("/sys/fs/cgroup")
+_PROBE_PROGRAM = (
+    "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
+    "from penstock.diagnose.doctor.probe import main; main(a['module'], a['distributions'])"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python that runs; ``free_threaded`` is how it was built, ``gil`` whether it is on."""
+    """The running Python. ``free_threaded``: its build; ``gil``: whether the GIL is on."""
 
     version: tuple[int, int, int]
     executable: str
@@ -46,7 +70,10 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """``usable`` is what a loader uses: ``mask`` (of ``machine``), cut to the container's quota."""
+    """Numbers of cores: of the ``machine``, in the CPU ``mask`` of this process, ``usable`` ones.
+
+    ``usable`` is the mask cut to the container's quota. A loader uses this number.
+    """
 
     usable: int
     mask: int
@@ -55,7 +82,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; ``usable`` is the machine's, cut to the container's limit."""
+    """Bytes of memory. ``usable``: the machine's memory, cut to the container's limit."""
 
     usable: int
     machine: int
@@ -63,8 +90,11 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A directory; of one that does not exist yet, what its nearest parent offers."""
+class Directory:
+    """A directory and its file system.
+
+    For a directory that does not exist yet, the values are those of its nearest parent.
+    """
 
     path: str
     exists: bool
@@ -76,7 +106,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of the system; ``None`` is no limit."""
+    """A resource limit of the system; ``None`` means unlimited."""
 
     soft: int | None
     hard: int | None
@@ -84,7 +114,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Run directories of killed runs; those ``collected``, if that was ``tried``; what failed."""
+    """Run directories that killed runs left in ``place``, as (path, bytes).
+
+    ``tried``: removal was tried. ``collected``: removed ones. ``error``: why ``place`` cannot be
+    read or cleaned.
+    """
 
     place: str
     found: tuple[tuple[str, int], ...] = ()
@@ -94,8 +128,60 @@ class Leftovers:
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """An accelerator that torch can use; ``memory`` in bytes, 0 if unknown."""
+
+    kind: str
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One package. ``extra``: the extra of Penstock that installs it, ``""`` if none does.
+
+    ``core`` packages come with every install. ``said``: the warnings that its import raised.
+    ``gil``: whether the GIL was on after the import. Only OpenCV fills in ``threads`` and
+    ``stays_single``; only torch fills in ``cuda``, ``rocm`` and ``devices``.
+    """
+
+    name: str
+    module: str
+    extra: str = ""
+    core: bool = False
+    minimum: str = ""
+    state: Literal["present", "absent", "broken"] = "absent"
+    version: str = ""
+    error: str = ""
+    gil: bool = True
+    said: tuple[str, ...] = ()
+    threads: str = "none"
+    stays_single: bool = True
+    cuda: str = ""
+    rocm: str = ""
+    devices: tuple[Accelerator, ...] = field(default=())
+
+
+PACKAGES = (
+    Package("numpy", "numpy", core=True),
+    Package("lmdb", "lmdb", core=True),
+    Package("xxhash", "xxhash", core=True),
+    Package("msgpack", "msgpack", core=True),
+    Package("cloudpickle", "cloudpickle", core=True),
+    Package("rich", "rich", core=True),
+    Package("simplejpeg", "simplejpeg", extra="image"),
+    Package("opencv-python-headless", "cv2", extra="image"),
+    Package("pillow", "PIL"),
+    Package("pyarrow", "pyarrow", extra="parquet"),
+    Package("scipy", "scipy", extra="audio"),
+    Package("soundfile", "soundfile", extra="audio"),
+    Package("torch", "torch", extra="torch"),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """All that the checks are given."""
+    """The input of the checks."""
 
     penstock: str
     system: str
@@ -103,11 +189,11 @@ class Facts:
     python: Interpreter
     cores: Cores
     memory: Memory
-    shm: Place
+    shm: Directory
     memory_stores: str
     memfd: bool
-    temporary: Place | None
-    disk: Place | None
+    temporary: Directory | None
+    disk: Directory | None
     files: Limit
     processes: Limit
     nvidia: bool
@@ -115,18 +201,18 @@ class Facts:
     packages: dict[str, Package] = field(default_factory=dict)
     opencv: tuple[str, ...] = ()
     no_kernel: str = ""
-    """Why the compiled kernel is not used; empty if it is."""
+    """Why the compiled kernel is not used; empty if it is used."""
     no_node: str = ""
-    """Why no node could be started; empty if one could."""
+    """Why no node can be started; empty if one can."""
     settings: dict[str, str] = field(default_factory=dict)
 
 
 def gather() -> Facts:
-    """Look at this machine. Takes seconds where torch is installed; changes nothing."""
+    """Gather the facts about this machine. Takes seconds if torch is installed; changes nothing."""
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
-    temporary = _or_none(tempfile.gettempdir)
-    memory_stores = _or_none(config.memory_dir)
-    disk = _or_none(config.disk_dir)
+    temporary = _path_or_none(tempfile.gettempdir)
+    memory_stores = _path_or_none(config.memory_dir)
+    disk = _path_or_none(config.disk_dir)
     return Facts(
         penstock=penstock.__version__,
         system=platform.system(),
@@ -139,11 +225,11 @@ def gather() -> Facts:
         ),
         cores=_cores(),
         memory=_memory(),
-        shm=look_at_place(Path(settings.get("PENSTOCK_SHM_DIR", "/dev/shm"))),
+        shm=look_at_directory(Path(settings.get("PENSTOCK_SHM_DIR", "/dev/shm"))),
         memory_stores=str(memory_stores or ""),
         memfd=_memfd(),
-        temporary=None if temporary is None else look_at_place(temporary),
-        disk=None if disk is None else look_at_place(disk),
+        temporary=None if temporary is None else look_at_directory(temporary),
+        disk=None if disk is None else look_at_directory(disk),
         files=_limit(resource.RLIMIT_NOFILE),
         processes=_process_limit(),
         nvidia=_nvidia(),
@@ -151,13 +237,13 @@ def gather() -> Facts:
         packages=look_at_packages(),
         opencv=installed_opencv(),
         no_kernel=native.why_no_kernel(),
-        no_node=look_at_node(),
+        no_node=find_node_fault(),
         settings=settings,
     )
 
 
-def look_at_place(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Place:
-    """What a directory offers, or would offer if it were made."""
+def look_at_directory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Directory:
+    """Describe a directory, or the nearest parent of one that does not exist."""
     path = Path(os.path.abspath(path))
     nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
     try:
@@ -165,7 +251,7 @@ def look_at_place(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Place
         total, free = usage.total, usage.free
     except OSError:
         total = free = 0
-    return Place(
+    return Directory(
         path=str(path),
         exists=path.is_dir(),
         writable=nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
@@ -176,7 +262,7 @@ def look_at_place(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Place
 
 
 def look_for_leftovers(place: Path | None) -> Leftovers:
-    """What killed runs have left behind where memory stores live."""
+    """Find what killed runs left in the directory of the memory stores."""
     if place is None:
         return Leftovers("")
     try:
@@ -184,13 +270,13 @@ def look_for_leftovers(place: Path | None) -> Leftovers:
 
         return Leftovers(str(place), tuple((str(path), size) for path, size in stale(place)))
     except ImportError:
-        return Leftovers(str(place))  # the missing package is reported by name
+        return Leftovers(str(place))  # another check reports the missing package by name
     except (PenstockError, OSError) as error:
         return Leftovers(str(place), error=str(error))
 
 
 def collect_leftovers(before: Leftovers) -> Leftovers:
-    """Remove what was found, and look again."""
+    """Remove the leftovers that were found, and look again."""
     if not before.found:
         return before
     from penstock.store import collect_stale
@@ -201,31 +287,67 @@ def collect_leftovers(before: Leftovers) -> Leftovers:
     except (PenstockError, OSError) as error:
         return replace(before, tried=True, error=str(error))
     after = look_for_leftovers(place)
-    collected = tuple(one for one in before.found if one[0] in removed)
+    collected = tuple((path, size) for path, size in before.found if path in removed)
     return replace(after, collected=collected, tried=True)
 
 
-def look_at_node() -> str:
-    """What is amiss with the directory in which a node has its socket; empty if nothing is."""
+def find_node_fault() -> str:
+    """Why the directory of the node's socket cannot be used; empty if it can."""
     try:
         from penstock.host.private_dir import check_own
-        from penstock.node.place import Place as NodePlace
+        from penstock.node.place import Place
 
-        place = NodePlace()
-        if place.path.exists():
-            check_own(place.path)
+        path = Place().path
+        if path.exists():
+            check_own(path)
     except (ImportError, OSError):
-        return ""  # the missing package, or directory for temporary files, is reported by name
+        return ""  # another check reports the missing package or temporary directory by name
     except PenstockError as error:
         return str(error)
-    if look_at_place(place.path).writable:
-        return ""
-    return f"{place.path} cannot be written to."
+    return "" if look_at_directory(path).writable else f"{path} cannot be written to."
 
 
-def _or_none(place: Callable[[], str | Path]) -> Path | None:
+def look_at_packages(
+    wanted: tuple[Package, ...] = PACKAGES, timeout: float = IMPORT_TIMEOUT
+) -> dict[str, Package]:
+    """Import all packages at the same time; return their states by module name."""
+    minimums = required_versions(_requirements())
+    deadline = time.monotonic() + timeout
+    running: list[tuple[Package, subprocess.Popen[str]]] = []
     try:
-        return Path(place())
+        for package in wanted:
+            known = replace(package, minimum=minimums.get(package.name, ""))
+            running.append((known, _start(known)))
+        return {p.module: _outcome(p, process, deadline, timeout) for p, process in running}
+    finally:
+        for _, process in running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def installed_opencv() -> tuple[str, ...]:
+    """The installed distributions of OpenCV."""
+    return tuple(name for name in OPENCV if _is_installed(name))
+
+
+def required_versions(requirements: list[str]) -> dict[str, str]:
+    """The minimum version of each package, from Penstock's own requirements.
+
+    >>> required_versions(["lmdb>=1.4", 'pyarrow>=14; extra == "parquet"', "rich"])
+    {'lmdb': '1.4', 'pyarrow': '14'}
+    """
+    minimums = {}
+    for line in requirements:
+        match = re.match(r"([\w.-]+)\s*\(?>=\s*([\d.]+)", line)
+        if match:
+            minimums[match[1].lower()] = match[2]
+    return minimums
+
+
+def _path_or_none(find: Callable[[], str | Path]) -> Path | None:
+    try:
+        return Path(find())
     except (OSError, RuntimeError):  # nowhere to write temporary files, or no home
         return None
 
@@ -238,26 +360,27 @@ def _cores() -> Cores:
 
 def _memory() -> Memory:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
-    available = int(found[1]) * 1024 if found else None
-    left = _left_in_container()
-    if left is not None:
-        available = left if available is None else min(left, available)
-    return Memory(usable=config.memory(), machine=machine, available=available)
+    line = re.search(r"^MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
+    available = int(line[1]) * 1024 if line else None
+    return Memory(
+        usable=config.memory(),
+        machine=machine,
+        available=_smaller(available, _available_in_container()),
+    )
 
 
-def _left_in_container() -> int | None:
+def _available_in_container() -> int | None:
     limit = _number(_read(_CGROUP / "memory.max"))
     used = _number(_read(_CGROUP / "memory.current"))
     if limit is None or used is None:
         return None
-    # What files occupy counts as used, and is given back when memory is asked for.
+    # The page cache of files counts as used, but the kernel frees it on demand.
     files = re.search(r"^inactive_file (\d+)", _read(_CGROUP / "memory.stat"), re.MULTILINE)
     return max(0, limit - used + (int(files[1]) if files else 0))
 
 
 def _memfd() -> bool:
-    # Asked for rather than looked up: a container's filter may refuse what Python has.
+    # Call it: a container's system call filter may refuse memfd_create although Python has it.
     try:
         os.close(os.memfd_create("penstock-doctor", os.MFD_CLOEXEC))
     except (AttributeError, OSError):
@@ -279,9 +402,8 @@ def _process_limit() -> Limit:
     return Limit(soft=_smaller(own.soft, container), hard=_smaller(own.hard, container))
 
 
-def _smaller(one: int | None, other: int | None) -> int | None:
-    given = [limit for limit in (one, other) if limit is not None]
-    return min(given) if given else None
+def _smaller(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _in_container() -> bool:
@@ -293,21 +415,21 @@ def _in_container() -> bool:
 
 
 def _nvidia() -> bool:
-    # The second is where Windows passes the driver of its host to Linux.
+    # WSL has the driver of its Windows host at the second path.
     return any(map(os.path.exists, ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")))
 
 
 def _filesystem(path: Path, mounts: str) -> str:
-    """The type of the file system that holds a path, as the kernel's list of mounts names it."""
-    best, kind = "", ""
+    """The type of the file system that holds a path, from the kernel's list of mounts."""
+    longest, kind = "", ""
     for line in mounts.splitlines():
         words = line.split()
         if len(words) < 3:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[1])
-        # Of two mounts on one point the later hides the earlier.
-        if len(point) >= len(best) and Path(point) in (path, *path.parents):
-            best, kind = point, words[2]
+        # If a path is mounted twice, the later mount hides the earlier one.
+        if len(point) >= len(longest) and Path(point) in (path, *path.parents):
+            longest, kind = point, words[2]
     return kind
 
 
@@ -321,3 +443,62 @@ def _read(path: Path) -> str:
 def _number(text: str) -> int | None:
     text = text.strip()
     return int(text) if text.isdecimal() else None
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("penstock") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return []
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _start(package: Package) -> subprocess.Popen[str]:
+    names = OPENCV if package.module == "cv2" else (package.name,)
+    task = {"path": sys.path, "module": package.module, "distributions": names}
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROBE_PROGRAM, json.dumps(task)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _outcome(
+    package: Package, process: subprocess.Popen[str], deadline: float, timeout: float
+) -> Package:
+    try:
+        out, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return replace(
+            package, state="broken", error=f"its import did not finish in {timeout:.0f} seconds"
+        )
+    try:
+        answer: dict[str, Any] = json.loads(out.strip().rpartition("\n")[2])
+    except ValueError:
+        return replace(package, state="broken", error=_crash(process.returncode, errors))
+    answer["said"] = tuple(answer["said"])
+    devices = answer.get("devices", ())
+    answer["devices"] = tuple(Accelerator(**device) for device in devices)
+    return replace(package, **answer)
+
+
+def _crash(code: int, errors: str) -> str:
+    """How the importing process ended, from its exit code and its error stream."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"its import was killed by {name}"
+    last = errors.strip().rpartition("\n")[2]
+    return f"its import ended the process with code {code}" + (f": {last}" if last else "")

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: imports one package and says how that went."""
+"""Imports one package in a separate process and reports the result."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any
 
 
 def main(module: str, distributions: list[str]) -> None:
-    """Write what importing a module tells as the last line of the output, and end."""
-    found: dict[str, Any] = {"state": "present", "version": "", "error": ""}
-    with warnings.catch_warnings(record=True) as said:
+    """Import a module, write the result as JSON to the last line of the output, and exit."""
+    result: dict[str, Any] = {"state": "present", "version": "", "error": ""}
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             imported = importlib.import_module(module)
-            found["version"] = _version(imported, distributions)
-            found.update(_MORE.get(module, lambda _: {})(imported))
+            result["version"] = _version(imported, distributions)
+            result.update(_DETAILS.get(module, lambda _: {})(imported))
         except ModuleNotFoundError as error:
-            found["state"] = "absent" if error.name == module else "broken"
-            found["error"] = "" if error.name == module else str(error)
+            result["state"] = "absent" if error.name == module else "broken"
+            result["error"] = "" if error.name == module else str(error)
         except BaseException as error:
-            found["state"], found["error"] = "broken", f"{type(error).__name__}: {error}"
-    found["gil"] = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
-    found["said"] = [str(one.message) for one in said]
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+            result["state"], result["error"] = "broken", f"{type(error).__name__}: {error}"
+    result["gil"] = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+    result["said"] = [str(warning.message) for warning in caught]
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
     sys.stdout.flush()
-    # What a broken library does on its way out is of no interest here.
+    # Skip the exit handlers: those of a broken library may crash.
     os._exit(0)
 
 
 def _version(module: Any, distributions: list[str]) -> str:
-    own = getattr(module, "__version__", None)
-    if isinstance(own, str):
-        return own
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
     for name in distributions:
         try:
             return importlib.metadata.version(name)
@@ -60,15 +60,15 @@ def _torch(torch: Any) -> dict[str, Any]:
     devices: list[dict[str, Any]] = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(number)
-            devices.append({"kind": "cuda", "name": found.name, "memory": found.total_memory})
+            gpu = torch.cuda.get_device_gpu(number)
+            devices.append({"kind": "cuda", "name": gpu.name, "memory": gpu.total_memory})
     if torch.backends.mps.is_available():
         devices.append({"kind": "mps", "name": "Apple GPU", "memory": 0})
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_available():
         for number in range(xpu.device_count()):
-            found = xpu.get_device_properties(number)
-            devices.append({"kind": "xpu", "name": found.name, "memory": found.total_memory})
+            gpu = xpu.get_device_gpu(number)
+            devices.append({"kind": "xpu", "name": gpu.name, "memory": gpu.total_memory})
     return {
         "cuda": torch.version.cuda or "",
         "rocm": getattr(torch.version, "hip", None) or "",
@@ -76,4 +76,4 @@ def _torch(torch: Any) -> dict[str, Any]:
     }
 
 
-_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {"cv2": _opencv, "torch": _torch}
+_DETAILS: dict[str, Callable[[Any], dict[str, Any]]] = {"cv2": _opencv, "torch": _torch}

@@ -1,16 +1,52 @@
-"""Findings as people read them in a terminal, and as machines do."""
+"""Findings of the checks, and the report on them for a terminal and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from penstock.diagnose.doctor.facts import Facts
-from penstock.diagnose.doctor.finding import Finding, Level, Remedy
+
+
+class Level(enum.IntEnum):
+    """How much a finding matters."""
+
+    OK = 0
+    NOTE = 1  # worth knowing; nothing has to be done
+    WARNING = 2  # costs speed or memory, or breaks a feature that not every run uses
+    PROBLEM = 3  # breaks a plain training run
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """How to fix a finding, with a command or setting to paste if there is one."""
+
+    how: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: a short ``text``, an explanation (``why``), a list (``details``)."""
+
+    level: Level
+    topic: str
+    name: str
+    text: str
+    why: str = ""
+    details: tuple[str, ...] = ()
+    remedies: tuple[Fix, ...] = ()
+
 
 _STYLES = {
     Level.OK: "green",
@@ -28,14 +64,14 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """One line for each finding, what explains and remedies it indented below."""
+    """Print one line for each finding, with its explanation and fixes indented below."""
     width = max((len(finding.name) for finding in findings), default=0)
     topic = ""
     for finding in findings:
         if finding.topic != topic:
             topic = finding.topic
             console.print(Text(topic, style="bold"))
-        _show_one(finding, width, console)
+        _show_finding(finding, width, console)
     console.print()
     console.print(summary(findings))
 
@@ -47,7 +83,7 @@ def summary(findings: Sequence[Finding]) -> Text:
         if (count := sum(finding.level is level for finding in findings))
     ]
     if not counts:
-        return Text("Everything is as it should be.", style="green")
+        return Text("No problems found.", style="green")
     text = Text(", ").join(counts)
     if worst(findings) is Level.NOTE:
         text.append(": nothing has to be done.", style="")
@@ -55,7 +91,7 @@ def summary(findings: Sequence[Finding]) -> Text:
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """The same for machines; the facts are what a report of a bug should carry."""
+    """Findings and facts as JSON, for programs and bug reports."""
     return json.dumps(
         {
             "penstock": facts.penstock,
@@ -69,7 +105,7 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
     )
 
 
-def _show_one(finding: Finding, width: int, console: Console) -> None:
+def _show_finding(finding: Finding, width: int, console: Console) -> None:
     plain = console.options.ascii_only
     style = _STYLES[finding.level]
     sign = (_PLAIN_SIGNS if plain else _SIGNS)[finding.level]
@@ -82,23 +118,23 @@ def _show_one(finding: Finding, width: int, console: Console) -> None:
         _print_hanging(indent, Text(finding.why, style="dim"), console)
     for detail in finding.details:
         _print_whole(indent + Text(detail, style="dim"), console)
-    for remedy in finding.remedies:
-        _show_remedy(remedy, indent + Text("-> " if plain else "→ ", style="cyan"), console)
+    for fix in finding.remedies:
+        _show_fix(fix, indent + Text("-> " if plain else "→ ", style="cyan"), console)
 
 
-def _show_remedy(remedy: Remedy, start: Text, console: Console) -> None:
-    command = Text(remedy.command, style="cyan")
-    how = Text(remedy.how)
-    if remedy.command and start.cell_len + how.cell_len + 1 + command.cell_len <= console.width:
+def _show_fix(fix: Fix, start: Text, console: Console) -> None:
+    command = Text(fix.command, style="cyan")
+    how = Text(fix.how)
+    if fix.command and start.cell_len + how.cell_len + 1 + command.cell_len <= console.width:
         console.print(start + how + Text(" ") + command)
         return
     _print_hanging(start, how, console)
-    if remedy.command:
+    if fix.command:
         _print_whole(Text(" " * start.cell_len) + command, console)
 
 
 def _print_hanging(start: Text, text: Text, console: Console) -> None:
-    """Text wrapped at words, its later lines below its first."""
+    """Print text wrapped at words, its later lines indented below the first."""
     for line in text.wrap(console, max(20, console.width - start.cell_len)):
         line.rstrip()
         console.print(start + line)
@@ -106,6 +142,6 @@ def _print_hanging(start: Text, text: Text, console: Console) -> None:
 
 
 def _print_whole(text: Text, console: Console) -> None:
-    # Broken into lines by us, a command or a path could not be pasted; the terminal's own
-    # wrapping is undone when it is copied.
+    # A command or path with line breaks cannot be pasted. A terminal's own wrapping does not add
+    # line breaks when the text is copied.
     console.print(text, soft_wrap=True)

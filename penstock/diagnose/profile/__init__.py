@@ -1,8 +1,7 @@
-"""The profiling aid: what each stop and operation costs on the user's own data, and what the fused
-plan saves."""
+"""The profiler: what each stage and operation costs on the user's data, and what fusing saves."""
 
 from __future__ import annotations
 
-from penstock.diagnose.profile.result import Profile, Row
+from penstock.diagnose.profile.result import Profile, StageCost
 
-__all__ = ["Profile", "Row"]
+__all__ = ["Profile", "StageCost"]

@@ -1,4 +1,4 @@
-"""What leaves a stop, in a few words and in bytes."""
+"""A short description of samples: their types, shapes and size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock.tree import flatten
 
 
 def describe(samples: Sequence[Any]) -> tuple[str, int]:
-    """Types and shapes of samples, ``?`` where these differ, and their mean size in bytes.
+    """Types and shapes of samples, ``?`` where they differ, and the mean size in bytes.
 
-    Single numbers beside larger things (labels) go without saying.
+    Single numbers, such as labels, are left out if a sample has larger values too.
 
     >>> import numpy as np
     >>> describe([(np.zeros((4, 6, 3), np.uint8), 1), (np.zeros((5, 6, 3), np.uint8), 2)])

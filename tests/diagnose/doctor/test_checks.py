@@ -1,3 +1,5 @@
+"""The checks of the machine: which facts lead to which finding and fix."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,20 +8,19 @@ import pytest
 
 from penstock.diagnose.doctor.checks import NETWORK, check
 from penstock.diagnose.doctor.facts import Cores, Facts, Leftovers, Limit, Memory
-from penstock.diagnose.doctor.finding import Finding, Level
+from penstock.diagnose.doctor.report import Finding, Level
 
 GB = 10**9
 MB = 10**6
 
 
 def named(facts: Facts, name: str) -> Finding:
-    found = [finding for finding in check(facts) if finding.name == name]
-    assert len(found) == 1, found
-    return found[0]
+    (finding,) = (finding for finding in check(facts) if finding.name == name)
+    return finding
 
 
 def commands(finding: Finding) -> list[str]:
-    return [remedy.command for remedy in finding.remedies]
+    return [fix.command for fix in finding.remedies]
 
 
 def test_a_sound_machine_has_nothing_but_ok(sound: Facts) -> None:
@@ -47,10 +48,10 @@ def test_a_sound_machine_has_nothing_but_ok(sound: Facts) -> None:
     }
 
 
-def test_findings_of_a_topic_stand_together(sound: Facts) -> None:
+def test_the_findings_of_a_topic_are_consecutive(sound: Facts) -> None:
     topics = [finding.topic for finding in check(sound)]
-    changes = [one for one, before in zip(topics, [None, *topics], strict=False) if one != before]
-    assert len(changes) == len(set(changes))
+    starts = [now for now, before in zip(topics, [None, *topics], strict=False) if now != before]
+    assert len(starts) == len(set(starts))
 
 
 def test_an_old_python_is_a_problem(sound: Facts) -> None:
@@ -80,12 +81,12 @@ def test_the_version_of_penstock_is_shown(sound: Facts) -> None:
     assert named(sound, "penstock").text == "0.1.0"
 
 
-def test_a_quota_is_told_from_a_cpu_mask(sound: Facts) -> None:
+def test_a_quota_is_distinguished_from_a_cpu_mask(sound: Facts) -> None:
     quota = named(replace(sound, cores=Cores(usable=4, mask=16, machine=16)), "cores")
     mask = named(replace(sound, cores=Cores(usable=4, mask=4, machine=16)), "cores")
     assert (quota.level, mask.level) == (Level.NOTE, Level.NOTE)
     assert quota.text == "4 of 16: the container's quota allows no more"
-    assert mask.text == "4 of 16: this process is bound to them"
+    assert mask.text == "4 of 16: the CPU affinity of this process allows no more"
     assert commands(quota) == ["docker run --cpus=16 ..."]
     assert commands(mask) == ["#SBATCH --cpus-per-task=16"]
 
@@ -113,7 +114,7 @@ def test_one_thread_for_each_worker_is_fine(sound: Facts) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "0"])
-def test_a_senseless_number_of_threads_is_warned_about(sound: Facts, value: str) -> None:
+def test_an_invalid_number_of_threads_is_warned_about(sound: Facts, value: str) -> None:
     finding = named(replace(sound, settings={"OMP_NUM_THREADS": value}), "OMP_NUM_THREADS")
     assert finding.level is Level.WARNING
     assert repr(value) in finding.text
@@ -122,7 +123,7 @@ def test_a_senseless_number_of_threads_is_warned_about(sound: Facts, value: str)
 def test_a_memory_limit_of_the_container_is_noted(sound: Facts) -> None:
     finding = named(replace(sound, memory=Memory(16 * GB, 64 * GB, 10 * GB)), "memory")
     assert finding.level is Level.NOTE
-    assert finding.text == "16.0 GB of 64.0 GB by the container's limit, 10.0 GB free"
+    assert finding.text == "16.0 GB of 64.0 GB: the container's limit, 10.0 GB free"
 
 
 def test_little_free_memory_is_warned_about(sound: Facts) -> None:
@@ -135,7 +136,7 @@ def test_unknown_free_memory_is_left_out(sound: Facts) -> None:
     assert (finding.level, finding.text) == (Level.OK, "64.0 GB")
 
 
-def test_a_containers_small_shm_names_both_ways_out(sound: Facts) -> None:
+def test_a_small_shm_in_a_container_has_two_fixes(sound: Facts) -> None:
     shm = replace(sound.shm, total=64 * MB, free=64 * MB)
     finding = named(replace(sound, container=True, shm=shm), "shared memory")
     assert finding.level is Level.WARNING
@@ -174,14 +175,14 @@ def test_a_full_shm_is_warned_about(sound: Facts) -> None:
     assert commands(finding) == ["du -sh /dev/shm/*"]
 
 
-def test_a_chosen_place_for_memory_that_is_too_small_is_taken_back(sound: Facts) -> None:
+def test_a_shm_dir_setting_that_is_too_small_is_to_be_unset(sound: Facts) -> None:
     shm = replace(sound.shm, path="/mnt/ram", total=64 * MB)
     settings = {"PENSTOCK_SHM_DIR": "/mnt/ram"}
     finding = named(replace(sound, shm=shm, settings=settings), "shared memory")
     assert commands(finding) == ["unset PENSTOCK_SHM_DIR"]
 
 
-def test_without_memfd_batches_are_said_to_use_files(sound: Facts) -> None:
+def test_without_memfd_batches_are_reported_to_use_files(sound: Facts) -> None:
     finding = named(replace(sound, memfd=False), "memfd")
     assert finding.level is Level.WARNING
     small = replace(sound.shm, total=64 * MB)
@@ -201,7 +202,7 @@ def test_leftovers_are_listed_with_their_sizes(sound: Facts) -> None:
 def test_collected_leftovers_are_fine(sound: Facts) -> None:
     left = Leftovers("/dev/shm/p", collected=(("/dev/shm/p/run-1", 3 * GB),), tried=True)
     finding = named(replace(sound, leftovers=left), "leftovers")
-    assert (finding.level, finding.text) == (Level.OK, "1 killed run, 3.0 GB: collected")
+    assert (finding.level, finding.text) == (Level.OK, "1 killed run, 3.0 GB: removed")
 
 
 def test_leftovers_that_cannot_be_collected_are_named_one_by_one(sound: Facts) -> None:
@@ -211,7 +212,7 @@ def test_leftovers_that_cannot_be_collected_are_named_one_by_one(sound: Facts) -
     assert commands(finding) == ["sudo rm -rf '/dev/shm/p q/run-1'"]
 
 
-def test_a_place_for_memory_stores_that_is_not_ours_is_a_problem(sound: Facts) -> None:
+def test_a_memory_directory_of_another_user_is_a_problem(sound: Facts) -> None:
     left = Leftovers("/dev/shm/p", error="/dev/shm/p belongs to user 7.")
     finding = named(replace(sound, leftovers=left), "leftovers")
     assert finding.level is Level.PROBLEM
@@ -224,8 +225,8 @@ def test_a_full_temporary_directory_is_warned_about(sound: Facts) -> None:
     finding = named(facts, "temporary")
     assert (finding.level, finding.text) == (Level.WARNING, "100.0 MB free on /tmp")
     assert finding.why == ""
-    here = named(replace(facts, memory_stores="/tmp/penstock-1000"), "temporary")
-    assert here.why == "Memory caches live here, and will be small."
+    with_caches = named(replace(facts, memory_stores="/tmp/penstock-1000"), "temporary")
+    assert with_caches.why == "Memory caches are kept here and will be small."
 
 
 def test_no_temporary_directory_at_all_is_a_problem(sound: Facts) -> None:
@@ -245,7 +246,7 @@ def test_no_temporary_directory_at_all_is_a_problem(sound: Facts) -> None:
         ),
     ],
 )
-def test_a_bad_place_for_disk_caches_is_warned_about(
+def test_a_bad_directory_for_disk_caches_is_warned_about(
     sound: Facts, spoilt: dict[str, object], text: str
 ) -> None:
     assert sound.disk is not None
@@ -255,13 +256,13 @@ def test_a_bad_place_for_disk_caches_is_warned_about(
     assert commands(finding) == ["export PENSTOCK_CACHE_DIR=/path/on/local/disk"]
 
 
-def test_a_user_without_a_home_is_told_to_name_a_place(sound: Facts) -> None:
+def test_a_user_without_a_home_is_told_to_set_the_cache_directory(sound: Facts) -> None:
     finding = named(replace(sound, disk=None), "disk caches")
     assert finding.level is Level.WARNING
     assert commands(finding) == ["export PENSTOCK_CACHE_DIR=/path/on/local/disk"]
 
 
-def test_local_file_systems_are_not_taken_for_remote_ones() -> None:
+def test_local_file_systems_are_not_listed_as_network_ones() -> None:
     assert not NETWORK & {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
 
 
@@ -273,7 +274,7 @@ def test_few_open_files_are_raised_as_far_as_the_hard_limit(sound: Facts) -> Non
     assert commands(free) == ["ulimit -n 65536"]
 
 
-def test_a_low_hard_limit_of_open_files_is_raised_by_whoever_set_it(sound: Facts) -> None:
+def test_a_low_hard_limit_of_open_files_is_raised_in_its_configuration(sound: Facts) -> None:
     facts = replace(sound, files=Limit(1024, 1024))
     assert commands(named(facts, "open files")) == [
         "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf"

@@ -1,3 +1,5 @@
+"""Facts about a machine: directories, leftovers of killed runs, packages."""
+
 from __future__ import annotations
 
 import os
@@ -9,16 +11,17 @@ import pytest
 
 from penstock import config
 from penstock.diagnose.doctor.facts import (
+    Package,
     collect_leftovers,
     gather,
-    look_at_place,
+    look_at_directory,
+    look_at_packages,
     look_for_leftovers,
 )
-from penstock.diagnose.doctor.packages import Package, look_at_packages
 
 
 def leave_behind(parent: Path) -> Path:
-    """What a killed run leaves: a run directory whose owner is dead."""
+    """Leave the run directory of a process that was killed; return its path."""
     code = (
         "import os, pathlib, sys; from penstock.store import RunDir; "
         "run = RunDir(pathlib.Path(sys.argv[1])); d = run.path; "
@@ -32,7 +35,7 @@ def leave_behind(parent: Path) -> Path:
     return Path(done.stdout)
 
 
-def test_gathering_agrees_with_what_loaders_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_agree_with_the_values_that_loaders_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.diagnose.doctor.facts.look_at_packages", dict)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     facts = gather()
@@ -43,7 +46,7 @@ def test_gathering_agrees_with_what_loaders_use(monkeypatch: pytest.MonkeyPatch)
     assert facts.settings["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_user_without_home_or_temporary_directory_is_still_looked_at(
+def test_facts_are_gathered_without_a_home_or_temporary_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def nowhere() -> Path:
@@ -60,17 +63,17 @@ def test_a_user_without_home_or_temporary_directory_is_still_looked_at(
     assert (facts.temporary, facts.disk, facts.memory_stores) == (None, None, "")
 
 
-def test_a_place_that_does_not_exist_offers_what_its_parent_does(tmp_path: Path) -> None:
-    there = look_at_place(tmp_path)
-    later = look_at_place(tmp_path / "not" / "yet")
-    assert (there.exists, there.writable) == (True, True)
-    assert (later.exists, later.writable, later.total) == (False, True, there.total)
+def test_a_directory_that_does_not_exist_has_the_values_of_its_parent(tmp_path: Path) -> None:
+    existing = look_at_directory(tmp_path)
+    missing = look_at_directory(tmp_path / "not" / "yet")
+    assert (existing.exists, existing.writable) == (True, True)
+    assert (missing.exists, missing.writable, missing.total) == (False, True, existing.total)
 
 
-def test_a_file_in_the_way_is_not_a_place_to_write(tmp_path: Path) -> None:
+def test_a_path_blocked_by_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        found = look_at_place(path)
+        found = look_at_directory(path)
         assert (found.exists, found.writable) == (False, False)
 
 
@@ -83,9 +86,9 @@ def test_the_innermost_and_latest_mount_names_the_file_system(tmp_path: Path) ->
         f"disk / ext4 rw 0 0\nold {escaped} xfs rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n"
         f"other {tmp_path}/a tmpfs rw 0 0\n\n"
     )
-    assert look_at_place(inner / "deeper", mounts).filesystem == "nfs4"
-    assert look_at_place(tmp_path, mounts).filesystem == "ext4"
-    assert look_at_place(tmp_path, tmp_path / "none").filesystem == ""
+    assert look_at_directory(inner / "deeper", mounts).filesystem == "nfs4"
+    assert look_at_directory(tmp_path, mounts).filesystem == "ext4"
+    assert look_at_directory(tmp_path, tmp_path / "none").filesystem == ""
 
 
 def test_leftovers_are_found_and_collected(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_leftovers_are_found_and_collected(tmp_path: Path) -> None:
     assert not gone.exists()
 
 
-def test_a_live_run_is_no_leftover(tmp_path: Path) -> None:
+def test_a_live_run_is_not_a_leftover(tmp_path: Path) -> None:
     from penstock.store import RunDir
 
     run = RunDir(tmp_path / "penstock")
@@ -111,7 +114,7 @@ def test_a_live_run_is_no_leftover(tmp_path: Path) -> None:
         run.close()
 
 
-def test_a_place_others_can_open_is_reported_and_not_raised(tmp_path: Path) -> None:
+def test_a_memory_directory_open_to_others_is_an_error_in_the_facts(tmp_path: Path) -> None:
     parent = tmp_path / "penstock"
     parent.mkdir()
     parent.chmod(0o777)
@@ -121,7 +124,7 @@ def test_a_place_others_can_open_is_reported_and_not_raised(tmp_path: Path) -> N
 
 
 def package(module: str) -> Package:
-    return look_at_packages((Package(module, module),), patience=60)[module]
+    return look_at_packages((Package(module, module),), timeout=60)[module]
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_package_that_is_not_there_is_absent() -> None:
+def test_a_package_that_is_not_installed_is_absent() -> None:
     found = package("no_such_package_of_anyones")
     assert (found.state, found.error) == ("absent", "")
 
@@ -148,7 +151,7 @@ def test_a_package_that_raises_is_broken(modules: Path) -> None:
     assert (found.state, found.error) == ("broken", "OSError: libfoo.so is missing")
 
 
-def test_a_package_that_crashes_does_not_take_the_doctor_along(modules: Path) -> None:
+def test_a_package_that_crashes_does_not_crash_the_doctor(modules: Path) -> None:
     (modules / "crashing.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     found = package("crashing")
     assert (found.state, found.error) == ("broken", "its import was killed by SIGSEGV")
@@ -160,14 +163,14 @@ def test_a_package_that_exits_is_broken(modules: Path) -> None:
     assert found.error == "its import ended the process with code 3: bye"
 
 
-def test_a_package_that_hangs_is_given_up(modules: Path) -> None:
+def test_a_package_whose_import_hangs_is_broken(modules: Path) -> None:
     (modules / "hanging.py").write_text("import threading; threading.Event().wait()")
-    found = look_at_packages((Package("hanging", "hanging"),), patience=0.5)["hanging"]
+    found = look_at_packages((Package("hanging", "hanging"),), timeout=0.5)["hanging"]
     assert found.state == "broken"
     assert "did not finish" in found.error
 
 
-def test_what_a_package_prints_and_warns_is_not_mistaken_for_the_answer(modules: Path) -> None:
+def test_output_and_warnings_of_a_package_do_not_disturb_the_result(modules: Path) -> None:
     (modules / "chatty.py").write_text(
         "import sys, warnings; sys.stdout.write('{}'); warnings.warn('the driver is too old')\n"
         "__version__ = '1.2'"
@@ -186,14 +189,14 @@ def test_a_version_is_looked_up_where_the_module_has_none() -> None:
     assert package("rich").version.partition(".")[0].isdecimal()
 
 
-def test_an_opencv_tells_how_it_threads() -> None:
+def test_the_facts_on_opencv_include_its_threads() -> None:
     pytest.importorskip("cv2")
     found = package("cv2")
     assert found.threads
     assert found.stays_single
 
 
-def test_the_processes_that_import_see_the_same_packages(modules: Path) -> None:
+def test_the_probe_processes_use_the_same_import_path(modules: Path) -> None:
     assert str(modules) not in os.environ.get("PYTHONPATH", "")
-    (modules / "only_here.py").write_text("__version__ = '7'")
-    assert package("only_here").version == "7"
+    (modules / "on_this_path.py").write_text("__version__ = '7'")
+    assert package("on_this_path").version == "7"

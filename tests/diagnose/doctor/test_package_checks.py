@@ -1,3 +1,5 @@
+"""The checks of packages and accelerators: which facts lead to which finding and fix."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,7 +8,7 @@ import pytest
 
 from penstock.diagnose.doctor.checks import check
 from penstock.diagnose.doctor.facts import Facts
-from penstock.diagnose.doctor.finding import Finding, Level
+from penstock.diagnose.doctor.report import Finding, Level
 
 
 def with_package(facts: Facts, module: str, **changes: object) -> Facts:
@@ -15,13 +17,12 @@ def with_package(facts: Facts, module: str, **changes: object) -> Facts:
 
 
 def named(facts: Facts, name: str) -> Finding:
-    found = [finding for finding in check(facts) if finding.name == name]
-    assert len(found) == 1, found
-    return found[0]
+    (finding,) = (finding for finding in check(facts) if finding.name == name)
+    return finding
 
 
 def commands(finding: Finding) -> list[str]:
-    return [remedy.command for remedy in finding.remedies]
+    return [fix.command for fix in finding.remedies]
 
 
 @pytest.mark.parametrize("module", ["numpy", "lmdb", "xxhash", "msgpack", "cloudpickle", "rich"])
@@ -75,7 +76,7 @@ def test_a_package_that_cannot_be_imported_is_a_problem(
         ("torch", "torch", Level.WARNING),
     ],
 )
-def test_a_package_that_is_too_old_is_to_be_renewed(
+def test_a_package_that_is_too_old_is_to_be_upgraded(
     sound: Facts, module: str, name: str, level: Level
 ) -> None:
     facts = with_package(sound, module, version="1.3.9+cpu", minimum="1.4")
@@ -103,9 +104,9 @@ def test_an_opencv_that_wants_a_display_is_replaced_by_the_headless_one(sound: F
 
 def test_opencv_distributions_over_each_other_are_warned_about(sound: Facts) -> None:
     two = ("opencv-python-headless", "opencv-python")
-    finding = check(replace(sound, opencv=two))
-    conflict = [f for f in finding if f.name == "OpenCV" and f.level is Level.WARNING]
-    assert [commands(one) for one in conflict] == [
+    findings = check(replace(sound, opencv=two))
+    conflict = [f for f in findings if f.name == "OpenCV" and f.level is Level.WARNING]
+    assert [commands(finding) for finding in conflict] == [
         [
             "pip uninstall -y opencv-python-headless opencv-python && "
             "pip install opencv-python-headless"
@@ -119,14 +120,14 @@ def test_contributed_opencv_modules_are_kept_when_a_conflict_is_solved(sound: Fa
     assert commands(conflict[0])[0].endswith("pip install opencv-contrib-python-headless")
 
 
-def test_an_opencv_says_how_it_was_built(sound: Facts) -> None:
+def test_the_finding_on_opencv_names_its_thread_library(sound: Facts) -> None:
     own = named(with_package(sound, "cv2", threads="TBB"), "OpenCV")
     none = named(with_package(sound, "cv2", threads="none"), "OpenCV")
-    assert own.text == "4.10.0, threads by TBB, turned off in workers"
+    assert own.text == "4.10.0, built with TBB threads, turned off in workers"
     assert none.text == "4.10.0, built without threads"
 
 
-def test_an_opencv_whose_threads_stay_is_warned_about(sound: Facts) -> None:
+def test_an_opencv_whose_threads_cannot_be_turned_off_is_warned_about(sound: Facts) -> None:
     finding = named(with_package(sound, "cv2", threads="OpenMP", stays_single=False), "OpenCV")
     assert finding.level is Level.WARNING
     assert "export OMP_NUM_THREADS=1" in commands(finding)
@@ -152,7 +153,7 @@ def test_a_cpu_build_beside_an_nvidia_driver_is_warned_about(sound: Facts) -> No
     finding = named(with_package(sound, "torch", cuda="", devices=()), "accelerator")
     assert (finding.level, finding.text) == (
         Level.WARNING,
-        "none, though there is an NVIDIA driver",
+        "none, although an NVIDIA driver is installed",
     )
     assert commands(finding) == ["pip uninstall -y torch && pip install torch"]
 

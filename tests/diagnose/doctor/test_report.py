@@ -1,3 +1,5 @@
+"""The report of the doctor, in a terminal and as JSON."""
+
 from __future__ import annotations
 
 import io
@@ -9,8 +11,7 @@ from rich.console import Console
 
 from penstock.diagnose.doctor.checks import check
 from penstock.diagnose.doctor.facts import Facts, Leftovers
-from penstock.diagnose.doctor.finding import Finding, Level, Remedy
-from penstock.diagnose.doctor.report import as_json, show, summary, worst
+from penstock.diagnose.doctor.report import Finding, Fix, Level, as_json, show, summary, worst
 
 COMMAND = "sudo mount -o remount,size=29G /dev/shm && echo a command longer than the terminal"
 
@@ -27,8 +28,8 @@ def shown(findings: list[Finding], width: int = 80, encoding: str = "utf-8") -> 
     return raw.getvalue().decode(encoding).splitlines()
 
 
-def test_a_finding_is_one_line_with_its_remedy_below() -> None:
-    found = finding(Level.WARNING, remedies=(Remedy("start the container with", "docker run"),))
+def test_a_finding_is_one_line_with_its_fix_below() -> None:
+    found = finding(Level.WARNING, remedies=(Fix("start the container with", "docker run"),))
     assert shown([found]) == [
         "Memory",
         "  !  shared memory  64.0 MB",
@@ -39,7 +40,7 @@ def test_a_finding_is_one_line_with_its_remedy_below() -> None:
 
 
 def test_a_command_is_never_broken_into_lines() -> None:
-    found = finding(Level.WARNING, remedies=(Remedy("make it larger:", COMMAND),))
+    found = finding(Level.WARNING, remedies=(Fix("make it larger:", COMMAND),))
     assert f"       {COMMAND}" in shown([found], width=60)
 
 
@@ -60,16 +61,16 @@ def test_no_line_ends_in_blanks(sound: Facts) -> None:
 
 
 def test_a_terminal_without_unicode_gets_plain_signs() -> None:
-    levels = [finding(level, remedies=(Remedy("do it"),)) for level in Level]
+    levels = [finding(level, remedies=(Fix("do it"),)) for level in Level]
     lines = shown(levels, encoding="ascii")
     assert [line[2] for line in lines if line.startswith("  ") and line[2] != " "] == list("+-!x")
     assert "     -> do it" in lines
 
 
-def test_square_brackets_are_text() -> None:
-    remedy = Remedy("install it:", 'pip install "penstock[image]"')
+def test_square_brackets_are_not_read_as_markup() -> None:
+    fix = Fix("install it:", 'pip install "penstock[image]"')
     assert '     → install it: pip install "penstock[image]"' in shown(
-        [finding(Level.NOTE, remedies=(remedy,), why="[bold]")]
+        [finding(Level.NOTE, remedies=(fix,), why="[bold]")]
     )
 
 
@@ -77,7 +78,7 @@ def test_the_summary_counts_what_matters() -> None:
     many = [finding(level) for level in (Level.PROBLEM, Level.WARNING, Level.WARNING, Level.OK)]
     assert str(summary(many)) == "1 problem, 2 warnings"
     assert str(summary([finding(Level.NOTE)])) == "1 note: nothing has to be done."
-    assert str(summary([finding(Level.OK)])) == "Everything is as it should be."
+    assert str(summary([finding(Level.OK)])) == "No problems found."
 
 
 def test_the_worst_level_is_that_of_the_worst_finding() -> None:
@@ -85,13 +86,13 @@ def test_the_worst_level_is_that_of_the_worst_finding() -> None:
     assert worst([]) is Level.OK
 
 
-def test_machines_get_findings_and_facts(sound: Facts) -> None:
+def test_json_has_the_findings_and_the_facts(sound: Facts) -> None:
     left = Leftovers("/dev/shm/p", found=(("/dev/shm/p/run-1", 12),))
     facts = replace(sound, leftovers=left)
-    told = json.loads(as_json(facts, check(facts)))
-    assert (told["penstock"], told["level"]) == ("0.1.0", "warning")
-    assert told["facts"]["cores"] == {"usable": 16, "mask": 16, "machine": 16}
-    bad = [one for one in told["findings"] if one["level"] != "ok"]
-    assert [one["remedies"] for one in bad] == [
-        [{"how": "collect them:", "command": "penstock doctor --fix"}]
+    report = json.loads(as_json(facts, check(facts)))
+    assert (report["penstock"], report["level"]) == ("0.1.0", "warning")
+    assert report["facts"]["cores"] == {"usable": 16, "mask": 16, "machine": 16}
+    bad = [finding for finding in report["findings"] if finding["level"] != "ok"]
+    assert [finding["remedies"] for finding in bad] == [
+        [{"how": "remove them:", "command": "penstock doctor --fix"}]
     ]
