@@ -2,12 +2,11 @@
 
 from penstock.order.balanced import Balanced
 from penstock.order.cursor import Cursor
-from penstock.order.deal import BatchKeys, Deal
+from penstock.order.deal import BatchKeys, Deal, Occurrences, replica_numbers
 from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
-from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
 
 __all__ = [
@@ -27,5 +26,5 @@ __all__ = [
     "Shuffled",
     "Weighted",
     "check",
-    "replicas",
+    "replica_numbers",
 ]
