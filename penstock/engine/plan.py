@@ -33,7 +33,7 @@ def plan_of(
     if sampling is not None:
         plan = sampling(samples, batch.size, batch.drop_last)
     else:
-        order = options.dealt_by
+        order = options.chosen_order
         if renewal is not None and isinstance(order, Shuffled):
             order = Balanced(renewal)
         echo = echo_on(pipeline)
