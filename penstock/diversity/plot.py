@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from penstock.diversity.report import Diversity, Row
+from penstock.diversity.report import Diversity, DiversityRow
 from penstock.diversity.theorem import WEAK
 
 _LETTER = 7.0
@@ -70,7 +70,7 @@ def svg(d: Diversity) -> str:
     )
 
 
-def _axes(lines: Sequence[Sequence[Row]]) -> list[str]:
+def _axes(lines: Sequence[Sequence[DiversityRow]]) -> list[str]:
     out = []
     for percent in (0, 25, 50, 75, 100):
         y = _y(percent / 100)
@@ -91,7 +91,7 @@ def _axes(lines: Sequence[Sequence[Row]]) -> list[str]:
     return out
 
 
-def _curves(lines: Sequence[Sequence[Row]]) -> list[str]:
+def _curves(lines: Sequence[Sequence[DiversityRow]]) -> list[str]:
     out = []
     for number, rows in enumerate(lines):
         colour = f"c{number % len(_LIGHT)}"
@@ -106,7 +106,7 @@ def _curves(lines: Sequence[Sequence[Row]]) -> list[str]:
     return out
 
 
-def _named(lines: Sequence[Sequence[Row]], labels: Sequence[str]) -> list[str]:
+def _named(lines: Sequence[Sequence[DiversityRow]], labels: Sequence[str]) -> list[str]:
     """Labels at the ends of the lines, pushed apart where these are close."""
     order = sorted(range(len(lines)), key=lambda i: (-lines[i][-1].share, i))
     places: list[float] = []
@@ -130,7 +130,7 @@ def _named(lines: Sequence[Sequence[Row]], labels: Sequence[str]) -> list[str]:
     return out
 
 
-def _label(rows: Sequence[Row]) -> str:
+def _label(rows: Sequence[DiversityRow]) -> str:
     return f"{rows[0].below or 'the source'} (strength {rows[0].strength:.2f})"
 
 
