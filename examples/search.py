@@ -1,13 +1,13 @@
-"""Searches hyper-parameters with Optuna, several trials at a time, all fed by one preparation.
+"""Searches hyper-parameters with Optuna: several trials at a time share one data preparation.
 
     python examples/search.py --data CIFAR10.parquet --share search-1
     python examples/search.py --data CIFAR10.parquet --compare
 
 The data is a Parquet file with a column ``image`` (the bytes of image files) and a column
-``label``. Four jobs, each a process of its own, work on one study in a file; with ``--share`` they
-have their batches prepared once for all. ``--compare`` runs the search without and with it, and
-shows what both cost. Both find the same: parameters are drawn from the seed before the first
-trial, and the batches of a trial depend on the seed alone.
+``label``. Four jobs, each in its own process, work on one study in a file. With ``--share`` each
+batch is prepared once for all jobs. ``--compare`` runs the search without and with sharing, and
+prints the time of both. Both have the same results: parameters are drawn from the seed before the
+first trial, and the batches of a trial depend on the seed only.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SIDE = 32
 
 
 @dataclass(frozen=True)
-class Part:
-    """An order that deals some rows of the file: for training, in a new sequence every epoch."""
+class Subset:
+    """An order over some rows of the file; those for training are shuffled every epoch."""
 
     rows: int
     test: bool = False
@@ -51,8 +51,8 @@ class Part:
         return np.random.default_rng((seed, epoch)).permutation(train[: self.rows])
 
 
-def road(data: Path, batch: int, *, augment: bool) -> ps.Pipeline:
-    """From bytes to pixels."""
+def make_pipeline(data: Path, batch: int, *, augment: bool) -> ps.Pipeline:
+    """A pipeline from the bytes of image files to batches of uint8 pixels."""
     pipeline = ps.from_parquet(data, columns=["image", "label"]).map(ps.image.decode())
     if augment:
         pipeline = (
@@ -64,7 +64,7 @@ def road(data: Path, batch: int, *, augment: bool) -> ps.Pipeline:
 
 
 def pixels(batch: Any) -> torch.Tensor:
-    """What a network sees. Batches are kept and shared as bytes, a quarter of this."""
+    """The images as floats for the network. Shared batches are uint8, a quarter of the size."""
     return batch["image"].permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -85,45 +85,49 @@ def network(width: int, classes: int = 10) -> nn.Module:
     )
 
 
-def accuracy(model: nn.Module, test: ps.Pipeline, given: argparse.Namespace) -> float:
-    """The share of test images that are told right."""
+def accuracy(model: nn.Module, test: ps.Pipeline, args: argparse.Namespace) -> float:
+    """The share of test images that are classified correctly."""
     model.eval()
-    right = seen = 0
-    order = Part(given.rows, test=True)
+    correct = total = 0
+    order = Subset(args.rows, test=True)
     with (
         torch.no_grad(),
-        penstock.torch.loader(test, workers=0, order=order, seed=given.seed) as loader,
+        penstock.torch.loader(test, workers=0, order=order, seed=args.seed) as loader,
     ):
         for batch in loader:
-            right += int((model(pixels(batch)).argmax(1) == batch["label"]).sum())
-            seen += len(batch["label"])
-    return right / seen
+            correct += int((model(pixels(batch)).argmax(1) == batch["label"]).sum())
+            total += len(batch["label"])
+    return correct / total
 
 
-def drawn(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the trials try. A sampler would ask which trials have ended, and that is a race."""
-    rng = np.random.default_rng(given.seed)
+def draw_parameters(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The parameters of all trials.
+
+    Optuna's samplers look at the trials that have ended, so with several jobs their result would
+    depend on timing.
+    """
+    rng = np.random.default_rng(args.seed)
     return [
         {
             "rate": float(10 ** rng.uniform(-3.5, -1.5)),
             "decay": float(10 ** rng.uniform(-5, -2)),
             "width": int(rng.choice([8, 12])),
         }
-        for _ in range(given.trials)
+        for _ in range(args.trials)
     ]
 
 
-def train(trial: optuna.Trial, data: ps.Pipeline, given: argparse.Namespace) -> nn.Module:
-    """A network of this trial's parameters, trained."""
+def train(trial: optuna.Trial, data: ps.Pipeline, args: argparse.Namespace) -> nn.Module:
+    """Train a network with this trial's parameters."""
     rate = trial.suggest_float("rate", 1e-4, 1e-1, log=True)
     decay = trial.suggest_float("decay", 1e-6, 1e-1, log=True)
-    torch.manual_seed(given.seed)
+    torch.manual_seed(args.seed)
     model = network(trial.suggest_int("width", 4, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     with penstock.torch.loader(
-        data, order=Part(given.rows), seed=given.seed, share=given.share, join="start"
+        data, order=Subset(args.rows), seed=args.seed, share=args.share, join="start"
     ) as loader:
-        for _ in range(given.epochs):
+        for _ in range(args.epochs):
             for batch in loader:
                 loss = nn.functional.cross_entropy(model(pixels(batch)), batch["label"].long())
                 optimizer.zero_grad()
@@ -136,21 +140,19 @@ def storage(study: Path) -> JournalStorage:
     return JournalStorage(JournalFileBackend(str(study)))
 
 
-def work(given: argparse.Namespace) -> None:
-    """One job: its part of the trials of a study that is there already."""
+def run_job(args: argparse.Namespace) -> None:
+    """Run this job's share of the trials of an existing study."""
     torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    data = road(given.data, given.batch, augment=True)
-    test = road(given.data, 256, augment=False)
-    study = optuna.load_study(study_name="search", storage=storage(given.study))
-    study.optimize(
-        lambda trial: accuracy(train(trial, data, given), test, given), n_trials=given.work
-    )
+    data = make_pipeline(args.data, args.batch, augment=True)
+    test = make_pipeline(args.data, 256, augment=False)
+    study = optuna.load_study(study_name="search", storage=storage(args.study))
+    study.optimize(lambda trial: accuracy(train(trial, data, args), test, args), n_trials=args.work)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to, and what it cost. ``cpu`` is that of the jobs and of the node."""
+class SearchResult:
+    """The trials of a search, and its time in seconds; ``cpu`` is that of the jobs and the node."""
 
     parameters: list[dict[str, Any]]
     accuracies: list[float]
@@ -158,32 +160,32 @@ class Found:
     cpu: float
 
 
-def search(given: argparse.Namespace, share: str | None) -> Found:
-    """Start the jobs, wait for them, and see what they found."""
+def search(args: argparse.Namespace, share: str | None) -> SearchResult:
+    """Start the jobs, wait for them, and collect their results."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "study.log"
         study = optuna.create_study(
             study_name="search", storage=storage(journal), direction="maximize"
         )
-        for parameters in drawn(given):
+        for parameters in draw_parameters(args):
             study.enqueue_trial(parameters)
-        command = [sys.executable, __file__, "--study", str(journal), "--data", str(given.data)]
+        command = [sys.executable, __file__, "--study", str(journal), "--data", str(args.data)]
         for name in ("rows", "epochs", "batch", "seed"):
-            command += [f"--{name}", str(getattr(given, name))]
+            command += [f"--{name}", str(getattr(args, name))]
         if share is not None:
             command += ["--share", share]
         before, spent, started = look(), children_cpu(), time.perf_counter()
-        parts = np.array_split(np.arange(given.trials), given.jobs)
+        parts = np.array_split(np.arange(args.trials), args.jobs)
         jobs = [subprocess.Popen([*command, "--work", str(len(part))]) for part in parts]
         failed = [job for job in jobs if job.wait()]
         if failed:
-            sys.exit(f"{len(failed)} of {len(jobs)} jobs have failed")
+            sys.exit(f"{len(failed)} of {len(jobs)} jobs failed")
         wall, cpu = time.perf_counter() - started, children_cpu() - spent
         if share is not None:
             cpu += node_cpu(before)
         trials = study.trials
         values = [0.0 if trial.value is None else trial.value for trial in trials]
-        return Found([trial.params for trial in trials], values, wall, cpu)
+        return SearchResult([trial.params for trial in trials], values, wall, cpu)
 
 
 def children_cpu() -> float:
@@ -192,7 +194,7 @@ def children_cpu() -> float:
 
 
 def node_cpu(before: dict[str, Any] | None) -> float:
-    """Seconds that the node, which is nobody's child, has spent since."""
+    """CPU seconds of the node since ``before``; it is not a child process of this one."""
     now = look()
     if now is None:
         return 0.0
@@ -200,45 +202,45 @@ def node_cpu(before: dict[str, Any] | None) -> float:
     return float(now["cpu"]) - (float(before["cpu"]) if before is not None and same else 0.0)
 
 
-def main(arguments: list[str] | None = None) -> list[Found]:
+def main(arguments: list[str] | None = None) -> list[SearchResult]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="a Parquet file")
-    parser.add_argument("--share", metavar="NAME", help="prepare once for all jobs")
-    parser.add_argument("--compare", action="store_true", help="search without and with share")
+    parser.add_argument("--share", metavar="NAME", help="prepare each batch once for all jobs")
+    parser.add_argument("--compare", action="store_true", help="search without and with sharing")
     parser.add_argument("--jobs", type=int, default=4, help="trials at a time")
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=12_000, help="images of an epoch")
-    parser.add_argument("--epochs", type=int, default=4, help="of each trial")
+    parser.add_argument("--rows", type=int, default=12_000, help="images in an epoch")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs of each trial")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)  # be one of its jobs
-    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)  # so many trials of it
-    given = parser.parse_args(arguments)
-    if given.study is not None:
-        work(given)
+    parser.add_argument("--study", type=Path, help=argparse.SUPPRESS)  # run as a job of this study
+    parser.add_argument("--work", type=int, help=argparse.SUPPRESS)  # trials of this job
+    args = parser.parse_args(arguments)
+    if args.study is not None:
+        run_job(args)
         return []
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found = []
-    for share in [None, given.share or "search"] if given.compare else [given.share]:
-        found.append(search(given, share))
-        print(f"{'alone' if share is None else f'share={share}':16} {told(found[-1])}")
-    if given.compare:
-        alone, shared = found
+    results = []
+    for share in [None, args.share or "search"] if args.compare else [args.share]:
+        results.append(search(args, share))
+        print(f"{'alone' if share is None else f'share={share}':16} {summary(results[-1])}")
+    if args.compare:
+        alone, shared = results
         same = (alone.parameters, alone.accuracies) == (shared.parameters, shared.accuracies)
         print(
             f"with share {alone.wall / shared.wall:.2f} times as fast, for "
             f"{shared.cpu / alone.cpu:.0%} of the CPU time; "
-            f"{'every trial came to the same' if same else 'TRIALS CAME TO SOMETHING ELSE'}"
+            f"{'every trial has the same result' if same else 'THE RESULTS DIFFER'}"
         )
-    return found
+    return results
 
 
-def told(found: Found) -> str:
-    best = int(np.argmax(found.accuracies))
-    chosen = ", ".join(f"{name} {x:.3g}" for name, x in sorted(found.parameters[best].items()))
+def summary(result: SearchResult) -> str:
+    best = int(np.argmax(result.accuracies))
+    chosen = ", ".join(f"{name} {x:.3g}" for name, x in sorted(result.parameters[best].items()))
     return (
-        f"wall {found.wall:6.1f} s, CPU {found.cpu:6.1f} s; best is trial {best}, "
-        f"{found.accuracies[best]:.2%} right with {chosen}"
+        f"wall {result.wall:6.1f} s, CPU {result.cpu:6.1f} s; best is trial {best}, "
+        f"{result.accuracies[best]:.2%} correct with {chosen}"
     )
 
 

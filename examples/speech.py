@@ -1,10 +1,11 @@
-"""Trains a small network to tell spoken words apart, with recordings used more than once.
+"""Trains a small network to recognise spoken words, and uses each recording more than once.
 
     python examples/speech.py --data DIGITS.parquet [--reuse 3] [--echo 2] [--epochs 8]
 
 The data is a Parquet file with a column ``audio`` (the bytes of WAV or FLAC files) and a column
-``label``. Every fifth row is kept for testing. ``--reuse`` keeps spectrograms and masks them anew
-every time (refurbish); ``--echo`` uses every recording several times, cropped and masked anew.
+``label``. Every fifth row is used for testing. ``--reuse`` keeps spectrograms and masks them anew
+for every use (refurbish). ``--echo`` uses every decoded recording several times, cropped and masked
+anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import penstock as ps
 import penstock.torch
 
 RATE, MELS = 8_000, 40
-QUIET = 1e-4  # what is softer counts as silence, which most of a short word's second is
+QUIET = 1e-4  # softer sound counts as silence, which fills most of the second of a short word
 
 
 def rows(path: Path) -> tuple[list[Any], list[Any]]:
@@ -32,8 +33,8 @@ def rows(path: Path) -> tuple[list[Any], list[Any]]:
     return [row for place, row in enumerate(table) if place % 5], test
 
 
-def road(data: list[Any], batch: int, *, reuse: int, echo: float) -> ps.Pipeline:
-    """From bytes to masked spectrograms: random length and loudness, then SpecAugment."""
+def make_pipeline(data: list[Any], batch: int, *, reuse: int, echo: float) -> ps.Pipeline:
+    """A pipeline from bytes to masked spectrograms: random crop and gain, then SpecAugment."""
     pipeline = ps.from_dataset(data, random=False).map(ps.audio.decode(rate=RATE, mono=True))
     if echo > 1:
         pipeline = pipeline.echo(echo)
@@ -61,14 +62,14 @@ def network(classes: int) -> nn.Module:
         *block(1, 16),
         *block(16, 32),
         *block(32, 64),
-        nn.AdaptiveAvgPool2d((5, 1)),  # over time: which pitch it is matters
+        nn.AdaptiveAvgPool2d((5, 1)),  # pools over time only: the pitch matters
         nn.Flatten(),
         nn.Linear(5 * 64, classes),
     )
 
 
 def accuracy(model: nn.Module, data: list[Any]) -> float:
-    """The share of test recordings that are told right."""
+    """The share of test recordings that are classified correctly."""
     pipeline = (
         ps.from_dataset(data, random=False)
         .map(ps.audio.decode(rate=RATE, mono=True))
@@ -77,12 +78,12 @@ def accuracy(model: nn.Module, data: list[Any]) -> float:
         .batch(64)
     )
     model.eval()
-    right = 0
+    correct = 0
     with torch.no_grad(), penstock.torch.loader(pipeline, workers=0, shuffle=False) as loader:
         for batch in loader:
-            right += int((model(batch["audio"]).argmax(1) == batch["label"]).sum())
+            correct += int((model(batch["audio"]).argmax(1) == batch["label"]).sum())
     model.train()
-    return right / len(data)
+    return correct / len(data)
 
 
 def main(arguments: list[str] | None = None) -> float:
@@ -93,17 +94,17 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--epochs", type=int, default=8, help="passes over the recordings")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    train, test = rows(given.data)
-    torch.manual_seed(given.seed)
+    args = parser.parse_args(arguments)
+    train, test = rows(args.data)
+    torch.manual_seed(args.seed)
     model = network(1 + max(int(row["label"]) for row in train))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    pipeline = road(train, given.batch, reuse=given.reuse, echo=given.echo)
+    pipeline = make_pipeline(train, args.batch, reuse=args.reuse, echo=args.echo)
     print(pipeline.explain())
-    found = 0.0
-    with penstock.torch.loader(pipeline, seed=given.seed) as loader:
-        # An epoch with echo delivers more, so as many fewer make the same number of steps.
-        for epoch in range(max(1, round(given.epochs / given.echo))):
+    test_accuracy = 0.0
+    with penstock.torch.loader(pipeline, seed=args.seed) as loader:
+        # With echo an epoch has more samples, so fewer epochs make the same number of steps.
+        for epoch in range(max(1, round(args.epochs / args.echo))):
             started = time.perf_counter()
             for batch in loader:
                 loss = nn.functional.cross_entropy(model(batch["audio"]), batch["label"].long())
@@ -111,14 +112,14 @@ def main(arguments: list[str] | None = None) -> float:
                 loss.backward()
                 optimizer.step()
             seconds = time.perf_counter() - started
-            found = accuracy(model, test)
-            print(f"epoch {epoch}: {seconds:.1f} s, {found:.1%} of the test recordings right")
+            test_accuracy = accuracy(model, test)
+            print(f"epoch {epoch}: {seconds:.1f} s, {test_accuracy:.1%} of test recordings correct")
         stats = loader.stats()
     decoded = next(stage.samples for stage in stats.stages if stage.name == "decode")
     print(f"{stats.samples} samples trained on, {decoded} recordings decoded")
     if stats.refurbish is not None:
         print(f"{stats.refurbish.fresh} spectrograms made, {stats.refurbish.reused} used again")
-    return found
+    return test_accuracy
 
 
 if __name__ == "__main__":

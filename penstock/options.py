@@ -1,4 +1,4 @@
-"""What a loader can be told, checked when it is told."""
+"""The options of a loader, checked when they are given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.order import Order, Sequential, Shuffled
 
 @dataclass(frozen=True)
 class Options:
-    """What a loader can be told; every argument of ``Pipeline.loader``, checked."""
+    """The arguments of ``Pipeline.loader``, checked. The torch adapter also sets ``in_order``."""
 
     workers: int | Literal["auto"] = "auto"
     kind: Literal["auto", "threads", "processes"] = "auto"
@@ -22,12 +22,12 @@ class Options:
     rank: int = 0
     world: int = 1
     tail: Literal["pad", "drop"] = "pad"
-    # Four batches ahead: one in the making, and three to bridge the slowest of a few hundred.
-    # Batches that are collated as a whole occupy a worker each, so those take two a worker.
+    # None: four batches ahead, one in preparation and three to bridge the slowest of a few
+    # hundred. A batch that is collated as a whole occupies a worker, so then two per worker.
     prefetch: int | None = None
     on_error: Literal["raise", "skip", "substitute"] = "raise"
     timeout: float | None = None
-    # Half of the machine's memory: a loop that keeps that many batches is a mistake.
+    # None: half of the machine's memory. A training loop that holds more batches is a mistake.
     memory: int | str | None = None
     in_order: bool = True
     share: str | None = None
@@ -37,55 +37,69 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.workers != "auto" and (not is_whole(self.workers) or self.workers < 0):
-            raise PipelineError(f'workers is {self.workers!r}; give 0, a number, or "auto".')
+            raise PipelineError(
+                f'workers is {self.workers!r}; give a whole number, 0 or more, or "auto".'
+            )
         _one_of("kind", self.kind, ("auto", "threads", "processes"))
         _one_of("on_error", self.on_error, ("raise", "skip", "substitute"))
         _one_of("tail", self.tail, ("pad", "drop"))
         if not is_whole(self.seed):
             raise PipelineError(f"seed is {self.seed!r}; give a whole number.")
         if self.prefetch is not None and (not is_whole(self.prefetch) or self.prefetch < 1):
-            raise PipelineError(f"prefetch is {self.prefetch!r}; give a number of batches from 1.")
+            raise PipelineError(
+                f"prefetch is {self.prefetch!r}; give a number of batches, 1 or more, or None."
+            )
         if self.timeout is not None and not self.timeout > 0:
-            raise PipelineError(f"timeout is {self.timeout!r}; give seconds, or None for no limit.")
+            raise PipelineError(
+                f"timeout is {self.timeout!r}; give a number of seconds above 0, or None for no "
+                "limit."
+            )
         if self.order is not None and not isinstance(self.order, Order):
-            raise PipelineError(f"order is {self.order!r}, which has no indices(n, seed, epoch).")
+            raise PipelineError(
+                f"order is {self.order!r}, which has no method indices(n, seed, epoch). Give an "
+                "object that has it, such as Weighted(...), or None."
+            )
         if self.memory is not None:
             config.size(self.memory, "memory")
         _one_of("lag", self.lag, ("detach", "wait"))
         _one_of("join", self.join, ("live", "start"))
         if self.share is not None and (not isinstance(self.share, str) or not self.share):
             raise PipelineError(
-                f"share is {self.share!r}; give a name that the jobs of one search have in common."
+                f"share is {self.share!r}; give a name, the same in all jobs that share batches."
             )
         if self.share is not None and not self.in_order:
-            raise PipelineError("in_order=False with share: members take batches in order.")
+            raise PipelineError(
+                f"in_order=False with share={self.share!r}: jobs that share batches take them in "
+                "order. Leave out one of the two."
+            )
         port = self.metrics_port
         if port is not None and (not is_whole(port) or not 0 < port < 65536):
             raise PipelineError(f"metrics_port is {port!r}; give a port from 1 to 65535, or None.")
 
     def check_stream(self) -> None:
-        """Refuse what makes no sense on a stream."""
+        """Raise an error for options that a stream cannot have."""
         if self.on_error == "substitute":
             raise PipelineError(
-                'on_error="substitute" on a stream, which has no other samples to choose from. '
-                'Give on_error="skip".'
+                'on_error="substitute" on a stream: a stream has no random access, so there is no '
+                'other sample to take instead. Give on_error="skip".'
             )
         if self.world > 1 or self.order is not None:
-            what = "order" if self.order is not None else f"world={self.world}"
+            option = "order" if self.order is not None else f"world={self.world}"
             raise PipelineError(
-                f"{what} on a stream, which comes in its own order and cannot be dealt to ranks. "
-                "Split it where it is made, or give it __len__ and __getitem__."
+                f"{option} on a stream: a stream has its own order and cannot be divided over "
+                "ranks. Divide it where it is made, or give the dataset __len__ and __getitem__."
             )
 
     @property
-    def dealt_by(self) -> Order:
-        """The order in which samples come."""
+    def chosen_order(self) -> Order:
+        """The ``order`` given, or the one that ``shuffle`` stands for."""
         if self.order is not None:
             return self.order
         return Shuffled() if self.shuffle else Sequential()
 
     @property
     def memory_budget(self) -> int:
+        """Bytes of shared memory that batches may take."""
         return config.memory() // 2 if self.memory is None else config.size(self.memory, "memory")
 
 

@@ -1,4 +1,4 @@
-"""A progress bar one call away: speed, and how much of the time training waited for data."""
+"""A progress bar with the speed and the share of time that training waited for data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.loader import Loader
 def progress(
     loader: Loader, description: str = "", *, console: Console | None = None
 ) -> Iterator[Any]:
-    """Iterate an epoch of a loader behind a bar.
+    """Iterate one epoch of a loader and show a progress bar on stderr.
 
     >>> import numpy as np
     >>> import penstock as ps

@@ -1,4 +1,4 @@
-"""Trains a small model with PyTorch's DataLoader and with Penstock, and tells what was gained.
+"""Trains a small model with PyTorch's DataLoader and with Penstock, and compares their speed.
 
 The accelerator is simulated: a sleep that uses no CPU. Files, augmentation and model are real.
 """
@@ -44,7 +44,7 @@ cv2.setNumThreads(0)  # the workers are the parallelism
 
 
 def photo(shape: str, seed: int) -> Image:
-    """Sky, shapes, texture at several scales and noise: as hard to decode as a photograph."""
+    """Sky, shapes, texture at several scales and noise: as costly to decode as a photograph."""
     rng = np.random.default_rng(seed)
     top, bottom = rng.uniform(40, 215, (2, 1, 1, 3))
     sky = top + (bottom - top) * np.linspace(0, 1, HEIGHT).reshape(-1, 1, 1)
@@ -65,7 +65,7 @@ def photo(shape: str, seed: int) -> Image:
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """One folder for each class, as ImageNet has it."""
+    """Write JPEG files in one folder for each class, like ImageNet."""
     shapes = list(COLOURS)
 
     def write(number: int) -> None:
@@ -77,13 +77,13 @@ def write_photos(folder: Path, count: int) -> None:
         (folder / shape).mkdir()
     with ThreadPoolExecutor(cores()) as threads:
         made = threads.map(write, range(count))
-        for _ in track(made, f"making {count:,} JPEG files", total=count, console=console):
+        for _ in track(made, f"generating {count:,} JPEG files", total=count, console=console):
             pass
 
 
 @contextmanager
 def photos(given: Path | None, count: int, keep: bool) -> Iterator[Path]:
-    """The folder to train on: the user's, or one of our own that is removed at the end."""
+    """The folder to train on: the user's, or a temporary one that is removed at the end."""
     if given is not None:
         yield given
         return
@@ -93,13 +93,13 @@ def photos(given: Path | None, count: int, keep: bool) -> Iterator[Path]:
         yield folder
     finally:
         if keep:
-            console.print(f"The files are kept in {folder}.")
+            console.print(f"The files are in {folder}.")
         else:
             shutil.rmtree(folder)
 
 
 class Photos:
-    """What an engineer who cares for speed writes by hand: libjpeg-turbo and OpenCV, no PIL."""
+    """A dataset written for speed by hand: libjpeg-turbo and OpenCV instead of PIL."""
 
     def __init__(self, folder: Path) -> None:
         self.classes = sorted(path for path in folder.glob("*") if path.is_dir())
@@ -145,7 +145,7 @@ def with_penstock(folder: Path, batch: int, workers: int) -> ps.Loader:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One pass: how long it took, and how much of that the training waited for data."""
+    """One epoch: images, duration, and the part of it that training waited for data."""
 
     images: int
     seconds: float
@@ -153,7 +153,7 @@ class Epoch:
 
 
 def train(name: str, loader: Any, classes: int, epochs: int, step: float) -> list[Epoch]:
-    """The training script, the same for both loaders."""
+    """Train with a loader; the training loop is the same for both loaders."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()),
@@ -189,9 +189,9 @@ def report(theirs: list[Epoch], ours: list[Epoch], stats: Stats) -> None:
     table = Table("", "images/s", "first epoch", "later epochs", "waiting for data")
     took, stall = [], []
     for name, run in (("PyTorch", theirs), ("Penstock", ours)):
-        took.append(sum(one.seconds for one in run))
-        stall.append(f"{sum(one.waited for one in run) / took[-1]:.0%}")
-        speed = f"{sum(one.images for one in run) / took[-1]:,.0f}"
+        took.append(sum(epoch.seconds for epoch in run))
+        stall.append(f"{sum(epoch.waited for epoch in run) / took[-1]:.0%}")
+        speed = f"{sum(epoch.images for epoch in run) / took[-1]:,.0f}"
         first = run[0].seconds
         later = f"{(took[-1] - first) / (len(run) - 1):.2f} s" if len(run) > 1 else "-"
         table.add_row(name, speed, f"{first:.2f} s", later, stall[-1])
@@ -214,26 +214,30 @@ def report(theirs: list[Epoch], ours: list[Epoch], stats: Stats) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, help="your own folder, with a folder for each class")
-    parser.add_argument("--keep", action="store_true", help="keep the files that were made")
-    parser.add_argument("--images", type=int, default=1280, help="how many files to make")
+    parser.add_argument("--data", type=Path, help="your own images, in one folder for each class")
+    parser.add_argument("--keep", action="store_true", help="do not delete the generated files")
+    parser.add_argument("--images", type=int, default=1280, help="number of files to generate")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2, help="of each loader")
-    parser.add_argument("--step", type=float, default=40, help="simulated accelerator, ms a batch")
+    parser.add_argument("--workers", type=int, default=2, help="workers of each loader")
+    parser.add_argument(
+        "--step", type=float, default=40, help="simulated accelerator, ms per batch"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)  # leaves the cores to the loaders
     with photos(args.data, args.images, args.keep) as folder:
         data = Photos(folder)
         if not data.files:
-            parser.error(f"{folder} has no folders, one for each class, with JPEG files in them")
-        # Read once, so that the first to train does not warm the files up for the second.
+            parser.error(
+                f"{folder} has no JPEG files. Give a folder with one folder for each class."
+            )
+        # Read all files once, so that both loaders find them in the page cache.
         size = sum(len(path.read_bytes()) for path, _ in data.files) / len(data)
         console.print(
             f"Training twice on {len(data):,} JPEG files ({show_size(size)} each), in batches of "
             f"{args.batch}, with {args.workers} workers on {cores()} cores. The accelerator is "
-            f"simulated: a sleep of {args.step:g} ms a batch; the model is real and tiny. Order "
-            "and crops are each loader's own draw, so losses differ."
+            f"simulated: a sleep of {args.step:g} ms per batch; the model is real and tiny. Each "
+            "loader draws its own order and crops, so the losses differ."
         )
         how = (len(data.classes), args.epochs, args.step / 1000)
         theirs = train("PyTorch", with_torch(data, args.batch, args.workers), *how)
@@ -242,7 +246,7 @@ def main() -> None:
             stats = loader.stats()
     report(theirs, ours, stats)
     if os.getloadavg()[0] > 2 * cores():
-        console.print("Other programs keep this machine busy: the numbers say little.")
+        console.print("Other programs keep this machine busy, so the figures are unreliable.")
 
 
 if __name__ == "__main__":

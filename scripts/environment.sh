@@ -1,17 +1,18 @@
-# The virtual environment that scripts/test and scripts/demo run in. Sourced from the repository's
-# root; asks for nothing but Python 3.10 or newer (PYTHON=... chooses which). What the compiled
-# image kernel needs is fetched where that takes no password; PENSTOCK_NO_KERNEL=1 does without.
+# Makes the virtual environment of scripts/setup, scripts/test and scripts/demo. Sourced from the
+# root of the repository; needs only Python 3.10 or newer (PYTHON=... chooses which). Installs the
+# packages that the compiled image kernel needs, if that needs no password; PENSTOCK_NO_KERNEL=1
+# leaves the kernel out.
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 
-# run WHAT COMMAND...: says what happens, and ends everything where it fails.
+# run TITLE COMMAND...: prints the title and runs the command; exits if the command fails.
 run() {
-    local what=$1 code=0
+    local title=$1 code=0
     shift
-    printf '==> %s\n' "$what"
+    printf '==> %s\n' "$title"
     "$@" || code=$?
     if ((code)); then
-        printf '==> FAILED: %s (exit code %d)\n' "$what" "$code" >&2
+        printf '==> FAILED: %s (exit code %d)\n' "$title" "$code" >&2
         exit "$code"
     fi
 }
@@ -21,34 +22,35 @@ fail() {
     exit 1
 }
 
-# Twice quiet: warnings about a machine's pip settings are not about this project.
+# Two times --quiet: hides pip's warnings about the settings of the machine.
 environment=.venv
 pip_install() {
     "$environment/bin/python" -m pip install --quiet --quiet --constraint constraints.txt "$@"
 }
 
-# Sets python.
+# choose_python: sets $python; fails if it is missing or too old.
 choose_python() {
     python=${PYTHON:-python3}
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        fail "$python is missing or older than 3.10; name another with PYTHON=python3.12 $0"
+        fail "$python is missing or older than 3.10; choose another: PYTHON=python3.12 $0"
 }
 
 kernel_switched_off() {
     [[ ${PENSTOCK_NO_KERNEL:-0} != 0 ]]
 }
 
-# compiles: whether the C program on the standard input does. CC may be several words.
+# compiles: whether the C program on stdin compiles. CC may be several words.
 compiles() {
     ${CC:-cc} ${CPPFLAGS:-} ${CFLAGS:-} -fsyntax-only -x c - 2>/dev/null
 }
 
-# kernel_lacks: what is missing to compile the kernel for $python, in words of package_names.
-kernel_lacks() {
+# missing_for_kernel: prints what is missing to compile the kernel for $python: compiler, libjpeg,
+# python.
+missing_for_kernel() {
     local include
     include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     compiles <<<'#include <stdio.h>' || echo compiler
-    # The libjpeg that is not turbo cannot begin within a picture.
+    # The original libjpeg cannot start decoding inside an image; libjpeg-turbo can.
     compiles <<<'#include <stdio.h>
         #include <jpeglib.h>
         int version[] = {LIBJPEG_TURBO_VERSION_NUMBER};' || echo libjpeg
@@ -65,16 +67,16 @@ package_manager() {
     done
 }
 
-# package_names MANAGER LACKS...: what the packages with these are called.
+# package_names MANAGER MISSING...: prints the packages that provide what is missing.
 package_names() {
-    local manager=$1 lacks
+    local manager=$1 missing
     shift
-    for lacks in "$@"; do
-        case $lacks:$manager in
+    for missing in "$@"; do
+        case $missing:$manager in
             compiler:apt-get) echo gcc libc6-dev ;;
             compiler:apk) echo gcc musl-dev ;;
             compiler:*) echo gcc ;;
-            # Debian and Ubuntu have different names for the turbo that this one stands for.
+            # Debian and Ubuntu name libjpeg-turbo differently; this package selects it on both.
             libjpeg:apt-get) echo libjpeg-dev ;;
             libjpeg:apk) echo libjpeg-turbo-dev ;;
             libjpeg:pacman) echo libjpeg-turbo ;;
@@ -90,8 +92,8 @@ package_names() {
     done
 }
 
-# Where packages are RPMs, the headers' is called after the one that brought $python: python3,
-# python3.11 or python311-base, as the distribution has it.
+# python_devel: prints the RPM package with the headers of $python. Its name follows from that of
+# the package that owns $python: python3, python3.11 or python311-base, as the distribution has it.
 python_devel() {
     local program owner
     program=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
@@ -115,7 +117,7 @@ install_packages() {
         apt-get)
             set -- apt-get install --yes --no-install-recommends "$@"
             set -- env DEBIAN_FRONTEND=noninteractive "$@"
-            # The second time with a new list: the old one may be empty, or name what is gone.
+            # If it fails, again after an update: the package list may be empty or out of date.
             as_root "$@" || { as_root apt-get update && as_root "$@"; }
             ;;
         apk) as_root apk add --no-cache "$@" ;;
@@ -125,60 +127,61 @@ install_packages() {
     esac
 }
 
-# equip_kernel: fetches what the kernel lacks, if it may. Never asks; where it cannot, it fails, and
-# $by_hand says what to do.
+# equip_kernel: installs the packages that the kernel needs, if that needs no password. Otherwise it
+# fails, and $by_hand says what the user can do.
 equip_kernel() {
-    local lacks manager names
-    lacks=$(kernel_lacks)
-    if [[ ! $lacks ]]; then return; fi
+    local missing manager names
+    missing=$(missing_for_kernel)
+    if [[ ! $missing ]]; then return; fi
     manager=$(package_manager)
     if [[ ! $manager ]]; then
         by_hand="install a C compiler, and the headers of libjpeg-turbo and Python"
         return 1
     fi
     # shellcheck disable=SC2086 # words
-    names=$(package_names "$manager" $lacks | paste -sd ' ')
+    names=$(package_names "$manager" $missing | paste -sd ' ')
     by_hand="install as root: $names"
     if as_root true </dev/null >/dev/null 2>&1; then
-        printf '==> for the compiled image kernel: %s installs %s\n' "$manager" "$names"
+        printf '==> packages for the compiled image kernel: %s installs %s\n' "$manager" "$names"
         # shellcheck disable=SC2086 # words
         install_packages "$manager" $names </dev/null >/dev/null 2>&1 || true
-        lacks=$(kernel_lacks)
+        missing=$(missing_for_kernel)
     fi
-    [[ ! $lacks ]]
+    [[ ! $missing ]]
 }
 
-# equip_browser: fetches Chromium, which pages are tested in, if it may. Where it cannot, those tests
-# are skipped.
+# equip_browser: installs Chromium for the tests of web pages, if that needs no password. Without it
+# those tests are skipped.
 equip_browser() {
     local manager
     if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then return; fi
     manager=$(package_manager)
     if [[ $manager ]] && as_root true </dev/null >/dev/null 2>&1; then
-        printf '==> for tests of pages: %s installs chromium\n' "$manager"
+        printf '==> browser for the tests of web pages: %s installs chromium\n' "$manager"
         install_packages "$manager" chromium </dev/null >/dev/null 2>&1 || true
     fi
 }
 
-# requirements: all that an installation depends on. That the kernel could not be compiled is part
-# of it: once it can, it will be.
+# requirements: prints everything that an installation depends on. This includes what is missing for
+# the kernel, so that the kernel is built as soon as nothing is missing.
 requirements() {
     sha256sum pyproject.toml constraints.txt scripts/environment.sh hatch_build.py \
         native/*.[ch] native/*/*.[ch]
     if kernel_switched_off; then
         echo "without the kernel"
     else
-        echo "the kernel lacks:" $(kernel_lacks)
+        echo "missing for the kernel:" $(missing_for_kernel)
     fi
 }
 
-# prepare LEVEL: "demo" is the library with PyTorch, "dev" adds what checks and tests need. What
-# was installed is stamped, so that the next run installs only what the requirements changed.
+# prepare LEVEL: makes or updates .venv. Level "demo" is the library with PyTorch; "dev" adds the
+# tools for checks and tests. The requirements are written to a file in .venv, so that the next run
+# installs only if they have changed.
 prepare() {
     local level=$1 place wanted
     choose_python
 
-    # Paths inside an environment are absolute: a copied or renamed repository needs its own.
+    # Paths inside an environment are absolute: a copied or renamed repository needs a new one.
     place="$PWD, Python $("$python" -c 'import sys; print(sys.version)' | tr '\n' ' ')"
     if [[ $(cat .venv/place 2>/dev/null) != "$place" ]]; then
         run "environment in .venv" "$python" -m venv --clear .venv
@@ -188,28 +191,28 @@ prepare() {
     wanted=$(requirements)
     if [[ $(cat ".venv/installed-$level" 2>/dev/null) != "$wanted" ]]; then
         if ! kernel_switched_off && ! equip_kernel; then
-            printf '==> the image kernel is left out: the pure path serves. To have it, %s\n' \
+            printf '==> without the image kernel: simplejpeg and OpenCV serve. To build it, %s\n' \
                 "$by_hand"
         fi
         wanted=$(requirements)
-        # First and by itself, so that nothing else decides which torch it is.
+        # First and separately, so that no other package decides the version of torch.
         run "PyTorch" pip_install torch
         run "build tools" pip_install hatchling editables
         if [[ $level == demo ]]; then
             run "Penstock" pip_install --no-build-isolation --editable '.[image]'
         else
             run "Penstock and its tools" pip_install --no-build-isolation --editable '.[dev]'
-            # Tests compare with its transforms, which are Python: that its compiled operators may
-            # not fit this build of torch does not matter (tests put stand-ins for the two that
-            # its import asks for), and that it would bring another torch does.
+            # Without its dependencies, which would install another torch. Tests compare with its
+            # transforms, which are pure Python. Its compiled operators may not fit this build of
+            # torch; tests replace the two that its import needs.
             run "torchvision" pip_install --no-deps torchvision
             run "other libraries for tests" pip_install absl-py albumentations datasets \
                 prometheus_client protobuf
-            # By themselves: they would bring another torch, and need nothing else that is missing.
+            # Without their dependencies, which would install another torch; all others are there.
             run "trainers for tests" pip_install --no-deps accelerate lightning \
                 lightning-utilities pytorch-lightning safetensors tensorboard torchmetrics
         fi
-        # What serves development serves the demo too.
+        # The environment for development also serves the demo.
         printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null
     fi
     export VIRTUAL_ENV=$PWD/.venv PATH=$PWD/.venv/bin:$PATH

@@ -1,7 +1,7 @@
-"""What reusing partly augmented samples costs in different ones, and which split and reuse pay."""
+"""How many different samples reuse leaves, and the choice of ``refurbish("auto")``."""
 
 from __future__ import annotations
 
-from penstock.diversity.report import Diversity, Row
+from penstock.diversity.report import Diversity, DiversityRow
 
-__all__ = ["Diversity", "Row"]
+__all__ = ["Diversity", "DiversityRow"]

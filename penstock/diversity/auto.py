@@ -1,17 +1,17 @@
-"""``refurbish("auto")``: measures what each part of a road costs, and settles place and number."""
+"""``refurbish("auto")``: measures the cost of each part of a road and chooses split and reuse."""
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from penstock.diversity.counting import count
-from penstock.diversity.propose import Keeping, propose
+from penstock.diversity.outcomes import count_outcomes
+from penstock.diversity.propose import KeepingCost, propose
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed, Keys
 from penstock.pipeline import Pipeline
@@ -24,50 +24,54 @@ from penstock.store import AnyStore, memory_store
 from penstock.store.encoding import Encoding
 
 MEASURED, WARM = 24, 4
-"""Samples that are timed, and that go before them to load and fill whatever is needed once."""
+"""Samples that are timed, and samples before them whose first-time costs are not counted."""
 
 EPOCHS = 90
-"""Over so many epochs different samples are counted: what ImageNet is usually trained for."""
+"""Epochs over which different samples are counted: the usual length of an ImageNet training."""
 
 ROOM = 256 << 20
-"""Bytes of the store that keeping is tried on; one sample is in it at a time."""
+"""Bytes of the store in which keeping is timed; it holds one sample at a time."""
+
+_log = logging.getLogger("penstock.refurbish")
 
 
 def settle(
-    pipeline: Pipeline, seed: int, tell: Callable[[str], None] | None = None, *, shared: bool
+    pipeline: Pipeline, seed: int, *, shared: bool, quiet: bool = False
 ) -> tuple[Pipeline, dict[str, Any] | None]:
-    """The pipeline with what ``refurbish("auto")`` came to, and that as plain data.
+    """Replace ``refurbish("auto")`` by a measured choice: the new pipeline, and the choice as data.
 
-    Any other pipeline is returned as it is, with ``None``. ``shared`` says that samples will be
-    kept where several processes see them.
+    A pipeline without ``refurbish("auto")`` is returned unchanged, with ``None``. ``shared``:
+    samples will be kept in a store that several processes use. ``quiet``: do not log the choice.
     """
     stop = refurbish_in(pipeline.stops)
     if stop is None or stop.reuse != "auto":
         return pipeline, None
     bare = without(pipeline)
-    counted = count(bare)
-    with _scratch(shared) as store:
+    counted = count_outcomes(bare)
+    with _temporary_store(shared) as store:
         costs = _measure(bare, seed, store, Encoding(stop.encode), time.perf_counter)
     samples = len(bare.source)
     parts = [
         replace(part, seconds=cost) for part, cost in zip(counted.parts, costs.parts, strict=True)
     ]
     room = float("inf") if stop.budget is None else stop.budget / samples
-    found = propose(parts, costs.keeping, EPOCHS, room=room, standard=costs.whole)
-    place = None if found.split is None else counted.places[found.split - 1] + 1
-    chosen = {"place": place, "reuse": found.reuse}
-    (tell or _print)(f"penstock: {found}")
+    proposal = propose(parts, costs.keeping, EPOCHS, room=room, standard=costs.whole)
+    place = None if proposal.split is None else counted.places[proposal.split - 1] + 1
+    chosen = {"place": place, "reuse": proposal.reuse}
+    if not quiet:
+        # At WARNING level, because Python shows only those if the user has not set up logging.
+        _log.warning("penstock: %s", proposal)
     return placed(pipeline, chosen), chosen
 
 
 def placed(pipeline: Pipeline, chosen: Mapping[str, Any] | None) -> Pipeline:
-    """The pipeline with what was chosen for it before."""
+    """The pipeline with a choice that ``settle`` has made before."""
     stop = refurbish_in(pipeline.stops)
     bare = without(pipeline)
     if stop is None or not isinstance(chosen, Mapping) or not {"place", "reuse"} <= set(chosen):
         raise StateError(
-            'the checkpoint does not say what refurbish("auto") chose: it was taken from another '
-            "pipeline."
+            'The checkpoint does not say what refurbish("auto") chose, so it was written by '
+            "another pipeline. Load it with the pipeline that wrote it."
         )
     place, reuse = chosen["place"], chosen["reuse"]
     if place is None:
@@ -78,99 +82,99 @@ def placed(pipeline: Pipeline, chosen: Mapping[str, Any] | None) -> Pipeline:
 
 
 def without(pipeline: Pipeline) -> Pipeline:
-    """The pipeline without its refurbish."""
+    """The pipeline without its refurbish stop."""
     stops = [stop for stop in pipeline.stops if not stop.renews]
     return replace(pipeline, stops=tuple(stops))
 
 
 @dataclass
-class _Costs:
-    """Seconds a sample: of the source and every map, of keeping what leaves each, and of all."""
+class _MeasuredCosts:
+    """Costs per sample, in seconds.
+
+    ``parts``: the source and every map. ``keeping``: keeping the output of each of them. ``whole``:
+    the whole road, which may cost less than its parts because several run fused.
+    """
 
     parts: list[float] = field(default_factory=list)
-    keeping: list[Keeping] = field(default_factory=list)
+    keeping: list[KeepingCost] = field(default_factory=list)
     whole: float = 0.0
 
 
 def _measure(
     pipeline: Pipeline, seed: int, store: AnyStore, encoding: Encoding, clock: Clock
-) -> _Costs:
-    """What a few samples cost, step by step in this thread, and what keeping them would."""
+) -> _MeasuredCosts:
+    """Time every part of the road, and keeping its output, on a few samples in this thread."""
     source = pipeline.source
     maps = [stop for stop in pipeline.stops if isinstance(stop, Map)]
     steps = [stop.step(Site(seed, Tally(1, 0))) for stop in maps]
-    bare = replace(pipeline, stops=tuple(maps))
-    road, whole = Road(source, (), seed), bare.road(seed)
-    times: list[list[float]] = [[] for _ in range(len(maps) + 1)]
-    keeps: list[list[Keeping]] = [[] for _ in range(len(maps) + 1)]
-    in_all: list[float] = []
+    only_maps = replace(pipeline, stops=tuple(maps))
+    reading, whole = Road(source, (), seed), only_maps.road(seed)
+    part_times: list[list[float]] = [[] for _ in range(len(maps) + 1)]
+    keeping_costs: list[list[KeepingCost]] = [[] for _ in range(len(maps) + 1)]
+    whole_times: list[float] = []
     indices = Keyed(seed, "refurbish/auto").fresh(Key(0)).permutation(len(source))
     with scope_of(whole, own_process=False):
-        first, last = road.open(), whole.open()
+        open_source, open_whole = reading.open(), whole.open()
         for index in indices[: MEASURED + WARM].tolist():
             keys = Keys(0, [index])
             try:
                 started = clock()
-                last.get(keys)
-                in_all.append(clock() - started)
+                open_whole.get(keys)
+                whole_times.append(clock() - started)
                 samples: list[Any] = []
-                for at, step in enumerate([_asking(first), *steps]):
+                for part, step in enumerate([_source_step(open_source), *steps]):
                     started = clock()
-                    samples = step(keys, _giving(samples))
-                    times[at].append(clock() - started)
-                    keeps[at].append(_keep(samples[0], store, encoding, clock))
+                    samples = step(keys, _upstream_of(samples))
+                    part_times[part].append(clock() - started)
+                    keeping_costs[part].append(_time_keeping(samples[0], store, encoding, clock))
             except StageFailure:
                 continue
-    if len(in_all) <= WARM and len(in_all) < len(source):
+    measured = len(whole_times)
+    if measured <= WARM and measured < len(source):
         raise PipelineError(
-            f'refurbish("auto") measures a few samples, and all but {len(in_all)} of '
-            f"{MEASURED + WARM} failed. Look at one of them: next(iter(loader)) without refurbish "
-            "says what is wrong."
+            f'refurbish("auto") measures {MEASURED + WARM} samples, but all except {measured} of '
+            "them failed. To see why, call next(iter(loader)) on the pipeline without refurbish."
         )
-    warm = min(WARM, len(in_all) - 1)
-    return _Costs(
-        [median(one[warm:]) for one in times],
+    warm = min(WARM, measured - 1)
+    return _MeasuredCosts(
+        [median(times[warm:]) for times in part_times],
         [
-            Keeping(
-                median(keep.store for keep in one[warm:]),
-                median(keep.fetch for keep in one[warm:]),
-                round(sum(keep.nbytes for keep in one) / len(one)),
+            KeepingCost(
+                median(cost.store for cost in costs[warm:]),
+                median(cost.fetch for cost in costs[warm:]),
+                round(sum(cost.nbytes for cost in costs) / len(costs)),
             )
-            for one in keeps
+            for costs in keeping_costs
         ],
-        median(in_all[warm:]),
+        median(whole_times[warm:]),
     )
 
 
-def _asking(road: OpenRoad) -> Step:
+def _source_step(road: OpenRoad) -> Step:
     return lambda keys, upstream: road.get(keys)
 
 
-def _giving(samples: list[Any]) -> Upstream:
+def _upstream_of(samples: list[Any]) -> Upstream:
     return lambda keys: samples
 
 
-def _keep(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> Keeping:
+def _time_keeping(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> KeepingCost:
     started = clock()
     store.put_tagged([(0, 0, encoding.packed(sample))])
-    put = clock()
+    stored = clock()
     (kept,) = store.get_tagged([0], [0])
     nbytes = 0 if kept is None else kept.nbytes
     if kept is not None:
         encoding.decode(kept)
-    got = clock()
+    fetched = clock()
     store.delete_many([0])
-    return Keeping(put - started, got - put, nbytes)
+    return KeepingCost(stored - started, fetched - stored, nbytes)
 
 
 @contextmanager
-def _scratch(shared: bool) -> Iterator[AnyStore]:
+def _temporary_store(shared: bool) -> Iterator[AnyStore]:
     store = memory_store(ROOM, shared=shared)
     try:
         yield store
     finally:
         store.destroy()
-
-
-def _print(line: str) -> None:
-    sys.stderr.write(line + "\n")

@@ -16,7 +16,7 @@ from penstock.diagnose.svg import (
     spread_apart,
     text_width,
 )
-from penstock.diversity.report import Diversity, Row
+from penstock.diversity.report import Diversity, DiversityRow
 from penstock.diversity.theorem import WEAK
 
 _STYLE = Style("diversity")
@@ -57,7 +57,7 @@ def _field(reuses: int) -> Field:
     return Field(_BOX, x, Scale(0, 1, _BOX.bottom, _BOX.top))
 
 
-def _draw_line(drawing: Drawing, field: Field, rows: Sequence[Row], kind: str) -> None:
+def _draw_line(drawing: Drawing, field: Field, rows: Sequence[DiversityRow], kind: str) -> None:
     places = field.places((place, row.share) for place, row in enumerate(rows))
     drawing.path(places, f"line {kind}", dash="6 4" if rows[0].weak else "")
     for (x, y), row in zip(places, rows, strict=True):
@@ -67,7 +67,7 @@ def _draw_line(drawing: Drawing, field: Field, rows: Sequence[Row], kind: str) -
 
 
 def _draw_labels(
-    drawing: Drawing, field: Field, lines: Sequence[Sequence[Row]], labels: Sequence[str]
+    drawing: Drawing, field: Field, lines: Sequence[Sequence[DiversityRow]], labels: Sequence[str]
 ) -> None:
     """Labels right of the ends of the lines, moved apart where the ends are close."""
     ends = [field.y(rows[-1].share) for rows in lines]
@@ -80,7 +80,7 @@ def _draw_labels(
         drawing.text(right + 28, place + 4, label, "ink")
 
 
-def _label(rows: Sequence[Row]) -> str:
+def _label(rows: Sequence[DiversityRow]) -> str:
     return f"{rows[0].below or 'the source'} (strength {rows[0].strength:.2f})"
 
 

@@ -1,4 +1,4 @@
-"""Which split and which reuse pay: arithmetic over what was measured, within fixed bounds."""
+"""Chooses split and reuse for refurbish("auto"): pure arithmetic on measured costs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.diversity.part import Part, known
+from penstock.diversity.outcomes import PipelinePart, known_outcomes
 from penstock.diversity.theorem import WEAK, share, strength
 
 MOST_REUSE = 5
-"""Each step further saves less: the one from 5 to 6 would save a thirtieth of the work above the
+"""Every further reuse saves less: from 5 to 6 it would be a thirtieth of the work above the
 split."""
 
 LEAST_SHARE = 0.9
-"""Of standard training's different samples, what must be left. Less than a tenth lost is what
-training for a tenth fewer epochs would lose."""
+"""The share of standard training's different samples that must remain. Losing less than a tenth
+is what training for a tenth fewer epochs would lose."""
 
 LEAST_GAIN = 1.1
-"""Below that, what was measured may be noise, and the memory is better left to others."""
+"""A smaller gain may be noise of the measurement, and the memory is better used otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """What it costs to keep a sample at a split: seconds to ``store`` and to ``fetch`` it, and its
+class KeepingCost:
+    """The cost of keeping a sample at a split: seconds to ``store`` and to ``fetch`` it, and its
     size."""
 
     store: float
@@ -32,11 +32,11 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One split with one reuse: what it gains and what it leaves.
+class SplitCandidate:
+    """One split with one reuse.
 
-    ``split`` is how many parts stand above it, ``gain`` the predicted samples per second over those
-    of standard training, and ``refusal`` why it may not be chosen: empty if it may.
+    ``split``: the number of parts above it. ``gain``: predicted samples per second, relative to
+    standard training. ``refusal``: why it may not be chosen; empty if it may.
     """
 
     split: int
@@ -54,10 +54,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to do, and why. ``reuse`` 1 is standard training; ``split`` is ``None`` then.
+    """The proposed split and reuse, and why. No reuse is ``split=None`` and ``reuse=1``.
 
-    ``runner_up`` is the strongest that would have been faster and was refused. (The fastest says
-    little: it is to keep samples when all is done to them.)
+    ``runner_up`` is, of the candidates that would be faster but are refused, the one with the
+    highest strength. (The fastest of them says little: it keeps completely prepared samples.)
     """
 
     split: int | None
@@ -68,60 +68,61 @@ class Proposal:
     seconds: float
     standard_seconds: float
     below: str = ""
-    runner_up: Candidate | None = None
+    runner_up: SplitCandidate | None = None
 
     def __str__(self) -> str:
-        rates = f"{_rate(self.standard_seconds)} samples/s on one core"
+        standard = f"the {_rate(self.standard_seconds)} samples/s of standard training on one core"
         if self.split is None:
-            out = [
-                f"No reuse: nothing that is allowed gains {LEAST_GAIN - 1:.0%} over standard "
-                f"training's {rates}."
+            lines = [
+                f"No reuse: no allowed split and reuse gains {LEAST_GAIN - 1:.0%} over {standard}."
             ]
         else:
-            out = [
-                f"refurbish(reuse={self.reuse}) below {self.below}: {self.gain:.2f} times standard "
-                f"training's {rates}, predicted.",
+            lines = [
+                f"refurbish(reuse={self.reuse}) below {self.below}: predicted "
+                f"{self.gain:.2f} times {standard}.",
                 f"It leaves {math.floor(self.share * 1000) / 10:.1f}% of the different samples; "
-                f"{self.strength:.2f} of the variety comes after it (at least {WEAK:g}).",
+                f"{self.strength:.2f} of the variety comes from below it (at least {WEAK:g}).",
             ]
         other = self.runner_up
         if other is not None:
-            out.append(f"{other.place} would be {other.gain:.2f} times, but {other.refusal}.")
-        return "\n".join(out)
+            lines.append(
+                f"{other.place} would be {other.gain:.2f} times as fast, but {other.refusal}."
+            )
+        return "\n".join(lines)
 
 
 def propose(
-    parts: Sequence[Part],
-    keeping: Sequence[Keeping],
+    parts: Sequence[PipelinePart],
+    keeping: Sequence[KeepingCost],
     epochs: int,
     *,
     splits: Collection[int] | None = None,
     room: float = math.inf,
     standard: float | None = None,
 ) -> Proposal:
-    """The fastest split and reuse that leave the samples different enough.
+    """The fastest split and reuse that leave enough different samples.
 
-    ``parts`` are the source and all maps in their order, with what each costs; ``keeping[i]`` is
-    what it costs to keep what leaves ``parts[i]``. Only ``splits`` are considered, if given: a
-    split of ``i`` stands below ``parts[i - 1]``. ``room`` is how many bytes there are for each
-    sample: what does not fit is always fresh. ``standard`` is what a sample costs without
-    refurbish, where that is not the sum of its parts because several run in one step.
+    ``parts`` are the source and all maps in order, with the cost of each; ``keeping[i]`` is the
+    cost of keeping the output of ``parts[i]``. A split of ``i`` is below ``parts[i - 1]``; if
+    ``splits`` is given, only these are considered. ``room`` is the number of bytes available per
+    sample; samples that do not fit are always fresh. ``standard`` is the cost of a sample without
+    refurbish, for a pipeline that is faster than the sum of its parts because several run fused.
     """
     if len(parts) != len(keeping):
-        raise ValueError(f"{len(parts)} parts, and what it costs to keep {len(keeping)} of them")
+        raise ValueError(f"{len(parts)} parts, but {len(keeping)} costs of keeping their output")
     standard = math.fsum(part.seconds for part in parts) if standard is None else standard
-    found = [
+    candidates = [
         _candidate(parts, keeping[split - 1], split, reuse, epochs, room, standard)
         for split in range(1, len(parts) + 1)
         if splits is None or split in splits
         for reuse in range(2, MOST_REUSE + 1)
     ]
-    # Of those that gain alike, less reuse is better, and then less to keep up to date.
-    order = sorted(found, key=lambda one: (-one.gain, one.reuse, one.split))
-    best = next((one for one in order if not one.refusal and one.gain >= LEAST_GAIN), None)
+    # Of equal gains the smaller reuse is better, and then the split with fewer parts above it.
+    ranking = sorted(candidates, key=lambda c: (-c.gain, c.reuse, c.split))
+    best = next((c for c in ranking if not c.refusal and c.gain >= LEAST_GAIN), None)
     to_beat = LEAST_GAIN if best is None else best.gain
-    refused = [one for one in order if one.refusal and one.gain > to_beat]
-    runner_up = max(refused, key=lambda one: one.strength, default=None)
+    refused = [c for c in ranking if c.refusal and c.gain > to_beat]
+    runner_up = max(refused, key=lambda c: c.strength, default=None)
     if best is None:
         return Proposal(None, 1, 1.0, 1.0, 1.0, standard, standard, runner_up=runner_up)
     return Proposal(
@@ -138,28 +139,28 @@ def propose(
 
 
 def _candidate(
-    parts: Sequence[Part],
-    keep: Keeping,
+    parts: Sequence[PipelinePart],
+    keeping: KeepingCost,
     split: int,
     reuse: int,
     epochs: int,
     room: float,
     standard: float,
-) -> Candidate:
+) -> SplitCandidate:
     above, below = parts[:split], parts[split:]
     making = math.fsum(part.seconds for part in above)
-    kept = min(1.0, room / keep.nbytes) if keep.nbytes > 0 else 1.0
-    missing = (making + keep.store) / reuse + keep.fetch * (1.0 - 1.0 / reuse)
+    kept_share = min(1.0, room / keeping.nbytes) if keeping.nbytes > 0 else 1.0
+    reused = (making + keeping.store) / reuse + keeping.fetch * (1.0 - 1.0 / reuse)
     rest = math.fsum(part.seconds for part in below)
-    seconds = kept * missing + (1.0 - kept) * making + rest
+    seconds = kept_share * reused + (1.0 - kept_share) * making + rest
     gain = standard / seconds if seconds > 0.0 else 1.0
-    partial, final = known(above), known(below)
-    # What is not known counts as what would leave the least: as much as can be above the split
-    # and nothing below it. A share is least with endless variety above, whatever is below.
-    strong = strength(partial, final) if _known(above) else 0.0
-    most = math.prod(partial) if _known(parts) else math.inf
+    partial, final = known_outcomes(above), known_outcomes(below)
+    # Unknown outcomes count as the worst case: infinitely many above the split, one below it. The
+    # share is smallest with infinitely many outcomes above, whatever is below.
+    strong = strength(partial, final) if _all_known(above) else 0.0
+    most = math.prod(partial) if _all_known(parts) else math.inf
     left = share(most, math.prod(final), reuse, epochs)
-    return Candidate(
+    return SplitCandidate(
         split,
         parts[split - 1].name,
         reuse,
@@ -170,18 +171,18 @@ def _candidate(
     )
 
 
-def _known(parts: Sequence[Part]) -> bool:
+def _all_known(parts: Sequence[PipelinePart]) -> bool:
     return all(part.outcomes is not None for part in parts)
 
 
-def _refusal(above: Sequence[Part], strong: float, left: float) -> str:
+def _refusal(above: Sequence[PipelinePart], strong: float, left: float) -> str:
     if not any(part.random for part in above):
         return "nothing above it is random, so there is nothing to renew: put cache() there"
     unknown = [part.name for part in above if part.outcomes is None]
     if unknown:
-        return f"nobody knows how many outcomes {unknown[0]} has: give it an attribute outcomes"
+        return f"the number of outcomes of {unknown[0]} is unknown: give it an attribute outcomes"
     if strong < WEAK:
-        return f"only {strong:.2f} of the variety would come after it (at least {WEAK:g})"
+        return f"only {strong:.2f} of the variety would come from below it (at least {WEAK:g})"
     if left < LEAST_SHARE:
         return f"it would leave {left:.0%} of the different samples (at least {LEAST_SHARE:.0%})"
     return ""

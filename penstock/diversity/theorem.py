@@ -1,9 +1,9 @@
-"""How many different samples training sees when partly augmented ones are reused.
+"""The expected number of different versions of a sample when partly augmented samples are reused.
 
-Of ``partial`` outcomes above the split and ``final`` ones below it, all equally likely, one of the
-first is drawn every ``reuse`` epochs, and one of the second every epoch. This is Theorem 1 of
-Revamper (Lee et al., USENIX ATC 2021), written so that it holds for 1 outcome and for 1e300: the
-formula as it is printed there would subtract numbers that are nearly alike.
+Each version combines one of ``partial`` outcomes above the split with one of ``final`` outcomes
+below it, all equally likely. The outcome above is drawn once every ``reuse`` epochs, the one below
+every epoch. This is Theorem 1 of Revamper (Lee et al., USENIX ATC 2021), rearranged so that it
+holds for 1 outcome and for 1e300: the formula as printed would subtract nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 from collections.abc import Sequence
 
 WEAK = 0.4
-"""Below this ``strength`` of the final part the paper found that accuracy suffers."""
+"""With a ``strength`` of the final part below this, the paper found that accuracy suffers."""
 
 
 def unique(partial: float, final: float, reuse: int, epochs: int) -> float:
-    """How many different versions of one sample are to be expected in so many epochs.
+    """The expected number of different versions of one sample in this many epochs.
 
-    Reuse 1 is standard training. Counts are 1 or more, and may be infinite.
+    Reuse 1 is standard training. ``partial`` and ``final`` are 1 or more, and may be infinite.
 
     >>> unique(partial=2, final=1, reuse=1, epochs=2)
     1.5
@@ -26,28 +26,29 @@ def unique(partial: float, final: float, reuse: int, epochs: int) -> float:
     75.0
     """
     reuse = min(reuse, epochs)
-    # Of the final outcomes, the part that one kept version meets, and how many those are.
-    met = 1.0 if final == 1.0 else -math.expm1(reuse * math.log1p(-1.0 / final))
-    many = final * met if met > 0.0 else float(reuse)
-    made = met / partial
+    # The share of the final outcomes that one kept sample is combined with, and their number.
+    met_share = 1.0 if final == 1.0 else -math.expm1(reuse * math.log1p(-1.0 / final))
+    met = final * met_share if met_share > 0.0 else float(reuse)
+    made = met_share / partial
     if made == 1.0:
         return 1.0
-    # partial * final * (1 - (1 - made) ** (epochs / reuse)), and no product that may overflow.
-    never = -math.log1p(-made)
-    often = epochs / reuse
-    return often * many * _ratio(never, made) * _ratio(-math.expm1(-often * never), often * never)
+    # partial * final * (1 - (1 - made) ** (epochs / reuse)), without a product that may overflow.
+    log_missed = -math.log1p(-made)
+    renewals = epochs / reuse
+    seen = -math.expm1(-renewals * log_missed)
+    return renewals * met * _ratio(log_missed, made) * _ratio(seen, renewals * log_missed)
 
 
 def share(partial: float, final: float, reuse: int, epochs: int) -> float:
-    """The part of standard training's different samples that reusing leaves: at most 1."""
-    found = unique(partial, final, reuse, epochs) / unique(partial, final, 1, epochs)
-    return min(1.0, found)
+    """The versions that remain with reuse, as a share of those of standard training: at most 1."""
+    ratio = unique(partial, final, reuse, epochs) / unique(partial, final, 1, epochs)
+    return min(1.0, ratio)
 
 
 def strength(above: Sequence[float], below: Sequence[float]) -> float:
-    """How much of the variety comes after the split: log |A_F| / log |A|, from 0 to 1.
+    """The part of the variety that comes from below the split: log |A_F| / log |A|, from 0 to 1.
 
-    Where nothing is random there is nothing to lose, and it is 1.
+    It is 1 if nothing is random, because then there is no variety to lose.
 
     >>> round(strength(above=[529.0], below=[1e9, 2.0]), 3)
     0.774
@@ -57,6 +58,6 @@ def strength(above: Sequence[float], below: Sequence[float]) -> float:
     return final / whole if whole > 0.0 else 1.0
 
 
-def _ratio(above: float, below: float) -> float:
-    """Of two numbers that go to zero together."""
-    return above / below if below > 0.0 else 1.0
+def _ratio(numerator: float, denominator: float) -> float:
+    """The ratio of two numbers that approach zero together; 1 if both are zero."""
+    return numerator / denominator if denominator > 0.0 else 1.0

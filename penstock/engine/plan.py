@@ -43,7 +43,7 @@ def plan_of(
     if sampling is not None:
         plan = sampling(len(source), batch.size, batch.drop_last)
     else:
-        order = options.dealt_by
+        order = options.chosen_order
         for stop in stops:
             order = stop.order(order)
         echo = echo_in(pipeline.stops)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
 from penstock.order import BatchKeys, Cursor, Plan
-from penstock.order.replicas import Occurrences
+from penstock.order.deal import Occurrences
 
 
 class SamplerEpoch:

@@ -2,13 +2,12 @@
 
 from penstock.order.balanced import Balanced
 from penstock.order.cursor import Cursor
-from penstock.order.deal import Deal
+from penstock.order.deal import Deal, Occurrences, replica_numbers
 from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
 from penstock.order.plan import BatchKeys, Plan
-from penstock.order.replicas import Occurrences, replicas
 from penstock.order.sampled import Sampled
 from penstock.order.streams import Streams
 
@@ -31,5 +30,5 @@ __all__ = [
     "Streams",
     "Weighted",
     "check",
-    "replicas",
+    "replica_numbers",
 ]

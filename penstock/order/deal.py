@@ -1,4 +1,4 @@
-"""Who gets what: an order's sequence cut into batches, the same number for every rank."""
+"""Dealing: an order's sequence cut into batches, equally many for every rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
 from penstock.order.plan import BatchKeys, Plan
-from penstock.order.replicas import replicas
 
-_KEPT = 2
-"""Epochs whose sequence is remembered: the current one, and the next one if it is begun early."""
-
+_EPOCHS_KEPT = 2
+"""Epochs whose sequence is kept: the current one, and the next one if it begins early."""
 
 _AHEAD = 1 << 14
-"""Samples whose place in the sequence is worked out at a time: 0.1 us each, so 1.6 ms."""
+"""Samples of the sequence that are computed at a time: 0.1 us each, so 1.6 ms."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,15 @@ class Deal(Plan):
     """The batches of one rank.
 
     In each global step the next ``batch_size * world`` samples of the epoch's sequence are dealt
-    like cards, one to each rank in turn. When what is left cannot be dealt evenly,
-    ``tail="pad"`` deals samples from the start of the sequence again and ``tail="drop"`` leaves
-    the last ones out. ``drop_last`` then leaves out a last step of smaller batches. So all ranks
+    like cards, one to each rank in turn. If the number of remaining samples is not a multiple of
+    ``world``, ``tail="pad"`` adds samples from the start of the sequence and ``tail="drop"`` leaves
+    the last ones out. ``drop_last`` then leaves out a last step with smaller batches. So all ranks
     have the same number of batches, of the same sizes.
 
-    An order with ``blocks = True`` says that neighbours belong together: there each rank is dealt
-    a run of every step's samples instead, and its batch is shuffled by itself.
+    An order with ``blocks = True`` keeps neighbours together: of every step's samples each rank is
+    dealt a contiguous run, and that run is shuffled.
 
-    A cursor's position counts samples, not batches: the rest of an epoch can be dealt to another
+    A cursor's position counts samples, not batches, so the rest of an epoch can be dealt to another
     number of ranks, or in batches of another size.
 
     >>> from penstock.order import Cursor, Sequential
@@ -56,14 +54,14 @@ class Deal(Plan):
     rank: int = 0
     world: int = 1
     tail: Literal["pad", "drop"] = "pad"
-    _kept: dict[int, NDArray[np.int64]] = field(
+    _sequences: dict[int, NDArray[np.int64]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, Order) or isinstance(self.order, type):
             raise PipelineError(
-                f"The order is {self.order!r}, which has no indices(n, seed, epoch) to call. Give "
+                f"The order is {self.order!r}, which has no method indices(n, seed, epoch). Give "
                 "an order such as Shuffled()."
             )
         for name, least in (("n", 0), ("seed", None), ("batch_size", 1), ("world", 1), ("rank", 0)):
@@ -75,8 +73,8 @@ class Deal(Plan):
             )
         if self.tail not in ("pad", "drop"):
             raise PipelineError(
-                f'tail is {self.tail!r}; give "pad" to repeat samples until the ranks are even, '
-                'or "drop" to leave the odd ones out.'
+                f'tail is {self.tail!r}; give "pad" to repeat samples until all ranks have equally '
+                'many, or "drop" to leave out the samples that do not divide evenly.'
             )
 
     @property
@@ -89,18 +87,18 @@ class Deal(Plan):
         return self
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
-        """The rest of the cursor's epoch for this rank."""
+        """This rank's batches from the cursor to the end of its epoch."""
         if hasattr(self.order, "at"):
             total = self._total(cursor.epoch)
             dealt = self._even(self._left(cursor, total))
-            return self._as_needed(cursor, self.order, total, dealt)
+            return self._computed_as_needed(cursor, self.order, total, dealt)
         sequence = self._sequence(cursor.epoch)
         left = self._left(cursor, len(sequence))
         dealt = self._even(left)
-        # Counted over the whole epoch, so that the numbers do not depend on where a run resumed.
         padding = sequence[np.arange(max(0, dealt - left)) % max(1, len(sequence))]
-        everything = np.concatenate((sequence, padding)) if len(padding) else sequence
-        numbers = replicas(everything)
+        padded = np.concatenate((sequence, padding)) if len(padding) else sequence
+        # Numbered over the whole epoch, so that the numbers do not depend on where a run resumed.
+        replicas = replica_numbers(padded)
         mine: slice | NDArray[np.int64]
         if getattr(self.order, "blocks", False):
             mine = self._runs(cursor.epoch, cursor.position, cursor.position + dealt)
@@ -108,43 +106,48 @@ class Deal(Plan):
             mine = slice(cursor.position + self.rank, cursor.position + dealt, self.world)
         return self._cut(
             cursor,
-            _frozen(everything[mine]),
-            None if numbers is None else _frozen(numbers[mine]),
+            _frozen(padded[mine]),
+            None if replicas is None else _frozen(replicas[mine]),
             self._steps(dealt),
         )
 
     def share(self, epoch: int) -> int:
-        """How many samples each rank is dealt in an epoch, before ``drop_last``."""
+        """The number of samples that each rank is dealt in an epoch, before ``drop_last``."""
         return self._even(self._total(epoch)) // self.world
 
-    def mine(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """These samples one after the other, and their replica numbers if any repeats."""
-        # In one piece, unless the cutting decides who is dealt what.
+    def rank_samples(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """All samples that this rank is dealt in an epoch before ``drop_last``, in sequence.
+
+        The second array has their replica numbers; it is ``None`` if all of them are 0.
+        """
+        # As one batch, except for blocks: there the batch size decides which rank is dealt what.
         blocks = getattr(self.order, "blocks", False)
         size = self.batch_size if blocks else max(1, self.share(epoch))
         uncut = replace(self, batch_size=size, drop_last=False)
-        uncut._kept.update(self._kept)
-        dealt = list(uncut.batches(Cursor(epoch)))
-        if not dealt:
+        uncut._sequences.update(self._sequences)
+        batches = list(uncut.batches(Cursor(epoch)))
+        if not batches:
             return np.zeros(0, dtype=np.int64), None
-        indices = np.concatenate([batch.indices for batch in dealt])
-        if all(batch.replicas is None for batch in dealt):
+        indices = np.concatenate([batch.indices for batch in batches])
+        if all(batch.replicas is None for batch in batches):
             return indices, None
-        none = np.zeros(size, dtype=np.int64)
-        numbers = [none[: len(b.indices)] if b.replicas is None else b.replicas for b in dealt]
-        return indices, np.concatenate(numbers)
+        zeros = np.zeros(size, dtype=np.int64)
+        replicas = [zeros[: len(b.indices)] if b.replicas is None else b.replicas for b in batches]
+        return indices, np.concatenate(replicas)
 
     def length(self, cursor: Cursor) -> int:
-        """How many batches the rest of the cursor's epoch is."""
+        """The number of batches from the cursor to the end of its epoch."""
         return self._steps(self._even(self._left(cursor, self._total(cursor.epoch))))
 
     def after(self, cursor: Cursor, batch: BatchKeys | None = None) -> Cursor:
-        """The cursor once one more batch is delivered, which is the same whatever is in it."""
+        """The cursor after one more batch; it does not depend on the batch's content."""
         position = cursor.position + self.batch_size * self.world
         return Cursor(cursor.epoch, min(position, self._total(cursor.epoch)), cursor.batch + 1)
 
-    def _as_needed(self, cursor: Cursor, order: Any, total: int, dealt: int) -> Iterator[BatchKeys]:
-        """Batches of an order that can be asked for any part, worked out a few at a time."""
+    def _computed_as_needed(
+        self, cursor: Cursor, order: Any, total: int, dealt: int
+    ) -> Iterator[BatchKeys]:
+        """Batches of an order that has ``at``: its sequence is computed a few batches at a time."""
         blocks = getattr(order, "blocks", False)
         stride = self.batch_size * self.world
         step, steps, ahead = 0, self._steps(dealt), 1
@@ -156,52 +159,53 @@ class Deal(Plan):
                 places = self._runs(cursor.epoch, start, stop)
             else:
                 places = np.arange(start + self.rank, stop, self.world, dtype=np.int64)
-            # Places past the end are padding: the sequence from its start, for another time.
-            again = places // max(1, total)
+            # Places past the end are padding: the sequence starts again, and every sample's
+            # replica number is the number of passes before.
+            passes = places // max(1, total)
             indices = _frozen(order.at(self.n, self.seed, cursor.epoch, places % max(1, total)))
-            numbers = _frozen(again) if again.any() else None
+            replicas = _frozen(passes) if passes.any() else None
             yield from self._cut(
-                Cursor(cursor.epoch, 0, cursor.batch + step), indices, numbers, count
+                Cursor(cursor.epoch, 0, cursor.batch + step), indices, replicas, count
             )
             step += count
             ahead = min(ahead * 2, max(1, _AHEAD // self.batch_size))
 
     def _runs(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """This rank's run of places in each step from ``start`` on, shuffled within itself."""
+        """This rank's run of places in every step of ``start`` to ``stop``, each run shuffled."""
         keyed = Keyed(self.seed, "order/within")
-        found = np.empty((stop - start) // self.world, dtype=np.int64)
-        for done in range(0, len(found), self.batch_size):
-            run = found[done : done + self.batch_size]
-            # By where it begins, so that a resumed run shuffles its batches the same.
+        places = np.empty((stop - start) // self.world, dtype=np.int64)
+        for done in range(0, len(places), self.batch_size):
+            run = places[done : done + self.batch_size]
+            # Keyed by the first place of the run, so that a resumed run shuffles it the same way.
             first = start + done * self.world + self.rank * len(run)
             run[:] = first + keyed.at(Key(first, epoch)).permutation(len(run))
-        return found
+        return places
 
     def _cut(
         self,
         cursor: Cursor,
         indices: NDArray[np.int64],
-        numbers: NDArray[np.int64] | None,
+        replicas: NDArray[np.int64] | None,
         steps: int,
     ) -> Iterator[BatchKeys]:
         for step in range(steps):
-            part = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            copies = None if numbers is None else numbers[part]
-            if copies is not None and not copies.any():
-                copies = None
-            yield BatchKeys(cursor.epoch, cursor.batch + step, indices[part], copies)
+            rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            numbers = None if replicas is None else replicas[rows]
+            if numbers is not None and not numbers.any():
+                numbers = None
+            yield BatchKeys(cursor.epoch, cursor.batch + step, indices[rows], numbers)
 
     def _left(self, cursor: Cursor, total: int) -> int:
         if cursor.position > total:
             raise StateError(
-                f"The cursor stands at sample {cursor.position} of epoch {cursor.epoch}, and that "
-                f"epoch has {total} samples in this order. The checkpoint was written with other "
-                "data or another order."
+                f"The cursor is at sample {cursor.position} of epoch {cursor.epoch}, but in this "
+                f"order that epoch has only {total} samples. The checkpoint was written with other "
+                "data or another order: resume with those."
             )
         return total - cursor.position
 
     def _even(self, left: int) -> int:
-        """How many samples are dealt, of so many left, for the ranks to be even."""
+        """The number of samples to deal, of ``left`` remaining ones: a multiple of ``world``."""
         odd = left % self.world
         if self.tail == "drop":
             return left - odd
@@ -212,33 +216,107 @@ class Deal(Plan):
         return each // self.batch_size if self.drop_last else -(-each // self.batch_size)
 
     def _total(self, epoch: int) -> int:
-        told = length_of(self.order, self.n)
-        return len(self._sequence(epoch)) if told is None else told
+        length = length_of(self.order, self.n)
+        return len(self._sequence(epoch)) if length is None else length
 
     def _sequence(self, epoch: int) -> NDArray[np.int64]:
-        kept = self._kept.get(epoch)
+        kept = self._sequences.get(epoch)
         if kept is not None:
             return kept
-        found = check(self.order.indices(self.n, self.seed, epoch), self.n, self.order)
-        told = length_of(self.order, self.n)
-        if told is None:
-            # Only an order that cannot tell its length is asked again, by length() and after().
-            for old in list(self._kept)[: len(self._kept) - _KEPT + 1]:
-                self._kept.pop(old, None)
-            self._kept[epoch] = found
-        elif told != len(found):
+        sequence = check(self.order.indices(self.n, self.seed, epoch), self.n, self.order)
+        length = length_of(self.order, self.n)
+        if length is None:
+            # Kept only for orders without length(): length() and after() need the sequence again.
+            for old in list(self._sequences)[: len(self._sequences) - _EPOCHS_KEPT + 1]:
+                self._sequences.pop(old, None)
+            self._sequences[epoch] = sequence
+        elif length != len(sequence):
             raise PipelineError(
-                f"{type(self.order).__name__} returned {len(found)} indices for epoch {epoch}, and "
-                f"its length({self.n}) says {told}. Make them agree, or leave length() out."
+                f"{type(self.order).__name__} returned {len(sequence)} indices for epoch {epoch}, "
+                f"but its length({self.n}) says {length}. Make them agree, or leave length() out."
             )
-        return found
+        return sequence
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_sequences": {}}
 
 
-def _frozen(part: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Batches are views of it, so nobody may write to one.
-    found = np.ascontiguousarray(part)
-    found.flags.writeable = False
-    return found
+def _frozen(indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Batches are views of this array, so writing to one of them would change the sequence.
+    array = np.ascontiguousarray(indices)
+    array.flags.writeable = False
+    return array
+
+
+def replica_numbers(indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """For each entry, the number of equal entries before it; ``None`` if nothing repeats.
+
+    >>> replica_numbers(np.array([4, 7, 4, 4, 7])).tolist()
+    [0, 0, 1, 2, 1]
+    >>> replica_numbers(np.array([4, 7, 5])) is None
+    True
+    """
+    places = _places_of_repeated(indices)
+    if places is None:
+        return None
+    repeated = indices[places]
+    by_index = np.argsort(repeated, kind="stable")
+    ordered = repeated[by_index]
+    ranks = np.arange(len(ordered), dtype=np.int64)
+    starts = np.empty(len(ordered), dtype=bool)
+    starts[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=starts[1:])
+    numbers = np.zeros(len(indices), dtype=np.int64)
+    numbers[places[by_index]] = ranks - np.maximum.accumulate(np.where(starts, ranks, 0))
+    return numbers
+
+
+def _places_of_repeated(indices: NDArray[np.int64]) -> NDArray[np.intp] | None:
+    """The places of entries that occur more than once; only these need sorting."""
+    if len(indices) < 2:
+        return None
+    # A table by index is several times faster than sorting, as long as it stays small.
+    if indices.min() >= 0 and indices.max() < 4 * len(indices):
+        counts = np.bincount(indices)
+        if counts.max() < 2:
+            return None
+        return np.flatnonzero(counts[indices] > 1)
+    ordered = np.sort(indices)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return None
+    return np.arange(len(indices), dtype=np.intp)
+
+
+class Occurrences:
+    """Replica numbers for a sequence that arrives in chunks and may be endless.
+
+    Indices are places in a source, so a table as long as the largest index is affordable.
+
+    >>> occurrences = Occurrences()
+    >>> occurrences.count(np.array([4, 7])) is None
+    True
+    >>> occurrences.count(np.array([7, 5, 7])).tolist()
+    [1, 0, 2]
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(0, dtype=np.int32)
+
+    def count(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The replica numbers of the next chunk; ``None`` if all of them are 0."""
+        if len(indices) == 0:
+            return None
+        largest = int(indices.max())
+        if largest >= len(self._counts):
+            grown = np.zeros(max(largest + 1, 2 * len(self._counts)), dtype=np.int32)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+        numbers = self._counts[indices].astype(np.int64)
+        within_chunk = replica_numbers(indices)
+        if within_chunk is not None:
+            numbers += within_chunk
+        # NumPy keeps the last of several assignments to one index: the one with the highest number.
+        self._counts[indices] = numbers + 1
+        return numbers if numbers.any() else None

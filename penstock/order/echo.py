@@ -1,4 +1,4 @@
-"""Echoing: how often each sample or batch comes in an epoch, and the plans that deal copies."""
+"""Echoing: how often each sample or batch is used in an epoch, and the plans that do it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from penstock.order.deal import Deal
 from penstock.order.order import whole
 from penstock.order.plan import BatchKeys, Plan
 
-Numbers = NDArray[np.integer[Any]]
-"""Whole numbers, in no more bytes than they need: there are ``factor`` times n of them."""
+CompactInts = NDArray[np.integer[Any]]
+"""Integers of the narrowest type that holds them: an epoch has ``factor`` times n of them."""
 
-_KEPT = 2
-"""Epochs whose sequence is remembered: the current one, and the next one if it is begun early."""
+_EPOCHS_KEPT = 2
+"""Epochs whose sequence is kept: the current one, and the next one if it begins early."""
 
 _COUNTS, _WINDOWS = 0, 1
-"""What the random choices of an epoch are for; each has a stream of its own."""
+"""The two uses of randomness in an epoch; each has a random stream of its own."""
 
 
 @dataclass(frozen=True)
 class EchoSequence:
     """Every group ``factor`` times, its copies spread over windows of ``window`` places.
 
-    A group is what is repeated as one: a sample of each rank, or a batch. Of a factor between two
-    whole numbers the fraction is dealt by chance, group by group: at 1.25 one in four comes twice.
-    The copies of a group follow each other, and then every run of ``window`` places is shuffled by
-    itself. So a copy is delivered less than a window away from the others, or right after them with
-    ``window=1``.
+    A group is the unit that is repeated: a sample of each rank, or a batch. The fraction of a
+    factor is drawn at random for each group: with factor 1.25 one group in four is used twice. The
+    copies of a group are first placed one after the other; then each window, a run of ``window``
+    places, is shuffled. So a copy moves by less than ``window`` places, and with ``window=1`` the
+    copies follow each other.
 
-    ``factor`` may also be a function of the epoch, for a factor that is chosen as epochs begin. It
-    must give the same answer whenever it is asked for the same epoch. What it answers above
-    ``limit`` counts as ``limit``: measured ratios have no bound, and replica numbers need one.
+    ``factor`` may be a function of the epoch, for a factor that is chosen when an epoch begins. It
+    must always return the same factor for the same epoch. Factors above ``limit`` are cut to
+    ``limit``: a measured ratio has no upper bound, but replica numbers need one.
 
-    Two echoes on one road choose apart when they have different names for ``stage``.
+    Two echoes on one road make independent random choices if their ``stage`` differs.
 
     >>> echo = EchoSequence(2, window=4, seed=0)
     >>> groups, copies = echo.sequence(4, epoch=0)
@@ -57,7 +57,7 @@ class EchoSequence:
     seed: int
     limit: int = 8
     stage: str = "order/echo"
-    _kept: dict[tuple[int, int, float], tuple[Numbers, Numbers]] = field(
+    _sequences: dict[tuple[int, int, float], tuple[CompactInts, CompactInts]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -74,38 +74,38 @@ class EchoSequence:
 
     @property
     def most(self) -> int:
-        """How many copies a group can have in any epoch; copy numbers stay below it."""
+        """The largest number of copies that a group can have; copy numbers are below it."""
         return self.limit if callable(self.factor) else math.ceil(self.factor)
 
     def factor_of(self, epoch: int) -> float:
         """The factor of one epoch."""
         if not callable(self.factor):
             return self.factor
-        chosen = _factor(f"The factor that echo() was given for epoch {epoch}", self.factor(epoch))
+        chosen = _factor(f"The factor of echo() for epoch {epoch}", self.factor(epoch))
         return min(chosen, float(self.limit))
 
     def counts(self, groups: int, epoch: int) -> NDArray[np.int64]:
-        """How often each group comes in an epoch."""
+        """The number of copies of each group in an epoch."""
         fraction, least = math.modf(self.factor_of(epoch))
-        found = np.full(groups, int(least), dtype=np.int64)
+        counts = np.full(groups, int(least), dtype=np.int64)
         if fraction:
-            found += self._generator(epoch, _COUNTS).random(groups) < fraction
-        return found
+            counts += self._generator(epoch, _COUNTS).random(groups) < fraction
+        return counts
 
     def total(self, groups: int, epoch: int) -> int:
-        """How many copies of all groups an epoch has."""
+        """The number of copies of all groups in an epoch."""
         factor = self.factor_of(epoch)
-        kept = self._kept.get((groups, epoch, factor))
+        kept = self._sequences.get((groups, epoch, factor))
         if kept is not None:
             return len(kept[0])
         if factor.is_integer():
             return groups * int(factor)
         return int(self.counts(groups, epoch).sum())
 
-    def sequence(self, groups: int, epoch: int) -> tuple[Numbers, Numbers]:
-        """The groups of an epoch as they are delivered, and which copy of its group each one is."""
+    def sequence(self, groups: int, epoch: int) -> tuple[CompactInts, CompactInts]:
+        """The group numbers of an epoch in the order of delivery, and the copy number of each."""
         key = (groups, epoch, self.factor_of(epoch))
-        kept = self._kept.get(key)
+        kept = self._sequences.get(key)
         if kept is not None:
             return kept
         counts = self.counts(groups, epoch)
@@ -113,11 +113,11 @@ class EchoSequence:
         places = self._shuffled(int(ends[-1]) if groups else 0, epoch)
         numbers = np.repeat(np.arange(groups, dtype=_narrowest(groups)), counts)[places]
         copies = (places - (ends - counts)[numbers]).astype(_narrowest(self.most))
-        for found in (numbers, copies):
-            found.flags.writeable = False
-        for old in list(self._kept)[: len(self._kept) - _KEPT + 1]:
-            self._kept.pop(old, None)
-        self._kept[key] = numbers, copies
+        for array in (numbers, copies):
+            array.flags.writeable = False
+        for old in list(self._sequences)[: len(self._sequences) - _EPOCHS_KEPT + 1]:
+            self._sequences.pop(old, None)
+        self._sequences[key] = numbers, copies
         return numbers, copies
 
     def _shuffled(self, total: int, epoch: int) -> NDArray[np.int64]:
@@ -126,9 +126,9 @@ class EchoSequence:
         window = min(self.window, total)
         if window <= 1:
             return places
-        # A random word for every place, with the place within its window in the lowest bits:
-        # sorting the words shuffles the places, in a third of the time of an argsort. Words are
-        # drawn place by place, so a window does not depend on how many others there are.
+        # Every place gets a random word whose lowest bits are the place within its window.
+        # Sorting the words shuffles the places, in a third of the time of an argsort. Words are
+        # drawn place by place, so a window does not depend on the number of windows after it.
         within = places % window
         bits = (window - 1).bit_length()
         words = self._generator(epoch, _WINDOWS).integers(0, 2**64, size=total, dtype=np.uint64)
@@ -147,26 +147,26 @@ class EchoSequence:
         return Keyed(self.seed, self.stage).fresh(Key(index=0, epoch=epoch, replica=use))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_sequences": {}}
 
 
 @dataclass(frozen=True)
 class Echoed(Plan):
     """The batches of one rank when samples are echoed.
 
-    What ``deal`` gives to the ranks in one round is a group. All ranks deliver the groups in the
-    same sequence, so they have the same number of batches, and the copies of a sample stay on
-    the rank that has prepared it. Batches are cut here: the size of those of ``deal`` matters only
-    to orders with ``blocks``, whose dealing depends on it.
+    A group is one round of ``deal``: one sample for each rank. All ranks deliver the groups in the
+    same sequence, so they have the same number of batches, and the copies of a sample stay on the
+    rank that has prepared it. Batches have the ``batch_size`` given here; that of ``deal`` matters
+    only for orders with ``blocks``, where it decides which rank is dealt what.
 
-    The replica number of a copy is ``replica * echo.most + copy``, with the replica number that
-    the sample was dealt with. ``spent`` are the samples that no later batch has a copy of, once for
-    each time they were dealt; a copy that ``drop_last`` leaves out is no copy.
+    The replica number of a copy is ``replica * echo.most + copy``, where ``replica`` is the number
+    that ``deal`` gave the sample. ``spent`` lists the samples that no later batch has a copy of,
+    once for each time they were dealt. Copies that ``drop_last`` leaves out do not count.
 
-    A cursor's position counts what all ranks together were delivered, copies included. The rest of
-    an epoch can be delivered in batches of another size, but to as many ranks as began it (and
-    from a deal of the same batch size, where that matters): which samples a rank has begun to
-    repeat depends on it.
+    A cursor's position counts the samples delivered to all ranks together, copies included. The
+    rest of an epoch can be delivered in batches of another size, but only to the number of ranks
+    that began it (and, for orders with ``blocks``, from a deal of the same batch size): otherwise
+    the copies still to come of a sample would be on another rank.
 
     >>> from penstock.order import Sequential
     >>> deal = Deal(Sequential(), n=3, seed=0, batch_size=1)
@@ -187,23 +187,23 @@ class Echoed(Plan):
 
     @property
     def ahead(self) -> bool:
-        """The next epoch may be asked for early, unless its factor is still to be chosen."""
+        """The next epoch may be requested early, unless its factor is chosen when it begins."""
         return self.deal.ahead and self.echo.fixed
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
-        """The rest of the cursor's epoch for this rank."""
+        """This rank's batches from the cursor to the end of its epoch."""
         numbers, copies = self.echo.sequence(self.deal.share(cursor.epoch), cursor.epoch)
         first = self._place(cursor, len(numbers))
-        indices, bases = self.deal.mine(cursor.epoch)
+        indices, bases = self.deal.rank_samples(cursor.epoch)
         return self._cut(cursor, first, _Copies(numbers, copies, indices, bases))
 
     def length(self, cursor: Cursor) -> int:
-        """How many batches the rest of the cursor's epoch is."""
+        """The number of batches from the cursor to the end of its epoch."""
         total = self.echo.total(self.deal.share(cursor.epoch), cursor.epoch)
         return self._steps(total - self._place(cursor, total))
 
     def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
-        """The cursor once this batch is delivered."""
+        """The cursor after this batch."""
         position = cursor.position + len(batch.indices) * self.deal.world
         return Cursor(cursor.epoch, position, cursor.batch + 1)
 
@@ -214,9 +214,9 @@ class Echoed(Plan):
         last = _last_places(numbers, first, end, len(indices))
         for step in range(steps):
             start = first + step * self.batch_size
-            part = slice(start, min(end, start + self.batch_size))
-            groups = numbers[part]
-            replicas = copies[part].astype(np.int64)
+            places = slice(start, min(end, start + self.batch_size))
+            groups = numbers[places]
+            replicas = copies[places].astype(np.int64)
             if bases is not None:
                 replicas += bases[groups] * self.echo.most
             spent = groups[last[groups] == np.arange(start, start + len(groups))]
@@ -229,22 +229,22 @@ class Echoed(Plan):
             )
 
     def _place(self, cursor: Cursor, total: int) -> int:
-        """How many copies this rank was delivered before the cursor, of ``total`` in the epoch."""
+        """The number of samples delivered to this rank before the cursor, of the ``total``."""
         world = self.deal.world
         place, odd = divmod(cursor.position, world)
         if odd:
             raise StateError(
-                f"The cursor stands at sample {cursor.position} of epoch {cursor.epoch}, where "
-                f"{world} ranks never stand: each is delivered as many as the others. With echo() "
-                "an epoch ends with as many ranks as it began with. Resume with that many, or from "
-                "a checkpoint taken between epochs."
+                f"The cursor is at sample {cursor.position} of epoch {cursor.epoch}, which is not "
+                f"a multiple of {world}, the number of ranks. With echo() an epoch must end with "
+                "the number of ranks that it began with. Resume with that number, or from a "
+                "checkpoint taken between two epochs."
             )
         if place > total:
             raise StateError(
-                f"The cursor stands at sample {cursor.position} of epoch {cursor.epoch}, and with "
-                f"this echo and {world} ranks that epoch delivers {total * world}. The checkpoint "
-                "was written with other data, another order, another echo, or another number of "
-                "ranks: resume with what it was written with."
+                f"The cursor is at sample {cursor.position} of epoch {cursor.epoch}, but with "
+                f"this echo and {world} ranks that epoch delivers only {total * world}. The "
+                "checkpoint was written with other data, another order, another echo, or another "
+                "number of ranks: resume with those."
             )
         return place
 
@@ -254,12 +254,12 @@ class Echoed(Plan):
 
 @dataclass(frozen=True)
 class EchoedBatches(Plan):
-    """The batches of another plan, each delivered several times as it is.
+    """The batches of another plan, each delivered several times without a change.
 
-    A copy of a batch has nothing of its own, so ``batches`` gives each fresh batch once, for
-    preparing, and ``deliveries`` says in which sequence their numbers are handed out. A cursor
-    counts what was handed out, in ``batch`` alone. The plan must know its length, because how
-    often each batch comes is decided over the whole epoch.
+    The copies of a batch are identical, so ``batches`` yields each fresh batch once, to be
+    prepared, and ``deliveries`` has the numbers of the batches in the order of delivery. The
+    cursor's ``batch`` counts deliveries; its ``position`` is always 0. The plan must know its
+    length, because the copies are spread over the whole epoch.
 
     >>> from penstock.order import Sequential
     >>> twice = EchoSequence(2, window=1, seed=0)
@@ -278,32 +278,32 @@ class EchoedBatches(Plan):
 
     @property
     def ahead(self) -> bool:
-        """As the plan says, unless the factor of the next epoch is still to be chosen."""
+        """Whether the plan allows it, and the factor of the next epoch is known already."""
         return self.plan.ahead and self.echo.fixed
 
-    def deliveries(self, cursor: Cursor) -> Numbers:
-        """The numbers of the fresh batches, as they are handed out in the rest of the epoch."""
+    def deliveries(self, cursor: Cursor) -> CompactInts:
+        """The batch numbers in the order of delivery, from the cursor to the end of its epoch."""
         numbers, _ = self.echo.sequence(self._fresh(cursor.epoch), cursor.epoch)
         return numbers[self._delivered(cursor, len(numbers)) :]
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
-        """Each fresh batch that is still to be handed out, once, in the sequence of the plan."""
+        """Each batch that is still to be delivered, once, in the order of the plan."""
         needed = np.zeros(self._fresh(cursor.epoch), dtype=bool)
         needed[self.deliveries(cursor)] = True
-        # From the start: where a plan stands after a number of batches, only dealing them tells.
+        # From the start of the epoch: the plan's own cursor is known only by dealing its batches.
         return self._needed(self.plan.batches(Cursor(cursor.epoch)), needed)
 
     def length(self, cursor: Cursor) -> int:
-        """How many batches are handed out in the rest of the cursor's epoch."""
+        """The number of deliveries from the cursor to the end of its epoch."""
         total = self.echo.total(self._fresh(cursor.epoch), cursor.epoch)
         return total - self._delivered(cursor, total)
 
     def after(self, cursor: Cursor, batch: BatchKeys | None = None) -> Cursor:
-        """The cursor once one more batch is handed out, whichever it is."""
+        """The cursor after one more delivery; it does not depend on the batch."""
         return Cursor(cursor.epoch, 0, cursor.batch + 1)
 
     def epoch_state(self, epoch: int) -> Any:
-        """As the plan whose batches are echoed says."""
+        """The state of the plan whose batches are echoed."""
         return self.plan.epoch_state(epoch)
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
@@ -313,7 +313,7 @@ class EchoedBatches(Plan):
         self.plan.restore(epoch_state)
 
     def _needed(self, dealt: Iterator[BatchKeys], needed: NDArray[np.bool_]) -> Iterator[BatchKeys]:
-        # To the end even when nothing more is needed: what a sampler does there is part of it.
+        # To the end even if no more batches are needed: a sampler may change its state there.
         count = 0
         for batch in dealt:
             count += 1
@@ -323,59 +323,63 @@ class EchoedBatches(Plan):
                 yield batch
         if count != len(needed):
             raise PipelineError(
-                f"The epoch was to have {len(needed)} fresh batches, by the length of the order or "
-                f"sampler, and {'more' if count > len(needed) else f'only {count}'} came. echo() "
-                "needs to know how many there are: make the length right."
+                f"By its length the order or sampler has {len(needed)} batches in an epoch, but it "
+                f"dealt {'more' if count > len(needed) else f'only {count}'}. echo() needs the "
+                "right number: correct the length."
             )
 
     def _fresh(self, epoch: int) -> int:
-        """How many fresh batches an epoch has."""
-        found = self.plan.length(Cursor(epoch))
-        if found is None:
+        """The number of different batches in an epoch."""
+        length = self.plan.length(Cursor(epoch))
+        if length is None:
             raise PipelineError(
-                "echo() after batch() needs to know how many batches an epoch has, and the sampler "
-                "cannot tell: its copies are dealt over the whole epoch. Give the sampler a "
-                "__len__."
+                "echo() after batch() needs the number of batches in an epoch, because it spreads "
+                "the copies over the whole epoch, but the sampler has no length. Give the sampler "
+                "a __len__."
             )
-        return found
+        return length
 
     def _delivered(self, cursor: Cursor, total: int) -> int:
         if cursor.batch > total:
             raise StateError(
-                f"The cursor stands at batch {cursor.batch} of epoch {cursor.epoch}, and with this "
-                f"echo that epoch has {total}. The checkpoint was written with other data, another "
-                "order, another batch size or another echo: resume with what it was written with."
+                f"The cursor is at batch {cursor.batch} of epoch {cursor.epoch}, but with this "
+                f"echo that epoch has only {total}. The checkpoint was written with other data, "
+                "another order, another batch size or another echo: resume with those."
             )
         return cursor.batch
 
 
 class _Copies(NamedTuple):
-    """An epoch of one rank: its copies as they are delivered, and the samples they are of."""
+    """An epoch of one rank, as ``Echoed`` delivers it.
 
-    numbers: Numbers
-    copies: Numbers
+    ``numbers`` and ``copies``: group and copy number of every delivered sample. ``indices`` and
+    ``bases``: index and replica number of every group's sample.
+    """
+
+    numbers: CompactInts
+    copies: CompactInts
     indices: NDArray[np.int64]
     bases: NDArray[np.int64] | None
 
 
-def _last_places(numbers: Numbers, first: int, end: int, groups: int) -> NDArray[np.int64]:
-    """Where each group comes for the last time from ``first`` on and before ``end``."""
-    found = np.full(groups, -1, dtype=np.int64)
-    np.maximum.at(found, numbers[first:end], np.arange(first, end))
-    return found
+def _last_places(numbers: CompactInts, first: int, end: int, groups: int) -> NDArray[np.int64]:
+    """The last place of each group from ``first`` to before ``end``; -1 for a group without one."""
+    places = np.full(groups, -1, dtype=np.int64)
+    np.maximum.at(places, numbers[first:end], np.arange(first, end))
+    return places
 
 
 def _factor(what: str, value: Any) -> float:
-    number = not isinstance(value, bool) and isinstance(value, Real)
-    found = float(value) if number else math.nan
-    if not (math.isfinite(found) and found >= 1):
+    is_number = not isinstance(value, bool) and isinstance(value, Real)
+    factor = float(value) if is_number else math.nan
+    if not (math.isfinite(factor) and factor >= 1):
         raise PipelineError(
-            f"{what} is {value!r}; give how often each fresh output is used, a number of 1 or more "
-            "such as 2 or 1.5. With 1 everything comes once."
+            f"{what} is {value!r}; give the number of times that each prepared sample or batch is "
+            "used: a number of 1 or more, such as 2 or 1.5. With 1 nothing is repeated."
         )
-    return found
+    return factor
 
 
 def _narrowest(end: int) -> type[np.integer[Any]]:
-    """The smallest type for the numbers below ``end``."""
+    """The narrowest integer type for the numbers below ``end``."""
     return next((kind for kind in (np.uint8, np.int32) if end - 1 <= np.iinfo(kind).max), np.int64)

@@ -1,4 +1,4 @@
-"""Which samples are prepared anew in which epoch when what was prepared is used several times."""
+"""Which samples refurbish() prepares anew in which epoch, and which version each epoch uses."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from penstock.order.shuffle import Permutation
 
 @dataclass(frozen=True)
 class Generations:
-    """Revamper's balanced eviction: every epoch renews an equal part of what is kept.
+    """Revamper's balanced eviction: every epoch renews an equal part of the kept samples.
 
-    All samples stand in one queue, fixed by the seed; the first ``kept`` of them are kept. Epoch 0
-    prepares everything. From then on the kept ones are renewed by turns, a part of 1 / ``reuse``
-    each epoch: what was prepared first serves 1 to ``reuse`` epochs, all later ones exactly
-    ``reuse``. Samples that are not kept are fresh every time.
+    All samples are in one random queue, fixed by the seed; the first ``kept`` of the queue are
+    kept. Epoch 0 prepares all samples. Every later epoch renews the next 1 / ``reuse`` of the kept
+    samples, in turns. A first version therefore serves 1 to ``reuse`` epochs, and every later
+    version exactly ``reuse``. Samples that are not kept are fresh in every epoch.
 
-    A sample's generation is which of its prepared versions an epoch uses. It depends on nothing
-    but these numbers, so nobody has to remember it.
+    The generation of a sample in an epoch is the number of the prepared version that the epoch
+    uses. It is a pure function of the fields below, the index and the epoch, so it is not stored.
 
-    >>> renewal = Generations(n=7, reuse=3, kept=6, seed=0)
-    >>> [renewal.fresh(epoch) for epoch in range(5)]
+    >>> generations = Generations(n=7, reuse=3, kept=6, seed=0)
+    >>> [generations.fresh(epoch) for epoch in range(5)]
     [7, 3, 3, 3, 3]
-    >>> index = int(renewal.queued(np.array([0]))[0])
-    >>> [renewal.generation(index, epoch) for epoch in range(8)]
+    >>> index = int(generations.queued(np.array([0]))[0])
+    >>> [generations.generation(index, epoch) for epoch in range(8)]
     [0, 1, 1, 1, 2, 2, 2, 3]
     """
 
@@ -43,13 +43,13 @@ class Generations:
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if self.kept > self.n:
             raise PipelineError(
-                f"{self.kept} samples are to be kept, and the source has {self.n}. Give {self.n} "
-                "or fewer."
+                f"kept is {self.kept}, but the source has only {self.n} samples. Give {self.n} or "
+                "less."
             )
         object.__setattr__(self, "_queue", Permutation(self.n, self.seed, "order/renew"))
 
     def generation(self, index: int, epoch: int) -> int:
-        """Which version of a sample an epoch uses, counted from 0."""
+        """The version of a sample that an epoch uses, counted from 0."""
         reuse, kept = self.reuse, self.kept
         if reuse == 1:
             return epoch
@@ -62,13 +62,14 @@ class Generations:
     def generations(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """``generation`` of many samples."""
         places = self._queue.places(indices)
-        # Counted from the end, because there rounding down gives the turn that rounds parts down.
-        behind = np.maximum(self.kept - 1 - places, 0)
-        turns = self.reuse - 1 - part(behind, self.reuse, self.kept)
+        # Turns are counted from the end of the queue: span() rounds the limits of a turn down, and
+        # from the end rounding down gives the same limits.
+        from_end = np.maximum(self.kept - 1 - places, 0)
+        turns = self.reuse - 1 - scaled(from_end, self.reuse, self.kept)
         return np.where(places < self.kept, (epoch - 1 - turns) // self.reuse + 1, epoch)
 
     def fresh(self, epoch: int) -> int:
-        """How many samples an epoch prepares anew."""
+        """The number of samples that an epoch prepares anew."""
         start, stop = self.span(epoch)
         return stop - start + self.n - self.kept
 
@@ -79,27 +80,27 @@ class Generations:
         return start <= place < stop or place >= self.kept
 
     def keeps(self, index: int) -> bool:
-        """Whether what was prepared of this sample is kept at all."""
+        """Whether the prepared versions of this sample are kept at all."""
         return self.kept == self.n or self._queue.place(index) < self.kept
 
     def span(self, epoch: int) -> tuple[int, int]:
-        """From where to where in the queue the kept samples stand that an epoch renews."""
+        """The places in the queue, as (start, stop), of the kept samples that an epoch renews."""
         if epoch == 0:
             return 0, self.kept
         turn = (epoch - 1) % self.reuse
         return turn * self.kept // self.reuse, (turn + 1) * self.kept // self.reuse
 
     def queued(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which samples stand at these places of the queue."""
+        """The samples at these places of the queue."""
         return self._queue.samples(places)
 
 
-def part(values: NDArray[np.int64], times: int, of: int) -> NDArray[np.int64]:
-    """``values * times // of``, for values of 0 to ``of``, whatever their size.
+def scaled(values: NDArray[np.int64], numerator: int, denominator: int) -> NDArray[np.int64]:
+    """``values * numerator // denominator`` without overflow, for values of 0 to ``denominator``.
 
-    >>> part(np.array([3, 10**10]), 10**10, of=10**10).tolist()
+    >>> scaled(np.array([3, 10**10]), 10**10, 10**10).tolist()
     [3, 10000000000]
     """
-    if of * times < 1 << 63:
-        return values * times // max(1, of)
-    return np.array([value * times // of for value in values.tolist()], dtype=np.int64)
+    if denominator * numerator < 1 << 63:
+        return values * numerator // max(1, denominator)
+    return np.array([value * numerator // denominator for value in values.tolist()], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""An epoch begun in the middle: a plan's batches from one on to the last, then those before."""
+"""Epochs that begin in the middle: batches k to the last, then batches 0 to k - 1."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from penstock.order.plan import BatchKeys, Begin, Plan
 
 
 class MidEpoch(Plan):
-    """A plan whose epochs may begin with any batch; all else about them is as it was.
+    """A plan whose epochs may begin with any batch; the batches themselves stay the same.
 
-    ``begin`` is asked when an epoch is begun; without it all begin with their first. ``firsts``
-    has the answers. An epoch that was begun in the middle can only be gone on with in batches of
-    the same size and with the same number of ranks: its cursor counts batches.
+    ``begin`` is called when an epoch begins and returns its first batch; without ``begin`` every
+    epoch begins with batch 0. ``firsts`` has the first batch of each recent epoch. The cursor of an
+    epoch that began in the middle counts batches, so the epoch can be resumed only with the same
+    batch size and the same number of ranks.
 
     >>> from penstock.order import Deal, Sequential
-    >>> turned = MidEpoch(Deal(Sequential(), n=6, seed=0, batch_size=2), lambda *_: 1)
-    >>> [batch.indices.tolist() for batch in turned.batches(Cursor())]
+    >>> plan = MidEpoch(Deal(Sequential(), n=6, seed=0, batch_size=2), lambda *_: 1)
+    >>> [batch.indices.tolist() for batch in plan.batches(Cursor())]
     [[2, 3], [4, 5], [0, 1]]
     """
 
@@ -68,7 +69,7 @@ class MidEpoch(Plan):
         return cursor._replace(batch=cursor.batch + 1)
 
     def first(self, cursor: Cursor) -> int:
-        """The batch that the cursor's epoch began with; 0 before its first batch is delivered."""
+        """The first batch of the cursor's epoch, to resume it; 0 if no batch was delivered yet."""
         return self.firsts.get(cursor.epoch, 0) if cursor.batch else 0
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:

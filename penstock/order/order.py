@@ -1,4 +1,4 @@
-"""What an order is: the indices of one epoch, as a pure function of (n, seed, epoch)."""
+"""The order contract: the indices of one epoch as a pure function of (n, seed, epoch)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from penstock.order.shuffle import shuffled
 class Order(Protocol):
     """Which samples make up an epoch, and in which sequence. Implement it for your own scheme.
 
-    An index may repeat and may be left out. The answer must depend on nothing but the arguments:
-    every rank works it out for itself, and again after a resume. An order that also has
-    ``length(n)``, the number of indices of any epoch, saves working it out to be counted; one
-    that deals every sample exactly once and has ``at(n, seed, epoch, places)``, the indices at
-    some places, saves working out the whole epoch before the first batch.
+    An index may repeat and may be left out. The result must depend on the arguments only: every
+    rank computes it by itself, and computes it again after a resume. Two more methods are optional.
+    ``length(n)`` returns the number of indices of any epoch, so that they need not be computed to
+    be counted. ``at(n, seed, epoch, places)`` returns the indices at some places of the sequence,
+    so that the whole epoch need not be computed before the first batch; an order that has ``at``
+    must have every sample exactly once.
 
     >>> class Backwards:
     ...     def indices(self, n, seed, epoch):
@@ -33,13 +34,13 @@ class Order(Protocol):
     """
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices of one epoch over ``n`` samples, each of 0 to n - 1."""
+        """The indices of one epoch over ``n`` samples, each from 0 to n - 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """Every sample once, as the source has them.
+    """Every sample once, in the order of the source.
 
     >>> Sequential().indices(4, seed=0, epoch=0).tolist()
     [0, 1, 2, 3]
@@ -57,7 +58,7 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Shuffled:
-    """Every sample once, in another random sequence each epoch.
+    """Every sample once, in a new random sequence each epoch.
 
     >>> sorted(Shuffled().indices(4, seed=0, epoch=7).tolist())
     [0, 1, 2, 3]
@@ -77,8 +78,8 @@ class Shuffled:
 class Weighted:
     """Samples drawn in proportion to their weights.
 
-    ``samples`` is how many make an epoch. It is by default as many as there are, or without
-    replacement as many as have a weight above zero.
+    ``samples`` is the number of samples in an epoch. The default is the number of weights, or
+    without replacement the number of weights above zero.
 
     >>> Weighted([0.0, 1.0, 0.0], samples=4).indices(3, seed=0, epoch=0).tolist()
     [1, 1, 1, 1]
@@ -101,9 +102,9 @@ class Weighted:
         object.__setattr__(self, "samples", samples)
         if not self.replacement and samples > positive:
             raise PipelineError(
-                f"Weighted draws {samples} samples without replacement, and only {positive} "
-                f"of its {len(weights)} weights are above zero. Ask for at most {positive}, or "
-                "use replacement=True."
+                f"Weighted is to draw {samples} samples without replacement, but only {positive} "
+                f"of its {len(weights)} weights are above zero. Give samples={positive} or less, "
+                "or replacement=True."
             )
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -113,14 +114,14 @@ class Weighted:
         places = np.flatnonzero(weights)
         positive = weights[places]
         if self.replacement:
-            # Scaled by the largest, so that no sum overflows.
+            # Scaled by the largest weight, so that no sum overflows.
             sums = np.cumsum(positive / positive.max())
-            found = np.searchsorted(sums, generator.random(samples) * sums[-1], side="right")
-            # A number just under 1 may round up to the whole sum.
-            chosen = np.minimum(found, len(places) - 1)
+            slots = np.searchsorted(sums, generator.random(samples) * sums[-1], side="right")
+            # A random number just below 1 may round up to the whole sum.
+            chosen = np.minimum(slots, len(places) - 1)
         else:
-            # Efraimidis and Spirakis: the first of exponential clocks that tick at the rate of
-            # the weights is a weighted draw, the next one a draw from the rest, and so on.
+            # Efraimidis and Spirakis: of exponential clocks whose rates are the weights, the
+            # first to tick is a weighted draw, the second a weighted draw from the rest, and so on.
             with np.errstate(over="ignore"):
                 clocks = generator.standard_exponential(len(places)) / positive
             chosen = np.argsort(clocks, kind="stable")[:samples]
@@ -130,7 +131,7 @@ class Weighted:
     def length(self, n: int) -> int:
         if len(self.weights) != n:
             raise PipelineError(
-                f"Weighted has {len(self.weights)} weights, and the source has {n} samples. "
+                f"Weighted has {len(self.weights)} weights, but the source has {n} samples. "
                 "Give one weight for each sample."
             )
         return cast(int, self.samples)
@@ -143,60 +144,61 @@ class Weighted:
 
 
 def length_of(order: Order, n: int) -> int | None:
-    """How many indices every epoch of an order has, if it can tell without working them out."""
-    tell = getattr(order, "length", None)
-    if not callable(tell):
+    """The number of indices in any epoch of an order; ``None`` if it has no ``length``."""
+    method = getattr(order, "length", None)
+    if not callable(method):
         return None
-    found = tell(n)
+    returned = method(n)
     try:
-        length = operator.index(found)
+        length = operator.index(returned)
     except TypeError:
         length = -1
     if length < 0:
         raise PipelineError(
-            f"{type(order).__name__}.length({n}) returned {found!r}; return how many indices an "
-            "epoch has, or leave the method out."
+            f"{type(order).__name__}.length({n}) returned {returned!r}. Return the number of "
+            "indices in an epoch, or leave the method out."
         )
     return length
 
 
 def check(indices: Any, n: int, order: object) -> NDArray[np.int64]:
-    """What an order returned, as an array of its own, once it is known to be usable.
+    """The indices that an order returned, checked and copied to a new int64 array.
 
     >>> check([2, 0, 3], n=3, order=Sequential())
     Traceback (most recent call last):
     ...
-    penstock.errors.PipelineError: Sequential.indices returned 3 at place 2, and the source ...
+    penstock.errors.PipelineError: Sequential.indices returned 3 at place 2, but the source ...
     """
-    what = f"{type(order).__name__}.indices"
+    method = f"{type(order).__name__}.indices"
     try:
-        found = np.asarray(indices)
+        array = np.asarray(indices)
     except ValueError as error:
         raise PipelineError(
-            f"{what} returned what is no array ({error}). Return a flat array of whole numbers."
+            f"{method} returned something that NumPy cannot make an array of ({error}). Return a "
+            "flat array of whole numbers."
         ) from error
-    if found.ndim != 1:
+    if array.ndim != 1:
         raise PipelineError(
-            f"{what} returned an array of shape {found.shape}. Return a flat one: the indices of "
-            "an epoch one after the other; batches are cut from it later."
+            f"{method} returned an array of shape {array.shape}. Return a flat array with the "
+            "indices of the whole epoch; the loader cuts it into batches."
         )
-    if found.size == 0:
+    if array.size == 0:
         return np.zeros(0, dtype=np.int64)
-    if found.dtype.kind not in "iu":
-        hint = " (np.flatnonzero turns a mask into indices)" if found.dtype.kind == "b" else ""
+    if array.dtype.kind not in "iu":
+        hint = " (np.flatnonzero turns a mask into indices)" if array.dtype.kind == "b" else ""
         raise PipelineError(
-            f"{what} returned {found.dtype} values, the first is {found[0]!r}. Return whole "
+            f"{method} returned {array.dtype} values; the first is {array[0]!r}. Return whole "
             f"numbers, such as an int64 array{hint}."
         )
-    bad = (found < 0) | (found >= n)
+    bad = (array < 0) | (array >= n)
     if bad.any():
         place = int(bad.argmax())
         raise PipelineError(
-            f"{what} returned {int(found[place])} at place {place}, and the source has {n} "
-            f"samples. Return indices of 0 to {n - 1}."
+            f"{method} returned {int(array[place])} at place {place}, but the source has {n} "
+            f"samples. Return indices from 0 to {n - 1}."
         )
-    # A copy, because an order may hand out an array that it fills again for the next epoch.
-    return found.astype(np.int64, copy=True)
+    # A copy, because an order may return an array that it fills again for the next epoch.
+    return array.astype(np.int64, copy=True)
 
 
 def _weights(given: Any) -> NDArray[np.float64]:
@@ -204,7 +206,7 @@ def _weights(given: Any) -> NDArray[np.float64]:
         weights = np.array(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise PipelineError(
-            f"The weights of Weighted are no numbers ({error}). Give one number for each sample."
+            f"The weights of Weighted are not numbers ({error}). Give one number for each sample."
         ) from error
     if weights.ndim != 1:
         raise PipelineError(
@@ -215,8 +217,8 @@ def _weights(given: Any) -> NDArray[np.float64]:
     if bad.any():
         place = int(bad.argmax())
         raise PipelineError(
-            f"Weight {place} of Weighted is {float(weights[place])}. Weights are finite and not "
-            "negative; give 0 to a sample that is never to be drawn."
+            f"Weight {place} of Weighted is {float(weights[place])}. Weights must be finite and "
+            "not negative; give 0 to a sample that must never be drawn."
         )
     if not weights.any():
         raise PipelineError(
@@ -228,12 +230,12 @@ def _weights(given: Any) -> NDArray[np.float64]:
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
-    """An argument that has to be a whole number."""
+    """Check that an argument is a whole number, and not below ``least``; return it as an int."""
     try:
-        found = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None or (least is not None and found < least):
+        number = None
+    if number is None or (least is not None and number < least):
         wanted = "a whole number" if least is None else f"a whole number, {least} or more"
         raise PipelineError(f"{name} is {value!r}; give {wanted}.")
-    return found
+    return number

@@ -33,7 +33,10 @@ class BatchKeys(NamedTuple):
 
 
 class Begin(Protocol):
-    """Chooses the first batch of an epoch of ``length`` batches; ``first`` if it is known."""
+    """Chooses the first batch of an epoch of ``length`` batches (``None``: length unknown).
+
+    ``first``: the first batch, if it is known already. ``done``: batches delivered so far.
+    """
 
     def __call__(
         self, epoch: int, length: int | None, first: int | None = None, done: int = 0

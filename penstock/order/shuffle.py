@@ -1,13 +1,13 @@
-"""Shuffling without a list: the sample at any place of a random sequence, worked out by itself.
+"""Shuffling without a list: computes the sample at any place of a random sequence.
 
-A permutation of a million takes 40 ms and 8 MB before the first batch can start. Above ``LISTED``
-samples the sequence is instead a bijection that is evaluated where it is needed: a Feistel network,
-stepped on while it points past the end.
+Listing a permutation of a million samples takes 40 ms and 8 MB before the first batch can start.
+Above ``LISTED`` samples the sequence is therefore a bijection that is evaluated only for the places
+needed: a Feistel network, applied again while its result is not below n (cycle walking).
 
-There are two networks. That of ``shuffled`` covers the next power of two, so up to every second
-step points past the end; it stays as it is, because checkpoints rely on its sequences. That of
-``Permutation`` covers a near-square of hardly more than n, so almost no step does, and it can be
-undone.
+There are two networks. The one of ``shuffled`` covers the next power of two, so up to every second
+result is not below n; checkpoints rely on its sequences, so it must not change. The one of
+``Permutation`` covers a near-square of hardly more than n cells, so almost every result is below n,
+and it can be inverted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from penstock.keyed import Key, Keyed
 
 LISTED = 1 << 16
-"""Up to here a true permutation costs less than a millisecond and is uniform over all of them."""
+"""Up to this size a listed permutation costs less than 1 ms; it is uniform over all of them."""
 
 _ROUNDS = 6
-"""Four make a Feistel network a good random permutation (Luby and Rackoff); two to spare.
+"""Four rounds make a Feistel network a good random permutation (Luby and Rackoff); two to spare.
 
-An even number, so that the halves end on the side where they began."""
+The number is even, so that the halves end on the side where they began."""
 
-_KEPT = 8
-"""Lists that are remembered, of 0.5 MB at most: a run with refurbish needs one and two an epoch."""
+_LISTS_KEPT = 8
+"""Lists that are cached, of 0.5 MB at most: with refurbish a run needs one, and two per epoch."""
 
 _STAGE = "order/shuffle"
 
@@ -41,7 +41,8 @@ _Network = Callable[[_Words, int, int, tuple[_Words, ...]], _Words]
 
 
 def _word(value: int) -> _Words:
-    # An array of no dimensions: for a few hundred numbers, np.uint64(...) doubles every step.
+    # A zero-dimensional array: on a few hundred numbers, operations with the scalar
+    # np.uint64(value) take twice as long.
     return np.array(value, dtype=np.uint64)
 
 
@@ -54,9 +55,9 @@ _1, _27, _30, _31 = _word(1), _word(27), _word(30), _word(31)
 def shuffled(n: int, seed: int, epoch: int, places: _Indices) -> _Indices:
     """The samples at these places of an epoch's sequence.
 
-    >>> everywhere = np.arange(100_000)
-    >>> found = shuffled(100_000, seed=0, epoch=0, places=everywhere)
-    >>> bool((np.sort(found) == everywhere).all()), bool((found == everywhere).all())
+    >>> places = np.arange(100_000)
+    >>> samples = shuffled(100_000, seed=0, epoch=0, places=places)
+    >>> bool((np.sort(samples) == places).all()), bool((samples == places).all())
     (True, False)
     """
     if n <= LISTED:
@@ -64,7 +65,7 @@ def shuffled(n: int, seed: int, epoch: int, places: _Indices) -> _Indices:
     keys = _round_keys(seed, _STAGE, epoch)
     bits = (n - 1).bit_length()
     out = _feistel(places.astype(np.uint64), bits, keys)
-    # Each step lands within n more often than not, so this ends after a few.
+    # More than half of the results are below n, so the loop ends after a few rounds.
     while len(past := np.flatnonzero(out >= n)):
         out[past] = _feistel(out[past], bits, keys)
     return out.astype(np.int64)
@@ -72,13 +73,13 @@ def shuffled(n: int, seed: int, epoch: int, places: _Indices) -> _Indices:
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """A random sequence of ``n`` samples that can be read either way.
+    """A random sequence of ``n`` samples: from place to sample and from sample to place.
 
-    Stages are independent of one another, and so are the epochs of a stage.
+    The sequences of different stages are independent, and so are those of different epochs.
 
-    >>> row = Permutation(100_000, seed=0, stage="example")
-    >>> found = row.samples(np.array([7, 99_999]))
-    >>> row.places(found).tolist(), row.place(int(found[0]))
+    >>> permutation = Permutation(100_000, seed=0, stage="example")
+    >>> samples = permutation.samples(np.array([7, 99_999]))
+    >>> permutation.places(samples).tolist(), permutation.place(int(samples[0]))
     ([7, 99999], 7)
     """
 
@@ -88,46 +89,46 @@ class Permutation:
     epoch: int = 0
 
     def samples(self, places: _Indices) -> _Indices:
-        """Which samples stand at these places."""
+        """The samples at these places."""
         n = self.n
         if n <= LISTED:
             return _listed(n, self.seed, self.stage, self.epoch)[places]
         return _within(n, _crossed, places, _round_keys(self.seed, self.stage, self.epoch))
 
     def places(self, samples: _Indices) -> _Indices:
-        """At which places these samples stand."""
+        """The places of these samples."""
         n = self.n
         if n <= LISTED:
             return _inverse(n, self.seed, self.stage, self.epoch)[samples]
         return _within(n, _uncrossed, samples, _round_keys(self.seed, self.stage, self.epoch))
 
     def place(self, sample: int) -> int:
-        """At which place one sample stands: 4 us, where ``places`` takes 60 for a single one."""
+        """The place of one sample, in 4 us; ``places`` takes 60 us for a single one."""
         n = self.n
         if n <= LISTED:
-            found: int = _inverse(n, self.seed, self.stage, self.epoch).item(sample)
-            return found
-        rows, columns, keys = _backwards(n, self.seed, self.stage, self.epoch)
+            place: int = _inverse(n, self.seed, self.stage, self.epoch).item(sample)
+            return place
+        rows, columns, keys = _inverse_network(n, self.seed, self.stage, self.epoch)
         while True:
             sample = _uncrossed_one(sample, rows, columns, keys)
             if sample < n:
                 return sample
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_LISTS_KEPT)
 def _listed(n: int, seed: int, stage: str, epoch: int) -> _Indices:
     generator = Keyed(seed, stage).fresh(Key(index=0, epoch=epoch))
-    found = generator.permutation(n).astype(np.int64, copy=False)
-    found.flags.writeable = False
-    return found
+    samples = generator.permutation(n).astype(np.int64, copy=False)
+    samples.flags.writeable = False
+    return samples
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_LISTS_KEPT)
 def _inverse(n: int, seed: int, stage: str, epoch: int) -> _Indices:
-    found = np.empty(n, dtype=np.int64)
-    found[_listed(n, seed, stage, epoch)] = np.arange(n, dtype=np.int64)
-    found.flags.writeable = False
-    return found
+    places = np.empty(n, dtype=np.int64)
+    places[_listed(n, seed, stage, epoch)] = np.arange(n, dtype=np.int64)
+    places.flags.writeable = False
+    return places
 
 
 @lru_cache(maxsize=64)
@@ -137,14 +138,14 @@ def _round_keys(seed: int, stage: str, epoch: int) -> tuple[_Words, ...]:
 
 
 @lru_cache(maxsize=64)
-def _backwards(n: int, seed: int, stage: str, epoch: int) -> tuple[int, int, tuple[int, ...]]:
-    """What undoing the network needs, in Python's own numbers."""
+def _inverse_network(n: int, seed: int, stage: str, epoch: int) -> tuple[int, int, tuple[int, ...]]:
+    """Rows, columns and keys from last to first for ``_uncrossed_one``, as Python ints."""
     keys = _round_keys(seed, stage, epoch)
     return *_sides(n), tuple(int(key) for key in reversed(keys))
 
 
 def _feistel(values: _Words, bits: int, keys: tuple[_Words, ...]) -> _Words:
-    """A bijection of numbers of so many bits; the halves change places in every round."""
+    """A bijection of the numbers of ``bits`` bits; the halves change places in every round."""
     high, low = bits // 2, bits - bits // 2
     left = values >> _word(low)
     right = values & _word((1 << low) - 1)
@@ -156,7 +157,7 @@ def _feistel(values: _Words, bits: int, keys: tuple[_Words, ...]) -> _Words:
 
 
 def _within(n: int, network: _Network, values: _Indices, keys: tuple[_Words, ...]) -> _Indices:
-    """What a network over the near-square makes of numbers below ``n``, itself below ``n``."""
+    """Apply a network over the near-square to numbers below ``n`` until all results are below."""
     sides = _sides(n)
     out = network(values.astype(np.uint64), *sides, keys)
     while len(past := np.flatnonzero(out >= n)):
@@ -165,7 +166,7 @@ def _within(n: int, network: _Network, values: _Indices, keys: tuple[_Words, ...
 
 
 def _sides(n: int) -> tuple[int, int]:
-    """Rows and columns of the near-square: it has less than a row more than ``n`` cells."""
+    """Rows and columns of the near-square, which exceeds ``n`` cells by less than one row."""
     columns = isqrt(max(0, n - 1)) + 1
     return -(-n // columns), columns
 
@@ -175,7 +176,7 @@ def _crossed(values: _Words, rows: int, columns: int, keys: tuple[_Words, ...]) 
     height, width = _word(rows), _word(columns)
     left, right = values // width, values % width
     for key in keys:
-        # Half of a word, so that no sum overflows.
+        # Halved, so that the sum does not overflow.
         left += _mixed(right ^ key) >> _1
         left %= height
         left, right = right, left
@@ -185,7 +186,7 @@ def _crossed(values: _Words, rows: int, columns: int, keys: tuple[_Words, ...]) 
 
 
 def _uncrossed(values: _Words, rows: int, columns: int, keys: tuple[_Words, ...]) -> _Words:
-    """``_crossed`` undone: the rounds from last to first."""
+    """The inverse of ``_crossed``: its rounds undone from last to first."""
     height, width = _word(rows), _word(columns)
     left, right = values // width, values % width
     for key in reversed(keys):
@@ -198,7 +199,7 @@ def _uncrossed(values: _Words, rows: int, columns: int, keys: tuple[_Words, ...]
 
 
 def _uncrossed_one(value: int, height: int, width: int, keys: tuple[int, ...]) -> int:
-    """``_uncrossed`` of one number, with its keys from last to first."""
+    """``_uncrossed`` for one Python int, with the keys from last to first."""
     left, right = divmod(value, width)
     for key in keys:
         word = left ^ key
@@ -210,9 +211,9 @@ def _uncrossed_one(value: int, height: int, width: int, keys: tuple[int, ...]) -
 
 
 def _mixed(words: _Words) -> _Words:
-    """Every bit of the result depends on every bit of a word (the finalizer of SplitMix64).
+    """The finalizer of SplitMix64: every bit of the result depends on every bit of the word.
 
-    It is worked out in ``words`` itself: of few numbers, making new arrays is half the time.
+    Computed in place: for few numbers, allocating new arrays takes half of the time.
     """
     words ^= words >> _30
     words *= _MIX_WORD

@@ -1,4 +1,4 @@
-"""How many outcomes each random operation says it has, against what it really draws."""
+"""The outcomes that each random operation states, against those that it really draws."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def drawn(
     times: int = 20_000,
     seen: Callable[[Any], Any] = lambda params: params,
 ) -> int:
-    """How many different parameters come in very many draws."""
+    """The number of different parameters in very many draws."""
     rng = np.random.default_rng(0)
     return len({seen(operation.draw(rng, shape)) for _ in range(times)})
 
 
 def public(package: Any) -> list[type[Operation]]:
     found: list[type[Operation]] = [getattr(package, name) for name in package.__all__]
-    return [one for one in found if one.random]
+    return [operation for operation in found if operation.random]
 
 
-def test_every_random_operation_is_counted() -> None:
+def test_every_public_random_operation_is_tested_here() -> None:
     tested = {type(operation) for operation, _ in RANDOM}
     assert tested == {*public(ps_image), *public(ps_audio)}
 
@@ -74,12 +74,12 @@ def test_every_random_operation_has_more_than_one_outcome(
     [image.decode(), image.resize(8), image.normalize(), audio.mono(), audio.pad(8)],
     ids=repr,
 )
-def test_what_is_not_random_has_one_outcome(operation: Operation) -> None:
+def test_operations_that_are_not_random_have_one_outcome(operation: Operation) -> None:
     assert operation.outcomes(None) == 1.0
     assert operation.outcomes((9, 9, 3)) == 1.0
 
 
-def test_a_random_operation_of_the_users_is_unknown_unless_it_says() -> None:
+def test_the_outcomes_of_a_users_random_operation_are_unknown_by_default() -> None:
     class Shaky(Operation):
         random = True
 
@@ -96,7 +96,7 @@ def test_a_random_operation_of_the_users_is_unknown_unless_it_says() -> None:
         # All boxes are 2.5 pixels high and wide, which round() makes 2; and 3.5, which it makes 4.
         (image.random_resized_crop(4, scale=(0.25, 0.25), ratio=(1, 1)), (5, 5, 3)),
         (image.random_resized_crop(4, scale=(0.25, 0.25), ratio=(1, 1)), (7, 7, 3)),
-        # No box has room: only the one it falls back to.
+        # No box fits: only the fallback box remains.
         (image.random_resized_crop(4, scale=(1, 1), ratio=(3, 4)), (6, 6, 3)),
         (image.random_resized_crop(4, ratio=(3, 4)), (6, 6, 3)),
         (image.random_crop(5, padding=(1, 0)), (6, 7, 3)),
@@ -113,7 +113,7 @@ def test_a_random_operation_of_the_users_is_unknown_unless_it_says() -> None:
     ],
     ids=repr,
 )
-def test_as_many_outcomes_as_are_drawn(operation: Operation, shape: tuple[int, ...]) -> None:
+def test_outcomes_are_as_many_as_drawn(operation: Operation, shape: tuple[int, ...]) -> None:
     seen = masked if isinstance(operation, SpecAugment) else repr
     assert operation.outcomes(shape) == drawn(operation, shape, seen=seen)
 
@@ -128,7 +128,7 @@ def test_masks_are_sets_of_bands() -> None:
     assert audio.spec_augment(0, 5, 0, 5).outcomes((1, 80, 400)) == 1.0
 
 
-def test_a_clip_that_repeats_is_the_same_again_after_its_length() -> None:
+def test_a_repeated_clip_has_as_many_outcomes_as_samples() -> None:
     crop = audio.random_crop(20, mode="repeat")
     sound = np.arange(1.0, 6.0, dtype=np.float32).reshape(1, 5)
     rng = np.random.default_rng(0)
@@ -147,7 +147,7 @@ def test_a_clip_that_repeats_is_the_same_again_after_its_length() -> None:
     ],
     ids=repr,
 )
-def test_as_many_rectangles_are_erased_as_are_drawn(
+def test_outcomes_of_erase_are_as_many_as_rectangles_drawn(
     operation: Operation, shape: tuple[int, ...]
 ) -> None:
     def painted(params: Any) -> Any:
@@ -156,7 +156,7 @@ def test_as_many_rectangles_are_erased_as_are_drawn(
     assert operation.outcomes(shape) == drawn(operation, shape, 40_000, painted)
 
 
-def test_noise_counts_as_so_many_fillings_of_each_rectangle() -> None:
+def test_noise_multiplies_the_outcomes_of_erase_by_levels() -> None:
     plain = image.erase(1.0, scale=(0.1, 0.2))
     noisy = image.erase(1.0, scale=(0.1, 0.2), value="random")
     assert noisy.outcomes((40, 40, 3)) == LEVELS * plain.outcomes((40, 40, 3))
@@ -169,14 +169,14 @@ def test_noise_counts_as_so_many_fillings_of_each_rectangle() -> None:
     st.tuples(st.floats(0.2, 5.0), st.floats(0.2, 5.0)).map(sorted),
 )
 @settings(deadline=None, max_examples=60)
-def test_no_size_that_is_drawn_was_left_out(
+def test_every_size_that_can_be_drawn_is_counted(
     rows: int, columns: int, scale: list[float], ratio: list[float]
 ) -> None:
     parts = np.linspace(0.0, 1.0, 60, endpoint=False)
     area = rows * columns * (scale[0] + (scale[1] - scale[0]) * parts[:, np.newaxis])
     turn = ratio[0] * (ratio[1] / ratio[0]) ** parts
     heights, widths = np.sqrt(area / turn), np.sqrt(area * turn)
-    # Sides halfway between two numbers round either way, and mean nothing.
+    # Sides halfway between two whole numbers may round either way, so they are left out.
     sure = (abs(heights % 1 - 0.5) > 1e-6) & (abs(widths % 1 - 0.5) > 1e-6)
     found = {(round(h), round(w)) for h, w in zip(heights[sure], widths[sure], strict=True)}
     inside = {(h, w) for h, w in found if 1 <= h <= rows and 1 <= w <= columns}
@@ -186,31 +186,31 @@ def test_no_size_that_is_drawn_was_left_out(
     assert sizes.outside or inside == found
 
 
-def test_counting_the_boxes_of_a_large_image_is_no_loop_over_them() -> None:
+def test_counting_the_boxes_of_a_large_image_needs_no_loop_over_them() -> None:
     # There are 2.4 billion sizes, and the count grows with the fourth power of the side.
     crop = image.random_resized_crop(224)
     small, large = (crop.outcomes((400 * n, 600 * n, 3)) for n in (1, 100))
     assert large == pytest.approx(small * 1e8, rel=0.05)
 
 
-def test_a_crop_that_has_no_room_says_so() -> None:
+def test_a_crop_larger_than_the_image_is_an_error() -> None:
     with pytest.raises(PipelineError, match="too small to crop"):
         image.random_crop(64).outcomes((32, 32, 3))
 
 
 @pytest.mark.parametrize("magnitude", [0, 1, 9, 30])
 @pytest.mark.parametrize("shape", [(1, 1, 3), (4, 9, 3), (200, 300, 3)])
-def test_randaugment_counts_what_changes_an_image_differently(
+def test_randaugment_counts_steps_with_different_effects(
     magnitude: int, shape: tuple[int, ...]
 ) -> None:
-    one = image.rand_augment(1, magnitude)
+    augment = image.rand_augment(1, magnitude)
     rng = np.random.default_rng(0)
-    steps = {one.draw(rng, shape)[0].effect for _ in range(2_000)}
-    assert one.outcomes(shape) == len(steps)
+    steps = {augment.draw(rng, shape)[0].effect for _ in range(2_000)}
+    assert augment.outcomes(shape) == len(steps)
     assert image.rand_augment(3, magnitude).outcomes(shape) == len(steps) ** 3
 
 
-def test_randaugment_has_nine_changes_with_two_ways_and_five_with_one() -> None:
+def test_randaugment_has_nine_operations_with_a_sign_and_five_without() -> None:
     assert len(NAMES) == 14
     assert image.rand_augment(1).outcomes(None) == 23
     assert image.rand_augment(2).outcomes(None) == 529
@@ -219,7 +219,7 @@ def test_randaugment_has_nine_changes_with_two_ways_and_five_with_one() -> None:
 
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10"])
-def test_autoaugment_counts_every_run_of_steps_once(policy: str) -> None:
+def test_autoaugment_counts_every_sequence_of_steps_once(policy: str) -> None:
     augment = image.auto_augment(policy)
 
     def done(steps: Any) -> Any:
@@ -229,13 +229,13 @@ def test_autoaugment_counts_every_run_of_steps_once(policy: str) -> None:
 
 
 @pytest.mark.parametrize("bins", [2, 5, 31])
-def test_trivialaugment_counts_changes_strengths_and_ways(bins: int) -> None:
+def test_trivialaugment_counts_operations_strengths_and_signs(bins: int) -> None:
     augment = image.trivial_augment(bins=bins)
     found = drawn(augment, (60, 60, 3), 30_000, lambda steps: steps[0].effect)
     assert augment.outcomes((60, 60, 3)) == found
 
 
-def test_steps_leave_the_same_pixels_where_their_effect_is_one_and_only_there() -> None:
+def test_steps_give_the_same_pixels_exactly_if_their_effect_is_equal() -> None:
     # No pixel is black, so that stretching the contrast shows; some are white, which solarizing
     # inverts first; no shift is as long as a side, and some are less than a pixel apart.
     pixels = np.random.default_rng(0).integers(5, 256, (40, 41, 3), dtype=np.uint8)
@@ -248,7 +248,7 @@ def test_steps_leave_the_same_pixels_where_their_effect_is_one_and_only_there() 
     assert len(set().union(*left.values())) == len(left) == augment.outcomes(pixels.shape)
 
 
-def test_a_factor_from_a_range_counts_as_levels_and_the_order_counts_too() -> None:
+def test_a_factor_from_a_range_counts_as_levels_and_orders_count_too() -> None:
     jitter = image.color_jitter
     assert jitter().outcomes((9, 9, 3)) == 1
     assert jitter(0.4).outcomes((9, 9, 3)) == LEVELS

@@ -1,4 +1,4 @@
-"""What a pipeline says of its diversity: counts, rows, warnings, a table and a drawing."""
+"""The diversity report of a pipeline: counts, rows, warnings, the table and the drawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock import Pipeline
 from penstock.diversity import Diversity
-from penstock.diversity.counting import count
+from penstock.diversity.outcomes import count_outcomes
 from penstock.diversity.theorem import share, unique
 from penstock.errors import PipelineError
 from penstock.operation import ArraySpec
@@ -26,7 +26,7 @@ image, audio = ps.image, ps.audio
 
 
 class Squares(Source):
-    """Images of 32 x 32, and it says so."""
+    """A source that states that its images are 32 x 32."""
 
     def __len__(self) -> int:
         return 10
@@ -59,7 +59,9 @@ def photographs() -> Pipeline:
 
 
 def outcomes(pipeline: Pipeline, shape: Any = None) -> dict[str, float | None]:
-    return {part.name: part.outcomes for part in count(pipeline, shape).parts if part.random}
+    return {
+        part.name: part.outcomes for part in count_outcomes(pipeline, shape).parts if part.random
+    }
 
 
 def test_every_split_below_a_random_map_has_a_row_for_every_reuse() -> None:
@@ -83,7 +85,7 @@ def test_every_split_below_a_random_map_has_a_row_for_every_reuse() -> None:
     assert not any(row.here for row in d.rows)
 
 
-def test_rows_are_the_theorem_for_what_stands_above_and_below() -> None:
+def test_rows_apply_the_theorem_to_the_maps_above_and_below() -> None:
     d = photographs().diversity(60)
     crop = image.random_resized_crop(224).outcomes((256, 341, 3))
     assert crop is not None
@@ -128,7 +130,7 @@ def test_refurbish_above_everything_random_costs_nothing() -> None:
     assert "the source" in str(d)
 
 
-def test_a_weak_final_part_is_warned_of_with_what_to_move() -> None:
+def test_the_warning_of_a_weak_final_part_names_the_maps_to_move() -> None:
     with pytest.warns(UserWarning, match=r"Move random_resized_crop below refurbish\(\)") as caught:
         refurbished(photographs(), 4).diversity()
     assert "only 0.03" in str(caught[0].message)
@@ -137,34 +139,34 @@ def test_a_weak_final_part_is_warned_of_with_what_to_move() -> None:
         refurbished(photographs(), 5).diversity()
 
 
-def test_a_strong_final_part_is_no_reason_to_warn() -> None:
+def test_a_strong_final_part_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         refurbished(photographs(), 2).diversity()
         photographs().diversity()
 
 
-def test_shapes_are_those_the_source_states() -> None:
+def test_shapes_stated_by_the_source_are_used() -> None:
     squares = Pipeline(Squares()).map(image.random_crop(32, padding=4)).map(image.random_flip())
     d = squares.diversity()
     assert outcomes(squares) == {"random_crop": 81.0, "random_flip": 2.0}
     assert d.taken == ""
-    # What is known is not asked for.
+    # A shape that the source states takes precedence over the one given.
     assert outcomes(squares, (100, 100, 3))["random_crop"] == 81.0
 
 
-def test_shapes_that_nobody_states_are_typical_ones_and_the_report_says_so() -> None:
+def test_unstated_shapes_are_assumed_to_be_typical_and_the_report_says_so() -> None:
     crop = image.random_crop(224)
     assert outcomes(files().map(crop)) == {"random_crop": 152.0 * 277.0}
     assert outcomes(files().map(crop), (300, 300, 3)) == {"random_crop": 77.0**2}
     text = str(files().map(crop).diversity())
-    assert "taken to be (375, 500, 3), a typical photograph" in text
-    assert "taken to be" not in str(files().map(crop).diversity(shape=(300, 300, 3)))
+    assert "assumed shape of a sample: (375, 500, 3), a typical photograph;" in text
+    assert "assumed shape" not in str(files().map(crop).diversity(shape=(300, 300, 3)))
     arrays = ps.from_dataset([np.zeros((64, 64, 3), np.uint8)])
     assert outcomes(arrays.map(crop)) == {"random_crop": 152.0 * 277.0}
 
 
-def test_shapes_follow_what_operations_do() -> None:
+def test_shapes_are_followed_from_map_to_map() -> None:
     one = files().map(image.resize((100, 120))).map(image.random_crop(100))
     assert outcomes(one) == {"random_crop": 21.0}
     grey = ps.from_files(["a.png"]).map(image.decode("gray")).map(image.color_jitter(0.4, 0.4, 0.4))
@@ -184,7 +186,7 @@ def test_sound_and_spectrograms_have_typical_shapes_too() -> None:
     own = ps.from_dataset([np.zeros((1, 80, 30), np.float32)]).map(audio.spec_augment())
     assert outcomes(own) == {"spec_augment": audio.spec_augment().outcomes((1, 80, 1000))}
     assert "a spectrogram of ten seconds" in str(own.diversity())
-    # A map of the user's made a spectrogram of a waveform.
+    # A callable of the user turned a waveform into a spectrogram.
     made = sounds.map(np.abs, random=False).map(audio.spec_augment())
     assert outcomes(made)["spec_augment"] == audio.spec_augment().outcomes((1, 80, 1000))
 
@@ -192,7 +194,7 @@ def test_sound_and_spectrograms_have_typical_shapes_too() -> None:
 def test_a_typical_shape_that_does_not_fit_leaves_the_outcomes_unknown() -> None:
     large = files().map(image.random_crop(600))
     assert outcomes(large) == {"random_crop": None}
-    assert "? random_crop: not known" in str(large.diversity())
+    assert "? random_crop: outcomes unknown" in str(large.diversity())
     with pytest.raises(PipelineError, match=r"shape=\(300, 300, 3\)\) does not fit: .*too small"):
         large.diversity(shape=(300, 300, 3))
     assert outcomes(large, (700, 700, 3)) == {"random_crop": 101.0**2}
@@ -202,18 +204,18 @@ def shaken(x: Any, rng: Any) -> Any:
     return x
 
 
-class Says:
-    """A random callable of a user's that says how many outcomes it has."""
+class Stating:
+    """A user's random callable that states its number of outcomes."""
 
     def __init__(self, outcomes: Any) -> None:
         self.outcomes = outcomes
-        self.__name__ = "says"
+        self.__name__ = "stating"
 
     def __call__(self, x: Any, rng: Any) -> Any:
         return x
 
 
-def test_a_map_of_the_users_is_unknown_and_counts_as_one() -> None:
+def test_a_users_random_callable_has_unknown_outcomes_that_count_as_one() -> None:
     p = files().map(image.random_flip()).map(shaken).map(image.rand_augment(1))
     d = p.diversity(30)
     assert outcomes(p) == {"random_flip": 2.0, "shaken": None, "rand_augment": 23.0}
@@ -222,29 +224,29 @@ def test_a_map_of_the_users_is_unknown_and_counts_as_one() -> None:
     text = str(d)
     assert re.search(r"^shaken +\?$", text, re.MULTILINE)
     assert "? x 23" in text
-    assert "? shaken: not known, and counted as one" in text
+    assert "? shaken: outcomes unknown, counted as one" in text
 
 
-def test_a_map_of_the_users_may_say_how_many_outcomes_it_has() -> None:
-    assert outcomes(files().map(Says(12))) == {"says": 12.0}
-    by_shape = files().map(Says(lambda shape: shape[0] * 2))
-    assert outcomes(by_shape) == {"says": 750.0}
-    assert outcomes(by_shape, (40, 40, 3)) == {"says": 80.0}
-    resized = files().map(image.resize((10, 20))).map(Says(lambda shape: shape[1]))
-    assert outcomes(resized) == {"says": 20.0}
-    squares = Pipeline(Squares()).map(Says(lambda shape: shape[0]), on=0)
-    assert outcomes(squares) == {"says": 32.0}
-    anything = ps.from_dataset([1, 2]).map(Says(lambda shape: 5 if shape is None else 6))
-    assert outcomes(anything) == {"says": 5.0}
+def test_a_users_random_callable_may_state_its_outcomes() -> None:
+    assert outcomes(files().map(Stating(12))) == {"stating": 12.0}
+    by_shape = files().map(Stating(lambda shape: shape[0] * 2))
+    assert outcomes(by_shape) == {"stating": 750.0}
+    assert outcomes(by_shape, (40, 40, 3)) == {"stating": 80.0}
+    resized = files().map(image.resize((10, 20))).map(Stating(lambda shape: shape[1]))
+    assert outcomes(resized) == {"stating": 20.0}
+    squares = Pipeline(Squares()).map(Stating(lambda shape: shape[0]), on=0)
+    assert outcomes(squares) == {"stating": 32.0}
+    anything = ps.from_dataset([1, 2]).map(Stating(lambda shape: 5 if shape is None else 6))
+    assert outcomes(anything) == {"stating": 5.0}
 
 
 @pytest.mark.parametrize("wrong", [0, -3, float("nan"), float("inf"), "many", lambda shape: None])
-def test_outcomes_that_are_no_number_are_refused(wrong: Any) -> None:
-    with pytest.raises(PipelineError, match=r"says\.outcomes is .*a number of 1 or more"):
-        files().map(Says(wrong)).diversity()
+def test_invalid_outcomes_are_an_error(wrong: Any) -> None:
+    with pytest.raises(PipelineError, match=r"stating\.outcomes is .*a number of 1 or more"):
+        files().map(Stating(wrong)).diversity()
 
 
-def test_unknown_outcomes_below_the_split_are_no_reason_to_warn() -> None:
+def test_unknown_outcomes_below_the_split_give_no_warning() -> None:
     p = files().map(image.rand_augment(4)).map(shaken).map(image.random_flip())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -275,11 +277,11 @@ def test_a_dataset_that_augments_by_itself_is_a_random_part() -> None:
     assert outcomes(stream) == {"random_flip": 2.0}
 
 
-def test_a_road_without_chance_says_so() -> None:
+def test_a_pipeline_without_randomness_says_so() -> None:
     d = files().map(image.resize(32)).diversity()
     assert d.rows == ()
     assert d.standard == 1.0
-    assert str(d) == "Nothing on this road is random: every epoch sees the same samples."
+    assert str(d) == "Nothing in this pipeline is random: every epoch sees the same samples."
     assert "Nothing on this road is random" in drawing(d)
 
 
@@ -290,12 +292,12 @@ def test_epochs_must_be_a_whole_number(epochs: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0, 5, 3), 7, ("a",)])
-def test_a_shape_must_be_one(shape: Any) -> None:
+def test_an_invalid_shape_is_an_error(shape: Any) -> None:
     with pytest.raises(PipelineError, match="shape is"):
         photographs().diversity(shape=shape)
 
 
-def test_as_text_it_is_a_table_and_a_plot() -> None:
+def test_the_text_is_a_table_and_a_plot() -> None:
     squares = Pipeline(Squares()).map(image.random_crop(32, padding=4)).map(image.random_flip())
     with pytest.warns(UserWarning, match="random_crop"):
         d = refurbished(squares, 1, 2).diversity(20)
@@ -322,7 +324,7 @@ def test_as_text_it_is_a_table_and_a_plot() -> None:
     ]
 
 
-def test_a_share_that_is_not_whole_is_never_shown_as_all() -> None:
+def test_a_share_below_1_is_never_shown_as_100_percent() -> None:
     d = Diversity(2, (), ())
     p = Pipeline(Squares()).map(image.rand_augment(2)).map(image.random_crop(32, padding=24))
     text = str(p.diversity(90))
@@ -338,7 +340,7 @@ def drawing(d: Diversity) -> str:
     return text
 
 
-def test_the_drawing_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_drawing_is_one_file_without_references(tmp_path: Path) -> None:
     d = refurbished(photographs().map(shaken, name="<own & only>"), 2).diversity()
     d.svg(tmp_path / "d.svg")
     text = (tmp_path / "d.svg").read_text()
@@ -355,9 +357,9 @@ def test_the_drawing_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("outcomes", [2.0, 1.0001], ids=["spread", "all at the bottom"])
 def test_labels_of_the_drawing_do_not_touch_and_lie_in_it(outcomes: float) -> None:
-    p = files().map(Says(1e9))
+    p = files().map(Stating(1e9))
     for _ in range(23):
-        p = p.map(Says(outcomes))
+        p = p.map(Stating(outcomes))
     root = ET.fromstring(p.diversity()._repr_svg_())
     high = float(root.attrib["height"])
     labels = [

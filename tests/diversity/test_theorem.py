@@ -1,4 +1,4 @@
-"""How many different samples reuse leaves: the formula against exact and simulated counts."""
+"""Theorem 1: the formula against exact and simulated counts of different samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ epochs_of = st.integers(1, 500)
 
 
 def exact(partial: int, final: int, reuse: int, generations: int) -> Fraction:
-    """Theorem 1 as it is printed, in fractions."""
+    """Theorem 1 as printed in the paper, in fractions."""
     all_of_them = partial * final
     part = Fraction(final, all_of_them)
     never = 1 - part + part * (1 - Fraction(1, final)) ** reuse
@@ -46,33 +46,37 @@ def simulated(partial: int, final: int, reuse: int, epochs: int, trials: int) ->
         (200, 30, 5, 20),
     ],
 )
-def test_it_is_what_a_simulation_counts(partial: int, final: int, reuse: int, epochs: int) -> None:
+def test_the_formula_agrees_with_a_simulation(
+    partial: int, final: int, reuse: int, epochs: int
+) -> None:
     found = simulated(partial, final, reuse, epochs, trials=40_000)
     # The mean of 40,000 counts that lie within the number of epochs: five standard errors.
     assert unique(partial, final, reuse, epochs) == pytest.approx(found, abs=epochs / 40)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), reuses, st.integers(1, 30))
-def test_small_numbers_are_exact(partial: int, final: int, reuse: int, generations: int) -> None:
+def test_the_formula_is_exact_for_small_numbers(
+    partial: int, final: int, reuse: int, generations: int
+) -> None:
     found = unique(partial, final, reuse, reuse * generations)
     assert found == pytest.approx(float(exact(partial, final, reuse, generations)), rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e9, 1e15, 1e17, 1e100, 1e300, math.inf])
 @pytest.mark.parametrize("reuse", [1, 2, 5])
-def test_with_very_many_outcomes_the_limits_are_reached(size: float, reuse: int) -> None:
-    # Nothing below the split: one version for every renewal.
+def test_very_many_outcomes_reach_the_limits(size: float, reuse: int) -> None:
+    # Nothing random below the split: one version for every generation.
     assert unique(size, 1.0, reuse, 100) == pytest.approx(100 / reuse, rel=200 / size)
-    # Very many below it: a new version every epoch, whatever is above.
+    # Very many outcomes below it: a new version every epoch, whatever is above.
     assert unique(1.0, size, reuse, 100) == pytest.approx(100, rel=200 / size)
     assert unique(size, size, reuse, 100) == pytest.approx(100, rel=200 / size)
-    # Two below it, as a flip has: of r uses 2 (1 - 2 ** -r) differ.
+    # Two outcomes below it, like a flip: r uses have 2 (1 - 2 ** -r) different versions.
     wanted = 2 * (1 - 0.5**reuse) * 100 / reuse
     assert unique(size, 2.0, reuse, 100) == pytest.approx(wanted, rel=200 / size)
 
 
 @given(counts, counts, reuses, epochs_of)
-def test_it_never_exceeds_what_there_is(
+def test_there_are_never_more_versions_than_epochs_or_outcomes(
     partial: float, final: float, reuse: int, epochs: int
 ) -> None:
     found = unique(partial, final, reuse, epochs)
@@ -80,7 +84,7 @@ def test_it_never_exceeds_what_there_is(
 
 
 @given(counts, counts, reuses, epochs_of)
-def test_more_reuse_never_leaves_more(
+def test_more_reuse_never_leaves_more_versions(
     partial: float, final: float, reuse: int, epochs: int
 ) -> None:
     less, more = (share(partial, final, r, epochs) for r in (reuse, reuse + 1))
@@ -89,7 +93,7 @@ def test_more_reuse_never_leaves_more(
 
 
 @given(counts, counts, st.floats(1.0, 1e6), reuses, epochs_of)
-def test_with_endless_variety_above_the_split_the_least_is_left(
+def test_infinite_outcomes_above_the_split_leave_the_smallest_share(
     partial: float, final: float, more: float, reuse: int, epochs: int
 ) -> None:
     least = share(math.inf, final, reuse, epochs)
@@ -97,12 +101,12 @@ def test_with_endless_variety_above_the_split_the_least_is_left(
     assert least <= share(partial, final * more, reuse, epochs) * (1 + 1e-9)
 
 
-def test_a_sample_that_is_kept_longer_than_training_lasts_is_used_that_often() -> None:
+def test_a_reuse_beyond_the_epochs_counts_as_the_epochs() -> None:
     assert unique(1e9, 1e9, 5, 1) == pytest.approx(1.0)
     assert unique(1e9, 1.0, 5, 3) == pytest.approx(1.0)
 
 
-def test_strength_is_the_part_of_the_logarithm_that_is_below() -> None:
+def test_strength_is_the_share_of_the_logarithm_below_the_split() -> None:
     assert strength([8.0], [2.0]) == pytest.approx(0.25)
     assert strength([2.0, 2.0], [4.0, 16.0]) == pytest.approx(0.75)
     assert strength([], [5.0]) == 1.0

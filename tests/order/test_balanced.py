@@ -1,4 +1,4 @@
-"""Balanced: every sample once, and no batch of any rank has more than its share of fresh ones."""
+"""Balanced: every sample once, and an equal share of the fresh ones in every batch and rank."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ batch_sizes = st.integers(1, 9)
 
 @contextmanager
 def listed(limit: int) -> Iterator[None]:
-    """Sequences of more samples than ``limit`` are worked out place by place."""
+    """Above ``limit`` samples, sequences are computed place by place instead of listed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle, "LISTED", limit)
         yield
 
 
 @st.composite
-def renewals(draw: st.DrawFn) -> Generations:
+def all_generations(draw: st.DrawFn) -> Generations:
     n = draw(st.integers(0, 60))
     kept = draw(st.one_of(st.just(n), st.integers(0, n)))
     return Generations(n, draw(st.integers(1, 7)), kept, draw(st.integers(0, 2**32)))
@@ -41,10 +41,10 @@ def renewals(draw: st.DrawFn) -> Generations:
 
 @st.composite
 def deals(draw: st.DrawFn) -> Deal:
-    renewal = draw(renewals())
+    generations = draw(all_generations())
     tail: Tail = draw(st.sampled_from(["pad", "drop"]))
     return Deal(
-        Balanced(renewal), renewal.n, draw(st.integers(0, 2**32)), draw(batch_sizes),
+        Balanced(generations), generations.n, draw(st.integers(0, 2**32)), draw(batch_sizes),
         drop_last=draw(st.booleans()), world=draw(worlds), tail=tail,
     )  # fmt: skip
 
@@ -62,27 +62,29 @@ def shown(ranks: list[list[BatchKeys]]) -> list[list[tuple[int, int, list[tuple[
     return [[(b.epoch, b.number, keys(b)) for b in batches] for batches in ranks]
 
 
-def renewal_of(order: Order) -> Generations:
+def generations_of(order: Order) -> Generations:
     assert isinstance(order, Balanced)
-    return order.renewal
+    return order.generations
 
 
 @settings(deadline=None)
-@given(renewal=renewals(), seed=st.integers(0, 2**32), epoch=epochs, limit=limits)
-def test_fresh_samples_come_evenly_and_every_sample_once(
-    renewal: Generations, seed: int, epoch: int, limit: int
+@given(generations=all_generations(), seed=st.integers(0, 2**32), epoch=epochs, limit=limits)
+def test_fresh_samples_are_spread_evenly_and_every_sample_occurs_once(
+    generations: Generations, seed: int, epoch: int, limit: int
 ) -> None:
-    n, fresh = renewal.n, renewal.fresh(epoch)
+    n, fresh = generations.n, generations.fresh(epoch)
     with listed(limit):
-        dealt = Balanced(renewal).indices(n, seed, epoch)
-        so_far = np.cumsum([renewal.is_fresh(index, epoch) for index in dealt.tolist()])
+        dealt = Balanced(generations).indices(n, seed, epoch)
+        so_far = np.cumsum([generations.is_fresh(index, epoch) for index in dealt.tolist()])
     assert np.array_equal(np.sort(dealt), np.arange(n))
     assert so_far.tolist() == [s * fresh // n for s in range(1, n + 1)]
 
 
 @settings(deadline=None)
 @given(deal=deals(), epoch=epochs, limit=limits)
-def test_an_epoch_deals_every_sample_once_to_even_ranks(deal: Deal, epoch: int, limit: int) -> None:
+def test_an_epoch_deals_every_sample_once_and_equally_many_to_each_rank(
+    deal: Deal, epoch: int, limit: int
+) -> None:
     with listed(limit):
         ranks = by_rank(deal, Cursor(epoch))
         assert deal.length(Cursor(epoch)) == len(ranks[0])
@@ -107,19 +109,19 @@ def test_an_epoch_deals_every_sample_once_to_even_ranks(deal: Deal, epoch: int, 
 def test_every_batch_of_every_rank_has_its_share_of_fresh_samples(
     deal: Deal, epoch: int, limit: int, data: st.DataObject
 ) -> None:
-    renewal = renewal_of(deal.order)
-    n, fresh = deal.n, renewal.fresh(epoch)
+    generations = generations_of(deal.order)
+    n, fresh = deal.n, generations.fresh(epoch)
     position = data.draw(st.integers(0, n))
     with listed(limit):
         for batch in (b for batches in by_rank(deal, Cursor(epoch, position)) for b in batches):
             found = [i for i, replica in keys(batch) if replica == 0]
-            missed = sum(renewal.is_fresh(index, epoch) for index in found)
+            missed = sum(generations.is_fresh(index, epoch) for index in found)
             assert len(found) * fresh // n <= missed <= -(-len(found) * fresh // n)
 
 
 @settings(deadline=None)
 @given(deal=deals(), epoch=epochs, limit=limits, data=st.data())
-def test_a_resume_deals_the_rest_bit_by_bit(
+def test_a_resume_deals_exactly_the_rest(
     deal: Deal, epoch: int, limit: int, data: st.DataObject
 ) -> None:
     with listed(limit):
@@ -137,7 +139,7 @@ def test_a_resume_deals_the_rest_bit_by_bit(
     deal=deals(), epoch=epochs, limit=limits,
     phases=st.lists(st.tuples(worlds, batch_sizes, st.integers(0, 5)), max_size=5),
 )  # fmt: skip
-def test_what_is_dealt_after_a_position_depends_on_no_world_and_no_batch_size(
+def test_the_rest_after_a_position_does_not_depend_on_world_and_batch_size(
     deal: Deal, epoch: int, limit: int, phases: list[tuple[int, int, int]]
 ) -> None:
     with listed(limit):
@@ -145,7 +147,7 @@ def test_what_is_dealt_after_a_position_depends_on_no_world_and_no_batch_size(
         cursor = Cursor(epoch)
         for world, batch_size, steps in phases:
             phase = replace(deal, world=world, batch_size=batch_size)
-            # Only whole steps: an uneven one ends the epoch.
+            # Only full steps: an incomplete step ends the epoch.
             steps = min(steps, (deal.n - cursor.position) // (world * batch_size))
             dealt = [batches[:steps] for batches in by_rank(phase, cursor)]
             found = [key for batches in dealt for batch in batches for key in keys(batch)]
@@ -157,17 +159,23 @@ def test_what_is_dealt_after_a_position_depends_on_no_world_and_no_batch_size(
         cards = [key for batches in by_rank(last, cursor) for b in batches for key in keys(b)]
     firsts = [index for index, replica in cards if replica == 0]
     assert sorted(firsts) == sorted(sequence[cursor.position :])
-    # Padding is the sequence from its start.
+    # The padding is taken from the start of the sequence.
     copies = [index for index, replica in cards if replica == 1]
     assert set(copies) == set(sequence[: len(copies)])
 
 
 @settings(deadline=None)
-@given(renewal=renewals(), seed=st.integers(0, 2**32), epoch=epochs, limit=limits, data=st.data())
-def test_a_part_is_that_part_of_the_whole(
-    renewal: Generations, seed: int, epoch: int, limit: int, data: st.DataObject
+@given(
+    generations=all_generations(),
+    seed=st.integers(0, 2**32),
+    epoch=epochs,
+    limit=limits,
+    data=st.data(),
+)
+def test_single_places_agree_with_the_whole_sequence(
+    generations: Generations, seed: int, epoch: int, limit: int, data: st.DataObject
 ) -> None:
-    order, n = Balanced(renewal), renewal.n
+    order, n = Balanced(generations), generations.n
     wanted = data.draw(st.lists(st.integers(0, n - 1), max_size=9)) if n else []
     places = np.array(wanted, dtype=np.int64)
     with listed(limit):
@@ -179,10 +187,10 @@ def test_a_part_is_that_part_of_the_whole(
 @pytest.mark.parametrize("kept", [200_000, 120_000])
 def test_many_samples_are_dealt_by_the_same_rules(kept: int) -> None:
     n, epoch, world = 200_000, 4, 3
-    renewal = Generations(n, 3, kept, seed=1)
-    before, now = (renewal.generations(np.arange(n), e) for e in (epoch - 1, epoch))
+    generations = Generations(n, 3, kept, seed=1)
+    before, now = (generations.generations(np.arange(n), e) for e in (epoch - 1, epoch))
     fresh = now > before
-    deal = Deal(Balanced(renewal), n, 1, 256, world=world)
+    deal = Deal(Balanced(generations), n, 1, 256, world=world)
     ranks = by_rank(deal, Cursor(epoch))
     counts = np.bincount(np.concatenate([b.indices for batches in ranks for b in batches]))
     assert (counts.min(), counts.max(), counts.sum()) == (1, 2, n + -n % world)
@@ -196,56 +204,56 @@ def test_many_samples_are_dealt_by_the_same_rules(kept: int) -> None:
 
 def test_places_of_very_many_samples_are_exact() -> None:
     n = 1 << 40
-    renewal = Generations(n, 3, n - 5, seed=0)
-    order = Balanced(renewal)
+    generations = Generations(n, 3, n - 5, seed=0)
+    order = Balanced(generations)
     places = np.array([0, 12345, n // 2, n - 2, n - 1])
     found = order.at(n, 0, 5, places).tolist()
-    fresh = renewal.fresh(5)
+    fresh = generations.fresh(5)
     expected = [(s + 1) * fresh // n > s * fresh // n for s in places.tolist()]
-    assert [renewal.is_fresh(index, 5) for index in found] == expected
+    assert [generations.is_fresh(index, 5) for index in found] == expected
     assert len(set(found)) == 5
 
 
 @pytest.mark.parametrize("n", [3_000, 200_000])
 def test_fresh_and_kept_samples_are_shuffled_anew_each_epoch(n: int) -> None:
-    renewal = Generations(n, 2, n, seed=0)
-    order = Balanced(renewal)
-    # Epochs 1 and 3 renew the same half, and yet nothing stands where it stood.
-    assert renewal.span(1) == renewal.span(3)
+    generations = Generations(n, 2, n, seed=0)
+    order = Balanced(generations)
+    # Epochs 1 and 3 renew the same half, but in different sequences.
+    assert generations.span(1) == generations.span(3)
     one, other = order.indices(n, 0, 1), order.indices(n, 0, 3)
     assert (one == other).sum() < 15  # two are expected by chance
-    # Nor do those renewed come in the sequence of the others.
-    place = np.argsort(renewal.queued(np.arange(n))) % (n // 2)
+    # The renewed samples are not in the same sequence as the kept ones.
+    place = np.argsort(generations.queued(np.arange(n))) % (n // 2)
     assert (place[one[0::2]] == place[one[1::2]]).sum() < 15
     for half in (slice(0, None, 2), slice(1, None, 2)):
         assert set(one[half]) == set(other[half])
         for dealt in (one, other):
-            # In no sequence of their own: neighbours are as far apart as strangers.
+            # No order is left: neighbours are as far apart as two random samples.
             assert abs(np.abs(np.diff(dealt[half])).mean() / (n / 3) - 1) < 0.05
             assert abs(np.corrcoef(dealt[half], np.arange(n // 2))[0, 1]) < 0.1
 
 
-def test_fresh_samples_stand_anywhere_in_a_batch() -> None:
-    renewal = Generations(4_000, 4, 4_000, seed=0)
-    deal = Deal(Balanced(renewal), 4_000, 0, 8)
+def test_fresh_samples_are_at_any_row_of_a_batch() -> None:
+    generations = Generations(4_000, 4, 4_000, seed=0)
+    deal = Deal(Balanced(generations), 4_000, 0, 8)
     by_row = np.zeros(8)
     for batch in deal.batches(Cursor(2)):
-        by_row += [renewal.is_fresh(index, 2) for index in batch.indices.tolist()]
+        by_row += [generations.is_fresh(index, 2) for index in batch.indices.tolist()]
     # 1,000 in all, so 125 in every row: 4.5 standard deviations to either side.
     assert by_row.sum() == 1_000
     assert abs(by_row - 125).max() < 4.5 * np.sqrt(500 * 0.25 * 0.75)
 
 
-def test_another_number_of_samples_is_named_before_the_first_batch() -> None:
+def test_another_number_of_samples_is_an_error_before_the_first_batch() -> None:
     order = Balanced(Generations(10, 3, 10, seed=0))
-    with pytest.raises(PipelineError, match="made for 10 samples, and the source has 11"):
+    with pytest.raises(PipelineError, match="made for 10 samples, but the source has 11"):
         Deal(order, 11, 0, 2).batches(Cursor())
-    with pytest.raises(PipelineError, match="made for 10 samples, and the source has 11"):
+    with pytest.raises(PipelineError, match="made for 10 samples, but the source has 11"):
         order.indices(11, 0, 0)
 
 
-def test_a_levelled_order_travels_and_deals_the_same() -> None:
+def test_a_balanced_order_deals_the_same_after_pickling() -> None:
     order = Balanced(Generations(30, 3, 20, seed=4))
-    travelled = pickle.loads(pickle.dumps(order))
-    assert travelled == order
-    assert np.array_equal(travelled.indices(30, 4, 2), order.indices(30, 4, 2))
+    unpickled = pickle.loads(pickle.dumps(order))
+    assert unpickled == order
+    assert np.array_equal(unpickled.indices(30, 4, 2), order.indices(30, 4, 2))

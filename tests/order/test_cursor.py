@@ -1,4 +1,4 @@
-"""The cursor: goes through a checkpoint unchanged, and refuses what is none."""
+"""The cursor: unchanged by a checkpoint, and invalid checkpoints are errors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def test_a_cursor_survives_a_checkpoint_in_any_format(cursor: Cursor) -> None:
     assert Cursor.from_dict(json.loads(json.dumps(cursor.as_dict()))) == cursor
 
 
-def test_a_run_begins_at_the_beginning() -> None:
+def test_a_run_begins_with_epoch_position_and_batch_0() -> None:
     assert Cursor() == (0, 0, 0)
 
 
-def test_numbers_of_numpy_become_plain_ones() -> None:
+def test_numpy_integers_become_python_ints() -> None:
     state = Cursor(np.int64(1), np.int64(2), np.int64(3)).as_dict()
     assert json.dumps(state) == '{"epoch": 1, "position": 2, "batch": 3}'
     assert type(Cursor.from_dict({**state, "epoch": np.int32(1)}).epoch) is int
 
 
-def test_other_entries_beside_a_cursor_are_left_alone() -> None:
+def test_other_entries_of_the_dict_are_ignored() -> None:
     assert Cursor.from_dict({"seed": 3, "epoch": 1, "position": 2, "batch": 3}) == (1, 2, 3)
 
 
@@ -47,6 +47,6 @@ def test_other_entries_beside_a_cursor_are_left_alone() -> None:
         ([0, 0, 0], "of type list, not a dict"),
     ],
 )
-def test_what_is_no_cursor_is_refused(state: Any, message: str) -> None:
+def test_an_invalid_cursor_is_an_error_that_names_the_entry(state: Any, message: str) -> None:
     with pytest.raises(StateError, match=message):
         Cursor.from_dict(state)

@@ -1,4 +1,4 @@
-"""Dealing: every sample once, ranks even, and the rest the same wherever a run resumes."""
+"""Dealing: every sample once, equally many for each rank, and the same rest after any resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 import penstock
 from penstock.errors import PipelineError, StateError
-from penstock.order import BatchKeys, Cursor, Deal, Order, Sequential, Shuffled, Weighted
+from penstock.order import (
+    BatchKeys,
+    Cursor,
+    Deal,
+    Occurrences,
+    Order,
+    Sequential,
+    Shuffled,
+    Weighted,
+    replica_numbers,
+)
 
 Tail = Literal["pad", "drop"]
 Shown = tuple[int, int, list[int], list[int]]
@@ -56,7 +66,7 @@ def by_rank(deal: Deal, cursor: Cursor) -> list[list[Shown]]:
 
 
 def together(ranks: list[list[Shown]]) -> list[tuple[int, int]]:
-    """(index, replica) in the sequence in which they were dealt, card by card."""
+    """The (index, replica) pairs of all ranks, in the order in which they were dealt."""
     return [
         card
         for step in zip(*ranks, strict=True)
@@ -65,13 +75,18 @@ def together(ranks: list[list[Shown]]) -> list[tuple[int, int]]:
     ]
 
 
-def numbered(sequence: list[int]) -> list[tuple[int, int]]:
+def counted(sequence: list[int]) -> list[int]:
+    """The replica number of every entry, by counting one by one."""
     seen: Counter[int] = Counter()
-    found = []
+    numbers = []
     for index in sequence:
-        found.append((index, seen[index]))
+        numbers.append(seen[index])
         seen[index] += 1
-    return found
+    return numbers
+
+
+def numbered(sequence: list[int]) -> list[tuple[int, int]]:
+    return list(zip(sequence, counted(sequence), strict=True))
 
 
 def sequence_of(deal: Deal, epoch: int) -> list[int]:
@@ -80,7 +95,7 @@ def sequence_of(deal: Deal, epoch: int) -> list[int]:
 
 
 def expected_from(deal: Deal, cursor: Cursor) -> list[tuple[int, int]]:
-    """What all ranks together are dealt, worked out the slow way."""
+    """The (index, replica) pairs for all ranks together, computed sample by sample."""
     sequence = sequence_of(deal, cursor.epoch)
     dealt = list(sequence)
     while (len(dealt) - cursor.position) % deal.world:
@@ -108,7 +123,9 @@ deals = st.builds(
 
 @settings(deadline=None)
 @given(deal=deals, epoch=epochs)
-def test_an_epoch_deals_every_sample_of_its_order_to_even_ranks(deal: Deal, epoch: int) -> None:
+def test_an_epoch_deals_all_of_its_order_and_equally_many_to_each_rank(
+    deal: Deal, epoch: int
+) -> None:
     cursor = Cursor(epoch)
     ranks = by_rank(deal, cursor)
     for batches in ranks:
@@ -148,7 +165,7 @@ def test_a_shuffled_epoch_has_every_sample_exactly_once(
 
 @settings(deadline=None)
 @given(deal=deals, epoch=epochs, data=st.data())
-def test_a_resume_deals_the_rest_bit_by_bit(deal: Deal, epoch: int, data: st.DataObject) -> None:
+def test_a_resume_deals_exactly_the_rest(deal: Deal, epoch: int, data: st.DataObject) -> None:
     whole = by_rank(deal, Cursor(epoch))
     stop = data.draw(st.integers(0, len(whole[0])))
     cursor = Cursor(epoch)
@@ -167,7 +184,7 @@ def test_a_resume_deals_the_rest_bit_by_bit(deal: Deal, epoch: int, data: st.Dat
     ),
     tail=tails, drop_last=st.booleans(),
 )  # fmt: skip
-def test_a_run_that_changes_its_ranks_and_batches_again_and_again_deals_all_once(
+def test_a_run_that_changes_ranks_and_batch_size_repeatedly_deals_all_once(
     order: Order,
     n: int,
     seed: int,
@@ -188,7 +205,7 @@ def test_a_run_that_changes_its_ranks_and_batches_again_and_again_deals_all_once
             assert together(rest) == expected
             dealt += expected
         else:
-            # Only whole steps: an uneven one ends the epoch, and with it the story.
+            # Only full steps: an incomplete step ends the epoch.
             full = (len(sequence_of(deal, epoch)) - cursor.position) // (world * batch_size)
             steps = min(steps, full)
             dealt += together([batches[:steps] for batches in by_rank(deal, cursor)])
@@ -214,7 +231,7 @@ def test_the_cursor_after_the_last_batch_ends_the_epoch(deal: Deal, epoch: int) 
     assert list(deal.batches(cursor)) == []
 
 
-def test_padding_goes_round_when_there_are_more_ranks_than_samples() -> None:
+def test_padding_repeats_the_sequence_if_there_are_more_ranks_than_samples() -> None:
     deal = Deal(Sequential(), n=2, seed=0, batch_size=4, world=5)
     assert together(by_rank(deal, Cursor())) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
 
@@ -224,7 +241,7 @@ def test_drop_last_keeps_a_step_that_padding_has_filled() -> None:
     assert together(by_rank(deal, Cursor()))[3:] == [(3, 0), (4, 0), (0, 1)]
 
 
-def test_a_weighted_order_numbers_its_repeats_over_the_whole_epoch() -> None:
+def test_replica_numbers_of_a_weighted_order_count_over_the_whole_epoch() -> None:
     deal = Deal(Weighted([1.0, 3.0], samples=7), n=2, seed=5, batch_size=2, world=2)
     drawn = sequence_of(deal, 1)
     assert together(by_rank(deal, Cursor(1))) == numbered([*drawn, drawn[0]])
@@ -244,8 +261,8 @@ class Runs(Ragged):
     blocks = True
 
 
-class Numbers:
-    """The numbers from 0 on, as runs."""
+class AscendingBlocks:
+    """An order of blocks: the indices from 0 on, without ``at``."""
 
     blocks = True
 
@@ -253,7 +270,7 @@ class Numbers:
         return np.arange(n, dtype=np.int64)
 
 
-class NumbersByPlace(Numbers):
+class AscendingBlocksByPlace(AscendingBlocks):
     def at(self, n: int, seed: int, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return places
 
@@ -264,9 +281,10 @@ class NumbersByPlace(Numbers):
 @settings(deadline=None)
 @given(
     n=sizes, seed=seeds, epoch=epochs, batch_size=batch_sizes, world=worlds, tail=tails,
-    drop_last=st.booleans(), order=st.sampled_from([Runs(), NumbersByPlace()]), data=st.data(),
+    drop_last=st.booleans(), data=st.data(),
+    order=st.sampled_from([Runs(), AscendingBlocksByPlace()]),
 )  # fmt: skip
-def test_an_order_of_blocks_deals_runs_of_its_sequence(
+def test_an_order_of_blocks_deals_contiguous_runs_of_its_sequence(
     n: int,
     seed: int,
     epoch: int,
@@ -290,8 +308,8 @@ def test_an_order_of_blocks_deals_runs_of_its_sequence(
     assert len(ranks[0]) == deal.length(cursor)
 
 
-@pytest.mark.parametrize("order", [Numbers(), NumbersByPlace()])
-def test_a_block_is_shuffled_by_where_it_begins(order: Order) -> None:
+@pytest.mark.parametrize("order", [AscendingBlocks(), AscendingBlocksByPlace()])
+def test_the_shuffle_of_a_block_is_keyed_by_its_first_place(order: Order) -> None:
     def batches(deal: Deal, cursor: Cursor) -> list[list[int]]:
         return [batch.indices.tolist() for batch in deal.batches(cursor)]
 
@@ -307,19 +325,19 @@ def test_a_block_is_shuffled_by_where_it_begins(order: Order) -> None:
 
 
 def test_a_smaller_last_step_of_blocks_is_cut_into_equal_runs() -> None:
-    deal = Deal(NumbersByPlace(), n=14, seed=0, batch_size=4, world=2)
+    deal = Deal(AscendingBlocksByPlace(), n=14, seed=0, batch_size=4, world=2)
     last = [batches[-1][2] for batches in by_rank(deal, Cursor())]
     assert [sorted(indices) for indices in last] == [[8, 9, 10], [11, 12, 13]]
 
 
 class Counting:
-    """A user's order that counts how often it is asked."""
+    """A user's order that records the epochs it is called for."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.epochs: list[int] = []
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        self.asked.append(epoch)
+        self.epochs.append(epoch)
         return np.arange(n, dtype=np.int64)
 
 
@@ -328,7 +346,7 @@ class Sized(Counting):
         return n
 
 
-def test_an_order_is_worked_out_once_an_epoch() -> None:
+def test_an_order_is_computed_once_per_epoch() -> None:
     order = Counting()
     deal = Deal(order, n=10, seed=0, batch_size=2)
     for epoch in (0, 1):
@@ -337,18 +355,18 @@ def test_an_order_is_worked_out_once_an_epoch() -> None:
         for batch in deal.batches(cursor):
             cursor = deal.after(cursor, batch)
             deal.length(Cursor(epoch + 1))
-    assert order.asked == [0, 1, 2]
-    assert len(deal._kept) == 2
+    assert order.epochs == [0, 1, 2]
+    assert len(deal._sequences) == 2
 
 
-def test_an_order_that_tells_its_length_is_not_worked_out_to_be_counted() -> None:
+def test_an_order_with_a_length_is_not_computed_to_be_counted() -> None:
     order = Sized()
     deal = Deal(order, n=10, seed=0, batch_size=3)
     assert (deal.length(Cursor()), deal.after(Cursor(0, 9, 3))) == (4, Cursor(0, 10, 4))
-    assert order.asked == []
+    assert order.epochs == []
 
 
-def test_batches_are_views_that_nobody_can_change() -> None:
+def test_batches_are_read_only_views() -> None:
     for deal in (Deal(Shuffled(), 10, 0, 2), Deal(Ragged(), 10, 0, 2, world=3)):
         batch = next(deal.batches(Cursor(0)))
         assert batch.indices.base is not None
@@ -356,14 +374,14 @@ def test_batches_are_views_that_nobody_can_change() -> None:
             batch.indices[0] = 1
 
 
-def test_a_deal_travels_and_deals_the_same() -> None:
+def test_a_deal_deals_the_same_after_pickling() -> None:
     deal = Deal(Ragged(), n=30, seed=1, batch_size=4, rank=1, world=3)
     before = [shown(batch) for batch in deal.batches(Cursor(2))]
-    assert list(deal._kept) == [2]
-    travelled = pickle.loads(pickle.dumps(deal))
-    assert travelled == deal
-    assert travelled._kept == {}
-    assert [shown(batch) for batch in travelled.batches(Cursor(2))] == before
+    assert list(deal._sequences) == [2]
+    unpickled = pickle.loads(pickle.dumps(deal))
+    assert unpickled == deal
+    assert unpickled._sequences == {}
+    assert [shown(batch) for batch in unpickled.batches(Cursor(2))] == before
 
 
 FINGERPRINT = """
@@ -385,17 +403,17 @@ result = digest.hexdigest()
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_deals_the_same(hash_seed: str) -> None:
-    here: dict[str, Any] = {}
-    exec(FINGERPRINT, here)
-    place = str(Path(penstock.__file__).parents[1])
-    there = subprocess.run(
+    namespace: dict[str, Any] = {}
+    exec(FINGERPRINT, namespace)
+    root = str(Path(penstock.__file__).parents[1])
+    process = subprocess.run(
         [sys.executable, "-c", FINGERPRINT + "\nimport sys; sys.stdout.write(result)"],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": place},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert there.stdout == here["result"]
+    assert process.stdout == namespace["result"]
 
 
 @pytest.mark.parametrize(
@@ -410,28 +428,28 @@ def test_another_process_deals_the_same(hash_seed: str) -> None:
         ({"rank": 2, "world": 2}, "rank is 2 in a world of 2; ranks go from 0 to 1"),
         ({"seed": "lucky"}, "seed is 'lucky'; give a whole number"),
         ({"tail": "keep"}, "tail is 'keep'"),
-        ({"order": [0, 1]}, "has no indices"),
+        ({"order": [0, 1]}, "has no method indices"),
         ({"order": Shuffled}, r"Give an order such as Shuffled\(\)"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_when_given(
+def test_invalid_arguments_are_an_error_when_the_deal_is_made(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PipelineError, match=message):
         Deal(**{"order": Sequential(), "n": 4, "seed": 0, "batch_size": 2, **arguments})
 
 
-class Wrong(Counting):
+class OutOfRange(Counting):
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
         return np.array([0, n], dtype=np.int64)
 
 
-class Liar(Counting):
+class WrongLength(Counting):
     def length(self, n: int) -> Any:
         return n + 1
 
 
-class Vague(Counting):
+class LengthNotANumber(Counting):
     def length(self, n: int) -> Any:
         return "many"
 
@@ -439,18 +457,77 @@ class Vague(Counting):
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (Wrong(), r"Wrong\.indices returned 4 at place 1"),
-        (Liar(), r"returned 4 indices for epoch 0, and its length\(4\) says 5"),
-        (Vague(), r"Vague\.length\(4\) returned 'many'"),
+        (OutOfRange(), r"OutOfRange\.indices returned 4 at place 1"),
+        (WrongLength(), r"returned 4 indices for epoch 0, but its length\(4\) says 5"),
+        (LengthNotANumber(), r"LengthNotANumber\.length\(4\) returned 'many'"),
     ],
 )
-def test_a_wrong_order_is_named_before_the_first_batch(order: Order, message: str) -> None:
+def test_an_invalid_order_is_an_error_before_the_first_batch(order: Order, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         Deal(order, 4, 0, 2).batches(Cursor())
 
 
-def test_a_cursor_past_the_end_belongs_to_other_data() -> None:
+def test_a_cursor_past_the_end_of_the_epoch_is_an_error() -> None:
     deal = Deal(Sequential(), 4, 0, 2)
     for ask in (deal.batches, deal.length):
-        with pytest.raises(StateError, match="at sample 5 of epoch 0, and that epoch has 4"):
+        with pytest.raises(StateError, match=r"at sample 5 of epoch 0, but .* only 4 samples"):
             ask(Cursor(0, 5, 1))
+
+
+# Replica numbers. Few values repeat often and close together; large values make the table by index
+# too large, so that the entries are sorted instead.
+sequences = st.one_of(
+    st.lists(st.integers(0, 5), max_size=60),
+    st.lists(st.integers(0, 2000), max_size=60),
+    st.lists(st.sampled_from([0, 3, 10**12, 2**62]), max_size=20),
+)
+
+
+@settings(deadline=None)
+@given(sequences)
+def test_replica_numbers_are_those_of_counting_one_by_one(sequence: list[int]) -> None:
+    found = replica_numbers(np.array(sequence, dtype=np.int64))
+    expected = counted(sequence)
+    if found is None:
+        assert not any(expected)
+    else:
+        assert found.dtype == np.int64
+        assert any(expected)
+        assert found.tolist() == expected
+
+
+@settings(deadline=None)
+@given(sequences.filter(lambda s: max(s, default=0) < 10**6), st.data())
+def test_counting_in_chunks_gives_the_numbers_of_the_whole(
+    sequence: list[int], data: st.DataObject
+) -> None:
+    occurrences = Occurrences()
+    expected = counted(sequence)
+    start = 0
+    while start < len(sequence):
+        end = start + data.draw(st.integers(1, 20))
+        chunk = np.array(sequence[start:end], dtype=np.int64)
+        found = occurrences.count(chunk)
+        wanted = expected[start:end]
+        assert (None if found is None else found.tolist()) == (wanted if any(wanted) else None)
+        start = end
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_entries_have_no_repeats(count: int) -> None:
+    indices = np.zeros(count, dtype=np.int64)
+    assert replica_numbers(indices) is None
+    assert Occurrences().count(indices) is None
+
+
+def test_a_million_random_draws_are_numbered_correctly() -> None:
+    indices = np.random.default_rng(0).integers(0, 300_000, 1_000_000)
+    found = replica_numbers(indices)
+    assert found is not None
+    counts = np.bincount(indices)
+    # Every index has each of the numbers below its count once, in the order of the sequence.
+    assert found.sum() == (counts * (counts - 1) // 2).sum()
+    assert np.array_equal(np.bincount(indices, found + 1), counts * (counts + 1) // 2)
+    last = np.empty(300_000, dtype=np.int64)
+    last[indices] = found
+    assert np.array_equal(last[counts > 0] + 1, counts[counts > 0])

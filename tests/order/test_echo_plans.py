@@ -1,4 +1,4 @@
-"""Plans that echo: every copy delivered once, on one rank, wherever the run was interrupted."""
+"""Plans that echo: every copy is delivered once, on one rank, wherever a run was interrupted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Blocks(Shuffled):
-    """An order of which every rank gets contiguous parts."""
+    """An order of which every rank is dealt contiguous runs."""
 
     blocks = True
 
@@ -93,7 +93,7 @@ def cards(batches: list[Shown]) -> list[Card]:
 
 
 def fresh_of(deal: Deal, epoch: int) -> list[Card]:
-    """What a rank is dealt before it is echoed, worked out by plain dealing."""
+    """The (index, replica) pairs that the rank is dealt before echoing."""
     found: list[Card] = []
     for batch in replace(deal, drop_last=False).batches(Cursor(epoch)):
         copies = [0] * len(batch.indices) if batch.replicas is None else batch.replicas.tolist()
@@ -128,9 +128,7 @@ def test_an_epoch_delivers_the_echoed_sequence_in_batches(plan: Echoed, epoch: i
 
 @settings(deadline=None)
 @given(plan=plans, epoch=epochs)
-def test_every_fresh_sample_comes_as_often_as_the_factor_says_and_on_one_rank(
-    plan: Echoed, epoch: int
-) -> None:
+def test_every_fresh_sample_has_its_copies_and_all_on_one_rank(plan: Echoed, epoch: int) -> None:
     plan = replace(plan, drop_last=False)
     factor = plan.echo.factor_of(epoch)
     places: dict[Card, set[int]] = defaultdict(set)
@@ -173,9 +171,7 @@ def test_a_sample_is_spent_in_the_batch_of_its_last_copy(
 
 @settings(deadline=None)
 @given(plan=plans, epoch=epochs, data=st.data())
-def test_a_resume_delivers_the_rest_bit_by_bit(
-    plan: Echoed, epoch: int, data: st.DataObject
-) -> None:
+def test_a_resume_delivers_exactly_the_rest(plan: Echoed, epoch: int, data: st.DataObject) -> None:
     whole = by_rank(plan, Cursor(epoch))
     stop = data.draw(st.integers(0, len(whole[0])))
     cursor = Cursor(epoch)
@@ -188,7 +184,7 @@ def test_a_resume_delivers_the_rest_bit_by_bit(
 
 @settings(deadline=None)
 @given(plan=plans, epoch=epochs, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_what_comes_does_not_depend_on_the_batch_size_even_if_it_changes_within_an_epoch(
+def test_the_sequence_does_not_depend_on_a_batch_size_that_changes_within_an_epoch(
     plan: Echoed, epoch: int, sizes: list[int]
 ) -> None:
     plan = replace(plan, drop_last=False)
@@ -210,7 +206,7 @@ def test_what_comes_does_not_depend_on_the_batch_size_even_if_it_changes_within_
     size=st.integers(1, 50),
     drop_last=st.booleans(),
 )
-def test_how_the_deal_would_cut_batches_does_not_matter(
+def test_the_batch_size_of_the_deal_does_not_matter_without_blocks(
     plan: Echoed, order: Any, size: int, drop_last: bool
 ) -> None:
     plan = replace(plan, deal=replace(plan.deal, order=order))
@@ -218,7 +214,7 @@ def test_how_the_deal_would_cut_batches_does_not_matter(
     assert by_rank(plan, Cursor(1)) == by_rank(other, Cursor(1))
 
 
-def test_copies_of_one_batch_without_repeats_have_no_replica_numbers() -> None:
+def test_a_batch_of_first_copies_has_no_replica_numbers() -> None:
     plan = Echoed(Deal(Sequential(), 4, 0, 1), EchoSequence(2, 1, 0), batch_size=1)
     batches = list(plan.batches(Cursor()))
     assert [batch.indices.tolist() for batch in batches] == [[k] for k in (0, 0, 1, 1, 2, 2, 3, 3)]
@@ -232,29 +228,29 @@ def test_a_sample_that_is_dealt_twice_is_echoed_twice_and_spent_twice() -> None:
     assert by_rank(plan, Cursor())[1] == [(0, 0, [1, 1, 0, 0], [0, 1, 2, 3], [1, 0])]
 
 
-def test_a_sample_whose_last_copies_are_dropped_is_spent_with_the_last_that_is_not() -> None:
+def test_copies_left_out_by_drop_last_do_not_count_for_spent() -> None:
     plan = Echoed(Deal(Sequential(), 2, 0, 1), EchoSequence(3, 1, 0), batch_size=4, drop_last=True)
     assert by_rank(plan, Cursor())[0] == [(0, 0, [0, 0, 0, 1], [0, 1, 2, 0], [0, 1])]
 
 
 class Counting:
-    """A user's order that counts how often it is asked."""
+    """A user's order that records the epochs it is called for."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.epochs: list[int] = []
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        self.asked.append(epoch)
+        self.epochs.append(epoch)
         return np.arange(n, dtype=np.int64)
 
 
-def test_an_order_is_worked_out_once_an_epoch() -> None:
+def test_an_order_is_computed_once_per_epoch() -> None:
     order = Counting()
     plan = Echoed(Deal(order, 10, 0, 2), EchoSequence(2, 4, 0), batch_size=3)
     for epoch in (0, 1):
         assert plan.length(Cursor(epoch)) == 7
         assert len(list(plan.batches(Cursor(epoch)))) == 7
-    assert order.asked == [0, 1]
+    assert order.epochs == [0, 1]
 
 
 def test_only_a_fixed_factor_lets_the_next_epoch_begin_early() -> None:
@@ -278,18 +274,18 @@ def test_a_factor_may_be_chosen_for_every_epoch() -> None:
     assert replicas == [[0, 1, 2] * 3]
 
 
-def test_a_cursor_of_another_world_or_of_more_data_is_refused() -> None:
+def test_a_cursor_of_another_world_or_of_more_data_is_an_error() -> None:
     plan = Echoed(Deal(Sequential(), 6, 0, 1, world=3), EchoSequence(2, 1, 0), batch_size=2)
     for ask in (plan.batches, plan.length):
-        with pytest.raises(StateError, match="at sample 4 of epoch 1, where 3 ranks never stand"):
+        with pytest.raises(StateError, match=r"at sample 4 of epoch 1, .* not a multiple of 3"):
             ask(Cursor(1, 4, 1))
-        with pytest.raises(StateError, match=r"at sample 15 of epoch 0, .* epoch delivers 12"):
+        with pytest.raises(StateError, match=r"at sample 15 of epoch 0, .* epoch delivers only 12"):
             ask(Cursor(0, 15, 3))
     assert plan.length(Cursor(0, 12, 2)) == 0
     assert list(plan.batches(Cursor(0, 12, 2))) == []
 
 
-class Wrong(Counting):
+class OutOfRange(Counting):
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
         return np.array([0, n], dtype=np.int64)
 
@@ -297,25 +293,25 @@ class Wrong(Counting):
         return 2
 
 
-def test_a_wrong_order_is_named_before_the_first_batch() -> None:
-    plan = Echoed(Deal(Wrong(), 4, 0, 2), EchoSequence(2, 1, 0), 2)
-    with pytest.raises(PipelineError, match=r"Wrong\.indices returned 4 at place 1"):
+def test_an_invalid_order_is_an_error_before_the_first_batch() -> None:
+    plan = Echoed(Deal(OutOfRange(), 4, 0, 2), EchoSequence(2, 1, 0), 2)
+    with pytest.raises(PipelineError, match=r"OutOfRange\.indices returned 4 at place 1"):
         plan.batches(Cursor())
 
 
-def test_a_batch_size_that_cannot_work_is_refused_when_given() -> None:
+def test_an_invalid_batch_size_is_an_error() -> None:
     with pytest.raises(PipelineError, match="batch_size is 0"):
         Echoed(Deal(Sequential(), 4, 0, 2), EchoSequence(2, 1, 0), 0)
 
 
-# Batches.
+# EchoedBatches.
 
 inner_plans: st.SearchStrategy[Any] = st.one_of(deals, plans)
 
 
 @settings(deadline=None)
 @given(inner=inner_plans, echo=echoes, epoch=epochs, data=st.data())
-def test_echoed_batches_come_as_often_as_the_factor_says_and_resume_anywhere(
+def test_echoed_batches_have_their_copies_and_resume_anywhere(
     inner: Any, echo: EchoSequence, epoch: int, data: st.DataObject
 ) -> None:
     plan = EchoedBatches(inner, echo)
@@ -344,35 +340,35 @@ def test_echoed_batches_come_as_often_as_the_factor_says_and_resume_anywhere(
         )
 
 
-def test_a_batch_cursor_past_the_end_is_refused() -> None:
+def test_a_batch_cursor_past_the_end_is_an_error() -> None:
     plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), EchoSequence(2, 1, 0))
     for ask in (plan.batches, plan.length, plan.deliveries):
-        with pytest.raises(StateError, match=r"at batch 7 of epoch 0, .* that epoch has 6"):
+        with pytest.raises(StateError, match=r"at batch 7 of epoch 0, .* that epoch has only 6"):
             ask(Cursor(0, 0, 7))
 
 
 class Endless:
-    """A user's sampler that never ends, and so has no length."""
+    """A user's sampler that is endless and therefore has no length."""
 
     def __iter__(self) -> Iterator[int]:
         return itertools.cycle([0, 1])
 
 
-def test_batches_without_a_known_number_cannot_be_echoed() -> None:
-    with pytest.raises(PipelineError, match=r"echo\(\) after batch\(\) needs to know how many"):
+def test_batches_of_a_sampler_without_a_length_cannot_be_echoed() -> None:
+    with pytest.raises(PipelineError, match=r"echo\(\) after batch\(\) needs the number"):
         EchoedBatches(Sampled(Endless(), 4, 0, batch_size=2), EchoSequence(2, 1, 0))
 
 
-class Misjudged:
-    """A user's sampler that has another length than it says."""
+class Declared:
+    """A user's sampler of ``true`` samples whose ``len`` is ``declared``."""
 
-    def __init__(self, said: int, true: int) -> None:
-        self.said = said
+    def __init__(self, declared: int, true: int) -> None:
+        self.declared = declared
         self.true = true
         self.ended = 0
 
     def __len__(self) -> int:
-        return self.said
+        return self.declared
 
     def __iter__(self) -> Iterator[int]:
         yield from range(self.true)
@@ -380,16 +376,17 @@ class Misjudged:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"), [(8, "4 fresh batches.*and only 3 came"), (4, "2 fresh batches.*and more")]
+    ("declared", "message"),
+    [(8, "has 4 batches.*but it dealt only 3"), (4, "has 2 batches.*but it dealt more")],
 )
-def test_a_sampler_that_misjudges_its_length_is_told(said: int, found: str) -> None:
-    plan = EchoedBatches(Sampled(Misjudged(said, 6), 10, 0, batch_size=2), EchoSequence(2, 1, 0))
-    with pytest.raises(PipelineError, match=found):
+def test_a_sampler_with_a_wrong_length_is_an_error(declared: int, message: str) -> None:
+    plan = EchoedBatches(Sampled(Declared(declared, 6), 10, 0, batch_size=2), EchoSequence(2, 1, 0))
+    with pytest.raises(PipelineError, match=message):
         list(plan.batches(Cursor()))
 
 
 def test_a_sampler_is_run_to_its_end_wherever_a_run_resumes() -> None:
-    sampler = Misjudged(6, 6)
+    sampler = Declared(6, 6)
     plan = EchoedBatches(Sampled(sampler, 10, 0, batch_size=2), EchoSequence(2, 3, 0))
     for delivered in range(7):
         assert len(list(plan.batches(Cursor(0, 0, delivered)))) <= 3
@@ -419,7 +416,7 @@ def test_a_checkpoint_carries_the_generator_of_an_echoed_sampler() -> None:
     assert rest == {number: whole[number] for number in rest}
 
 
-def test_a_plan_without_a_state_has_none_when_it_is_echoed() -> None:
+def test_echoed_batches_of_a_plan_without_a_state_have_none() -> None:
     plan = EchoedBatches(Deal(Sequential(), 6, 0, 2), EchoSequence(2, 1, 0))
     assert plan.epoch_state(0) is None
     plan.restore(None)

@@ -1,4 +1,4 @@
-"""Orders: pure functions of their arguments, drawn as they promise, and checked when a user's."""
+"""Orders: pure functions with the right distribution; those of users are checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ weight_lists = st.lists(
 ).filter(any)
 
 
-def test_the_orders_here_keep_the_contract() -> None:
+def test_all_orders_implement_the_protocol() -> None:
     for order in (Sequential(), Shuffled(), Weighted([1.0])):
         assert isinstance(order, Order)
     assert not isinstance([1, 2, 3], Order)
@@ -29,7 +29,7 @@ def test_the_orders_here_keep_the_contract() -> None:
 
 @settings(deadline=None)
 @given(n=st.integers(0, 300), seed=seeds, epoch=epochs)
-def test_every_sample_stands_once_in_a_sequence_or_a_shuffle(n: int, seed: int, epoch: int) -> None:
+def test_sequential_and_shuffled_have_every_sample_once(n: int, seed: int, epoch: int) -> None:
     assert Sequential().indices(n, seed, epoch).tolist() == list(range(n))
     shuffled = Shuffled().indices(n, seed, epoch)
     assert shuffled.dtype == np.int64
@@ -39,11 +39,11 @@ def test_every_sample_stands_once_in_a_sequence_or_a_shuffle(n: int, seed: int, 
 
 @settings(deadline=None)
 @given(seed=seeds, epoch=epochs)
-def test_a_shuffle_depends_on_its_arguments_and_nothing_else(seed: int, epoch: int) -> None:
+def test_a_shuffle_depends_on_its_arguments_only(seed: int, epoch: int) -> None:
     first = Shuffled().indices(64, seed, epoch).tolist()
     np.random.seed(1)
     assert Shuffled().indices(64, seed, epoch).tolist() == first
-    # 64! sequences: two alike would be a stream used twice, not chance.
+    # There are 64! sequences: two equal ones would be one random stream used twice.
     assert Shuffled().indices(64, seed, epoch + 1).tolist() != first
     assert Shuffled().indices(64, seed + 1, epoch).tolist() != first
 
@@ -53,7 +53,7 @@ def test_a_shuffle_puts_every_sample_at_every_place_equally_often(place: int) ->
     runs = 4000
     found = [Shuffled().indices(4, 0, epoch)[place] for epoch in range(runs)]
     counts = np.bincount(found, minlength=4)
-    # Five standard deviations of a binomial; the seed is fixed, so this never flickers.
+    # Five standard deviations of a binomial; the seed is fixed, so the result never varies.
     assert np.abs(counts - runs / 4).max() < 5 * np.sqrt(runs * 3 / 16)
 
 
@@ -77,7 +77,7 @@ def test_a_weighted_order_never_draws_a_weight_of_zero(
     assert order.indices(n, seed, epoch).tolist() == alone
 
 
-def test_a_weighted_epoch_is_by_default_as_long_as_it_can_be() -> None:
+def test_the_default_length_of_a_weighted_epoch() -> None:
     weights = [0.0, 2.0, 1.0, 0.0]
     assert Weighted(weights).length(4) == len(Weighted(weights).indices(4, 0, 0)) == 4
     alone = Weighted(weights, replacement=False)
@@ -108,7 +108,7 @@ def test_draws_without_replacement_are_successive_weighted_draws() -> None:
             assert abs(pairs.count((first, second)) - runs * chance) < 5 * deviation
 
 
-def test_weights_are_a_copy_that_nobody_can_change() -> None:
+def test_weights_are_a_read_only_copy() -> None:
     given_weights = np.array([1.0, 0.0])
     order = Weighted(given_weights, samples=5)
     given_weights[:] = [0.0, 1.0]
@@ -117,11 +117,11 @@ def test_weights_are_a_copy_that_nobody_can_change() -> None:
         order.weights[0] = 3.0  # type: ignore[index]
 
 
-def test_a_weighted_order_travels_and_shows_itself_in_short() -> None:
+def test_a_weighted_order_can_be_pickled_and_has_a_short_repr() -> None:
     order = Weighted(np.linspace(0, 1, 1000), samples=10)
     assert repr(order) == "Weighted(1000 weights, samples=10, replacement=True)"
-    travelled = pickle.loads(pickle.dumps(order))
-    assert travelled.indices(1000, 4, 2).tolist() == order.indices(1000, 4, 2).tolist()
+    unpickled = pickle.loads(pickle.dumps(order))
+    assert unpickled.indices(1000, 4, 2).tolist() == order.indices(1000, 4, 2).tolist()
     assert (repr(Sequential()), repr(Shuffled())) == ("Sequential()", "Shuffled()")
 
 
@@ -134,25 +134,23 @@ def test_a_weighted_order_travels_and_shows_itself_in_short() -> None:
         (([0.0, 0.0],), "All 2 weights of Weighted are zero"),
         (([],), "All 0 weights"),
         (([[1.0]],), r"shape \(1, 1\)"),
-        ((["heavy"],), "no numbers"),
+        ((["heavy"],), "not numbers"),
         (([1.0], 0), "samples is 0; give a whole number, 1 or more"),
         (([1.0], 1.5), "samples is 1.5"),
         (([1.0, 0.0, 1.0], 3, False), "only 2 of its 3 weights"),
     ],
 )
-def test_weights_that_cannot_work_are_refused_when_given(
-    arguments: tuple[Any, ...], message: str
-) -> None:
+def test_invalid_weights_are_an_error(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         Weighted(*arguments)
 
 
-def test_weights_for_another_number_of_samples_are_refused() -> None:
-    with pytest.raises(PipelineError, match="has 2 weights, and the source has 3 samples"):
+def test_weights_for_another_number_of_samples_are_an_error() -> None:
+    with pytest.raises(PipelineError, match="has 2 weights, but the source has 3 samples"):
         Weighted([1.0, 2.0]).indices(3, 0, 0)
 
 
-class Mine:
+class UserOrder:
     """Stands for a user's order."""
 
 
@@ -164,8 +162,8 @@ class Mine:
         elements=st.integers(0, 99),
     )
 )
-def test_indices_of_any_whole_type_are_accepted_and_copied(indices: Any) -> None:
-    checked = check(indices, 100, Mine())
+def test_indices_of_any_integer_type_are_accepted_and_copied(indices: Any) -> None:
+    checked = check(indices, 100, UserOrder())
     assert checked.dtype == np.int64
     assert checked.tolist() == indices.tolist()
     assert not np.shares_memory(checked, indices)
@@ -174,7 +172,7 @@ def test_indices_of_any_whole_type_are_accepted_and_copied(indices: Any) -> None
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([0, 1, 5, -1], r"Mine\.indices returned 5 at place 2, and the source has 5 samples"),
+        ([0, 1, 5, -1], r"UserOrder\.indices returned 5 at place 2, but the source has 5 samples"),
         ([0, -1], "returned -1 at place 1"),
         (np.array([2**63 + 1], dtype=np.uint64), "returned 9223372036854775809 at place 0"),
         ([0.0, 1.0], "returned float64 values"),
@@ -182,10 +180,12 @@ def test_indices_of_any_whole_type_are_accepted_and_copied(indices: Any) -> None
         ([[0, 1]], r"shape \(1, 2\)"),
         (3, r"shape \(\)"),
         (None, r"shape \(\)"),
-        ([[0], [1, 2]], "no array"),
+        ([[0], [1, 2]], "NumPy cannot make an array"),
         (["a"], "Return whole numbers"),
     ],
 )
-def test_what_an_order_may_not_return_is_named(indices: Any, message: str) -> None:
+def test_invalid_indices_of_an_order_are_an_error_that_names_them(
+    indices: Any, message: str
+) -> None:
     with pytest.raises(PipelineError, match=message):
-        check(indices, 5, Mine())
+        check(indices, 5, UserOrder())

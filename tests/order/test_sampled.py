@@ -1,4 +1,4 @@
-"""A user's sampler: dealt as it draws, and again so on a resume, with nobody's seeds disturbed."""
+"""A user's sampler: its batches, the same batches on a resume, and unchanged global generators."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Bucketed:
     drop_last=st.booleans(),
     data=st.data(),
 )
-def test_a_list_of_indices_is_cut_numbered_and_resumed(
+def test_a_list_of_indices_is_cut_into_batches_numbered_and_resumed(
     drawn: list[int], batch_size: int, drop_last: bool, data: st.DataObject
 ) -> None:
     plan = Sampled(drawn, 10, 0, batch_size, drop_last)
@@ -94,7 +94,7 @@ def test_a_list_of_indices_is_cut_numbered_and_resumed(
     drawn=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=12),
     data=st.data(),
 )
-def test_lists_of_indices_are_batches_as_they_are(
+def test_lists_of_a_batch_sampler_are_the_batches(
     drawn: list[list[int]], data: st.DataObject
 ) -> None:
     plan = Sampled(drawn, 10, 0)
@@ -107,7 +107,7 @@ def test_lists_of_indices_are_batches_as_they_are(
 
 
 @pytest.mark.parametrize("kind", [tuple, np.array, iter])
-def test_a_batch_may_be_any_series_of_indices(kind: Any) -> None:
+def test_a_batch_may_be_any_iterable_of_indices(kind: Any) -> None:
     class Batches:
         def __iter__(self) -> Iterator[Any]:
             return iter([kind([3, 1]), kind([2])])
@@ -117,7 +117,7 @@ def test_a_batch_may_be_any_series_of_indices(kind: Any) -> None:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**64), epoch=st.integers(0, 9), stop=st.integers(0, 12))
-def test_a_sampler_on_the_global_generators_deals_the_same_after_a_resume(
+def test_a_sampler_on_the_global_generators_yields_the_same_after_a_resume(
     seed: int, epoch: int, stop: int
 ) -> None:
     cursor = Cursor(epoch)
@@ -141,7 +141,7 @@ def test_two_epochs_or_seeds_of_a_sampler_differ() -> None:
     assert len(found) == 9
 
 
-def test_the_generators_of_the_training_loop_never_notice_a_sampler() -> None:
+def test_a_sampler_does_not_change_the_random_numbers_of_the_training_loop() -> None:
     random.seed(7)
     np.random.seed(7)
     undisturbed = [(random.random(), np.random.random()) for _ in range(4)]
@@ -156,7 +156,7 @@ def test_the_generators_of_the_training_loop_never_notice_a_sampler() -> None:
     assert among == alone
 
 
-def test_a_sampler_that_fails_leaves_the_generators_as_they_were() -> None:
+def test_a_sampler_that_fails_does_not_change_the_global_generators() -> None:
     class Failing:
         def __iter__(self) -> Iterator[int]:
             yield random.randrange(2)
@@ -189,7 +189,7 @@ def test_an_infinite_sampler_is_drawn_one_batch_at_a_time() -> None:
     assert pulled == list(range(8))
 
 
-def test_only_an_order_may_be_asked_ahead() -> None:
+def test_the_next_epoch_of_a_sampler_may_not_be_requested_early() -> None:
     assert Deal(Sequential(), 1, 0, 1).ahead
     assert not Sampled([0], 1, 0, 1).ahead
 
@@ -197,19 +197,23 @@ def test_only_an_order_may_be_asked_ahead() -> None:
 @pytest.mark.parametrize(
     ("sampler", "batch_size", "message"),
     [
-        ([0, 1.0], 2, r"sampler \(list\) yielded 1.0 as sample 1 of its epoch, which is no index"),
+        (
+            [0, 1.0],
+            2,
+            r"sampler \(list\) yielded 1.0 as sample 1 of its epoch, which is not an index",
+        ),
         ([0, True], 2, "yielded True"),
         (["a"], 2, "Yield whole numbers"),
         ([[0, 1]], 2, "Give it as a batch sampler, without a batch_size"),
-        ([0, 1, 5], 2, r"yielded 5 as sample 2 of its epoch, and the source has 5 samples"),
+        ([0, 1, 5], 2, r"yielded 5 as sample 2 of its epoch, but the source has 5 samples"),
         ([-1], 2, "yielded -1"),
-        ([0, 1], None, r"batch sampler \(list\) yielded 0, and .* Give it as a sampler"),
+        ([0, 1], None, r"batch sampler \(list\) yielded 0, but .* Give it as a sampler"),
         ([[0], []], None, "an empty batch, as number 1 of its epoch"),
         ([[0], [1, None]], None, "yielded None as sample 2 of its epoch"),
         ([np.array([0.5])], None, "yielded 0.5"),
     ],
 )
-def test_what_a_sampler_may_not_yield_is_named(
+def test_invalid_indices_of_a_sampler_are_an_error_that_names_them(
     sampler: Any, batch_size: int | None, message: str
 ) -> None:
     with pytest.raises(PipelineError, match=message):
@@ -225,10 +229,10 @@ def test_what_a_sampler_may_not_yield_is_named(
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": "4"}, "batch_size is '4'"),
         ({"n": -1}, "n is -1"),
-        ({"batch_size": None, "drop_last": True}, "drop_last has nothing to drop"),
+        ({"batch_size": None, "drop_last": True}, "drop_last has no effect here"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_when_given(
+def test_invalid_arguments_are_an_error_when_the_plan_is_made(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PipelineError, match=message):
@@ -243,7 +247,7 @@ def test_arguments_that_cannot_work_are_refused_when_given(
         (Sampled([[0, 1], [2]], 3, 0), Cursor(0, 1, 1)),
     ],
 )
-def test_a_sampler_that_does_not_replay_is_not_resumed(plan: Sampled, cursor: Cursor) -> None:
+def test_resuming_a_sampler_that_does_not_replay_is_an_error(plan: Sampled, cursor: Cursor) -> None:
     with pytest.raises(StateError, match="It is another sampler, or"):
         list(plan.batches(cursor))
 
@@ -256,7 +260,7 @@ def test_a_sampler_without_a_generator_has_no_state_to_keep() -> None:
         plan.restore(b"state")
 
 
-def own(torch: Any, seed: int, batched: bool) -> Sampled:
+def with_generator(torch: Any, seed: int, batched: bool) -> Sampled:
     data = torch.utils.data
     generator = torch.Generator().manual_seed(seed)
     sampler = data.RandomSampler(range(40), generator=generator)
@@ -268,61 +272,61 @@ def own(torch: Any, seed: int, batched: bool) -> Sampled:
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_sampler_with_a_torch_generator_of_its_own_is_resumed(batched: bool) -> None:
     torch = pytest.importorskip("torch")
-    plan = own(torch, 5, batched)
+    plan = with_generator(torch, 5, batched)
     first, second = dealt(plan, Cursor(0)), dealt(plan, Cursor(1))
     assert [b[2] for b in first] != [b[2] for b in second]
 
     state, begun = plan.epoch_state(), plan.epoch_state(0)
     assert state != begun
     for epoch, start, whole in ((0, begun, first), (1, state, second)):
-        resumed = own(torch, 99, batched)
+        resumed = with_generator(torch, 99, batched)
         resumed.restore(start)
         assert dealt(resumed, Cursor(epoch, 12, 3)) == whole[3:]
         assert resumed.epoch_state() == start
 
-    # The checkpoint of a run that stands between two epochs.
-    between = own(torch, 99, batched)
+    # The checkpoint of a run that is between two epochs.
+    between = with_generator(torch, 99, batched)
     between.restore(plan.epoch_state(2))
     assert dealt(between, Cursor(2)) == dealt(plan, Cursor(2))
 
 
-def test_an_epoch_begun_again_in_the_same_process_is_the_same() -> None:
+def test_an_epoch_repeated_in_the_same_process_is_the_same() -> None:
     torch = pytest.importorskip("torch")
-    plan = own(torch, 5, batched=False)
+    plan = with_generator(torch, 5, batched=False)
     fresh = plan.epoch_state()
     whole = dealt(plan, Cursor(0))
     assert plan.epoch_state() == fresh
     assert dealt(plan, Cursor(0, 8, 2)) == whole[2:]
 
 
-def test_a_checkpoint_loaded_in_the_same_process_counts_for_more_than_what_was_dealt() -> None:
+def test_a_loaded_checkpoint_overrides_the_state_of_the_same_process() -> None:
     torch = pytest.importorskip("torch")
-    plan, other = own(torch, 5, batched=False), own(torch, 6, batched=False)
+    plan, other = with_generator(torch, 5, batched=False), with_generator(torch, 6, batched=False)
     assert dealt(plan, Cursor(0)) != dealt(other, Cursor(0))
     plan.restore(other.epoch_state())
     assert dealt(plan, Cursor(0)) == dealt(other, Cursor(0))
 
 
-def test_a_sampler_that_draws_from_torch_index_by_index_goes_on_where_it_was() -> None:
+def test_a_sampler_that_draws_from_torch_per_index_continues_its_stream() -> None:
     torch = pytest.importorskip("torch")
 
-    class Torn:
+    class PerIndex:
         def __iter__(self) -> Iterator[int]:
             for _ in range(30):
                 yield int(torch.randint(1000, ()))
 
-    one = dealt(Sampled(Torn(), 1000, 0, 30), Cursor())
+    one = dealt(Sampled(PerIndex(), 1000, 0, 30), Cursor())
     cut = []
-    for batch in Sampled(Torn(), 1000, 0, 4).batches(Cursor()):
+    for batch in Sampled(PerIndex(), 1000, 0, 4).batches(Cursor()):
         cut += batch.indices.tolist()
         torch.manual_seed(0)
     assert cut == one[0][2]
 
 
-def test_a_state_that_is_none_is_refused() -> None:
+def test_an_invalid_generator_state_is_an_error() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(StateError, match="refuses the state"):
-        own(torch, 5, batched=False).restore(b"short")
+    with pytest.raises(StateError, match="rejects the state"):
+        with_generator(torch, 5, batched=False).restore(b"short")
 
 
 def test_torch_samplers_on_the_global_generator_are_reproducible_and_leave_it_alone() -> None:

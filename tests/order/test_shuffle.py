@@ -1,4 +1,4 @@
-"""Shuffling place by place: a bijection for any size, unlike from epoch to epoch, and even."""
+"""Shuffling place by place: a bijection for any size, different in every epoch, and uniform."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_every_sample_has_one_place(n: int, seed: int, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("n", [LISTED + 1, 1 << 17, (1 << 17) + 1, 1_000_003])
-def test_a_part_is_that_part_of_the_whole(n: int) -> None:
+def test_single_places_agree_with_the_whole_sequence(n: int) -> None:
     whole = Shuffled().indices(n, 3, 1)
     places = np.array([0, 5, n - 1, n // 2, 5])
     assert np.array_equal(Shuffled().at(n, 3, 1, places), whole[places])
     assert np.array_equal(np.sort(whole), np.arange(n))
 
 
-def test_epochs_and_seeds_have_nothing_in_common() -> None:
+def test_epochs_and_seeds_are_uncorrelated() -> None:
     n = 200_000
     base = shuffled(n, 0, 0, np.arange(n))
     for seed, epoch in ((0, 1), (1, 0), (2**40, 7)):
@@ -66,7 +66,7 @@ def test_batches_of_many_samples_are_the_sequence_in_order(world: int) -> None:
     assert seen.sum() == -(-n // world) * world
 
 
-def test_what_checkpoints_go_on_with_never_changes() -> None:
+def test_the_sequence_that_checkpoints_rely_on_never_changes() -> None:
     places = np.array([0, 1, 2, 500_000, 1_000_002])
     found = shuffled(1_000_003, 3, 1, places)
     assert found.tolist() == [692908, 454444, 767478, 431330, 18355]
@@ -77,35 +77,35 @@ def test_what_checkpoints_go_on_with_never_changes() -> None:
     n=st.integers(1, 3000), seed=st.integers(0, 2**32), epoch=st.integers(0, 99),
     listed=st.booleans(), data=st.data(),
 )  # fmt: skip
-def test_a_permutation_reads_the_same_either_way(
+def test_places_and_samples_of_a_permutation_are_inverse(
     n: int, seed: int, epoch: int, listed: bool, data: st.DataObject
 ) -> None:
-    row = Permutation(n, seed, "test", epoch)
+    permutation = Permutation(n, seed, "test", epoch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle, "LISTED", LISTED if listed else 0)
-        found = row.samples(np.arange(n))
+        found = permutation.samples(np.arange(n))
         assert np.array_equal(np.sort(found), np.arange(n))
-        assert np.array_equal(row.places(found), np.arange(n))
+        assert np.array_equal(permutation.places(found), np.arange(n))
         place = data.draw(st.integers(0, n - 1))
-        assert row.place(int(found[place])) == place
-        assert row.samples(np.array([place, place])).tolist() == [found[place]] * 2
+        assert permutation.place(int(found[place])) == place
+        assert permutation.samples(np.array([place, place])).tolist() == [found[place]] * 2
 
 
 @settings(deadline=None)
 @given(n=st.integers(LISTED + 1, 1 << 50), seed=st.integers(0, 2**32), data=st.data())
-def test_a_permutation_of_very_many_reads_the_same_either_way(
+def test_places_and_samples_are_inverse_for_very_many_samples(
     n: int, seed: int, data: st.DataObject
 ) -> None:
-    row = Permutation(n, seed, "test")
+    permutation = Permutation(n, seed, "test")
     places = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), dtype=np.int64)
-    found = row.samples(places)
-    assert np.array_equal(row.places(found), places)
-    assert [row.place(sample) for sample in found.tolist()] == places.tolist()
+    found = permutation.samples(places)
+    assert np.array_equal(permutation.places(found), places)
+    assert [permutation.place(sample) for sample in found.tolist()] == places.tolist()
     assert bool(((found >= 0) & (found < n)).all())
 
 
 @pytest.mark.parametrize("n", [50_000, 200_000])
-def test_stages_epochs_and_seeds_of_permutations_have_nothing_in_common(n: int) -> None:
+def test_stages_epochs_and_seeds_of_permutations_are_uncorrelated(n: int) -> None:
     everywhere = np.arange(n)
     base = Permutation(n, 0, "one").samples(everywhere)
     others = (

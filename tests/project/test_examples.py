@@ -1,4 +1,4 @@
-"""The examples run as their pages say."""
+"""The examples run with the options and results that their docstrings describe."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def example(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    # A dataclass looks up the module that it was made in.
-    sys.modules[name] = found
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks up the module that it is defined in.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def digits(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "trained", "decoded", "told"),
+    ("options", "trained", "decoded", "expected"),
     [
         (["--epochs", "2"], 48, 48, "spec_augment"),
         (["--epochs", "4", "--reuse", "2"], 96, 60, "60 spectrograms made, 36 used again"),
@@ -56,19 +56,19 @@ def digits(tmp_path: Path) -> Path:
     ],
     ids=["plain", "reuse", "echo"],
 )
-def test_speech_is_learnt_from_recordings_used_again(
+def test_speech_trains_with_reuse_and_with_echo(
     digits: Path,
     options: list[str],
     trained: int,
     decoded: int,
-    told: str,
+    expected: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = example("speech").main(["--data", str(digits), "--batch", "8", *options])
-    shown = capsys.readouterr().out
-    assert 0 <= found <= 1
-    assert f"{trained} samples trained on, {decoded} recordings decoded" in shown
-    assert told in shown
+    accuracy = example("speech").main(["--data", str(digits), "--batch", "8", *options])
+    output = capsys.readouterr().out
+    assert 0 <= accuracy <= 1
+    assert f"{trained} samples trained on, {decoded} recordings decoded" in output
+    assert expected in output
 
 
 @pytest.fixture
@@ -88,12 +88,12 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_search_finds_the_same_with_share_as_without(
+def test_search_has_the_same_results_with_and_without_share(
     pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if importlib.util.find_spec("optuna") is None:
         pytest.skip("optuna is not installed here")
-    # Long enough for the example to ask what the node has spent.
+    # The node must live until the example has read its CPU time.
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "20")
     options = ["--compare", "--jobs", "2", "--trials", "3", "--rows", "60", "--epochs", "2"]
     options += ["--batch", "16"]
@@ -101,4 +101,4 @@ def test_a_search_finds_the_same_with_share_as_without(
     assert len(alone.parameters) == len(alone.accuracies) == 3
     assert shared.parameters == alone.parameters
     assert shared.accuracies == alone.accuracies
-    assert "every trial came to the same" in capsys.readouterr().out
+    assert "every trial has the same result" in capsys.readouterr().out

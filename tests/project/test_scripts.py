@@ -1,5 +1,4 @@
-"""The scripts fetch what the kernel is compiled with, and a browser, where they may, and never stop
-without them."""
+"""The scripts install the packages for the kernel and a browser if allowed, and work without."""
 
 from __future__ import annotations
 
@@ -18,13 +17,18 @@ HEADERS = f"python3.{sys.version_info.minor}-dev"
 
 
 class Result(NamedTuple):
+    """``calls``: the commands of package managers that a script has called."""
+
     code: int
-    said: str
+    output: str
     calls: list[str]
 
 
 class Machine:
-    """A folder of commands that is all a script can call, most of them only noting that it did."""
+    """A simulated machine: a folder with the only commands that a script can call.
+
+    Package managers are fakes that record their calls. ``has`` marks what is installed.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -46,7 +50,7 @@ class Machine:
         path.chmod(0o755)
 
     def manager(self, name: str, script: str = "") -> None:
-        """A package manager, after which nothing is missing."""
+        """Add a package manager; after a call of it nothing is missing."""
         self.command(name, f'echo "{name} $*" >>{self.place}/calls\n{script}')
         with (self.commands / name).open("a") as file:
             file.write(f"touch {self.place}/cc {self.place}/jpeg {self.place}/Python.h\n")
@@ -56,7 +60,7 @@ class Machine:
             (self.place / part).touch()
 
     def compiler(self) -> None:
-        """A compiler that finds what this machine has by now."""
+        """Add a compiler that finds only the headers that this machine has."""
         self.command(
             "cc",
             f"program=$(cat)\n[[ -e {self.place}/cc ]] || exit 1\n"
@@ -100,12 +104,12 @@ def test_a_machine_that_has_everything_is_left_alone(machine: Machine) -> None:
     assert machine.equip() == (0, "", [])
 
 
-def test_root_gets_what_is_missing_in_one_call(machine: Machine) -> None:
+def test_root_installs_all_missing_packages_in_one_call(machine: Machine) -> None:
     machine.manager("apt-get")
     packages = f"gcc libc6-dev libjpeg-dev {HEADERS}"
     assert machine.equip() == (
         0,
-        f"==> for the compiled image kernel: apt-get installs {packages}\n",
+        f"==> packages for the compiled image kernel: apt-get installs {packages}\n",
         [f"apt-get install --yes --no-install-recommends {packages}"],
     )
 
@@ -113,7 +117,7 @@ def test_root_gets_what_is_missing_in_one_call(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("has", "wanted"), [(("cc", "Python.h"), "libjpeg-dev"), (("cc", "jpeg"), HEADERS)]
 )
-def test_what_is_there_is_not_asked_for(
+def test_installed_packages_are_not_requested(
     machine: Machine, has: tuple[str, ...], wanted: str
 ) -> None:
     machine.has(*has)
@@ -121,7 +125,7 @@ def test_what_is_there_is_not_asked_for(
     assert machine.equip().calls == [f"apt-get install --yes --no-install-recommends {wanted}"]
 
 
-def test_the_list_of_packages_is_renewed_only_when_they_are_not_found(machine: Machine) -> None:
+def test_the_package_list_is_updated_only_if_packages_are_not_found(machine: Machine) -> None:
     machine.has("cc", "Python.h")
     machine.manager(
         "apt-get",
@@ -148,7 +152,7 @@ def test_the_list_of_packages_is_renewed_only_when_they_are_not_found(machine: M
         ("pacman", "pacman --sync --noconfirm --needed gcc libjpeg-turbo python"),
     ],
 )
-def test_every_package_manager_is_asked_in_its_own_words(
+def test_every_package_manager_gets_its_own_command(
     machine: Machine, manager: str, call: str
 ) -> None:
     machine.command("rpm", "echo python3.11-base")
@@ -157,7 +161,7 @@ def test_every_package_manager_is_asked_in_its_own_words(
     assert (result.code, result.calls) == (0, [call])
 
 
-def test_another_user_becomes_root_where_no_password_is_asked(machine: Machine) -> None:
+def test_another_user_installs_by_sudo_if_that_needs_no_password(machine: Machine) -> None:
     machine.has("cc", "Python.h")
     machine.command("id", "echo 1000")
     machine.command("sudo", '[[ $1 == -n ]] && shift && exec "$@"')
@@ -168,7 +172,7 @@ def test_another_user_becomes_root_where_no_password_is_asked(machine: Machine) 
 
 
 @pytest.mark.parametrize("sudo", [False, True])
-def test_a_user_who_may_not_install_is_told_what_to_install(machine: Machine, sudo: bool) -> None:
+def test_a_user_who_may_not_install_reads_what_to_install(machine: Machine, sudo: bool) -> None:
     machine.has("cc", "Python.h")
     machine.command("id", "echo 1000")
     if sudo:
@@ -177,28 +181,28 @@ def test_a_user_who_may_not_install_is_told_what_to_install(machine: Machine, su
     assert machine.equip() == (3, "install as root: libjpeg-dev\n", [])
 
 
-def test_a_machine_without_a_package_manager_is_told_what_it_needs(machine: Machine) -> None:
+def test_without_a_package_manager_the_message_says_what_is_needed(machine: Machine) -> None:
     needed = "install a C compiler, and the headers of libjpeg-turbo and Python\n"
     assert machine.equip() == (3, needed, [])
 
 
-def test_packages_that_do_not_help_are_not_believed(machine: Machine) -> None:
+def test_an_installation_that_changes_nothing_counts_as_failed(machine: Machine) -> None:
     machine.command("apt-get", "exit 0")
     result = machine.equip()
     assert result.code == 3
-    assert result.said.endswith(f"install as root: gcc libc6-dev libjpeg-dev {HEADERS}\n")
+    assert result.output.endswith(f"install as root: gcc libc6-dev libjpeg-dev {HEADERS}\n")
 
 
-def test_a_browser_is_fetched_once_and_only_by_those_who_may(machine: Machine) -> None:
+def test_a_browser_is_installed_once(machine: Machine) -> None:
     machine.manager("apt-get", f"ln -s {shutil.which('true')} {machine.commands}/chromium")
     machine.command("ln", f'exec {shutil.which("ln")} "$@"')
-    fetched = ["apt-get install --yes --no-install-recommends chromium"]
-    said = "==> for tests of pages: apt-get installs chromium\n"
-    assert machine.run("equip_browser") == (0, said, fetched)
-    assert machine.run("equip_browser") == (0, "", fetched)
+    calls = ["apt-get install --yes --no-install-recommends chromium"]
+    output = "==> browser for the tests of web pages: apt-get installs chromium\n"
+    assert machine.run("equip_browser") == (0, output, calls)
+    assert machine.run("equip_browser") == (0, "", calls)
 
 
-def test_tests_go_on_without_a_browser(machine: Machine) -> None:
+def test_a_browser_that_cannot_be_installed_is_not_an_error(machine: Machine) -> None:
     assert machine.run("equip_browser") == (0, "", [])
     machine.command("id", "echo 1000")
     machine.manager("apt-get")
@@ -210,7 +214,7 @@ def test_tests_go_on_without_a_browser(machine: Machine) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files that an installation depends on, and an environment that stands ready."""
+    """A copy of the files that an installation depends on, with an empty environment."""
     place = tmp_path / "repository"
     for folder in ("native/jpeg", "scripts", ".venv"):
         (place / folder).mkdir(parents=True)
@@ -224,29 +228,31 @@ def copy(tmp_path: Path) -> Path:
 PREPARE = 'run() { echo "$1"; }; equip_kernel() { echo EQUIPPED; by_hand="do this"; false; }\n'
 
 
-def test_without_compiler_and_rights_the_installation_goes_on(machine: Machine, copy: Path) -> None:
+def test_the_installation_continues_without_the_kernel(machine: Machine, copy: Path) -> None:
     result = machine.run(f"{PREPARE} prepare demo", copy)
     assert result.code == 0
-    assert result.said.splitlines()[1:] == [
+    assert result.output.splitlines()[1:] == [
         "EQUIPPED",
-        "==> the image kernel is left out: the pure path serves. To have it, do this",
+        "==> without the image kernel: simplejpeg and OpenCV serve. To build it, do this",
         "PyTorch",
         "build tools",
         "Penstock",
     ]
 
 
-def test_nothing_is_fetched_for_a_kernel_that_is_switched_off(machine: Machine, copy: Path) -> None:
+def test_no_packages_are_installed_for_a_kernel_that_is_switched_off(
+    machine: Machine, copy: Path
+) -> None:
     result = machine.run(f"{PREPARE} prepare demo", copy, PENSTOCK_NO_KERNEL="1")
     assert result.code == 0
-    assert result.said.splitlines()[1:] == ["PyTorch", "build tools", "Penstock"]
+    assert result.output.splitlines()[1:] == ["PyTorch", "build tools", "Penstock"]
 
 
 def test_an_installation_is_repeated_when_any_part_of_the_kernel_changes(
     machine: Machine, copy: Path
 ) -> None:
     def prepared() -> bool:
-        return "Penstock" in machine.run(f"{PREPARE} prepare demo", copy).said
+        return "Penstock" in machine.run(f"{PREPARE} prepare demo", copy).output
 
     assert prepared()
     assert not prepared()

@@ -323,17 +323,18 @@ class TestAuto:
         return data.map(costly).map(cheap).refurbish("auto").batch(8)
 
     def test_it_stands_where_much_is_saved_and_enough_is_left(
-        self, capsys: pytest.CaptureFixture[str]
+        self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with self.road().loader(workers=0, seed=1) as loader:
             names = [stop.name for stop in loader.pipeline.stops]
-            told = capsys.readouterr().err
             epochs = [[plain(batch) for batch in loader] for _ in range(3)]
             state = loader.state_dict()
         assert names == ["costly", "refurbish", "cheap"]
         reuse = state["refurbish"]["reuse"]
         assert 2 <= reuse <= 5
-        assert f"penstock: refurbish(reuse={reuse}) below costly: " in told
+        (record,) = [one for one in caplog.records if one.name == "penstock.refurbish"]
+        assert record.levelname == "WARNING"
+        assert record.message.startswith(f"penstock: refurbish(reuse={reuse}) below costly: ")
         fixed = self.road()
         stops = (fixed.stops[0], loader.pipeline.stops[1], fixed.stops[1])
         from dataclasses import replace
@@ -365,12 +366,12 @@ class TestAuto:
         ):
             other.load_state_dict(state)
 
-    def test_where_nothing_pays_nothing_is_kept(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_where_nothing_pays_nothing_is_kept(self, caplog: pytest.LogCaptureFixture) -> None:
         p = ps.from_dataset(np.arange(30.0)).map(noise).map(noise).refurbish("auto").batch(8)
         with p.loader(workers=0) as loader:
             assert [stop.name for stop in loader.pipeline.stops] == ["noise", "noise"]
             assert sum(len(batch) for batch in loader) == 30
-        assert "No reuse" in capsys.readouterr().err
+        assert "penstock: No reuse: " in caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -161,7 +161,7 @@ class LoaderSubject:
         shared = self._kind == "processes"
         try:
             written = replace(self._over(self._kept), batching=None).refurbish("auto")
-            _, chosen = settle(written, self._loader.options.seed, lambda _: None, shared=shared)
+            _, chosen = settle(written, self._loader.options.seed, shared=shared, quiet=True)
             if chosen is None or chosen["place"] is None:
                 return None
             pipeline = placed(written, {**chosen, "reuse": ALWAYS_KEPT})
