@@ -33,7 +33,7 @@ def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
     if frames is not None:
         if rate is not None:
             raise PipelineError(f"{name}: rate is {rate!r}, beside frames; give it with seconds.")
-        return arguments.whole(name, "frames", frames, least=1)
+        return arguments.integer(name, "frames", frames, least=1)
     if rate is None:
         raise PipelineError(
             f"{name}: seconds is {seconds!r}, and no rate is given; give the rate too, or frames."
@@ -45,7 +45,7 @@ def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
     return found
 
 
-def _settle(operation: Any) -> None:
+def _check_common(operation: Any) -> None:
     """Check what the operations here have in common, and keep the length in one form."""
     name = operation.name
     frames = _length(name, operation.frames, operation.seconds, operation.rate)
@@ -54,12 +54,12 @@ def _settle(operation: Any) -> None:
         object.__setattr__(operation, what, value)
 
 
-def _place(place: str, room: int) -> int:
+def _clip_start(place: str, room: int) -> int:
     """Where a clip begins in ``room`` more frames than it has; fewer, if that is negative."""
     return {"start": 0, "middle": room // 2, "end": room}[place]
 
 
-def _laid(sound: Sound, at: int, frames: int, mode: str) -> Sound:
+def _place_clip(sound: Sound, at: int, frames: int, mode: str) -> Sound:
     """``frames`` frames, in which the sound begins at ``at``: before 0, it is cut there."""
     channels, length = sound.shape
     if at <= 0 and at + length >= frames:
@@ -76,7 +76,7 @@ def _laid(sound: Sound, at: int, frames: int, mode: str) -> Sound:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop(AudioOperation):
+class RandomCropAudio(AudioOperation):
     """A part of fixed length from a random place; a clip that is too short is filled up.
 
     The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are put before and
@@ -86,7 +86,7 @@ class RandomCrop(AudioOperation):
     clip again.
 
     >>> import numpy as np
-    >>> crop = RandomCrop(seconds=0.5, rate=16_000)
+    >>> crop = RandomCropAudio(seconds=0.5, rate=16_000)
     >>> sound = np.zeros((1, 20_000), np.float32)
     >>> crop.apply(sound, crop.draw(np.random.default_rng(0), sound.shape)).shape
     (1, 8000)
@@ -103,8 +103,8 @@ class RandomCrop(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
-        padding = arguments.whole("random_crop", "padding", self.padding, least=0)
+        _check_common(self)
+        padding = arguments.integer("random_crop", "padding", self.padding, least=0)
         object.__setattr__(self, "padding", padding)
         arguments.choice("random_crop", "place", self.place, ("random", *_PLACES))
 
@@ -120,7 +120,7 @@ class RandomCrop(AudioOperation):
             return self.padding - int(drawn * (2 * self.padding - room + 1))
         if self.place == "random":
             return int(drawn * (room + 1))
-        return _place(self.place, room)
+        return _clip_start(self.place, room)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
         """Places where the clip may begin; one that repeats is the same again after its length."""
@@ -134,7 +134,9 @@ class RandomCrop(AudioOperation):
         return counted(min(places, shape[-1]) if self.mode == "repeat" else places)
 
     def apply(self, value: Any, params: int) -> Sound:
-        return _laid(check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode)
+        return _place_clip(
+            check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class CropOrPad(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _check_common(self)
         arguments.choice("crop_or_pad", "place", self.place, _PLACES)
 
     def output(self, spec: Spec) -> Spec:
@@ -167,19 +169,19 @@ class CropOrPad(AudioOperation):
 
     def apply(self, value: Any, params: Any) -> Sound:
         sound = check_sound("crop_or_pad", value, WAVEFORM)
-        at = _place(self.place, self._frames - sound.shape[1])
-        return _laid(sound, at, self._frames, self.mode)
+        at = _clip_start(self.place, self._frames - sound.shape[1])
+        return _place_clip(sound, at, self._frames, self.mode)
 
 
 @dataclass(frozen=True, slots=True)
-class Pad(AudioOperation):
+class PadAudio(AudioOperation):
     """Short clips filled up to a least length; longer ones are left alone.
 
     Arguments are those of ``crop_or_pad``; clips lie at the ``"start"`` unless ``place`` says
     otherwise. To fill up clips to the longest of their batch, give ``pad=0`` to ``batch``.
 
     >>> import numpy as np
-    >>> Pad(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
+    >>> PadAudio(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
     array([[1., 2., 3., 1.]], dtype=float32)
     """
 
@@ -191,7 +193,7 @@ class Pad(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _check_common(self)
         arguments.choice("pad", "place", self.place, _PLACES)
 
     def output(self, spec: Spec) -> Spec:
@@ -206,4 +208,4 @@ class Pad(AudioOperation):
         room = self._frames - sound.shape[1]
         if room <= 0:
             return sound
-        return _laid(sound, _place(self.place, room), self._frames, self.mode)
+        return _place_clip(sound, _clip_start(self.place, room), self._frames, self.mode)

@@ -15,7 +15,7 @@ from penstock.audio.sound import (
     AudioOperation,
     Sound,
     check_sound,
-    in_order,
+    contiguous,
     need_sound,
 )
 from penstock.errors import PipelineError
@@ -41,7 +41,7 @@ class Mono(AudioOperation):
 
     def apply(self, value: Any, params: Any) -> Sound:
         sound = check_sound("mono", value, WAVEFORM)
-        return sound if len(sound) == 1 else in_order(sound).mean(axis=0, keepdims=True)
+        return sound if len(sound) == 1 else contiguous(sound).mean(axis=0, keepdims=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class RandomGain(AudioOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize(AudioOperation):
+class NormalizeAudio(AudioOperation):
     """``(value - mean) / std``, for waveforms and spectrograms.
 
     Give the ``mean`` and ``std`` of your data; without them every clip is brought to mean 0 and
     variance 1 by itself, all channels together.
 
     >>> import numpy as np
-    >>> Normalize(mean=-4.0, std=2.0).apply(np.array([[-4, 0]], np.float32), None)
+    >>> NormalizeAudio(mean=-4.0, std=2.0).apply(np.array([[-4, 0]], np.float32), None)
     array([[0., 2.]], dtype=float32)
     """
 
@@ -119,7 +119,7 @@ class Normalize(AudioOperation):
             out: Sound = sound - np.float32(self.mean)
             std = self.std
         else:
-            out = sound - in_order(sound).mean()
-            std = math.sqrt(float(np.square(in_order(out)).mean()) + _LEAST_VARIANCE)
+            out = sound - contiguous(sound).mean()
+            std = math.sqrt(float(np.square(contiguous(out)).mean()) + _LEAST_VARIANCE)
         out *= np.float32(1.0 / std)
         return out

@@ -13,7 +13,7 @@ from penstock.audio.sound import (
     AudioOperation,
     Sound,
     check_sound,
-    in_order,
+    contiguous,
     need_sound,
 )
 from penstock.image import arguments
@@ -58,7 +58,7 @@ class SpecAugment(AudioOperation):
     def __post_init__(self) -> None:
         name = "spec_augment"
         for what in ("time_masks", "time", "freq_masks", "freq"):
-            checked = arguments.whole(name, what, getattr(self, what), least=0)
+            checked = arguments.integer(name, what, getattr(self, what), least=0)
             object.__setattr__(self, what, checked)
         object.__setattr__(self, "share", arguments.number(name, "share", self.share, 0.0, 1.0))
         if isinstance(self.fill, str):
@@ -97,7 +97,9 @@ class SpecAugment(AudioOperation):
     def apply(self, value: Any, params: Masks) -> Sound:
         spectrogram = check_sound("spec_augment", value, SPECTROGRAM)
         out: Sound = spectrogram.copy()
-        fill = in_order(spectrogram).mean() if isinstance(self.fill, str) else np.float32(self.fill)
+        fill = (
+            contiguous(spectrogram).mean() if isinstance(self.fill, str) else np.float32(self.fill)
+        )
         for first, last in params.time:
             out[:, :, first:last] = fill
         for first, last in params.freq:

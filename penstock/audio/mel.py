@@ -68,9 +68,9 @@ class MelSpectrogram(AudioOperation):
         rate = check_rate(name, "rate", self.rate)
         checked: dict[str, Any] = {"rate": rate}
         for what, least in (("n_fft", 2), ("hop", 1), ("mels", 1)):
-            checked[what] = arguments.whole(name, what, getattr(self, what), least=least)
+            checked[what] = arguments.integer(name, what, getattr(self, what), least=least)
         win = checked["n_fft"] if self.win is None else self.win
-        checked["win"] = arguments.whole(name, "win", win, least=1)
+        checked["win"] = arguments.integer(name, "win", win, least=1)
         if checked["win"] > checked["n_fft"]:
             raise PipelineError(f"{name}: win is {win}; give at most n_fft, {self.n_fft}.")
         checked["f_min"] = arguments.number(name, "f_min", self.f_min, 0.0, rate / 2)

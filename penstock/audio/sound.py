@@ -41,6 +41,11 @@ class AudioOperation(Operation):
     field: ClassVar[str] = "audio"
     holds_gil: ClassVar[bool] = True
 
+    @property
+    def name(self) -> str:
+        """The name users write: ``DecodeAudio`` is ``decode``."""
+        return super().name.removesuffix("_audio")
+
 
 def need_sound(name: str, spec: Spec, ndims: tuple[int, ...]) -> ArraySpec | None:
     """The spec of a sound that can be worked on, ``None`` if nothing is known of it."""
@@ -104,7 +109,7 @@ def check_sound(name: str, value: Any, ndims: tuple[int, ...]) -> Sound:
     return value
 
 
-def in_order(sound: Sound) -> Sound:
+def contiguous(sound: Sound) -> Sound:
     """The sound with its numbers one after the other in memory.
 
     What adds up numbers adds them in the order they lie in, and rounds accordingly: a view, and
@@ -115,7 +120,7 @@ def in_order(sound: Sound) -> Sound:
 
 def check_rate(name: str, what: str, value: Any, *, least: int = SLOWEST_RATE) -> int:
     """A sample rate in Hz."""
-    rate = arguments.whole(name, what, value, least=least)
+    rate = arguments.integer(name, what, value, least=least)
     if rate > FASTEST_RATE:
         raise PipelineError(
             f"{name}: {what} is {value!r}; give a rate in Hz, of {FASTEST_RATE:,} at most."

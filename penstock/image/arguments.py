@@ -10,12 +10,12 @@ from typing import Any, SupportsIndex
 from penstock.errors import PipelineError
 
 
-def several(value: Any) -> Sequence[Any] | None:
+def as_sequence(value: Any) -> Sequence[Any] | None:
     """The value, if it is several: text is one thing, not its letters."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else None
 
 
-def whole(name: str, what: str, value: Any, *, least: int) -> int:
+def integer(name: str, what: str, value: Any, *, least: int) -> int:
     """An integer of at least ``least``; a bool or a float is a mistake, not a number."""
     try:
         if isinstance(value, bool):
@@ -28,15 +28,15 @@ def whole(name: str, what: str, value: Any, *, least: int) -> int:
     return found
 
 
-def extent(name: str, value: SupportsIndex | Sequence[int]) -> tuple[int, int]:
+def image_size(name: str, value: SupportsIndex | Sequence[int]) -> tuple[int, int]:
     """A size as (height, width); one number is a square."""
-    pair = several(value)
+    pair = as_sequence(value)
     if pair is None:
-        side = whole(name, "size", value, least=1)
+        side = integer(name, "size", value, least=1)
         return side, side
     if len(pair) != 2:
         raise PipelineError(f"{name}: size is {value!r}; give one number, or (height, width).")
-    return whole(name, "height", pair[0], least=1), whole(name, "width", pair[1], least=1)
+    return integer(name, "height", pair[0], least=1), integer(name, "width", pair[1], least=1)
 
 
 def number(name: str, what: str, value: Any, low: float, high: float) -> float:
@@ -52,7 +52,7 @@ def number(name: str, what: str, value: Any, low: float, high: float) -> float:
 
 def interval(name: str, what: str, value: Any, low: float, high: float) -> tuple[float, float]:
     """A pair (from, to), in this order, within ``low`` to ``high``."""
-    pair = several(value)
+    pair = as_sequence(value)
     if pair is None or len(pair) != 2:
         raise PipelineError(f"{name}: {what} is {value!r}; give a pair (from, to).")
     first = number(name, what, pair[0], low, high)
@@ -85,7 +85,7 @@ def colour(name: str, what: str, value: Any) -> tuple[float, ...]:
 
 def per_channel(name: str, what: str, value: Any, low: float, high: float) -> tuple[float, ...]:
     """One number for all channels, or one for each of three."""
-    given = several(value)
+    given = as_sequence(value)
     if given is None:
         given = (value,)
     if len(given) not in (1, 3):

@@ -14,10 +14,10 @@ the kernel's take every pixel from where torchvision does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,46 +25,215 @@ from numpy.typing import NDArray
 from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
-from penstock.image.augment_table import CHANGES, NAMES, NARROW, NUMBERS, WIDE, Step
 from penstock.image.lazy_image import LazyImage
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
-from penstock.image.policies import POLICIES, STRENGTHS
 from penstock.image.tone import Table
 from penstock.native import Image
 from penstock.operation import Operation, Spec, counted, fits
 
-Steps = tuple[Step, ...]
+
+class AugmentStep(NamedTuple):
+    """One change, by name, and its magnitude in its own unit."""
+
+    name: str
+    magnitude: float
+
+    @property
+    def effect(self) -> AugmentStep:
+        """What it comes down to: steps that do the same have the same, and that of one that does
+        nothing is ``Identity``."""
+        name, magnitude = self
+        if name in _WITHOUT_STRENGTH or name == "Solarize":
+            return self
+        if name in ("TranslateX", "TranslateY", "Posterize"):
+            magnitude = float(int(magnitude))
+        nothing = 8.0 if name == "Posterize" else 0.0
+        return (
+            AugmentStep("Identity", 0.0) if magnitude == nothing else AugmentStep(name, magnitude)
+        )
+
+
+CHANGES: dict[str, Callable[[LazyImage, float], None]] = {
+    "Identity": lambda lazy, m: None,
+    "ShearX": LazyImage.shear_x,
+    "ShearY": LazyImage.shear_y,
+    "TranslateX": lambda lazy, m: lazy.shift(0, int(m)),
+    "TranslateY": lambda lazy, m: lazy.shift(int(m), 0),
+    "Rotate": LazyImage.rotate,
+    "Brightness": lambda lazy, m: lazy.brightness(1.0 + m),
+    "Color": lambda lazy, m: lazy.saturation(1.0 + m),
+    "Contrast": lambda lazy, m: lazy.contrast(1.0 + m),
+    "Sharpness": lambda lazy, m: lazy.sharpness(1.0 + m),
+    "Posterize": lambda lazy, m: lazy.posterize(int(m)),
+    "Solarize": LazyImage.solarize,
+    "AutoContrast": lambda lazy, m: lazy.autocontrast(),
+    "Equalize": lambda lazy, m: lazy.equalize(),
+    "Invert": lambda lazy, m: lazy.invert(),
+}
+
+NUMBERS = {name: number for number, name in enumerate(CHANGES)}
+"""What the kernel calls them."""
+
+NAMES = tuple(name for name in CHANGES if name != "Invert")
+"""What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
+
+_WITHOUT_STRENGTH = ("AutoContrast", "Equalize", "Identity", "Invert")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The magnitude of every change at full strength; weaker ones are in proportion."""
+
+    shear: float
+    shift: float
+    shift_of_side: bool
+    turn: float
+    tone: float
+    bits: int
+
+    def step(
+        self, name: str, strength: float, negative: bool, height: int, width: int
+    ) -> AugmentStep:
+        """A change at a strength from 0 to 1; ``negative`` matters where there are two ways."""
+        if name in _WITHOUT_STRENGTH:
+            return AugmentStep(name, 0.0)
+        if name == "Posterize":
+            return AugmentStep(name, float(8 - round(self.bits * strength)))
+        if name == "Solarize":
+            return AugmentStep(name, 255.0 * (1.0 - strength))
+        if name in ("ShearX", "ShearY"):
+            most = self.shear
+        elif name == "TranslateX":
+            most = self.shift * width if self.shift_of_side else self.shift
+        elif name == "TranslateY":
+            most = self.shift * height if self.shift_of_side else self.shift
+        elif name == "Rotate":
+            most = self.turn
+        else:
+            most = self.tone
+        return AugmentStep(name, -most * strength if negative else most * strength)
+
+
+NARROW = Space(shear=0.3, shift=150 / 331, shift_of_side=True, turn=30.0, tone=0.9, bits=4)
+"""AutoAugment's and RandAugment's, whose shifts are 150 pixels for an image of 331."""
+
+WIDE = Space(shear=0.99, shift=32.0, shift_of_side=False, turn=135.0, tone=0.99, bits=6)
+"""TrivialAugment's."""
+
+
+PolicyChange = tuple[str, float, int]
+PolicyPair = tuple[PolicyChange, PolicyChange]
+
+# One pair a line, "change probability strength, change probability strength"; a change that has
+# no strength is given 0.
+_IMAGENET = """
+Posterize 0.4 8, Rotate 0.6 9
+Solarize 0.6 5, AutoContrast 0.6 0
+Equalize 0.8 0, Equalize 0.6 0
+Posterize 0.6 7, Posterize 0.6 6
+Equalize 0.4 0, Solarize 0.2 4
+Equalize 0.4 0, Rotate 0.8 8
+Solarize 0.6 3, Equalize 0.6 0
+Posterize 0.8 5, Equalize 1.0 0
+Rotate 0.2 3, Solarize 0.6 8
+Equalize 0.6 0, Posterize 0.4 6
+Rotate 0.8 8, Color 0.4 0
+Rotate 0.4 9, Equalize 0.6 0
+Equalize 0.0 0, Equalize 0.8 0
+Invert 0.6 0, Equalize 1.0 0
+Color 0.6 4, Contrast 1.0 8
+Rotate 0.8 8, Color 1.0 2
+Color 0.8 8, Solarize 0.8 7
+Sharpness 0.4 7, Invert 0.6 0
+ShearX 0.6 5, Equalize 1.0 0
+Color 0.4 0, Equalize 0.6 0
+Equalize 0.4 0, Solarize 0.2 4
+Solarize 0.6 5, AutoContrast 0.6 0
+Invert 0.6 0, Equalize 1.0 0
+Color 0.6 4, Contrast 1.0 8
+Equalize 0.8 0, Equalize 0.6 0
+"""
+
+_CIFAR10 = """
+Invert 0.1 0, Contrast 0.2 6
+Rotate 0.7 2, TranslateX 0.3 9
+Sharpness 0.8 1, Sharpness 0.9 3
+ShearY 0.5 8, TranslateY 0.7 9
+AutoContrast 0.5 0, Equalize 0.9 0
+ShearY 0.2 7, Posterize 0.3 7
+Color 0.4 3, Brightness 0.6 7
+Sharpness 0.3 9, Brightness 0.7 9
+Equalize 0.6 0, Equalize 0.5 0
+Contrast 0.6 7, Sharpness 0.6 5
+Color 0.7 7, TranslateX 0.5 8
+Equalize 0.3 0, AutoContrast 0.4 0
+TranslateY 0.4 3, Sharpness 0.2 6
+Brightness 0.9 6, Color 0.2 8
+Solarize 0.5 2, Invert 0.0 0
+Equalize 0.2 0, AutoContrast 0.6 0
+Equalize 0.2 0, Equalize 0.6 0
+Color 0.9 9, Equalize 0.6 0
+AutoContrast 0.8 0, Solarize 0.2 8
+Brightness 0.1 3, Color 0.7 0
+Solarize 0.4 5, AutoContrast 0.9 0
+TranslateY 0.9 9, TranslateY 0.7 9
+AutoContrast 0.9 0, Solarize 0.8 3
+Equalize 0.8 0, Invert 0.1 0
+TranslateY 0.7 9, AutoContrast 0.9 0
+"""
+
+
+def _policy_change(text: str) -> PolicyChange:
+    name, probability, strength = text.split()
+    return name, float(probability), int(strength)
+
+
+def _policy_pairs(text: str) -> tuple[PolicyPair, ...]:
+    lines = (line.split(",") for line in text.strip().splitlines())
+    return tuple((_policy_change(first), _policy_change(second)) for first, second in lines)
+
+
+POLICIES: dict[str, tuple[PolicyPair, ...]] = {
+    "imagenet": _policy_pairs(_IMAGENET),
+    "cifar10": _policy_pairs(_CIFAR10),
+}
+
+STRENGTHS = 10
+"""How many strengths a policy chooses from."""
+
+
+AugmentSteps = tuple[AugmentStep, ...]
 
 _SAMPLINGS = ("nearest", "bilinear")
 
-_NOTHING = Step("Identity", 0.0)
+_NOTHING = AugmentStep("Identity", 0.0)
 
 
-def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
+def apply_steps(image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool) -> Image:
     """The image after all steps."""
-    if not _for_kernel(image, smooth):
-        return _lazy_image(image, steps, fill, smooth).settle()
+    if not _kernel_supports(image, smooth):
+        return _build_lazy_image(image, steps, fill, smooth).settle()
     out = np.empty(image.shape, np.uint8)
-    return out if _by_kernel(image, steps, fill, out, None) else image
+    return out if _apply_by_kernel(image, steps, fill, out, None) else image
 
 
-def compiled(
-    image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool
+def apply_except_table(
+    image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool
 ) -> tuple[Image, Table | None]:
     """The image after all steps but for a last table (channels, 256) that is left to apply.
 
     Whoever looks every level up anyway, as normalizing does, can join it with a table of their own.
     ``None`` is no table: the image is done, as it always is where the kernel does it.
     """
-    if _for_kernel(image, smooth):
-        return applied(image, steps, fill, smooth), None
-    return _lazy_image(image, steps, fill, smooth).handed_on()
+    if _kernel_supports(image, smooth):
+        return apply_steps(image, steps, fill, smooth), None
+    return _build_lazy_image(image, steps, fill, smooth).handed_on()
 
 
-def normalized(
+def apply_and_normalize(
     image: Image,
-    steps: Steps,
+    steps: AugmentSteps,
     fill: tuple[float, ...],
     smooth: bool,
     normalize: Normalize,
@@ -73,32 +242,32 @@ def normalized(
     """The image after all steps and ``normalize``, in ``out`` if it fits: levels are looked up
     once for both."""
     height, width, channels = image.shape
-    if normalize.layout == "chw" and _for_kernel(image, smooth):
+    if normalize.layout == "chw" and _kernel_supports(image, smooth):
         if out is None or not fits(out, (channels, height, width), FLOAT32):
             out = np.empty((channels, height, width), FLOAT32)
-        _by_kernel(image, steps, fill, out, normalize.table(channels))
+        _apply_by_kernel(image, steps, fill, out, normalize.table(channels))
         return out
-    image, table = compiled(image, steps, fill, smooth)
+    image, table = apply_except_table(image, steps, fill, smooth)
     if table is None:
         return normalize.apply_to(image, None, out)
     levels = np.take_along_axis(normalize.table(channels), table, axis=1)
     return normalize.look_up(image, levels, out)
 
 
-def _for_kernel(image: Image, smooth: bool) -> bool:
+def _kernel_supports(image: Image, smooth: bool) -> bool:
     """Whether the kernel does this image. Who asks must not matter: its turns are not OpenCV's."""
     height, width, channels = image.shape
     return (
         channels == 3
         and not smooth
-        and max(height, width) <= kernel.MOST_SIDE
+        and max(height, width) <= kernel.LONGEST_SIDE
         and native.kernel_available()
     )
 
 
-def _by_kernel(
+def _apply_by_kernel(
     image: Image,
-    steps: Steps,
+    steps: AugmentSteps,
     fill: tuple[float, ...],
     out: NDArray[Any],
     table: NDArray[np.float32] | None,
@@ -109,7 +278,9 @@ def _by_kernel(
     return kernel.augment(image, numbered, (red, green, blue), out, table=table)
 
 
-def _lazy_image(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> LazyImage:
+def _build_lazy_image(
+    image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool
+) -> LazyImage:
     lazy = LazyImage(image, fill, smooth)
     for step in steps:
         CHANGES[step.name](lazy, step.magnitude)
@@ -138,9 +309,9 @@ class RandAugment(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        arguments.whole("rand_augment", "num_ops", self.num_ops, least=0)
-        arguments.whole("rand_augment", "magnitude", self.magnitude, least=0)
-        arguments.whole("rand_augment", "bins", self.bins, least=2)
+        arguments.integer("rand_augment", "num_ops", self.num_ops, least=0)
+        arguments.integer("rand_augment", "magnitude", self.magnitude, least=0)
+        arguments.integer("rand_augment", "bins", self.bins, least=2)
         if self.magnitude >= self.bins:
             raise PipelineError(
                 f"rand_augment: magnitude is {self.magnitude}; with {self.bins} bins it goes from "
@@ -153,7 +324,7 @@ class RandAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("rand_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         strength = self.magnitude / (self.bins - 1)
         parts = rng.random((self.num_ops, 2)).tolist()
         return tuple(
@@ -173,9 +344,9 @@ class RandAugment(Operation):
         }
         return counted(len(steps) ** self.num_ops)
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("rand_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +377,7 @@ class AutoAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("auto_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         which, *parts = rng.random(5).tolist()
         pairs = POLICIES[self.policy]
         pair = pairs[int(which * len(pairs))]
@@ -224,7 +395,7 @@ class AutoAugment(Operation):
         rows, columns = _sides(shape)
         runs = set()
         for pair in POLICIES[self.policy]:
-            choices: list[set[Step]] = []
+            choices: list[set[AugmentStep]] = []
             for name, probability, strength in pair:
                 steps = (
                     set()
@@ -238,9 +409,9 @@ class AutoAugment(Operation):
             runs |= {tuple(step for step in run if step != _NOTHING) for run in product(*choices)}
         return counted(len(runs))
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("auto_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +432,7 @@ class TrivialAugment(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        arguments.whole("trivial_augment", "bins", self.bins, least=2)
+        arguments.integer("trivial_augment", "bins", self.bins, least=2)
         fill = _fill_and_sampling("trivial_augment", self.fill, self.interpolation)
         object.__setattr__(self, "fill", fill)
         object.__setattr__(self, "_fill", fill)
@@ -269,7 +440,7 @@ class TrivialAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("trivial_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         which, strong, way = rng.random(3).tolist()
         strength = int(strong * self.bins) / (self.bins - 1)
         name = NAMES[int(which * len(NAMES))]
@@ -287,9 +458,9 @@ class TrivialAugment(Operation):
         }
         return counted(len(steps))
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("trivial_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 def _sides(shape: tuple[int, ...] | None) -> tuple[int, int]:

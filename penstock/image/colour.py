@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.tone import DOWN, GREY, LEAN, PARTS, Counts
+from penstock.image.tone import DOWN, GREY, LEAN, PARTS, LevelCounts
 from penstock.native import Image, load_cv2, with_channels
 
 _WEIGHTS = np.arange(256, dtype=np.float64)
@@ -78,7 +78,7 @@ def sums(image: Image) -> tuple[float, ...]:
     return found
 
 
-def sums_of(counts: Counts) -> tuple[float, ...]:
+def sums_of(counts: LevelCounts) -> tuple[float, ...]:
     """The same, where levels have been counted."""
     return tuple((counts @ _WEIGHTS).tolist())
 
@@ -89,14 +89,14 @@ def ranges(planes: Sequence[Image]) -> list[tuple[int, int]]:
     return [(int(low), int(high)) for low, high, *_ in map(cv2.minMaxLoc, planes)]
 
 
-def ranges_of(counts: Counts) -> list[tuple[int, int]]:
+def ranges_of(counts: LevelCounts) -> list[tuple[int, int]]:
     """The same, where levels have been counted."""
     there = counts > 0
     darkest, brightest = there.argmax(axis=1), 255 - there[:, ::-1].argmax(axis=1)
     return list(zip(darkest.tolist(), brightest.tolist(), strict=True))
 
 
-def count(planes: Sequence[Image]) -> Counts:
+def count(planes: Sequence[Image]) -> LevelCounts:
     """How many pixels of each channel have each level."""
     cv2 = load_cv2()
     found = [cv2.calcHist([plane], [0], None, [256], [0, 256]) for plane in planes]

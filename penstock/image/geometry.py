@@ -12,7 +12,6 @@ import numpy as np
 from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
-from penstock.image.frame import Box, Frame
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
 from penstock.native import Image, load_cv2, with_channels
@@ -20,6 +19,56 @@ from penstock.operation import ArraySpec, Operation, Spec, counted, fits
 
 _ATTEMPTS = 10
 """How often torchvision tries to place a box before it falls back."""
+
+
+class Box(NamedTuple):
+    """Part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Frame(NamedTuple):
+    """``box`` of the picture is resized to ``full`` (height, width), and ``part`` of that is kept.
+
+    Operations that only choose and resize are told by what they make of a frame, so that a run of
+    them comes down to one.
+
+    >>> whole = Frame.of(300, 400)
+    >>> whole.resized(150, 200).cut(Box(10, 20, 128, 128))
+    Frame(box=Box(top=0, left=0, height=300, width=400), full=(150, 200),
+          part=Box(top=10, left=20, height=128, width=128))
+    """
+
+    box: Box
+    full: tuple[int, int]
+    part: Box
+
+    @classmethod
+    def of(cls, height: int, width: int) -> Frame:
+        """All of a picture."""
+        whole = Box(0, 0, height, width)
+        return cls(whole, (height, width), whole)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.part.height, self.part.width
+
+    def cut(self, box: Box) -> Frame | None:
+        """A part of what is kept; ``None`` where it reaches beyond."""
+        top, left, height, width = box
+        if top < 0 or left < 0 or top + height > self.part.height or left + width > self.part.width:
+            return None
+        return self._replace(part=Box(self.part.top + top, self.part.left + left, height, width))
+
+    def resized(self, height: int, width: int) -> Frame | None:
+        """What is kept in another size; ``None`` where it was resized already."""
+        if self.full != (self.box.height, self.box.width):
+            return None
+        box = Box(self.box.top + self.part.top, self.box.left + self.part.left, *self.size)
+        return Frame(box, (height, width), Box(0, 0, height, width))
 
 
 class PaddedBox(NamedTuple):
@@ -57,7 +106,7 @@ class Resize(Operation):
     _short: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("resize", self.size)
+        pair = arguments.image_size("resize", self.size)
         short = not isinstance(self.size, Sequence)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "_short", short)
@@ -107,7 +156,7 @@ class CenterCrop(Operation):
     _pair: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("center_crop", self.size)
+        pair = arguments.image_size("center_crop", self.size)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "size", pair)
 
@@ -161,7 +210,7 @@ class RandomResizedCrop(Operation):
 
     def __post_init__(self) -> None:
         name = "random_resized_crop"
-        pair = arguments.extent(name, self.size)
+        pair = arguments.image_size(name, self.size)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "size", pair)
         object.__setattr__(
@@ -256,7 +305,7 @@ class RandomCrop(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("random_crop", self.size)
+        pair = arguments.image_size("random_crop", self.size)
         sides = _sides(self.padding)
         fill = arguments.colour("random_crop", "fill", self.fill)
         arguments.choice(
@@ -342,7 +391,7 @@ class RandomCrop(Operation):
 
 def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Padding as (left, top, right, bottom)."""
-    given = arguments.several(padding)
+    given = arguments.as_sequence(padding)
     if given is None:
         given = (padding,)
     if len(given) not in (1, 2, 4):
@@ -350,7 +399,7 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
             f"random_crop: padding is {padding!r}; give one number, (left and right, top and "
             "bottom), or (left, top, right, bottom)."
         )
-    checked = [arguments.whole("random_crop", "padding", one, least=0) for one in given]
+    checked = [arguments.integer("random_crop", "padding", one, least=0) for one in given]
     left, top, right, bottom = checked * (4 // len(checked))
     return left, top, right, bottom
 

@@ -56,7 +56,7 @@ class JpegIndex:
 _jpeg_index: JpegIndex | None = None
 
 
-def of_process() -> JpegIndex:
+def process_index() -> JpegIndex:
     """Those of this process: one file is the same to all its loaders."""
     global _jpeg_index
     if _jpeg_index is None:
@@ -64,9 +64,9 @@ def of_process() -> JpegIndex:
     return _jpeg_index
 
 
-def regions(requests: Sequence[kernel.Request]) -> list[Exception | None]:
+def regions(requests: Sequence[kernel.RegionRequest]) -> list[Exception | None]:
     """As ``kernel.regions``, and faster for files that were seen before."""
-    jpeg_index = of_process()
+    jpeg_index = process_index()
     keys: list[bytes | None] = [None] * len(requests)
     if jpeg_index.budget:
         keys = [kernel.key(one.data) if len(one.data) >= FEWEST_BYTES else None for one in requests]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock import native
 from penstock.errors import PipelineError, SourceError
 
-MOST_SIDE = 65_535
+LONGEST_SIDE = 65_535
 """The longest side of an image that it resizes."""
 
 
@@ -37,7 +37,7 @@ def size(data: Any) -> tuple[int, int, int]:
     return found
 
 
-class Request(NamedTuple):
+class RegionRequest(NamedTuple):
     """A part of a picture, and the array that it is to become.
 
     ``box`` is (top, left, height, width). Where ``full`` is given, the box is resized to that
@@ -61,7 +61,7 @@ class Request(NamedTuple):
 
 
 def regions(
-    requests: Sequence[Request], marks: Sequence[bytes | None] | None = None
+    requests: Sequence[RegionRequest], marks: Sequence[bytes | None] | None = None
 ) -> list[bytes | Exception | None]:
     """Decode parts of JPEGs: only what each needs, all of them with the GIL given up once.
 
@@ -95,8 +95,8 @@ def region(
     *,
     marks: bytes | None = None,
 ) -> bytes | None:
-    """One part of one JPEG; the arguments are those of a ``Request``."""
-    request = Request(data, box, out, flip, table, full, corner)
+    """One part of one JPEG; the arguments are those of a ``RegionRequest``."""
+    request = RegionRequest(data, box, out, flip, table, full, corner)
     found = regions([request], [marks])[0]
     if isinstance(found, Exception):
         raise found
@@ -119,7 +119,7 @@ def resize(
     corner: tuple[int, int] = (0, 0),
 ) -> None:
     """As ``region``, of an image (height, width, 3) that is decoded already."""
-    request = Request(image, box, out, flip, table, full, corner)
+    request = RegionRequest(image, box, out, flip, table, full, corner)
     kernel = _kernel()
     try:
         kernel.resize(*request.arguments())
@@ -166,7 +166,7 @@ def _kernel() -> Any:
     return kernel
 
 
-def _explained(request: Request, error: Exception) -> Exception:
+def _explained(request: RegionRequest, error: Exception) -> Exception:
     """What a user should know of an error of the kernel's."""
     kernel = _kernel()
     if isinstance(error, kernel.Unsupported):
@@ -176,7 +176,7 @@ def _explained(request: Request, error: Exception) -> Exception:
     return error if isinstance(error, MemoryError) else _misfit("decode", [request], error)
 
 
-def _misfit(what: str, requests: Sequence[Request], why: Exception) -> PipelineError:
+def _misfit(what: str, requests: Sequence[RegionRequest], why: Exception) -> PipelineError:
     asked = ", ".join(
         f"box {tuple(one.box)} into an array of {one.out.dtype} and shape {one.out.shape}"
         for one in requests

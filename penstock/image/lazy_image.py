@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.image import colour, tone, warp
-from penstock.image.tone import UNCHANGED, Counts, Table, Tones
+from penstock.image.tone import UNCHANGED, LevelCounts, Table, Tones
 from penstock.native import Image, load_cv2
 
 
@@ -23,7 +23,7 @@ class LazyImage:
     ``fill`` is what comes in from outside, ``smooth`` is whether shears and turns interpolate.
     """
 
-    __slots__ = ("_border", "_counts", "_fill", "_image", "_place", "_planes", "_smooth", "_tones")
+    __slots__ = ("_border", "_counts", "_fill", "_image", "_planes", "_shift", "_smooth", "_tones")
 
     def __init__(self, image: Image, fill: tuple[float, ...] = (0,), smooth: bool = False) -> None:
         channels = image.shape[2]
@@ -31,11 +31,11 @@ class LazyImage:
         self._fill = levels * channels if len(levels) == 1 else levels[:channels]
         self._smooth = smooth
         self._tones = UNCHANGED
-        self._place: warp.Place | None = None
+        self._shift: warp.Shift | None = None
         self._border = self._fill
         self._image = image
         self._planes: Sequence[Image] | None = None
-        self._counts: Counts | None = None
+        self._counts: LevelCounts | None = None
 
     def settle(self) -> Image:
         """The image, with everything done."""
@@ -126,11 +126,11 @@ class LazyImage:
         if down == 0 and right == 0:
             return
         border = self._border_below_tone()
-        if self._place is None or self._border != border:
+        if self._shift is None or self._border != border:
             rows, columns = self._pixels().shape[:2]
-            self._place = warp.Place(0, rows, 0, columns)
+            self._shift = warp.Shift(0, rows, 0, columns)
             self._border = border
-        self._place = self._place.moved(self._image, down, right)
+        self._shift = self._shift.moved(self._image, down, right)
         self._replace(self._image)
 
     def shear_x(self, slope: float) -> None:
@@ -145,7 +145,7 @@ class LazyImage:
         """MidEpoch about the middle, against the clock."""
         self._bend(warp.rotate, degrees)
 
-    def _bend(self, function: warp.Bend, by: float) -> None:
+    def _bend(self, function: warp.Warp, by: float) -> None:
         if by == 0.0:
             return
         # A mean of changed levels is not the change of their mean.
@@ -176,14 +176,14 @@ class LazyImage:
     def _change(self, after: Tones) -> None:
         self._tones = tone.joined(self._tones, after)
 
-    def _seen(self, counts: Counts) -> Counts:
+    def _seen(self, counts: LevelCounts) -> LevelCounts:
         return counts if self._tones is UNCHANGED else tone.through(self._tones, counts)
 
     def _pixels(self) -> Image:
         """The image but for the table that waits."""
-        if self._place is not None:
-            self._image = self._place.fill(self._image, self._border)
-            self._place = None
+        if self._shift is not None:
+            self._image = self._shift.fill(self._image, self._border)
+            self._shift = None
         return self._image
 
     def _apart(self) -> Sequence[Image]:

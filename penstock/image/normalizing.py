@@ -115,7 +115,7 @@ def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None
     cv2 = load_cv2()
     planes = _PLANES.take(image.size).reshape(out.shape)
     cv2.split(image, list(planes))
-    known = _LINES.get(id(table))
+    known = _LINEAR_TABLES.get(id(table))
     if known is None:
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])
@@ -129,14 +129,14 @@ def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None
 _PLANES = Scratch(most=1 << 24)
 
 
-class _Line(NamedTuple):
+class _LinearTable(NamedTuple):
     """A table of ``_table``, and by how much a level is more than the one below it, by channel."""
 
     table: NDArray[np.float32]
     slopes: NDArray[np.float32]
 
 
-_LINES: dict[int, _Line] = {}
+_LINEAR_TABLES: dict[int, _LinearTable] = {}
 """By the ``id`` of the table, which is its own for ever, because it is kept here."""
 
 
@@ -149,5 +149,5 @@ def _table(mean: _Floats, std: _Floats, channels: int) -> NDArray[np.float32]:
     table: NDArray[np.float32] = np.arange(256, dtype=np.float32) * slopes
     table += (-means / stds).astype(np.float32)
     table.flags.writeable = False
-    _LINES[id(table)] = _Line(table, slopes)
+    _LINEAR_TABLES[id(table)] = _LinearTable(table, slopes)
     return table

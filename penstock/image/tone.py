@@ -21,7 +21,7 @@ from penstock.native import Image, load_cv2, with_channels
 Table = NDArray[np.uint8]
 """What becomes of each of 256 levels."""
 
-Counts = NDArray[np.float64]
+LevelCounts = NDArray[np.float64]
 """How many pixels have each level: (channels, 256). Whole numbers, and exact: there are fewer than
 2**53 of them, and NumPy is faster with floats."""
 
@@ -123,7 +123,7 @@ def apply(tones: Tones, image: Image, planes: Sequence[Image] | None) -> Image:
     return out
 
 
-def through(tones: Tones, counts: Counts) -> Counts:
+def through(tones: Tones, counts: LevelCounts) -> LevelCounts:
     """How many pixels have each level after a change."""
     each = tones if len(tones) == len(counts) else tones * len(counts)
     return np.array(
@@ -201,7 +201,7 @@ def _stretched(low: int, high: int) -> Tone:
     return Tone(table, rising=True, passes=None if scale is None else (partial(_lift, low, scale),))
 
 
-def equalize(counts: Counts) -> Tones:
+def equalize(counts: LevelCounts) -> Tones:
     """Each channel's levels spread so that all are about as frequent."""
     up_to = counts.cumsum(axis=1)
     # The brightest level that occurs is where the running sum first reaches the whole.

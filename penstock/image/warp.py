@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.native import Image, load_cv2, with_channels
 
 Fill = tuple[int, ...]
-Bend = Callable[[Image, float, Fill, bool], Image]
+Warp = Callable[[Image, float, Fill, bool], Image]
 
 
 def shear_x(image: Image, slope: float, fill: Fill, smooth: bool) -> Image:
@@ -54,7 +54,7 @@ def _turn(degrees: float, rows: int, columns: int) -> NDArray[np.float64]:
     return np.array(((cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)))
 
 
-class Place(NamedTuple):
+class Shift(NamedTuple):
     """Where an image stands in its frame after any number of shifts by whole pixels.
 
     It is seen from row ``top`` to ``bottom`` and from column ``left`` to ``right``, moved by
@@ -68,10 +68,10 @@ class Place(NamedTuple):
     down: int = 0
     across: int = 0
 
-    def moved(self, image: Image, down: int, across: int) -> Place:
+    def moved(self, image: Image, down: int, across: int) -> Shift:
         rows, columns = image.shape[:2]
         top, bottom, left, right, before_down, before_across = self
-        return Place(
+        return Shift(
             min(max(top + down, 0), rows),
             min(max(bottom + down, 0), rows),
             min(max(left + across, 0), columns),

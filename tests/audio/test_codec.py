@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.audio import decode, libsndfile, mono, resample
+from penstock.audio import codec, decode, mono, resample
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.operation import ArraySpec, BytesSpec
 from tests.support.wavs import chunk, format_chunk, numbers, packed, riff, sound, wav
@@ -235,8 +235,8 @@ def test_a_flac_that_does_not_tell_its_length_is_refused_with_the_remedy() -> No
 
 def test_long_files_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(np.zeros((1, 50_000), np.float32), "FLAC", "PCM_16")
-    monkeypatch.setattr(libsndfile, "_FRAMES_AT_ONCE", 3_000)
-    monkeypatch.setattr(libsndfile, "_FRAMES_FOR_A_BYTE", 0)
+    monkeypatch.setattr(codec, "_FRAMES_AT_ONCE", 3_000)
+    monkeypatch.setattr(codec, "_FRAMES_FOR_A_BYTE", 0)
     np.testing.assert_array_equal(decode().apply(data, None), np.zeros((1, 50_000)))
 
 

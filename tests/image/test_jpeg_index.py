@@ -174,7 +174,7 @@ def test_epochs_are_the_same_bits_with_and_without(
     monkeypatch.setattr(jpeg_index, "_jpeg_index", JpegIndex(0))
     for a, b in zip(remembered, epochs(folder, workers=0), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert len(jpeg_index.of_process()) == 0
+    assert len(jpeg_index.process_index()) == 0
 
 
 def test_a_file_that_is_changed_is_another_one(fresh: JpegIndex) -> None:
@@ -183,7 +183,7 @@ def test_a_file_that_is_changed_is_another_one(fresh: JpegIndex) -> None:
         data = encode(picture(240, 320, seed), "420", 95)
         out = np.empty((64, 64, 3), np.uint8)
         for _ in range(2):
-            jpeg_index.regions([kernel.Request(data, box, out)])
+            jpeg_index.regions([kernel.RegionRequest(data, box, out)])
             np.testing.assert_array_equal(out, by_kernel(data, box, (64, 64)))
     assert len(fresh) == 3
 
@@ -198,7 +198,7 @@ def test_threads_share_them(fresh: JpegIndex) -> None:
             one = data[(first + turn) % 4]
             top, left = int(rng.integers(0, 200)), int(rng.integers(0, 280))
             out = np.empty((40, 40, 3), np.uint8)
-            jpeg_index.regions([kernel.Request(one, (top, left, 40, 40), out)])
+            jpeg_index.regions([kernel.RegionRequest(one, (top, left, 40, 40), out)])
             if (out != by_kernel(one, (top, left, 40, 40), (40, 40))).any():
                 wrong.append((first, turn))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import kernel
-from penstock.image.kernel import Request
+from penstock.image.kernel import RegionRequest
 from tests.support.jpegs import encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
@@ -24,8 +24,8 @@ DAMAGED = GOOD[0][: len(GOOD[0]) // 2]
 NO_JPEG = b"no picture" * 100
 
 
-def request(data: bytes, **options: Any) -> Request:
-    return Request(data, (4, 8, 32, 40), np.zeros((16, 16, 3), np.uint8), **options)
+def request(data: bytes, **options: Any) -> RegionRequest:
+    return RegionRequest(data, (4, 8, 32, 40), np.zeros((16, 16, 3), np.uint8), **options)
 
 
 @settings(max_examples=50, deadline=None)
@@ -48,7 +48,7 @@ def test_each_has_the_outcome_that_it_has_alone(files: list[bytes], flip: bool) 
 
 
 def test_a_box_outside_its_picture_is_the_error_of_that_one() -> None:
-    outside = Request(GOOD[1], (0, 0, 99, 8), np.zeros((8, 8, 3), np.uint8))
+    outside = RegionRequest(GOOD[1], (0, 0, 99, 8), np.zeros((8, 8, 3), np.uint8))
     first, second = kernel.regions([outside, request(GOOD[0])])
     assert isinstance(first, PipelineError)
     assert "(0, 0, 99, 8)" in str(first)
@@ -57,7 +57,7 @@ def test_a_box_outside_its_picture_is_the_error_of_that_one() -> None:
 
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_decoded() -> None:
     good = request(GOOD[0])
-    wrong = Request(GOOD[0], (0, 0, 8, 8), np.zeros((8, 8), np.uint8))
+    wrong = RegionRequest(GOOD[0], (0, 0, 8, 8), np.zeros((8, 8), np.uint8))
     with pytest.raises(PipelineError, match=r"shape \(8, 8\)"):
         kernel.regions([good, wrong])
     assert not good.out.any()
@@ -80,7 +80,7 @@ def test_nothing_stays_referred_to() -> None:
     requests = [request(data) for data in files]
     table = np.zeros((3, 256), np.float32)
     floats = np.zeros((3, 16, 16), np.float32)
-    requests.append(Request(GOOD[0], (0, 0, 8, 8), floats, table=table))
+    requests.append(RegionRequest(GOOD[0], (0, 0, 8, 8), floats, table=table))
 
     def counts() -> list[int]:
         gc.collect()
@@ -91,7 +91,7 @@ def test_nothing_stays_referred_to() -> None:
     for _ in range(5):
         kernel.regions(requests)
         with pytest.raises(PipelineError):
-            kernel.regions([*requests, Request(GOOD[0], (0, 0, 8, 8), table)])
+            kernel.regions([*requests, RegionRequest(GOOD[0], (0, 0, 8, 8), table)])
     assert counts() == before
 
 
