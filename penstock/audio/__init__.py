@@ -1,7 +1,7 @@
 """Operations on sound, under the names users write.
 
-They decode to float32 arrays (channels, frames), follow torchaudio's definitions, and spend their
-time in NumPy, SciPy and libsndfile.
+They work on float32 arrays (channels, frames) and follow torchaudio's definitions. Their time goes
+into NumPy, SciPy and libsndfile.
 
 >>> from penstock import audio
 >>> audio.mel_spectrogram(16_000).name

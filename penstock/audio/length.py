@@ -1,4 +1,4 @@
-"""Operations that cut sounds and fill them up: to one length, or to a least one."""
+"""Operations that crop and pad clips, to a fixed length or to a minimum length."""
 
 from __future__ import annotations
 
@@ -26,48 +26,55 @@ _PLACES = ("start", "middle", "end")
 
 
 def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
-    """A length in frames, which may have been given in seconds."""
+    """The length in frames, from ``frames`` or from ``seconds`` and ``rate``."""
     if (frames is None) == (seconds is None):
-        what = "neither frames nor seconds" if frames is None else "both frames and seconds"
-        raise PipelineError(f"{name} got {what}; give one of them.")
+        given = "neither frames nor seconds" if frames is None else "both frames and seconds"
+        raise PipelineError(f"{name} got {given}; give one of the two.")
     if frames is not None:
         if rate is not None:
-            raise PipelineError(f"{name}: rate is {rate!r}, beside frames; give it with seconds.")
+            raise PipelineError(
+                f"{name}: rate is {rate!r} together with frames; give rate only with seconds."
+            )
         return arguments.integer(name, "frames", frames, least=1)
     if rate is None:
         raise PipelineError(
-            f"{name}: seconds is {seconds!r}, and no rate is given; give the rate too, or frames."
+            f"{name}: seconds is {seconds!r}, but rate is missing; give rate too, or give frames."
         )
-    long = arguments.number(name, "seconds", seconds, 0.0, math.inf)
-    found = round(long * check_rate(name, "rate", rate))
-    if found < 1:
+    duration = arguments.number(name, "seconds", seconds, 0.0, math.inf)
+    length = round(duration * check_rate(name, "rate", rate))
+    if length < 1:
         raise PipelineError(f"{name}: seconds is {seconds!r}, less than one frame; give more.")
-    return found
+    return length
 
 
 def _check_common(operation: Any) -> None:
-    """Check what the operations here have in common, and keep the length in one form."""
+    """Check the arguments that the operations here share, and store the length in frames."""
     name = operation.name
     frames = _length(name, operation.frames, operation.seconds, operation.rate)
     arguments.choice(name, "mode", operation.mode, _MODES)
-    for what, value in (("frames", frames), ("seconds", None), ("rate", None), ("_frames", frames)):
-        object.__setattr__(operation, what, value)
+    for argument, value in (
+        ("frames", frames),
+        ("seconds", None),
+        ("rate", None),
+        ("_frames", frames),
+    ):
+        object.__setattr__(operation, argument, value)
 
 
 def _clip_start(place: str, room: int) -> int:
-    """Where a clip begins in ``room`` more frames than it has; fewer, if that is negative."""
+    """The frame of the result at which the clip begins; ``room``: frames of the result to spare."""
     return {"start": 0, "middle": room // 2, "end": room}[place]
 
 
 def _place_clip(sound: Sound, at: int, frames: int, mode: str) -> Sound:
-    """``frames`` frames, in which the sound begins at ``at``: before 0, it is cut there."""
+    """``frames`` frames with the clip at frame ``at``. A clip that begins before 0 is cut."""
     channels, length = sound.shape
     if at <= 0 and at + length >= frames:
         return sound[:, -at : frames - at]
     if mode == "repeat":
         first = -at % length
-        turns = -(-(first + frames) // length)
-        return np.tile(sound, (1, turns))[:, first : first + frames]
+        repeats = -(-(first + frames) // length)
+        return np.tile(sound, (1, repeats))[:, first : first + frames]
     out = np.zeros((channels, frames), np.float32)
     first, last = max(0, at), min(frames, at + length)
     if first < last:
@@ -77,13 +84,12 @@ def _place_clip(sound: Sound, at: int, frames: int, mode: str) -> Sound:
 
 @dataclass(frozen=True, slots=True)
 class RandomCropAudio(AudioOperation):
-    """A part of fixed length from a random place; a clip that is too short is filled up.
+    """Crop a part of fixed length at a random position; pad clips that are too short.
 
-    The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are put before and
-    after the clip first, so that clips of just the right length are shifted by up to that much.
-    Clips that are still too short lie at a random place, or at the ``"start"``, ``"middle"`` or
-    ``"end"`` if ``place`` says so. What is filled in is silence, or with ``mode="repeat"`` the
-    clip again.
+    The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are first added before
+    and after the clip, so that clips of exactly this length are shifted by up to that much. A clip
+    that is still too short is put at a random position, or at the ``"start"``, ``"middle"`` or
+    ``"end"`` if ``place`` says so. The rest is silence, or with ``mode="repeat"`` the clip again.
 
     >>> import numpy as np
     >>> crop = RandomCropAudio(seconds=0.5, rate=16_000)
@@ -113,7 +119,7 @@ class RandomCropAudio(AudioOperation):
         return None if array is None else ArraySpec((array.shape[0], self.frames), FLOAT32)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> int:
-        """Where in the result the clip begins: before 0, it is cut there."""
+        """The frame of the result at which the clip begins; if negative, the clip is cut."""
         drawn = rng.random()
         room = self._frames - shape[-1]
         if room <= 2 * self.padding:
@@ -123,7 +129,7 @@ class RandomCropAudio(AudioOperation):
         return _clip_start(self.place, room)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Places where the clip may begin; one that repeats is the same again after its length."""
+        """The number of positions; with ``mode="repeat"`` at most the length of the clip."""
         if shape is None:
             return None
         room = self._frames - shape[-1]
@@ -141,10 +147,10 @@ class RandomCropAudio(AudioOperation):
 
 @dataclass(frozen=True, slots=True)
 class CropOrPad(AudioOperation):
-    """Every clip in one length: long ones are cut, short ones filled up.
+    """Bring every clip to one length: crop long clips, pad short ones.
 
-    The length is ``frames``, or ``seconds`` at ``rate``. ``place`` is the part of a long clip that
-    stays, and where a short one lies: ``"start"``, ``"middle"`` or ``"end"``. What is filled in is
+    The length is ``frames``, or ``seconds`` at ``rate``. ``place`` (``"start"``, ``"middle"`` or
+    ``"end"``) is the part of a long clip to keep, and the position of a short one. The rest is
     silence, or with ``mode="repeat"`` the clip again.
 
     >>> import numpy as np
@@ -175,10 +181,10 @@ class CropOrPad(AudioOperation):
 
 @dataclass(frozen=True, slots=True)
 class PadAudio(AudioOperation):
-    """Short clips filled up to a least length; longer ones are left alone.
+    """Pad clips to a minimum length; longer clips stay as they are.
 
-    Arguments are those of ``crop_or_pad``; clips lie at the ``"start"`` unless ``place`` says
-    otherwise. To fill up clips to the longest of their batch, give ``pad=0`` to ``batch``.
+    The arguments are those of ``crop_or_pad``. Clips are put at the ``"start"`` by default. To pad
+    clips to the longest of their batch, give ``pad=0`` to ``batch``.
 
     >>> import numpy as np
     >>> PadAudio(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
