@@ -1,15 +1,17 @@
 """Automatic augmentation: RandAugment, AutoAugment and TrivialAugment.
 
-All three choose changes by name from one table and apply them as if in turn, with the ranges and
-the order of torchvision. Given the same changes and magnitudes, the result differs from
-torchvision's by one grey level at most after each, and by nothing for shifts and changes by table.
-Shears and turns take the same pixels but for one in a hundred at most; where a source lies halfway
-between two pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can
-widen that.
+All three choose changes by name from one table. The result is that of applying the changes one
+after the other, in torchvision's order and with its ranges. For the same changes and magnitudes:
 
-The compiled kernel does images of three channels in one call, without interpolation; a
-``LazyImage`` does all others, and all where there is no kernel. Bits are the same, but for turns:
-the kernel's take every pixel from where torchvision does.
+- Shifts and changes by a lookup table have torchvision's bits.
+- Other changes differ by at most one grey level each.
+- Shears and rotations take the same source pixels, except for at most one pixel in a hundred. A
+  source position halfway between two pixels (every fifth row, for a slope of a fifth) may round to
+  either. Later steps can make such a difference larger.
+
+The compiled kernel applies all steps in one call to images of three channels, without
+interpolation. A ``LazyImage`` handles all other images, and every image if there is no kernel. Both
+give the same bits, except for rotations: the kernel takes exactly torchvision's source pixels.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ from penstock.operation import Operation, Spec, counted, fits
 
 
 class AugmentStep(NamedTuple):
-    """One change, by name, and its magnitude in its own unit."""
+    """One change: its name, and its magnitude in the unit of that change."""
 
     name: str
     magnitude: float
 
     @property
     def effect(self) -> AugmentStep:
-        """What it comes down to: steps that do the same have the same, and that of one that does
-        nothing is ``Identity``."""
+        """A normal form: steps with the same result on every image have the same effect.
+
+        The effect of a step that changes nothing is ``Identity``.
+        """
         name, magnitude = self
         if name in _WITHOUT_STRENGTH or name == "Solarize":
             return self
@@ -73,17 +77,22 @@ CHANGES: dict[str, Callable[[LazyImage, float], None]] = {
 }
 
 NUMBERS = {name: number for number, name in enumerate(CHANGES)}
-"""What the kernel calls them."""
+"""The number of each change in the compiled kernel."""
 
 NAMES = tuple(name for name in CHANGES if name != "Invert")
-"""What RandAugment and TrivialAugment choose from; only AutoAugment inverts."""
+"""The changes RandAugment and TrivialAugment choose from. Only AutoAugment uses Invert."""
 
 _WITHOUT_STRENGTH = ("AutoContrast", "Equalize", "Identity", "Invert")
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The magnitude of every change at full strength; weaker ones are in proportion."""
+    """The magnitude of every change at full strength; weaker ones are in proportion.
+
+    ``Posterize`` and ``Solarize`` grow stronger as their magnitude falls. So a strength of 0 leaves
+    the image unchanged for every change that has a strength, with one exception: the weakest
+    ``Solarize`` still inverts white.
+    """
 
     shear: float
     shift: float
@@ -95,7 +104,7 @@ class Space:
     def step(
         self, name: str, strength: float, negative: bool, height: int, width: int
     ) -> AugmentStep:
-        """A change at a strength from 0 to 1; ``negative`` matters where there are two ways."""
+        """The step for a strength from 0 to 1. ``negative``: the sign, if the change has one."""
         if name in _WITHOUT_STRENGTH:
             return AugmentStep(name, 0.0)
         if name == "Posterize":
@@ -116,17 +125,19 @@ class Space:
 
 
 NARROW = Space(shear=0.3, shift=150 / 331, shift_of_side=True, turn=30.0, tone=0.9, bits=4)
-"""AutoAugment's and RandAugment's, whose shifts are 150 pixels for an image of 331."""
+"""AutoAugment and RandAugment. Their shifts are 150 pixels for an image of 331."""
 
 WIDE = Space(shear=0.99, shift=32.0, shift_of_side=False, turn=135.0, tone=0.99, bits=6)
-"""TrivialAugment's."""
+"""TrivialAugment."""
 
 
 PolicyChange = tuple[str, float, int]
+"""A change of an AutoAugment policy: its name, probability, and strength from 0 to 9."""
+
 PolicyPair = tuple[PolicyChange, PolicyChange]
 
-# One pair a line, "change probability strength, change probability strength"; a change that has
-# no strength is given 0.
+# AutoAugment's learnt policies. Each line is a pair of changes, "name probability strength" each.
+# Changes without a strength have 0.
 _IMAGENET = """
 Posterize 0.4 8, Rotate 0.6 9
 Solarize 0.6 5, AutoContrast 0.6 0
@@ -200,10 +211,11 @@ POLICIES: dict[str, tuple[PolicyPair, ...]] = {
 }
 
 STRENGTHS = 10
-"""How many strengths a policy chooses from."""
+"""Number of strengths in AutoAugment policies: 0 to 9."""
 
 
 AugmentSteps = tuple[AugmentStep, ...]
+"""The drawn parameters of one sample, in the order in which they apply."""
 
 _SAMPLINGS = ("nearest", "bilinear")
 
@@ -211,7 +223,7 @@ _NOTHING = AugmentStep("Identity", 0.0)
 
 
 def apply_steps(image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool) -> Image:
-    """The image after all steps."""
+    """Apply all steps; returns ``image`` itself if they change nothing."""
     if not _kernel_supports(image, smooth):
         return _build_lazy_image(image, steps, fill, smooth).settle()
     out = np.empty(image.shape, np.uint8)
@@ -221,14 +233,14 @@ def apply_steps(image: Image, steps: AugmentSteps, fill: tuple[float, ...], smoo
 def apply_except_table(
     image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool
 ) -> tuple[Image, Table | None]:
-    """The image after all steps but for a last table (channels, 256) that is left to apply.
+    """Apply all steps except for a final lookup table (channels, 256), which is returned.
 
-    Whoever looks every level up anyway, as normalizing does, can join it with a table of their own.
-    ``None`` is no table: the image is done, as it always is where the kernel does it.
+    A caller that looks up every level anyway, as normalizing does, can join the table with its own.
+    A table of ``None`` means that the image is complete, which is always so with the kernel.
     """
     if _kernel_supports(image, smooth):
         return apply_steps(image, steps, fill, smooth), None
-    return _build_lazy_image(image, steps, fill, smooth).handed_on()
+    return _build_lazy_image(image, steps, fill, smooth).pixels_and_table()
 
 
 def apply_and_normalize(
@@ -239,8 +251,10 @@ def apply_and_normalize(
     normalize: Normalize,
     out: NDArray[Any] | None,
 ) -> NDArray[np.float32]:
-    """The image after all steps and ``normalize``, in ``out`` if it fits: levels are looked up
-    once for both."""
+    """Apply all steps and ``normalize``, with one lookup of every level for both.
+
+    Writes into ``out`` if it has the right shape and type.
+    """
     height, width, channels = image.shape
     if normalize.layout == "chw" and _kernel_supports(image, smooth):
         if out is None or not fits(out, (channels, height, width), FLOAT32):
@@ -255,7 +269,10 @@ def apply_and_normalize(
 
 
 def _kernel_supports(image: Image, smooth: bool) -> bool:
-    """Whether the kernel does this image. Who asks must not matter: its turns are not OpenCV's."""
+    """Whether the kernel handles this image.
+
+    Must depend on the image and ``smooth`` only: the kernel's rotations differ from OpenCV's.
+    """
     height, width, channels = image.shape
     return (
         channels == 3
@@ -289,9 +306,9 @@ def _build_lazy_image(
 
 @dataclass(frozen=True, slots=True)
 class RandAugment(Operation):
-    """``num_ops`` changes, each one of 14 at random, all of one strength.
+    """RandAugment: ``num_ops`` changes, each chosen at random from 14, all of one strength.
 
-    ``magnitude`` counts from 0 to ``bins - 1``. Pixels from outside the image are ``fill``.
+    ``magnitude`` is from 0 to ``bins - 1``. Pixels from outside the image are ``fill``.
 
     >>> import numpy as np
     >>> augment = RandAugment(num_ops=2, magnitude=9)
@@ -333,8 +350,11 @@ class RandAugment(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different steps, to the power of ``num_ops``. Changes with two ways are two, and those
-        that do nothing are one; the order counts, though some steps would give the same in both."""
+        """The number of different steps, to the power of ``num_ops``.
+
+        A change with a sign counts twice. All steps that do nothing count as one. Orders count as
+        different, although some steps give the same result in either order.
+        """
         rows, columns = _sides(shape)
         strength = self.magnitude / (self.bins - 1)
         steps = {
@@ -351,7 +371,7 @@ class RandAugment(Operation):
 
 @dataclass(frozen=True, slots=True)
 class AutoAugment(Operation):
-    """One of 25 learnt pairs of changes, each with its own probability and strength.
+    """AutoAugment: one of 25 learnt pairs of changes, each with its own probability and strength.
 
     ``policy`` is ``"imagenet"`` or ``"cifar10"``. Pixels from outside the image are ``fill``.
 
@@ -390,8 +410,11 @@ class AutoAugment(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different runs of steps that the pairs allow: each change done one way, the other way,
-        or where its probability allows it not at all. Several pairs may allow the same."""
+        """The number of different sequences of steps that the pairs allow.
+
+        Each change is applied with either sign, or not at all if its probability is below 1. A
+        sequence that several pairs allow counts once.
+        """
         rows, columns = _sides(shape)
         runs = set()
         for pair in POLICIES[self.policy]:
@@ -416,7 +439,7 @@ class AutoAugment(Operation):
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugment(Operation):
-    """One of 14 changes at a random strength, over TrivialAugment's wide ranges.
+    """TrivialAugment Wide: one of 14 changes, at a random strength over wide ranges.
 
     >>> import numpy as np
     >>> augment = TrivialAugment()
@@ -447,8 +470,10 @@ class TrivialAugment(Operation):
         return (WIDE.step(name, strength, way < 0.5, shape[0], shape[1]),)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different steps: changes, times their strengths, times their ways, less those that do
-        the same (Posterize has fewer strengths, and some do nothing)."""
+        """The number of different steps: changes x strengths x signs, without duplicates.
+
+        Posterize has fewer strengths, and some steps do nothing.
+        """
         rows, columns = _sides(shape)
         steps = {
             WIDE.step(name, strong / (self.bins - 1), way, rows, columns).effect
@@ -464,7 +489,7 @@ class TrivialAugment(Operation):
 
 
 def _sides(shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """An image's height and width; the counts depend on them for tiny images only."""
+    """Height and width; 331 if unknown, since the counts depend on the size of tiny images only."""
     return (331, 331) if shape is None else (shape[0], shape[1])
 
 

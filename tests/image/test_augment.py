@@ -20,8 +20,8 @@ BLENDED = ["Color", "Contrast", "Sharpness"]
 
 
 @pytest.fixture(params=["kernel", "lazy"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who makes our pixels."""
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the kernel or a lazy image applies the steps."""
     if request.param == "lazy":
         monkeypatch.setattr(native, "_switched_off", lambda: True)
     elif not native.kernel_available():
@@ -30,7 +30,9 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def change(road: str, torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[..., Any]:
+def change(
+    implementation: str, torchvision: Any, by_torchvision: Callable[..., Any]
+) -> Callable[..., Any]:
     """One change of torchvision's automatic augmentation."""
 
     def call(
@@ -41,7 +43,7 @@ def change(road: str, torchvision: Any, by_torchvision: Callable[..., Any]) -> C
             made._apply_image_or_video_transform,
             image,
             transform_id=step.name,
-            # Its solarize counts from 0 to 1.
+            # torchvision's solarize takes thresholds from 0 to 1.
             magnitude=step.magnitude / 255 if step.name == "Solarize" else step.magnitude,
             interpolation="bilinear" if smooth else "nearest",
             fill=made._fill,
@@ -64,7 +66,7 @@ def every_step(names: list[str], shape: tuple[int, ...]) -> list[AugmentStep]:
     ]
 
 
-def test_the_groups_here_are_all_the_changes_there_are() -> None:
+def test_the_groups_of_this_file_cover_all_changes() -> None:
     assert sorted(EXACT + MOVED + BLENDED) == sorted([*NAMES, "Invert"])
 
 
@@ -84,7 +86,7 @@ def test_blends_are_within_one_level_of_torchvisions(
         assert np.abs(found.astype(int) - change(image, step)).max() <= 1, step
 
 
-def test_shears_and_turns_take_the_pixels_torchvision_takes(
+def test_shears_and_rotations_take_the_pixels_torchvision_takes(
     image: Any, change: Callable[..., Any]
 ) -> None:
     for step in every_step(MOVED, image.shape):
@@ -92,7 +94,7 @@ def test_shears_and_turns_take_the_pixels_torchvision_takes(
         assert (found != expected).any(axis=2).mean() <= 0.01, step
 
 
-def test_smooth_shears_and_turns_are_within_two_levels_of_torchvisions(
+def test_smooth_shears_and_rotations_are_within_two_levels_of_torchvisions(
     photo: Any, change: Callable[..., Any]
 ) -> None:
     for step in every_step(MOVED, photo.shape):
@@ -102,7 +104,7 @@ def test_smooth_shears_and_turns_are_within_two_levels_of_torchvisions(
 
 
 def test_halfway_between_two_pixels_either_is_taken(image: Any, change: Callable[..., Any]) -> None:
-    # A slope of a fifth puts every fifth row halfway, and there rounding decides.
+    # With a slope of a fifth every fifth row is halfway between pixels; rounding decides there.
     found, expected = (
         take(image, AugmentStep("ShearX", 0.2), (0.0,), False),
         change(image, AugmentStep("ShearX", 0.2)),
@@ -123,7 +125,7 @@ def test_right_angles_are_torchvisions(
 
 
 @pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate", "TranslateX", "TranslateY"])
-def test_what_comes_from_outside_is_filled(
+def test_pixels_from_outside_the_image_get_the_fill(
     photo: Any, change: Callable[..., Any], name: str
 ) -> None:
     step = NARROW.step(name, 0.8, False, *photo.shape[:2])

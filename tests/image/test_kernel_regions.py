@@ -1,4 +1,4 @@
-"""Several parts of several files in one call, and the keys by which files are known again."""
+"""Parts of several files decoded in one call, and the keys that identify files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def request(data: bytes, **options: Any) -> RegionRequest:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*GOOD, DAMAGED, NO_JPEG]), max_size=9), st.booleans())
-def test_each_has_the_outcome_that_it_has_alone(files: list[bytes], flip: bool) -> None:
+def test_each_request_has_the_same_outcome_as_alone(files: list[bytes], flip: bool) -> None:
     requests = [request(data, flip=flip) for data in files]
     found = kernel.regions(requests, [b""] * len(files))
     assert len(found) == len(files)
@@ -42,12 +42,12 @@ def test_each_has_the_outcome_that_it_has_alone(files: list[bytes], flip: bool) 
             assert isinstance(outcome, kernel.Unsupported)
         else:
             alone = request(one.data, flip=flip)
-            assert outcome == kernel.region(*alone, marks=b"")
+            assert outcome == kernel.region(*alone, entries=b"")
             np.testing.assert_array_equal(one.out, alone.out)
             assert one.out.any()
 
 
-def test_a_box_outside_its_picture_is_the_error_of_that_one() -> None:
+def test_a_box_outside_its_picture_is_an_error_of_that_request_only() -> None:
     outside = RegionRequest(GOOD[1], (0, 0, 99, 8), np.zeros((8, 8, 3), np.uint8))
     first, second = kernel.regions([outside, request(GOOD[0])])
     assert isinstance(first, PipelineError)
@@ -75,7 +75,7 @@ def test_the_compiled_module_reads_a_tuple_of_paths(asked: Any) -> None:
         kernel._kernel().read_files(asked)
 
 
-def test_nothing_stays_referred_to() -> None:
+def test_no_references_are_leaked() -> None:
     files = [*GOOD, DAMAGED, NO_JPEG]
     requests = [request(data) for data in files]
     table = np.zeros((3, 256), np.float32)
@@ -97,7 +97,7 @@ def test_nothing_stays_referred_to() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.data())
-def test_a_bit_more_or_less_makes_another_key(content: bytes, data: st.DataObject) -> None:
+def test_any_changed_bit_or_length_gives_another_key(content: bytes, data: st.DataObject) -> None:
     key = kernel.key(content)
     assert len(key) == 16
     assert kernel.key(memoryview(bytearray(content))) == key
@@ -128,7 +128,7 @@ def test_keys_of_data_that_differ_little_look_random() -> None:
     assert np.abs(both).max() < 0.15
 
 
-def test_swapped_parts_and_repetitions_have_keys_of_their_own() -> None:
+def test_swapped_parts_and_repetitions_have_different_keys() -> None:
     parts = [bytes([value]) * 8 for value in range(16)]
     contents = [b"".join(parts[i:] + parts[:i]) for i in range(16)]
     contents += [b"\0" * length for length in range(300)]

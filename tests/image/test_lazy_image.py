@@ -1,4 +1,4 @@
-"""Changes that are joined have the bits of changes applied one after the other, in fewer passes."""
+"""Joined changes have the bits of changes applied one after the other, in fewer passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEAREST = ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"]
 
 @pytest.fixture(autouse=True, scope="module")
 def without_the_kernel() -> Iterator[None]:
-    """Every image is drafted: what the kernel does has tests of its own."""
+    """Switch the kernel off, so that every image is a lazy image. The kernel has its own tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_switched_off", lambda: True)
         yield
@@ -40,7 +40,7 @@ def without_the_kernel() -> Iterator[None]:
 
 @st.composite
 def images(draw: Callable[..., Any]) -> Any:
-    """Noise, narrow ranges, few levels, flat: what tables and statistics could trip over."""
+    """Images with noise, narrow ranges, few levels, and of one colour."""
     height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     lows = rng.integers(0, 120, 3) if draw(st.booleans()) else np.zeros(3, int)
@@ -89,7 +89,7 @@ def test_joined_changes_have_the_bits_of_changes_in_turn(
 
 @given(images(), step_lists(TABLES, most=7))
 @settings(max_examples=500, deadline=None)
-def test_any_row_of_tables_is_one_table(image: Any, steps: Any) -> None:
+def test_any_sequence_of_tables_becomes_one_table(image: Any, steps: Any) -> None:
     found, table = apply_except_table(image, steps, (0.0,), False)
     if table is not None:
         assert table.shape == (image.shape[2], 256)
@@ -124,7 +124,9 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
     fills,
 )
 @settings(max_examples=300, deadline=None)
-def test_any_row_of_shifts_is_one_shift(image: Any, shifts: Any, fill: tuple[float, ...]) -> None:
+def test_any_sequence_of_shifts_becomes_one_shift(
+    image: Any, shifts: Any, fill: tuple[float, ...]
+) -> None:
     lazy = LazyImage(image, fill)
     expected = image
     for down, right in shifts:
@@ -138,9 +140,9 @@ def shifted_pixel_by_pixel(image: Any, down: int, right: int, fill: tuple[float,
     out = np.empty_like(image)
     out[:] = levels[: image.shape[2]] if len(levels) > 1 else levels[0]
     rows, columns = np.indices(image.shape[:2])
-    there = (rows >= down) & (rows - down < len(image))
-    there &= (columns >= right) & (columns - right < image.shape[1])
-    out[there] = image[rows[there] - down, columns[there] - right]
+    inside = (rows >= down) & (rows - down < len(image))
+    inside &= (columns >= right) & (columns - right < image.shape[1])
+    out[inside] = image[rows[inside] - down, columns[inside] - right]
     return out
 
 
@@ -163,7 +165,7 @@ def test_a_sheared_row_is_the_row_moved_by_the_nearest_whole_number(
 
 
 def same_by_table_and_by_passes(tones: Tones, channels: int) -> None:
-    # Long enough, and of such a length, that OpenCV's vectors have a remainder.
+    # Long enough for OpenCV's vector code, and not a multiple of its vector length.
     ramp = np.resize(LEVELS, (1, 1031, 1)).repeat(channels, axis=2)
     by_table = tuple(Tone(one.table, one.rising) for one in tones)
     np.testing.assert_array_equal(tone.apply(tones, ramp, None), tone.apply(by_table, ramp, None))
@@ -207,7 +209,7 @@ def test_most_factors_and_ranges_need_no_table() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1), (4, 1, 3), (2, 2, 1), (1, 1, 3)])
-def test_a_few_pixels_are_an_image_too(shape: tuple[int, ...]) -> None:
+def test_images_of_a_few_pixels_work(shape: tuple[int, ...]) -> None:
     image = np.arange(10, 10 + np.prod(shape), dtype=np.uint8).reshape(shape)
     found = apply_steps(image, (AugmentStep("AutoContrast", 0.0),), (0.0,), False)
     low, high = image.min(axis=(0, 1)), image.max(axis=(0, 1))
@@ -218,7 +220,7 @@ def test_a_few_pixels_are_an_image_too(shape: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which passes over the pixels there were."""
+    """The names of the passes over the pixels, as they happen."""
     made: list[str] = []
 
     def watch(place: Any, name: str) -> None:
@@ -237,7 +239,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_levels_are_counted_and_looked_up_once_for_any_row_of_tables(
+def test_levels_are_counted_and_looked_up_once_for_any_sequence_of_tables(
     photo: Any, calls: list[str]
 ) -> None:
     names = ["Equalize", "Invert", "AutoContrast", "Equalize", "Contrast", "Solarize", "Equalize"]
@@ -280,7 +282,7 @@ def test_shifts_that_fill_with_different_levels_stay_apart(photo: Any, calls: li
 
 
 def test_changes_that_change_nothing_touch_no_pixel(photo: Any, calls: list[str]) -> None:
-    # Even at its weakest, Solarize inverts white.
+    # Solarize inverts white even at a strength of 0.
     without = ("AutoContrast", "Equalize", "Invert", "Solarize")
     names = [name for name in CHANGES if name not in without]
     steps = tuple(space.step(name, 0.0, False, 9, 9) for name in names for space in (NARROW, WIDE))
@@ -289,7 +291,7 @@ def test_changes_that_change_nothing_touch_no_pixel(photo: Any, calls: list[str]
     assert calls == []
 
 
-def test_a_table_waits_for_what_moves_pixels_where_the_fill_allows(photo: Any) -> None:
+def test_a_table_stays_pending_while_pixels_move_if_the_fill_allows_it(photo: Any) -> None:
     steps = (AugmentStep("Solarize", 100.0), AugmentStep("Rotate", 20.0))
     for fill, waits in ((0.0, True), (99.0, True), (130.0, True), (200.0, False)):
         moved, table = apply_except_table(photo, steps, (fill,), False)
@@ -300,7 +302,7 @@ def test_a_table_waits_for_what_moves_pixels_where_the_fill_allows(photo: Any) -
     assert apply_except_table(photo, steps, (0.0,), True)[1] is None
 
 
-def test_nothing_is_handed_on_where_nothing_is_left(photo: Any) -> None:
+def test_there_is_no_table_if_nothing_is_pending(photo: Any) -> None:
     assert apply_except_table(photo, (), (0.0,), False) == (photo, None)
     assert apply_except_table(photo, (AugmentStep("Brightness", 0.0),), (0.0,), False) == (
         photo,
