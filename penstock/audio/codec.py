@@ -2,8 +2,8 @@
 
 Plain WAV files are read here, because a call of libsndfile takes longer than decoding a short clip.
 libsndfile reads all other formats (FLAC, OGG, MP3, AIFF), and WAV files that are compressed or have
-unusual widths. It returns what is there of a file that was cut short, so lengths are checked here
-first.
+unusual widths. It decodes the part that is left of a file that was cut short, so lengths are
+checked here first.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class DecodeAudio(AudioOperation):
     """Decode a WAV, FLAC, OGG, MP3 or AIFF file to float32 (channels, frames).
 
     Values are from -1 to 1. ``rate`` is the sample rate of the result in Hz: files with another
-    rate are resampled, as by ``resample``. Without it every file keeps its own rate. ``mono=True``
-    gives one channel, the mean of all channels.
+    rate are resampled, as by ``resample``. Without it every file keeps its own rate, which
+    you then give to the operations below. ``mono=True`` gives one channel, the mean of all.
 
     A file that is cut short, damaged or empty raises SourceError; it never gives silence. (An MP3
-    without a length in its header cannot be checked: if it is cut short, the rest of it is
-    returned.) Plain WAV files are read without libsndfile, in a tenth of the time.
+    without a length in its header cannot be checked: if it is cut short, the part that is left is
+    decoded.) Plain WAV files are read without libsndfile, in a tenth of the time.
 
     >>> import io, wave
     >>> file = io.BytesIO()
@@ -94,13 +94,20 @@ class DecodeAudio(AudioOperation):
         if raw is None:
             raw = read_by_libsndfile(data)
         if not SLOWEST_RATE <= raw.rate <= FASTEST_RATE:
-            raise Unreadable(f"its header gives a sample rate of {raw.rate:,} Hz")
-        if raw.numbers.shape[1] > MOST_CHANNELS:
-            raise Unreadable(f"its header gives {raw.numbers.shape[1]:,} channels")
+            raise Unreadable(
+                f"its header gives a sample rate of {raw.rate:,} Hz, which is not from "
+                f"{SLOWEST_RATE:,} to {FASTEST_RATE:,}"
+            )
+        _check_channels(raw.numbers.shape[1])
         sound = _channels_first(raw, self.mono)
         if raw.numbers.dtype.kind == "f" and not np.isfinite(sound).all():
             raise Unreadable("it holds numbers that are not finite")
         return sound, raw.rate
+
+
+def _check_channels(channels: int) -> None:
+    if channels > MOST_CHANNELS:
+        raise Unreadable(f"its header gives {channels:,} channels, more than {MOST_CHANNELS}")
 
 
 def _channels_first(raw: RawSound, mono: bool) -> Sound:
@@ -267,8 +274,7 @@ def read_by_libsndfile(data: memoryview) -> RawSound:
     try:
         with soundfile.SoundFile(_File(data)) as file:
             rate, channels, claimed = int(file.samplerate), int(file.channels), int(file.frames)
-            if channels > MOST_CHANNELS:
-                raise Unreadable(f"its header gives {channels:,} channels")
+            _check_channels(channels)
             if claimed >= _UNKNOWN:
                 raise Unreadable(
                     "its header does not state its length, as when it was encoded from a "
@@ -294,7 +300,7 @@ def read_by_libsndfile(data: memoryview) -> RawSound:
 
 
 def _check_end(data: memoryview) -> None:
-    """Reject files that are visibly cut short; libsndfile would return the rest of them."""
+    """Reject files that are visibly cut short; libsndfile would decode the part that is left."""
     kind = bytes(data[:4])
     if kind == b"OggS":
         end = bytes(data[-_OGG_PAGE:])

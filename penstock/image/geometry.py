@@ -400,7 +400,7 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
             f"random_crop: padding is {padding!r}; give one number, (left and right, top and "
             "bottom), or (left, top, right, bottom)."
         )
-    checked = [arguments.integer("random_crop", "padding", one, least=0) for one in given]
+    checked = [arguments.integer("random_crop", "padding", side, least=0) for side in given]
     left, top, right, bottom = checked * (4 // len(checked))
     return left, top, right, bottom
 

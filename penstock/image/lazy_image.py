@@ -56,7 +56,7 @@ class LazyImage:
         image = self._pixels()
         if self._tones is UNCHANGED:
             return image, None
-        tables = [one.table for one in self._tones]
+        tables = [change.table for change in self._tones]
         return image, np.array(tables if len(tables) > 1 else tables * image.shape[2])
 
     def brightness(self, factor: float) -> None:
@@ -92,14 +92,14 @@ class LazyImage:
         if self._counts is not None:
             ranges = colour.ranges_from_counts(self._counts_after_table(self._counts))
         else:
-            if not all(one.rising for one in self._tones):
+            if not all(change.rising for change in self._tones):
                 self.settle()
             ranges = colour.ranges(self._split_channels())
             if self._tones is not UNCHANGED:
                 each = self._tones if len(self._tones) > 1 else self._tones * len(ranges)
                 ranges = [
-                    (int(one.table[low]), int(one.table[high]))
-                    for one, (low, high) in zip(each, ranges, strict=True)
+                    (int(change.table[low]), int(change.table[high]))
+                    for change, (low, high) in zip(each, ranges, strict=True)
                 ]
         self._change(tone.autocontrast(ranges))
 
