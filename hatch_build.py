@@ -1,8 +1,8 @@
-"""Compiles the optional image kernel while a wheel or an editable install is built.
+"""Compiles the optional image kernel when a wheel or an editable install is built.
 
-The kernel only makes decoding faster. Without a C compiler, Python's headers or libjpeg-turbo's,
-or with ``PENSTOCK_NO_KERNEL=1``, the package is built without it and works all the same. With
-``PENSTOCK_KERNEL=require`` that is an error: what is passed on to others shall have it.
+The kernel only makes decoding faster. The package is built without it, and works, if there is no C
+compiler, if the headers of Python or libjpeg-turbo are missing, or with ``PENSTOCK_NO_KERNEL=1``.
+``PENSTOCK_KERNEL=require`` makes that an error: use it for wheels that are given to others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from packaging.tags import sys_tags
 _FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"]
 _LIBRARIES = ["-ljpeg", "-lm"]
 
-# The stable ABI has the buffer protocol from 3.11 on, and free-threaded Python has no stable ABI:
-# a build on those others serves that one version of Python only.
+# The stable ABI has the buffer protocol from 3.11 on, and free-threaded Python has no stable ABI. A
+# build on an older or free-threaded Python works with that version of Python only.
 _STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class CannotCompile(Exception):
-    """Why there is no kernel."""
+    """The kernel cannot be built; the message says why."""
 
 
 class KernelHook(BuildHookInterface[Any]):
-    """Adds the kernel to what is built, or says in a line why it is left out."""
+    """Adds the kernel to the build, or displays a warning that says why it is left out."""
 
     PLUGIN_NAME = "custom"
 
@@ -43,7 +43,7 @@ class KernelHook(BuildHookInterface[Any]):
         package = Path(self.root) / "penstock"
         editable = version == "editable"
         if editable:
-            # What an earlier install left behind must not outlive its source.
+            # Remove the kernel of an earlier install: it may not match the source.
             for stale in package.glob("_kernel.*.so"):
                 stale.unlink()
         self._place = Path(tempfile.mkdtemp(prefix="penstock-kernel-"))
@@ -82,11 +82,11 @@ class KernelHook(BuildHookInterface[Any]):
 
 
 def _compile(source: Path, place: Path) -> Path:
-    """The compiled module, in ``place``."""
+    """Compile the module into the directory ``place``; returns its path."""
     if os.environ.get("PENSTOCK_NO_KERNEL", "0") not in ("", "0"):
         raise CannotCompile("PENSTOCK_NO_KERNEL is set")
     if sys.implementation.name != "cpython":
-        raise CannotCompile(f"it is not made for {sys.implementation.name}")
+        raise CannotCompile(f"it does not support {sys.implementation.name}")
     suffix = ".abi3.so" if _STABLE else sysconfig.get_config_var("EXT_SUFFIX")
     built = place / f"_kernel{suffix}"
     command = [
@@ -115,7 +115,7 @@ def _compile(source: Path, place: Path) -> Path:
 def _compiler() -> list[str]:
     named = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     command = shlex.split(named)
-    # The compiler that built Python need not be on this machine.
+    # The compiler that built Python may not be installed on this machine.
     return command if shutil.which(command[0]) else ["cc"]
 
 
@@ -125,17 +125,17 @@ def _from_environment(name: str) -> list[str]:
 
 def _first_error(output: str) -> str:
     errors = [line for line in output.splitlines() if "error" in line or "cannot find" in line]
-    return (errors or output.splitlines() or ["the compiler says nothing"])[0].strip()
+    return (errors or output.splitlines() or ["the compiler failed without a message"])[0].strip()
 
 
 def _check(built: Path) -> None:
-    """Load it: a library may lack what its headers promise."""
+    """Load the module: a library may lack symbols that its headers declare."""
     loader = ExtensionFileLoader("penstock._kernel", str(built))
     spec = ModuleSpec(loader.name, loader, origin=str(built))
     try:
         loader.exec_module(loader.create_module(spec))
     except ImportError as error:
-        raise CannotCompile(f"it does not load ({error})") from error
+        raise CannotCompile(f"it cannot be loaded ({error})") from error
 
 
 def _platform() -> str:

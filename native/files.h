@@ -1,4 +1,4 @@
-/* Whole files, with the interpreter's lock given up once. */
+/* Reads whole files. Releases the GIL once for all of them. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* What a file that does not know its size is read into at first. */
+/* Size of the first buffer for files without a known size. */
 #define UNKNOWN_SIZE (1 << 16)
 
 typedef struct {
@@ -32,7 +32,7 @@ static void read_into(int fd, size_t expected, File *file) {
     if (got < 0) file->error = errno;
     if (got <= 0) return;
     file->length += (size_t)got;
-    /* There was room for more, and no more came: that is all of a regular file. */
+    /* The read was short of the buffer at the expected size: a regular file is complete. */
     if (file->length == expected && file->length < file->room) return;
   }
 }
@@ -62,8 +62,8 @@ static File read_whole(const char *path) {
   return file;
 }
 
-/* The exception that was raised, as a value. */
-static PyObject *raised(void) {
+/* Clear the current exception and return it. */
+static PyObject *take_exception(void) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
@@ -72,16 +72,16 @@ static PyObject *raised(void) {
   return value;
 }
 
-/* What was read, or the OSError that says why not. */
-static PyObject *content(File *file, PyObject *name) {
+/* The content of a file as bytes, or an OSError as a value. */
+static PyObject *file_result(File *file, PyObject *name) {
   if (!file->error) return PyBytes_FromStringAndSize(file->data, (Py_ssize_t)file->length);
   if (file->error == ENOMEM) return PyErr_NoMemory();
   errno = file->error;
   PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, name);
-  return raised();
+  return take_exception();
 }
 
-/* The files of a tuple of names, in order. */
+/* Takes a tuple of paths; returns a list in the same order. */
 static PyObject *kernel_read_files(PyObject *module, PyObject *given) {
   (void)module;
   if (!PyTuple_Check(given)) {
@@ -107,7 +107,7 @@ static PyObject *kernel_read_files(PyObject *module, PyObject *given) {
   for (Py_ssize_t i = 0; i < count; i++) reads[i].file = read_whole(reads[i].path);
   Py_END_ALLOW_THREADS;
   for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *one = results ? content(&reads[i].file, PyTuple_GetItem(given, i)) : NULL;
+    PyObject *one = results ? file_result(&reads[i].file, PyTuple_GetItem(given, i)) : NULL;
     free(reads[i].file.data);
     if (one)
       PyList_SetItem(results, i, one);

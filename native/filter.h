@@ -1,15 +1,16 @@
 /* Antialiased resizing of rows and columns of RGB pixels, as PIL and torchvision define it.
  *
- * Both directions are one loop, `blend`, which adds up whole rows of bytes by weight. For columns
- * sixteen rows are turned on their side first, so that a column is a row of bytes too.
+ * Both directions use one loop, `blend`, which computes weighted sums of rows of bytes. For columns,
+ * sixteen rows are transposed first, so that a column is a row of bytes too.
  */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* One build serves every x86-64: the loader picks loops for AVX2, which make a call 1 % faster,
-   where the processor has it; the bits are the same. Sanitizers cannot run as early as it does. */
+/* One build serves every x86-64: on processors with AVX2 the loader picks loops for it, which make a
+   call 1 % faster and give the same bits. Off when fuzzing: the loader's choice runs before the
+   sanitizers are ready. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(PENSTOCK_FUZZ)
 #define WIDE __attribute__((target_clones("avx2", "default")))
@@ -18,9 +19,9 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* Weights are fixed point with 15 bits and pixels enter with 8, so that the high half of their
-   product is one instruction on 16 bits everywhere; sums have 7 bits below the point. Each product
-   is cut off and not rounded, which loses half a bit on average: HALF gives that back. */
+/* Fixed point: weights have 15 bits, pixels are shifted up by 8. So the high half of a product is one
+   instruction on 16 bits on every processor, and sums have 7 fractional bits. Each product is
+   truncated, which loses half a unit on average; HALF adds that back. */
 #define ONE (1 << 15)
 #define HALF(taps) (uint16_t)(64 + (taps) / 2)
 #define LANES 16
@@ -28,17 +29,17 @@
 
 typedef struct {
   int start, length; /* of the box, in pixels of the image */
-  int full;          /* to how many pixels the box is resized */
-  int offset, count; /* which of these are wanted */
-  int from, upto;    /* the pixels of the image that those touch */
-  int taps; /* the same for all: the loops are compiled for each small number of taps */
+  int full;          /* length of the resized box */
+  int offset, count; /* the part of it that is computed */
+  int from, upto;    /* the pixels of the image that this part needs */
+  int taps; /* the same for every output pixel: loops are compiled for each small number of taps */
   int *first;
   uint16_t *weights;
 } Axis;
 
-/* Where the triangle of an output pixel begins and ends among the pixels of the box: those whose
-   middles lie within it; on its rim they weigh nothing. It is as wide as the shrink asks, or two
-   pixels where the image grows. */
+/* The range of pixels of the box whose centres lie within the triangle filter of output pixel `i`.
+   Centres on the rim have a weight of 0. The triangle spans twice the shrink factor, and two pixels
+   if the image grows. */
 static void reach(const Axis *axis, int i, int *low, int *high) {
   double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
   double centre = (axis->offset + i + 0.5) * scale;
@@ -60,15 +61,15 @@ static Axis axis_of(int start, int length, int full, int offset, int count) {
 
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-/* How many of libjpeg's pixels, each `shrink` wide, one output pixel can touch. */
+/* The most of libjpeg's pixels, each `shrink` wide, that one output pixel can need. */
 static int taps_of(const Axis *axis, int inputs, int shrink) {
   double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
   double most = shrink > 1 ? ceil(2 * support / shrink) + 1 : ceil(2 * support);
   return most < inputs ? (int)most : inputs;
 }
 
-/* PIL's and torchvision's antialiased bilinear. Where libjpeg has shrunk already, each of its pixels
-   weighs what all those it stands for would. */
+/* Weights of PIL's and torchvision's antialiased bilinear. If libjpeg has shrunk the image, each of
+   its pixels gets the sum of the weights of the pixels that it stands for. */
 static void weigh(Axis *axis, int shrink, int flip, double *scratch) {
   double scale = (double)axis->length / axis->full, support = scale > 1 ? scale : 1;
   int start = axis->start, taps = axis->taps, origin = axis->from / shrink, bits = 0;
@@ -88,7 +89,7 @@ static void weigh(Axis *axis, int shrink, int flip, double *scratch) {
     }
     int at = flip ? axis->count - 1 - i : i;
     uint16_t *weights = axis->weights + (size_t)at * taps;
-    /* Rounded as a running sum, so that they add up to one however many they are. */
+    /* Round the running sum, so that the weights add up to exactly one. */
     double running = 0, unit = ONE / sum;
     int given = 0;
     for (int k = 0; k < taps; k++) {
@@ -156,11 +157,11 @@ WIDE static void blend_rows(uint8_t *out, const uint8_t *const *rows, const uint
   blend(out, rows, weights, taps, count);
 }
 
-WIDE static void blend_columns(uint8_t *out, const uint8_t *turned, const Axis *across,
+WIDE static void blend_columns(uint8_t *out, const uint8_t *transposed, const Axis *across,
                                const uint8_t **columns) {
   int taps = across->taps;
   for (int i = 0; i < across->count; i++) {
-    const uint8_t *from = turned + (size_t)across->first[i] * BLOCK;
+    const uint8_t *from = transposed + (size_t)across->first[i] * BLOCK;
     for (int k = 0; k < taps; k++) columns[k] = from + (size_t)k * BLOCK;
     blend(out + (size_t)i * BLOCK, columns, across->weights + (size_t)i * taps, taps, BLOCK);
   }
@@ -185,8 +186,8 @@ INLINE void store(uint8_t *to, Vector v) { memcpy(to, &v, 16); }
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Vector){__VA_ARGS__})
 #endif
 
-/* 16 rows of 16 bytes, turned: four rounds of interleaving each row with the one 8 further on. */
-INLINE void turn_tile(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from_stride) {
+/* Transpose 16 rows of 16 bytes: four rounds of interleaving each row with the one 8 further on. */
+INLINE void transpose_tile(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from_stride) {
   Vector a[16], b[16];
   for (int i = 0; i < 16; i++) a[i] = load(from + i * from_stride);
   for (int round = 0; round < 4; round++) {
@@ -200,9 +201,9 @@ INLINE void turn_tile(uint8_t *to, size_t to_stride, const uint8_t *from, size_t
   for (int i = 0; i < 16; i++) store(to + i * to_stride, a[i]);
 }
 
-/* As many tiles as hold `count` bytes, each so many bytes (`step`) after the one before. */
-static void turn(uint8_t *to, size_t to_step, size_t to_stride, const uint8_t *from,
-                 size_t from_step, size_t from_stride, size_t count) {
+/* Transpose the tiles that hold `count` bytes. `step`: bytes from one tile to the next. */
+static void transpose(uint8_t *to, size_t to_step, size_t to_stride, const uint8_t *from,
+                      size_t from_step, size_t from_stride, size_t count) {
   for (size_t done = 0; done < count; done += 16, to += to_step, from += from_step)
-    turn_tile(to, to_stride, from, from_stride);
+    transpose_tile(to, to_stride, from, from_stride);
 }

@@ -1,8 +1,7 @@
-/* A key of 128 bits for data: so that it is known again, not so that nobody could make other data
-   with the same one. 55 KB take 3 us, which is less than to give up the interpreter's lock and to
-   wait for it; that is why this is here, where libraries for it give it up. */
+/* A 128-bit hash that identifies data. It is not cryptographic. 55 KB take 3 us, which is less than
+   releasing the GIL and waiting for it. Hash libraries release it, so this is our own. */
 
-/* From here on it takes longer than that: 50 us. */
+/* From this size up the hash takes 50 us or more, and the GIL is released. */
 #define LONG_DATA (1 << 20)
 
 #include <stddef.h>
@@ -15,21 +14,21 @@ static uint64_t word_at(const uint8_t *at) {
   return word;
 }
 
-/* Both halves of a product, so that every bit of either factor has its say. */
+/* The xor of both halves of the product, so that every bit of both factors matters. */
 static uint64_t mixed(uint64_t a, uint64_t b) {
   unsigned __int128 product = (unsigned __int128)a * b;
   return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Odd, with about as many ones as zeros: the fractions of the square roots of 2, 3, 5, 7, 11. */
+/* The fractions of the square roots of 2, 3, 5, 7, 11: odd, with about as many ones as zeros. */
 #define ROOT_2 0x6a09e667f3bcc909u
 #define ROOT_3 0xbb67ae8584caa73bu
 #define ROOT_5 0x3c6ef372fe94f82bu
 #define ROOT_7 0xa54ff53a5f1d36f1u
 #define ROOT_11 0x510e527fade682d1u
 
-/* Two runs over the words in pairs, each with constants and an order of its own; two pairs at a
-   time, because a product takes longer than to begin the next. */
+/* Two hashes over pairs of words, each with its own constants and order. Four products per loop are
+   independent: a processor can start a product before the last one is done. */
 static void key_of(const uint8_t *data, size_t length, uint64_t key[2]) {
   uint64_t a = ROOT_2 ^ length, b = ROOT_3 + length, c = ROOT_5, d = ROOT_7;
   uint8_t last[32] = {0};

@@ -1,5 +1,5 @@
-/* The Python module penstock._kernel. What takes longer than a few microseconds lets other threads
-   run meanwhile. */
+/* The Python module penstock._kernel. Functions that take longer than a few microseconds release the
+   GIL. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -30,7 +30,7 @@ static PyObject *kernel_size(PyObject *module, PyObject *given) {
   int kind = frame_size(data.buf, (size_t)data.len, &height, &width, &components);
   PyBuffer_Release(&data);
   if (kind == DAMAGED) return fail(module, kind, "Premature end of JPEG file");
-  if (kind) return fail(module, kind, "it does not begin as a JPEG does, or states no size");
+  if (kind) return fail(module, kind, "it does not begin like a JPEG, or states no size");
   return Py_BuildValue("(iii)", height, width, components);
 }
 
@@ -77,95 +77,97 @@ static int is_rgb(const Py_buffer *image) {
   return 0;
 }
 
-/* A box of a JPEG, or of an image that is decoded, and the array that it is to become: what was
-   asked for, what is held meanwhile, and what came of it. */
+/* A box of a JPEG, or of a decoded image, to be written into an array: the arguments, the buffers
+   held while it runs, and the result. */
 typedef struct {
   Py_buffer data, out, table;
-  int held; /* how many of these, in this order */
+  int held; /* number of these buffers that are held, in this order */
   int decoded, kind;
   Box box;
   Target to;
   char *known;
-  Marks marks;
+  IndexEntries entries;
   char why[JMSG_LENGTH_MAX];
 } Request;
 
-static void let_go(Request *r) {
+static void release_request(Request *r) {
   Py_buffer *buffers[] = {&r->data, &r->out, &r->table};
   while (r->held) PyBuffer_Release(buffers[--r->held]);
 }
 
-static int hold(Request *r, PyObject *given, Py_buffer *buffer, int flags) {
+static int hold_buffer(Request *r, PyObject *given, Py_buffer *buffer, int flags) {
   if (PyObject_GetBuffer(given, buffer, flags)) return -1;
   r->held++;
   return 0;
 }
 
-/* Read the arguments of one of `regions`, or of `resize`. Whatever is held then, `let_go` gives back. */
-static int ask(Request *r, PyObject *arguments, int decoded) {
-  PyObject *given, *given_out, *given_table, *given_marks = Py_None;
+/* Parse the arguments of `resize`, or one tuple of `regions`. The caller must call `release_request`
+   afterwards, also after an error. */
+static int parse_request(Request *r, PyObject *arguments, int decoded) {
+  PyObject *given, *given_out, *given_table, *given_entries = Py_None;
   memset(r, 0, sizeof *r);
   r->decoded = decoded;
   if (!PyArg_ParseTuple(arguments, "OiiiiOpO|iiiiO", &given, &r->box.top, &r->box.left,
                         &r->box.height, &r->box.width, &given_out, &r->to.flip, &given_table,
                         &r->to.full_height, &r->to.full_width, &r->to.top, &r->to.left,
-                        &given_marks))
+                        &given_entries))
     return -1;
   Py_ssize_t known_bytes = 0;
-  if (given_marks != Py_None && PyBytes_AsStringAndSize(given_marks, &r->known, &known_bytes))
+  if (given_entries != Py_None && PyBytes_AsStringAndSize(given_entries, &r->known, &known_bytes))
     return -1;
-  if (known_bytes % sizeof(Mark) || known_bytes / sizeof(Mark) > 65535) {
-    PyErr_Format(PyExc_ValueError, "%zd bytes are no marks", known_bytes);
+  if (known_bytes % sizeof(IndexEntry) || known_bytes / sizeof(IndexEntry) > 65535) {
+    PyErr_Format(PyExc_ValueError, "%zd bytes are not index entries", known_bytes);
     return -1;
   }
-  r->marks = (Marks){(Mark *)r->known, (size_t)known_bytes / sizeof(Mark)};
+  r->entries = (IndexEntries){(IndexEntry *)r->known, (size_t)known_bytes / sizeof(IndexEntry)};
   int normal = given_table != Py_None;
   int wanted = decoded ? PyBUF_C_CONTIGUOUS | PyBUF_FORMAT : PyBUF_SIMPLE;
-  if (hold(r, given, &r->data, wanted)) return -1;
+  if (hold_buffer(r, given, &r->data, wanted)) return -1;
   if (decoded && !is_rgb(&r->data)) return -1;
-  if (hold(r, given_out, &r->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) return -1;
+  if (hold_buffer(r, given_out, &r->out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT))
+    return -1;
   if (normal) {
-    if (hold(r, given_table, &r->table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) return -1;
+    if (hold_buffer(r, given_table, &r->table, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) return -1;
     if (!is_table(&r->table)) return -1;
     r->to.table = r->table.buf;
   }
   return target_of(&r->out, normal, &r->to);
 }
 
-/* Needs no lock of the interpreter's. */
-static void fulfil(Request *r) {
+/* Runs without the GIL. */
+static void run_request(Request *r) {
   const Py_buffer *data = &r->data;
   if (r->decoded)
     r->kind = resample(data->buf, (int)data->shape[0], (int)data->shape[1], r->box, r->to, r->why);
   else
-    r->kind = region(data->buf, (size_t)data->len, r->box, r->to, r->known ? &r->marks : NULL,
+    r->kind = region(data->buf, (size_t)data->len, r->box, r->to, r->known ? &r->entries : NULL,
                      r->why);
 }
 
-/* More marks, or None; or an exception. */
+/* Longer index entries, or None if there are no new ones; NULL with an exception set on failure. */
 static PyObject *outcome(PyObject *module, Request *r) {
   if (r->kind) return fail(module, r->kind, r->why);
-  if ((char *)r->marks.at == r->known) Py_RETURN_NONE;
-  PyObject *more =
-      PyBytes_FromStringAndSize((char *)r->marks.at, (Py_ssize_t)(r->marks.count * sizeof(Mark)));
-  free(r->marks.at);
-  return more;
+  if ((char *)r->entries.at == r->known) Py_RETURN_NONE;
+  Py_ssize_t size = (Py_ssize_t)(r->entries.count * sizeof(IndexEntry));
+  PyObject *entries = PyBytes_FromStringAndSize((char *)r->entries.at, size);
+  free(r->entries.at);
+  return entries;
 }
 
 static PyObject *kernel_resize(PyObject *module, PyObject *arguments) {
   Request request;
   PyObject *result = NULL;
-  if (!ask(&request, arguments, 1)) {
+  if (!parse_request(&request, arguments, 1)) {
     Py_BEGIN_ALLOW_THREADS;
-    fulfil(&request);
+    run_request(&request);
     Py_END_ALLOW_THREADS;
     result = outcome(module, &request);
   }
-  let_go(&request);
+  release_request(&request);
   return result;
 }
 
-/* The arguments of several regions, in a tuple, which nobody can change meanwhile. */
+/* Takes a tuple of tuples, because tuples cannot change while the GIL is released. */
 static PyObject *kernel_regions(PyObject *module, PyObject *given) {
   if (!PyTuple_Check(given)) {
     PyErr_SetString(PyExc_TypeError, "regions takes a tuple of tuples");
@@ -178,23 +180,23 @@ static PyObject *kernel_regions(PyObject *module, PyObject *given) {
   for (; asked < count; asked++) {
     PyObject *one = PyTuple_GetItem(given, asked);
     if (!PyTuple_Check(one)) PyErr_SetString(PyExc_TypeError, "regions takes a tuple of tuples");
-    if (PyErr_Occurred() || ask(requests + asked, one, 0)) {
-      if (PyTuple_Check(one)) let_go(requests + asked);
-      goto let_all_go;
+    if (PyErr_Occurred() || parse_request(requests + asked, one, 0)) {
+      if (PyTuple_Check(one)) release_request(requests + asked);
+      goto release_all;
     }
   }
   results = PyList_New(count);
-  if (!results) goto let_all_go;
+  if (!results) goto release_all;
   Py_BEGIN_ALLOW_THREADS;
-  for (Py_ssize_t i = 0; i < count; i++) fulfil(requests + i);
+  for (Py_ssize_t i = 0; i < count; i++) run_request(requests + i);
   Py_END_ALLOW_THREADS;
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *one = outcome(module, requests + i);
-    PyList_SetItem(results, i, one ? one : raised());
+    PyList_SetItem(results, i, one ? one : take_exception());
   }
 
-let_all_go:
-  while (asked) let_go(requests + --asked);
+release_all:
+  while (asked) release_request(requests + --asked);
   PyMem_Free(requests);
   return results;
 }
@@ -237,7 +239,8 @@ static PyObject *kernel_look_up(PyObject *module, PyObject *arguments) {
   if (!is_image(&image, &to)) goto release_out;
   to.table = table.buf;
   Py_BEGIN_ALLOW_THREADS;
-  for (int y = 0; y < to.height; y++) give_row(to, y, (uint8_t *)image.buf + (size_t)y * to.width * 3);
+  for (int y = 0; y < to.height; y++)
+    write_row(to, y, (uint8_t *)image.buf + (size_t)y * to.width * 3);
   Py_END_ALLOW_THREADS;
   Py_INCREF(result = Py_None);
 
@@ -250,7 +253,7 @@ release_image:
   return result;
 }
 
-/* What `steps` says, in memory of PyMem_Malloc; -1 and an exception where it makes no sense. */
+/* Convert `steps` to an array from PyMem_Malloc. Returns its length, or -1 with an exception set. */
 static Py_ssize_t changes_of(PyObject *steps, Change **changes) {
   Py_ssize_t count = PySequence_Size(steps);
   if (count < 0) return -1;
@@ -300,7 +303,7 @@ static PyObject *kernel_augment(PyObject *module, PyObject *arguments) {
   if (target_of(&out, normal, &to) || !is_image(&image, &to)) goto release_table;
   if ((char *)out.buf < (char *)image.buf + image.len &&
       (char *)image.buf < (char *)out.buf + out.len) {
-    PyErr_SetString(PyExc_ValueError, "out must not be the memory of image");
+    PyErr_SetString(PyExc_ValueError, "out must not overlap image");
     goto release_table;
   }
 
@@ -348,12 +351,12 @@ static int kernel_clear(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
-    {"read_files", kernel_read_files, METH_O, "read_files(paths) -> list of bytes, or of OSErrors"},
-    {"key", kernel_key, METH_O, "key(data) -> 16 bytes that hardly any other data have"},
+    {"read_files", kernel_read_files, METH_O, "read_files(paths) -> list of bytes or OSErrors"},
+    {"key", kernel_key, METH_O, "key(data) -> 128-bit hash as 16 bytes"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"regions", kernel_regions, METH_O,
-     "regions(tuple of (data, top, left, height, width, out, flip, table[, full_height, full_width, "
-     "out_top, out_left, marks])) -> list of more marks, or None, or exceptions"},
+     "regions(tuple of (data, top, left, height, width, out, flip, table[, full_height, "
+     "full_width, out_top, out_left, entries])) -> list of longer entries, None, or exceptions"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

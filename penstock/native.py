@@ -1,4 +1,4 @@
-"""The native libraries, loaded when first used. The only importer of the compiled kernel."""
+"""Native libraries, imported on first use. This is the only importer of the compiled kernel."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Image = NDArray[Any]
 
 @lru_cache(maxsize=1)
 def _load_kernel() -> tuple[Any, str]:
-    """The compiled module, or ``None`` and the reason why it is missing."""
+    """The compiled module and an empty string, or ``None`` and the reason why it is missing."""
     try:
         from penstock import _kernel
     except ImportError as error:
         return None, (
-            f"the kernel is not built, or does not load ({error}). Install a C compiler and "
+            f"the kernel is not built, or cannot be loaded ({error}). Install a C compiler and "
             "libjpeg-turbo's headers (libjpeg-turbo8-dev, libjpeg62-turbo-dev or "
             "libjpeg-turbo-devel), then install penstock from source."
         )
@@ -30,7 +30,7 @@ def _load_kernel() -> tuple[Any, str]:
 
 
 def kernel() -> Any:
-    """The compiled kernel; ``None`` where it is missing or switched off."""
+    """The compiled kernel; ``None`` if it is missing or switched off."""
     return None if _switched_off() else _load_kernel()[0]
 
 
@@ -50,7 +50,7 @@ def _switched_off() -> bool:
 
 @lru_cache(maxsize=1)
 def load_cv2() -> Any:
-    """OpenCV, restricted to the calling thread: the workers are the parallelism."""
+    """OpenCV, limited to the calling thread: parallelism comes from the workers."""
     try:
         import cv2
     except ImportError as error:
@@ -69,7 +69,7 @@ def load_simplejpeg() -> Any:
 
 
 def with_channels(image: Image) -> Image:
-    """The image as (height, width, channels): OpenCV drops the channel axis where it is 1."""
+    """The image as (height, width, channels): OpenCV drops the axis of a single channel."""
     return image if image.ndim == 3 else image[:, :, np.newaxis]
 
 
@@ -77,7 +77,7 @@ def with_channels(image: Image) -> Image:
 def load_soundfile() -> Any:
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # OSError: the package is there, libsndfile is not
+    except (ImportError, OSError) as error:  # OSError: soundfile is installed, libsndfile is not
         raise MissingExtraError.of(
             "decode, for all but plain WAV files,", "soundfile", "audio"
         ) from error
@@ -86,7 +86,7 @@ def load_soundfile() -> Any:
 
 @lru_cache(maxsize=1)
 def load_fft() -> Any:
-    """SciPy's FFT: it does several rows at once in float32, seven times as fast as NumPy's."""
+    """SciPy's FFT: it transforms several rows at once in float32, seven times as fast as NumPy."""
     try:
         import scipy.fft
     except ImportError as error:
@@ -99,7 +99,7 @@ def load_sparse() -> Any:
     """SciPy's sparse matrices, which multiply in the calling thread.
 
     A dense product uses BLAS, whose threads compete with the workers: two workers that multiplied
-    by a mel filter bank ran at a quarter of the speed of one.
+    by a dense mel filter bank ran at a quarter of the speed of one.
     """
     try:
         import scipy.sparse

@@ -1,7 +1,7 @@
-"""What an operation is: it states its output, chooses its parameters once, and applies them.
+"""Operations: each states its output, draws the parameters of a sample, and applies them.
 
-Choosing is apart from applying so that the same choice can be applied on a CPU or on a device,
-one sample at a time or fused with its neighbours.
+Drawing is separate from applying, so that the same parameters can be applied on a CPU or on a
+device, by the operation alone or fused with its neighbours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.errors import PipelineError, SourceError
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What is known of an array before it exists; a dimension of ``None`` is known only later."""
+    """The shape and type of an array, known before it exists. ``None``: an unknown dimension."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
@@ -33,15 +33,15 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class BytesSpec:
-    """Encoded bytes: a file's content."""
+    """Encoded bytes: the content of a file."""
 
 
 Spec = ArraySpec | BytesSpec | None
-"""What is known of a field: ``None`` is nothing."""
+"""The known type of a field; ``None`` if nothing is known."""
 
 LEVELS = 256
-"""As how many different values a number is counted that may be any in a range, such as a factor of
-brightness: finer steps are lost in pixels of 256 levels."""
+"""The number of outcomes that a number from a continuous range counts as, such as a factor of
+brightness. Finer steps are lost in pixels of 256 levels."""
 
 _MOST_OUTCOMES = 1e300
 
@@ -58,11 +58,12 @@ def fits(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any])
 
 
 class Operation:
-    """One step of preparation. Implementations are frozen dataclasses.
+    """One step of sample preparation. Implementations are frozen dataclasses.
 
-    An operation that is not ``random`` gets ``None`` for parameters. ``field`` is what the
-    operation looks for in a sample that is a dict; in a tuple it takes the first field. One that
-    ``holds_gil`` spends its time in many short steps, and runs in processes if nobody says else.
+    ``random``: parameters are drawn for each sample; without it they are ``None``. ``field``: the
+    key that the operation works on in samples that are dicts; in tuples it works on the first
+    field. ``holds_gil``: the operation runs many short Python steps, so by default a pipeline with
+    it runs in processes.
     """
 
     random: ClassVar[bool] = False
@@ -71,40 +72,41 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """What users call it: the name of the class, as they write it."""
+        """The name users write: the class name in snake case."""
         out = "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__)
         return out.lstrip("_")
 
     def output(self, spec: Spec) -> Spec:
-        """What comes out, given what goes in. Raises PipelineError where that cannot work."""
+        """The spec of the result for an input spec. Raises PipelineError for a wrong input."""
         raise NotImplementedError
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-        """Choose the parameters for one sample of this shape."""
+        """Draw the parameters for one sample of this shape."""
         return None
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """How many different results it may have for one sample of this shape.
+        """The number of different results for one sample of this shape.
 
-        ``None`` is unknown: nobody counted, or it depends on a shape that is not known. Results are
-        counted by what is drawn, each as one, however likely; a number from a range as ``LEVELS``.
+        ``None`` if unknown: the operation does not count, or needs the shape and it is not known.
+        All parameters that can be drawn count, however unlikely. A number from a continuous range
+        counts as ``LEVELS``.
         """
         return None if self.random else 1.0
 
     def apply(self, value: Any, params: Any) -> Any:
-        """Do it. Never changes ``value``."""
+        """Apply the operation with these parameters. Never modifies ``value``."""
         raise NotImplementedError
 
     def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> Any:
-        """Do it, and put the result into ``out`` where that is one of its shape and type.
+        """Like ``apply``, but may write the result into ``out`` if its shape and type fit.
 
-        An operation that can spare a copy this way does; what is returned holds the result.
+        Operations override it to save a copy. Always use the returned value.
         """
         return self.apply(value, params)
 
 
 def counted(outcomes: int) -> float:
-    """A number of outcomes as ``Operation.outcomes`` gives it; above 1e300 they are not told apart.
+    """A number of outcomes for ``Operation.outcomes``, capped at 1e300.
 
     >>> counted(23**2), counted(23**1000)
     (529.0, 1e+300)
@@ -113,20 +115,20 @@ def counted(outcomes: int) -> float:
 
 
 def file_bytes(value: Any, kind: str) -> memoryview:
-    """The bytes of a file in one contiguous piece, without a copy where they are that already.
+    """The bytes of a file as one contiguous memoryview, copied only if they are not contiguous.
 
-    ``kind`` is what ``decode`` reads: ``"image"`` or ``"audio"``.
+    ``kind``: what ``decode`` reads, ``"image"`` or ``"audio"``; for error messages.
     """
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype != np.uint8:
             raise SourceError(
-                f"decode got an array of shape {value.shape} and {value.dtype}, and works on the "
+                f"decode got an array of shape {value.shape} and {value.dtype}; it needs the "
                 f"bytes of an {kind} file. If samples are decoded already, leave it out."
             )
         value = np.ascontiguousarray(value)
     elif not isinstance(value, (bytes, bytearray, memoryview)):
         raise SourceError(
-            f"decode got {type(value).__name__}, and works on the bytes of an {kind} file. Read "
+            f"decode got {type(value).__name__}; it needs the bytes of an {kind} file. Read "
             "the file in the source, or convert the value with a map above decode()."
         )
     data = memoryview(value)
@@ -142,14 +144,14 @@ def file_bytes(value: Any, kind: str) -> memoryview:
 
 
 def need_array(name: str, spec: Spec, *, ndim: int = 3) -> ArraySpec | None:
-    """The spec of an array an operation can work on, ``None`` if nothing is known of it."""
+    """Check that a spec is an array of ``ndim`` dimensions; ``None`` if nothing is known of it."""
     if isinstance(spec, BytesSpec):
         raise PipelineError(
-            f"{name} got encoded bytes, and works on decoded images. Put decode() above it."
+            f"{name} got encoded bytes; it needs decoded images. Put decode() above it."
         )
     if spec is not None and len(spec.shape) != ndim:
         raise PipelineError(
-            f"{name} got an array of shape {spec.shape}, and works on arrays of {ndim} dimensions "
-            "(height, width, channels)."
+            f"{name} got an array of shape {spec.shape}; it needs {ndim} dimensions (height, "
+            "width, channels). Reshape it with a map above it."
         )
     return spec

@@ -389,7 +389,6 @@ def fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
     modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
     if not any(module.startswith("penstock.image.") for module in modules):
         return stops  # nothing to fuse, and no need to import the image operations
-    from penstock.image.fused import fuse
-    from penstock.image.toned import tone
+    from penstock.image.fused import fuse, fuse_augment
 
-    return tone(fuse(stops))
+    return fuse_augment(fuse(stops))

@@ -1,6 +1,6 @@
-"""Checks an installed Penstock: its kernel decodes, and with a libjpeg of its own.
+"""Checks an installed wheel: its kernel decodes, and uses the libjpeg bundled in the wheel.
 
-Run by scripts/wheel in an environment that has the wheel and simplejpeg.
+scripts/wheel runs it in an environment with the wheel and simplejpeg.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ OWN = Path(penstock.__file__).resolve().parents[1] / "penstock.libs"
 
 
 def libraries() -> set[Path]:
-    """The libjpegs that this process has loaded, whatever each is called."""
+    """The libjpeg libraries that this process has loaded, under any file name."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/")}
     return {path for path in paths if "jpeg" in path.name and ".so" in path.name}
 
 
 def check() -> str:
-    """What is wrong, or nothing."""
+    """An error message, or an empty string if everything is fine."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)
     data = simplejpeg.encode_jpeg(pixels, 90, "RGB", "420")
-    others = libraries()
+    before = libraries()
     if not native.kernel_available():
         return native.why_no_kernel()
 
     decoded = np.zeros_like(pixels)
     kernel.region(data, (0, 0, 48, 64), decoded)
-    used = libraries() - others
+    used = libraries() - before
     if not used or any(path.parent != OWN for path in used):
-        named = ", ".join(map(str, sorted(used))) or "a libjpeg that was there before"
-        return f"the kernel uses {named}, and not one in {OWN}"
+        named = ", ".join(map(str, sorted(used))) or "a libjpeg that was loaded before"
+        return f"the kernel uses {named} instead of one in {OWN}"
 
-    # Two versions of libjpeg-turbo may round differently.
+    # simplejpeg has another version of libjpeg-turbo, which may round differently.
     expected = simplejpeg.decode_jpeg(data, "RGB")
-    apart = int(np.abs(decoded.astype(int) - expected).max())
-    if apart > 2:
-        return f"the kernel's pixels are up to {apart} grey levels from simplejpeg's"
+    difference = int(np.abs(decoded.astype(int) - expected).max())
+    if difference > 2:
+        return f"the kernel's pixels differ from simplejpeg's by up to {difference} grey levels"
     print(f"    decodes with {', '.join(path.name for path in used)}")
     return ""
 

@@ -1,11 +1,11 @@
-/* The changes of automatic augmentation: all that one image gets, in few passes over its pixels.
+/* Automatic augmentation: applies all changes of one image in few passes over its pixels.
  *
- * What image/draft.py does with OpenCV, and its bits but for turns. Changes by table wait and become
- * one table for each channel, and what the next of them asks of the image follows from what was
- * counted before. One pass that moves or blends pixels waits too, until another asks for its result;
- * the last goes row by row into the look-up of levels.
+ * The counterpart of image/lazy_image.py, which uses OpenCV; same bits, except for rotations. Changes
+ * by a lookup table stay pending and join into one table per channel. Level counts are kept, so that
+ * later tables can be computed from them. One pass that moves or blends pixels stays pending too,
+ * until another change needs its result. The last pass runs row by row, together with the lookup.
  *
- * Comes after jpeg/region.h, and knows as little of Python.
+ * Include after jpeg/region.h. Does not depend on Python.
  */
 #include <stdlib.h>
 
@@ -17,20 +17,20 @@ typedef struct {
   double magnitude; /* finite, in the unit of the change */
 } Change;
 
-/* An image in the making: what a pass makes of some pixels, and then a table of their levels. */
+/* A lazy image: pixels, a pending pass over them, and a pending table of levels. */
 typedef struct {
   Pass pass;
-  uint8_t *sheets[2]; /* what passes are done on: the pixels are the caller's, or one of them */
+  uint8_t *sheets[2]; /* output of passes; `pass.pixels` is the caller's image or one of these */
   uint8_t *row;
   uint8_t fill[3];
-  Table tone[3]; /* what becomes of each level after the pass */
-  int toned;     /* whether that changes any */
-  uint32_t counts[3][256]; /* how many pixels have each level after the pass, before the table */
+  Table tone[3]; /* the pending table, applied after the pass */
+  int toned;     /* whether the table changes any level */
+  uint32_t counts[3][256]; /* pixels with each level, after the pass and before the table */
   int counted;
-} Draft;
+} LazyImage;
 
-/* Memory for `*at`, if it has none yet. */
-static int get_room(void *at, size_t size) {
+/* Allocate memory for the pointer `*at`, unless it has some. */
+static int allocate_once(void *at, size_t size) {
   void *room;
   memcpy(&room, at, sizeof room);
   if (room) return FINE;
@@ -39,7 +39,7 @@ static int get_room(void *at, size_t size) {
   return room ? FINE : NO_MEMORY;
 }
 
-static void tone_row(const Draft *d, const uint8_t *row, uint8_t *out) {
+static void tone_row(const LazyImage *d, const uint8_t *row, uint8_t *out) {
   const uint8_t *red = d->tone[0], *green = d->tone[1], *blue = d->tone[2];
   for (int x = 0; x < d->pass.width; x++, row += 3, out += 3) {
     uint8_t r = red[row[0]], g = green[row[1]], b = blue[row[2]];
@@ -47,19 +47,19 @@ static void tone_row(const Draft *d, const uint8_t *row, uint8_t *out) {
   }
 }
 
-/* Row `y` but for the table: where it lies already, or made in `room`. */
-static const uint8_t *row_of(const Draft *d, int y, uint8_t *room) {
+/* Row `y` without the table: a pointer to it, or computed in `room`. */
+static const uint8_t *row_of(const LazyImage *d, int y, uint8_t *room) {
   if (d->pass.code == IDENTITY) return d->pass.pixels + (size_t)y * d->pass.stride;
   make_row(&d->pass, y, room);
   return room;
 }
 
-/* Do the pass that waits and, where that is wanted, the table. */
-static int settle(Draft *d, int with_tone) {
+/* Apply the pending pass and, if `with_tone`, the pending table. */
+static int settle(LazyImage *d, int with_tone) {
   int toned = with_tone && d->toned;
   if (d->pass.code == IDENTITY && !toned) return FINE;
   int other = d->pass.pixels == d->sheets[0];
-  if (get_room(&d->sheets[other], d->pass.size)) return NO_MEMORY;
+  if (allocate_once(&d->sheets[other], d->pass.size)) return NO_MEMORY;
   for (int y = 0; y < d->pass.height; y++) {
     uint8_t *to = d->sheets[other] + (size_t)y * d->pass.stride;
     const uint8_t *row = row_of(d, y, to);
@@ -73,9 +73,9 @@ static int settle(Draft *d, int with_tone) {
   return FINE;
 }
 
-/* ------------------------------------------------------------------------------ changes by table */
+/* ----------------------------------------------------------------------------- changes by table */
 
-static void change_levels(Draft *d, const Table after[3]) {
+static void change_levels(LazyImage *d, const Table after[3]) {
   d->toned = 0;
   for (int c = 0; c < 3; c++)
     for (int level = 0; level < 256; level++) {
@@ -84,13 +84,13 @@ static void change_levels(Draft *d, const Table after[3]) {
     }
 }
 
-static void change_alike(Draft *d, const Table after) {
+static void change_all_channels(LazyImage *d, const Table after) {
   Table each[3];
   for (int c = 0; c < 3; c++) memcpy(each[c], after, sizeof each[c]);
   change_levels(d, (const Table *)each);
 }
 
-static int count(Draft *d) {
+static int count(LazyImage *d) {
   if (d->counted) return FINE;
   if (settle(d, 0)) return NO_MEMORY;
   count_levels(d->pass.pixels, d->pass.size, d->counts);
@@ -98,14 +98,14 @@ static int count(Draft *d) {
   return FINE;
 }
 
-static int contrast(Draft *d, double factor) {
+static int contrast(LazyImage *d, double factor) {
   uint64_t sums[3] = {0};
   if (factor == 1.0) return FINE;
   if (!d->counted && !d->toned) {
     if (settle(d, 0)) return NO_MEMORY;
     add_levels(d->pass.pixels, d->pass.size, sums);
   } else {
-    /* Counting takes no longer than applying a table, and may serve the next change too. */
+    /* Counting takes no longer than applying a table, and later changes may use the counts. */
     if (count(d)) return NO_MEMORY;
     for (int c = 0; c < 3; c++)
       for (int level = 0; level < 256; level++)
@@ -113,12 +113,12 @@ static int contrast(Draft *d, double factor) {
   }
   Table table;
   steepen(table, factor, sums, (double)d->pass.height * d->pass.width);
-  change_alike(d, table);
+  change_all_channels(d, table);
   return FINE;
 }
 
-/* The darkest and the brightest level of each channel, after the table. */
-static int find_ends(Draft *d, uint8_t low[3], uint8_t high[3]) {
+/* The darkest and the brightest level of each channel, after the pending table. */
+static int find_ends(LazyImage *d, uint8_t low[3], uint8_t high[3]) {
   if (!d->counted && is_rising(d->tone[0]) && is_rising(d->tone[1]) && is_rising(d->tone[2])) {
     if (settle(d, 0)) return NO_MEMORY;
     find_range(d->pass.pixels, d->pass.size, low, high);
@@ -134,7 +134,7 @@ static int find_ends(Draft *d, uint8_t low[3], uint8_t high[3]) {
   return FINE;
 }
 
-static int stretch_each(Draft *d) {
+static int stretch_each(LazyImage *d) {
   uint8_t low[3], high[3];
   Table tables[3];
   if (find_ends(d, low, high)) return NO_MEMORY;
@@ -143,7 +143,7 @@ static int stretch_each(Draft *d) {
   return FINE;
 }
 
-static int equalize_each(Draft *d) {
+static int equalize_each(LazyImage *d) {
   Table tables[3];
   if (count(d)) return NO_MEMORY;
   for (int c = 0; c < 3; c++) {
@@ -155,18 +155,18 @@ static int equalize_each(Draft *d) {
   return FINE;
 }
 
-/* --------------------------------------------------------------------- changes that are a pass */
+/* ------------------------------------------------------------- changes by a pass over the pixels */
 
-static void wait_for(Draft *d, int code) {
+static void set_pass(LazyImage *d, int code) {
   d->pass.code = code;
   d->counted = 0;
 }
 
-/* Beyond this the sums would not fit; colours are long at their ends. */
+/* Sums would overflow beyond this; by then all colours are saturated. */
 #define MOST_SATURATION 1024.0
 
 /* See colour._saturating. */
-static int saturate_by(Draft *d, double factor) {
+static int saturate_by(LazyImage *d, double factor) {
   static const double grey[3] = {0.2989, 0.587, 0.114};
   if (factor == 1.0) return FINE;
   if (settle(d, 1)) return NO_MEMORY;
@@ -179,26 +179,26 @@ static int saturate_by(Draft *d, double factor) {
     }
   float down = (float)(-0.4999 - 0.5 * (1.0 - factor));
   d->pass.lift = (int32_t)rintf(down * 1024) + 512;
-  wait_for(d, COLOR);
+  set_pass(d, COLOR);
   return FINE;
 }
 
-/* With more of it, the least difference makes black or white just as well. */
+/* From here on the smallest difference already gives black or white. */
 #define MOST_BLUR (1 << 22)
 
 /* See colour.sharpness. */
-static int sharpen_by(Draft *d, double factor) {
+static int sharpen_by(LazyImage *d, double factor) {
   if (factor == 1.0 || d->pass.height <= 2 || d->pass.width <= 2) return FINE;
   if (settle(d, 1)) return NO_MEMORY;
-  if (get_room(&d->pass.sums, d->pass.stride * sizeof *d->pass.sums)) return NO_MEMORY;
+  if (allocate_once(&d->pass.sums, d->pass.stride * sizeof *d->pass.sums)) return NO_MEMORY;
   d->pass.blur = nearest((1.0 - factor) * 9.0 / 13.0 * 1024, MOST_BLUR);
-  wait_for(d, SHARPNESS);
+  set_pass(d, SHARPNESS);
   return FINE;
 }
 
-/* Moving may go before the table that waits, with a border that the table makes the fill of. Where
-   there is no such level the table is applied first. */
-static int choose_border(Draft *d, uint8_t border[3]) {
+/* Pixels may move before the pending table applies, if the border has a level that the table maps to
+   the fill. If there is no such level, apply the table first. */
+static int choose_border(LazyImage *d, uint8_t border[3]) {
   for (int c = 0; c < 3; c++) {
     uint8_t wanted = d->fill[c];
     const uint8_t *found = memchr(d->tone[c], wanted, sizeof d->tone[c]);
@@ -211,18 +211,18 @@ static int choose_border(Draft *d, uint8_t border[3]) {
   return FINE;
 }
 
-static int wait_to_move(Draft *d, int code) {
+static int set_move(LazyImage *d, int code) {
   uint8_t border[3];
   if (choose_border(d, border) || settle(d, 0)) return NO_MEMORY;
   memcpy(d->pass.border, border, 3);
-  wait_for(d, code);
+  set_pass(d, code);
   return FINE;
 }
 
-static int shift_by(Draft *d, int code, double pixels) {
+static int shift_by(LazyImage *d, int code, double pixels) {
   if (fabs(pixels) < 1) return FINE;
-  if (wait_to_move(d, code)) return NO_MEMORY;
-  /* Cut, not rounded; what is out of the frame is out, however far. */
+  if (set_move(d, code)) return NO_MEMORY;
+  /* Truncated, and limited to the size of the image: a larger shift shows only the border. */
   int most = code == TRANSLATE_X ? d->pass.width : d->pass.height;
   int by = (int)fmin(fmax(pixels, -most), most);
   d->pass.across = code == TRANSLATE_X ? by : 0;
@@ -230,22 +230,22 @@ static int shift_by(Draft *d, int code, double pixels) {
   return FINE;
 }
 
-/* What a second-level cache has room for, and a line of it. */
+/* Bytes that fit into a second-level cache, and the size of a cache line. */
 #define NEARBY ((size_t)1 << 19)
 #define LINE 64
 
-/* For moves that take each pixel from a place of its own. No processor foresees such places, and an
-   image that is not in the cache would come line by line, each waited for: that doubles the time.
-   Read in order it comes by itself. */
-static int prepare_places(Draft *d) {
+/* Prepare a move that reads each pixel from a computed place. The processor cannot prefetch such
+   places: if the image is not in the cache, every cache line is waited for, which doubles the time.
+   So read the image in order first, which the processor does prefetch. */
+static int prepare_places(LazyImage *d) {
   const volatile uint8_t *pixels = d->pass.pixels;
   for (size_t at = 0; at < d->pass.size && d->pass.size <= NEARBY; at += LINE) (void)pixels[at];
-  return get_room(&d->pass.places, 2 * (size_t)d->pass.width * sizeof *d->pass.places);
+  return allocate_once(&d->pass.places, 2 * (size_t)d->pass.width * sizeof *d->pass.places);
 }
 
-static int shear_by(Draft *d, int code, double slope) {
+static int shear_by(LazyImage *d, int code, double slope) {
   if (slope == 0) return FINE;
-  if (wait_to_move(d, code)) return NO_MEMORY;
+  if (set_move(d, code)) return NO_MEMORY;
   d->pass.slope = slope;
   if (code == SHEAR_X) return FINE;
   if (prepare_places(d)) return NO_MEMORY;
@@ -254,12 +254,12 @@ static int shear_by(Draft *d, int code, double slope) {
   return FINE;
 }
 
-/* torchvision's matrix, rounded where it rounds: see find_sources. */
-static int turn_by(Draft *d, double degrees) {
+/* torchvision's rotation matrix, with its roundings: see find_sources. */
+static int rotate_by(LazyImage *d, double degrees) {
   degrees = fmod(degrees, 360);
   if (degrees < 0) degrees += 360;
   if (degrees == 0) return FINE;
-  if (wait_to_move(d, ROTATE) || prepare_places(d)) return NO_MEMORY;
+  if (set_move(d, ROTATE) || prepare_places(d)) return NO_MEMORY;
   double angle = degrees * (3.14159265358979323846 / 180);
   float cosine = (float)cos(angle), sine = (float)sin(angle);
   float width = (float)d->pass.width * 0.5f, height = (float)d->pass.height * 0.5f;
@@ -270,9 +270,9 @@ static int turn_by(Draft *d, double degrees) {
   return FINE;
 }
 
-/* ---------------------------------------------------------------------------------- all of them */
+/* ---------------------------------------------------------------------------------- all changes */
 
-static int change(Draft *d, Change by) {
+static int change(LazyImage *d, Change by) {
   double magnitude = by.magnitude;
   Table table;
   switch (by.code) {
@@ -280,7 +280,7 @@ static int change(Draft *d, Change by) {
     case SHEAR_Y: return shear_by(d, by.code, magnitude);
     case TRANSLATE_X:
     case TRANSLATE_Y: return shift_by(d, by.code, magnitude);
-    case ROTATE: return turn_by(d, magnitude);
+    case ROTATE: return rotate_by(d, magnitude);
     case COLOR: return saturate_by(d, 1.0 + magnitude);
     case SHARPNESS: return sharpen_by(d, 1.0 + magnitude);
     case CONTRAST: return contrast(d, 1.0 + magnitude);
@@ -292,11 +292,11 @@ static int change(Draft *d, Change by) {
     case INVERT: solarize(table, 0); break;
     default: return FINE;
   }
-  change_alike(d, table);
+  change_all_channels(d, table);
   return FINE;
 }
 
-static void give_bytes(const Draft *d, Target to) {
+static void write_bytes(const LazyImage *d, Target to) {
   for (int y = 0; y < to.height; y++) {
     uint8_t *out = to.bytes + (size_t)y * d->pass.stride;
     const uint8_t *row = row_of(d, y, out);
@@ -307,20 +307,20 @@ static void give_bytes(const Draft *d, Target to) {
   }
 }
 
-static int give_floats(Draft *d, Target to) {
+static int write_floats(LazyImage *d, Target to) {
   float joined[768];
-  if (get_room(&d->row, d->pass.stride)) return NO_MEMORY;
+  if (allocate_once(&d->row, d->pass.stride)) return NO_MEMORY;
   for (int i = 0; i < 768; i++) joined[i] = to.table[i / 256 * 256 + d->tone[i / 256][i % 256]];
   to.table = joined;
-  for (int y = 0; y < to.height; y++) give_row(to, y, row_of(d, y, d->row));
+  for (int y = 0; y < to.height; y++) write_row(to, y, row_of(d, y, d->row));
   return FINE;
 }
 
-/* An image of the target's size with all changes, one after the other. Where they come to nothing
-   the target's bytes stay as they are, and `changed` is 0. */
+/* Apply all changes in order to an image of the size of the target. If the target is bytes and the
+   changes do nothing, it is not written, and `changed` is 0. */
 static int augment(const uint8_t *image, const Change *changes, size_t number,
                    const uint8_t fill[3], Target to, int *changed) {
-  Draft d = {.pass = {.height = to.height, .width = to.width, .pixels = image}};
+  LazyImage d = {.pass = {.height = to.height, .width = to.width, .pixels = image}};
   d.pass.stride = (size_t)to.width * 3;
   d.pass.size = d.pass.stride * (size_t)to.height;
   memcpy(d.fill, fill, 3);
@@ -329,9 +329,9 @@ static int augment(const uint8_t *image, const Change *changes, size_t number,
   for (size_t i = 0; i < number && !kind; i++) kind = change(&d, changes[i]);
   *changed = d.pass.pixels != image || d.pass.code != IDENTITY || d.toned;
   if (!kind && to.floats)
-    kind = give_floats(&d, to);
+    kind = write_floats(&d, to);
   else if (!kind && *changed)
-    give_bytes(&d, to);
+    write_bytes(&d, to);
   free(d.sheets[0]);
   free(d.sheets[1]);
   free(d.row);

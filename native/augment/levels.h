@@ -1,13 +1,13 @@
-/* Grey levels of RGB pixels: how many there are of each, and tables of what becomes of them.
+/* Levels of RGB pixels: statistics, and lookup tables that change them.
  *
- * The tables are those of image/tone.py to the bit; what they are for is said there.
+ * The tables have the bits of those in image/tone.py, which explains them.
  */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Compilers may carry a product on into a sum without rounding it, where the processor can: not in
-   functions marked so. */
+/* For functions in which the compiler must not fuse a product and a sum into one instruction, which
+   would skip a rounding. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #define EXACT
@@ -19,7 +19,7 @@ typedef uint8_t Table[256];
 
 /* --------------------------------------------------------------------------------- statistics */
 
-/* In four parts, because neighbours are often alike, and a counter must wait for itself. */
+/* Four sets of counters: neighbours are often equal, and increments of one counter are serial. */
 static void count_levels(const uint8_t *pixels, size_t size, uint32_t counts[3][256]) {
   uint32_t parts[4][3][256];
   memset(parts, 0, sizeof parts);
@@ -32,14 +32,14 @@ static void count_levels(const uint8_t *pixels, size_t size, uint32_t counts[3][
           parts[0][c][level] + parts[1][c][level] + parts[2][c][level] + parts[3][c][level];
 }
 
-/* Whole vectors of any width, and whole pixels: bytes that are so far apart are of one channel. */
+/* A multiple of all vector widths and of 3, so bytes this far apart belong to the same channel. */
 #define RUN 96
 
 /* The sum of each channel's levels. */
 WIDE static void add_levels(const uint8_t *pixels, size_t size, uint64_t sums[3]) {
   uint64_t totals[RUN] = {0};
   while (size >= RUN) {
-    uint16_t some[RUN] = {0}; /* 257 times 255 is the most that fits */
+    uint16_t some[RUN] = {0}; /* 257 * 255 is the largest sum that fits */
     for (int n = 0; n < 257 && size >= RUN; n++, size -= RUN, pixels += RUN)
       for (int i = 0; i < RUN; i++) some[i] = (uint16_t)(some[i] + pixels[i]);
     for (int i = 0; i < RUN; i++) totals[i] += some[i];
@@ -74,7 +74,7 @@ static void keep_levels(Table table) {
   for (int level = 0; level < 256; level++) table[level] = (uint8_t)level;
 }
 
-/* Cut, not rounded; what is beyond the levels is at their end, and what is no number is black. */
+/* Truncate and clamp to 0 to 255; NaN gives 0. */
 INLINE uint8_t cut(float value) { return value > 0 ? value < 255 ? (uint8_t)value : 255 : 0; }
 
 static void brighten(Table table, double factor) {
@@ -91,7 +91,7 @@ static void solarize(Table table, double threshold) {
     table[level] = (uint8_t)(level >= threshold ? 255 - level : level);
 }
 
-/* Steeper than this, every level is black, white, or the middle. */
+/* With a steeper slope every level is black, white, or the middle. */
 #define STEEPEST ((double)(1LL << 40))
 
 EXACT static void steepen(Table table, double factor, const uint64_t sums[3], double pixels) {

@@ -1,16 +1,16 @@
-/* Rows of an image that is moved or blended: shears, shifts, turns, saturation, sharpness.
+/* Passes that move or blend pixels, row by row: shears, shifts, rotations, saturation, sharpness.
  *
- * A pass is asked for its rows one by one, so that whoever asks can go on with a row while it is in
- * the first-level cache. Levels are made of whole numbers and places in the image by one rounding
- * at a time: every processor makes the same bits.
+ * A pass computes one row per call, so that the caller can process the row while it is in the
+ * first-level cache. Levels use integer arithmetic, and positions are rounded at every step, so that
+ * every processor gives the same bits.
  *
- * Comes after jpeg/region.h and levels.h.
+ * Include after jpeg/region.h and levels.h.
  */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* What changes an image, in the order of CHANGES in image/augment_table.py. */
+/* The changes of an image, in the order of CHANGES in image/augment.py. */
 enum {
   IDENTITY,
   SHEAR_X,
@@ -30,23 +30,23 @@ enum {
   CHANGES
 };
 
-/* One pass over the pixels. What a change needs is there when `code` is that change. */
+/* One pass over the pixels. Fields of a change are set only if `code` is that change. */
 typedef struct {
-  int code; /* IDENTITY, one that moves, or one that blends */
+  int code; /* IDENTITY, a change that moves pixels, or one that blends them */
   int height, width;
   size_t stride, size; /* bytes of a row and of the image */
   const uint8_t *pixels;
-  uint8_t border[3];           /* what comes in from outside */
+  uint8_t border[3];           /* levels of pixels from outside the image */
   double slope;                /* of a shear along rows */
   int down, across;            /* of a shift */
-  float right[2], below[2];    /* of a turn: how far across and down one step that way leads */
-  int32_t *places;             /* room for two numbers a column: of a shear along columns, a turn */
-  int32_t colours[3][3], lift; /* of saturation: what makes a colour of all three, in 1024ths */
-  int32_t blur;                /* of sharpness: how much of it, in 1024ths */
-  uint16_t *sums;              /* and room for as many numbers as a row has bytes */
+  float right[2], below[2];    /* of a rotation: source step (across, down) per step right, down */
+  int32_t *places;             /* two numbers per column, for shears along columns and rotations */
+  int32_t colours[3][3], lift; /* of saturation: colour matrix and offset, in 1024ths */
+  int32_t blur;                /* of sharpness: weight of the blur, in 1024ths */
+  uint16_t *sums;              /* of sharpness: one number per byte of a row */
 } Pass;
 
-/* `value` to the nearest whole number, half to even, and no further from 0 than `most`. */
+/* Round `value` to the nearest integer, half to even, and clamp it to -most..most. */
 static int nearest(double value, int most) {
   return (int)rint(value > most ? most : value < -most ? -most : value);
 }
@@ -57,7 +57,7 @@ static void fill_pixels(uint8_t *out, int count, const uint8_t border[3]) {
   for (; count > 0; count--, out += 3) memcpy(out, border, 3);
 }
 
-/* The row moved left by `by`, which is no more than its width either way. */
+/* Move the row left by `by` pixels; `by` is between minus its width and its width. */
 static void slide_row(const Pass *p, const uint8_t *row, int by, uint8_t *out) {
   int left = by < 0 ? -by : 0, right = by > 0 ? by : 0, kept = p->width - left - right;
   fill_pixels(out, left, p->border);
@@ -73,19 +73,20 @@ static void shift_row(const Pass *p, int y, uint8_t *out) {
     slide_row(p, p->pixels + (size_t)from * p->stride, -p->across, out);
 }
 
-/* Where the pixels of a row come from: pixel x from `down[x]` rows below row `top`, and `across[x]`
-   pixels from the left, or x where there is no `across`. */
+/* Source positions of the pixels of a row: pixel x comes from row `top + down[x]`, column
+   `across[x]`. If `across` is NULL, the column is x. */
 typedef struct {
   const int32_t *across, *down;
   int top;
 } Sources;
 
-/* Four bytes are one move, and the one after a pixel is moved too. What that overwrites is written
-   next; the last pixel of the image has none after it to read, and the last of a row has no room. */
+/* Pixels are copied as four bytes, one move, with one byte too many. The next pixel overwrites the
+   extra byte. The last pixel of an image has no extra byte to read, and the last of a row no room to
+   write one. */
 #define SPARE 1
 
 #ifdef HAVE_AVX2
-/* Eight pixels at a time, from `x` on, as far as that goes: where to go on is returned. */
+/* Move eight pixels at a time, from `x` on. Returns the first pixel that is not done. */
 MODERN static int move_eights(const Pass *p, int x, int upto, Sources from, uint8_t *out) {
   if (p->size > INT32_MAX) return x;
   const __m256i stride = _mm256_set1_epi32((int)p->stride), top = _mm256_set1_epi32(from.top);
@@ -93,7 +94,7 @@ MODERN static int move_eights(const Pass *p, int x, int upto, Sources from, uint
   const __m256i ahead = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i closed = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
-  /* 16 bytes are written for 12: two more pixels must have room. */
+  /* Writes 16 bytes for 12, so two more pixels must fit. */
   if (upto > p->width - 2) upto = p->width - 2;
   for (; x + 8 <= upto; x += 8, out += 24) {
     __m256i across = from.across ? _mm256_loadu_si256((const __m256i *)(from.across + x))
@@ -113,7 +114,7 @@ MODERN static int move_eights(const Pass *p, int x, int upto, Sources from, uint
 #define move_eights(p, x, upto, from, out) (x)
 #endif
 
-/* Pixels `low` up to `high` of a row, and the border around them. */
+/* Write a row: pixels `low` to `high` from their sources, the border elsewhere. */
 static void move_pixels(const Pass *p, int low, int high, Sources from, uint8_t *out) {
   const uint8_t *pixels = p->pixels;
   size_t stride = p->stride, size = p->size;
@@ -131,18 +132,18 @@ static void move_pixels(const Pass *p, int low, int high, Sources from, uint8_t 
   fill_pixels(out + 3 * (size_t)high, p->width - high, p->border);
 }
 
-/* Columns move the further up or down the further right they are; `places` says how far. */
+/* Shear along columns: column x moves by `places[x]`. */
 static void shear_row(const Pass *p, int y, uint8_t *out) {
   const int32_t *by = p->places;
   int low = 0, high = p->width;
-  /* The steps all go one way, so what comes from within the image is one span. */
+  /* `by` is monotonic, so the pixels from inside the image form one span. */
   while (low < high && (y + by[low] < 0 || y + by[low] >= p->height)) low++;
   while (low < high && (y + by[high - 1] < 0 || y + by[high - 1] >= p->height)) high--;
   move_pixels(p, low, high, (Sources){NULL, by, y}, out);
 }
 
-/* The same as `nearest` for numbers below 2**22, in vectors of any age: at 2**23 floats have no bits
-   below the point, so that the addition rounds. */
+/* The same as `nearest` for numbers below 2**22, vectorizable on every processor: floats from 2**23
+   up have no fractional bits, so the addition rounds. */
 INLINE int32_t nearest_single(float value) {
   int32_t bits;
   float beyond = value + 12582912.0f;
@@ -150,10 +151,10 @@ INLINE int32_t nearest_single(float value) {
   return bits - 0x4B400000;
 }
 
-/* Where the pixels of row `y` come from: torchvision's numbers, on a scale of -1 to 1 (affine_grid)
-   and from there to pixels (grid_sample), and each of its roundings, so that pixels that lie halfway
-   go the same way. Every step keeps the order of what it is given: along a row, both numbers only
-   rise or only fall. */
+/* Source positions of row `y`. Repeats torchvision's computation with each of its roundings: first
+   coordinates from -1 to 1 (affine_grid), then pixels (grid_sample). So positions halfway between
+   pixels round the same way. Each step is monotonic: along a row, both coordinates only rise or only
+   fall. */
 EXACT WIDE static void find_sources(const Pass *p, int y, int32_t *restrict across,
                                     int32_t *restrict down) {
   float middle = (float)(p->width - 1) * 0.5f, height = (float)p->height * 0.5f;
@@ -171,7 +172,7 @@ INLINE int is_within(const Pass *p, int32_t across, int32_t down) {
   return across >= 0 && across < p->width && down >= 0 && down < p->height;
 }
 
-static void turn_row(const Pass *p, int y, uint8_t *out) {
+static void rotate_row(const Pass *p, int y, uint8_t *out) {
   int32_t *across = p->places, *down = p->places + p->width;
   find_sources(p, y, across, down);
   int low = 0, high = p->width;
@@ -183,10 +184,10 @@ static void turn_row(const Pass *p, int y, uint8_t *out) {
 /* ------------------------------------------------------------------------------------- blends */
 
 #ifdef HAVE_AVX2
-/* Eight pixels at a time, as far as that goes: how many is returned. */
+/* Saturate eight pixels at a time. Returns the number of pixels done. */
 MODERN static int saturate_eights(const Pass *p, const uint8_t *row, uint8_t *out) {
   const __m256i zero = _mm256_setzero_si256(), lift = _mm256_set1_epi32(p->lift);
-  /* Red, green, blue and nothing, pixel by pixel; and back, from four pixels colour by colour. */
+  /* Spread pixels to red, green, blue, 0; and pack four pixels, stored by colour, back to RGB. */
   const __m256i apart = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));
   const __m256i closed = _mm256_broadcastsi128_si256(
@@ -203,7 +204,7 @@ MODERN static int saturate_eights(const Pass *p, const uint8_t *row, uint8_t *ou
     weights[c] = _mm256_set1_epi64x(as_one);
   }
   int x = 0;
-  /* 16 bytes are read and written for 12: two more pixels must have room. */
+  /* Reads and writes 16 bytes for 12, so two more pixels must fit. */
   for (; x + 8 <= p->width - 2; x += 8, row += 24, out += 24) {
     __m256i eight = _mm256_inserti128_si256(
         _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)row)),
@@ -239,12 +240,12 @@ static void saturate_row(const Pass *p, const uint8_t *restrict row, uint8_t *re
     }
 }
 
-/* A ninth, rounded. */
+/* `sum` / 9, rounded. */
 INLINE uint16_t ninth(uint16_t sum) {
   return (uint16_t)((uint32_t)(uint16_t)(sum + 4) * 7282 >> 16);
 }
 
-/* The row with some of its blur, which is the mean of nine pixels; the outermost stay as they are. */
+/* Blend a row with its blur, the mean of nine pixels. The first and last pixel stay as they are. */
 WIDE static void sharpen(const uint8_t *restrict row, size_t stride, int32_t blur,
                          uint16_t *restrict sums, uint8_t *restrict out) {
   const uint8_t *restrict above = row - stride, *restrict below = row + stride;
@@ -254,7 +255,7 @@ WIDE static void sharpen(const uint8_t *restrict row, size_t stride, int32_t blu
   if (blur == (int16_t)blur) {
     int16_t parts = (int16_t)blur;
     for (int i = 3; i < bytes - 3; i++) {
-      /* 64ths here and the upper half of the product: 16 bits do, so many more fit a vector. */
+      /* 64ths, and the upper half of the product: 16 bits suffice, so more fit into a vector. */
       int16_t apart =
           (int16_t)((ninth((uint16_t)(sums[i - 3] + sums[i] + sums[i + 3])) - row[i]) * 64);
       out[i] = squeeze((int16_t)(row[i] + (int16_t)((int32_t)apart * parts >> 16)));
@@ -268,7 +269,7 @@ WIDE static void sharpen(const uint8_t *restrict row, size_t stride, int32_t blu
   memcpy(out + bytes - 3, row + bytes - 3, 3);
 }
 
-/* ---------------------------------------------------------------------------------- any of them */
+/* -------------------------------------------------------------------------------------- any pass */
 
 static void make_row(const Pass *p, int y, uint8_t *out) {
   const uint8_t *row = p->pixels + (size_t)y * p->stride;
@@ -277,7 +278,7 @@ static void make_row(const Pass *p, int y, uint8_t *out) {
     case SHEAR_Y: shear_row(p, y, out); return;
     case TRANSLATE_X:
     case TRANSLATE_Y: shift_row(p, y, out); return;
-    case ROTATE: turn_row(p, y, out); return;
+    case ROTATE: rotate_row(p, y, out); return;
     case COLOR: saturate_row(p, row, out); return;
     case SHARPNESS:
       if (y == 0 || y == p->height - 1) break;

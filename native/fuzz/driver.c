@@ -1,8 +1,9 @@
-/* Feeds the kernel broken JPEGs, and absurd changes of images: driver FOLDER COUNT SEED [FIRST].
+/* Runs the kernel on broken JPEGs, and on images with absurd changes:
+ * driver FOLDER COUNT SEED [FIRST].
  *
- * Input number n depends on the files in FOLDER, on SEED and on n alone, so a finding is repeated
- * by giving its number as FIRST and 1 as COUNT. Data and output lie in blocks of exactly their
- * size, where AddressSanitizer sees the first byte beyond.
+ * Input n depends only on the files in FOLDER, on SEED and on n. To repeat a finding, give its number
+ * as FIRST and 1 as COUNT. Data and output are in allocations of exactly their size, so that
+ * AddressSanitizer detects the first byte beyond them.
  */
 #define PENSTOCK_FUZZ
 #include "../jpeg/region.h"
@@ -39,7 +40,7 @@ static size_t below(size_t limit) { return limit ? draw() % limit : 0; }
 
 static void keep_finding(void) {
   if (!current.length) {
-    fprintf(stderr, "it is input %ld\n", current_number);
+    fprintf(stderr, "found with input %ld\n", current_number);
     return;
   }
   char name[64];
@@ -49,7 +50,7 @@ static void keep_finding(void) {
     fwrite(current.bytes, 1, current.length, file);
     fclose(file);
   }
-  fprintf(stderr, "input %ld is kept as %s\n", current_number, name);
+  fprintf(stderr, "input %ld is saved as %s\n", current_number, name);
 }
 
 void __sanitizer_set_death_callback(void (*)(void));
@@ -65,7 +66,7 @@ static void on_alarm(int signal_number) {
 
 static void demand(int holds, const char *what) {
   if (holds) return;
-  fprintf(stderr, "broken: %s\n", what);
+  fprintf(stderr, "check failed: %s\n", what);
   keep_finding();
   _exit(2);
 }
@@ -77,7 +78,7 @@ static void read_seeds(const char *folder) {
   while (directory && (entry = readdir(directory)) && seed_count < MOST_SEEDS)
     if (entry->d_name[0] != '.') names[seed_count++] = strdup(entry->d_name);
   if (directory) closedir(directory);
-  /* The order of a folder is not the same everywhere. */
+  /* Sort: the order of directory entries differs between machines. */
   for (int i = 1; i < seed_count; i++)
     for (int j = i; j && strcmp(names[j - 1], names[j]) > 0; j--) {
       char *swapped = names[j];
@@ -104,7 +105,7 @@ static size_t header_length(const Bytes *b) {
   return b->length;
 }
 
-/* Most damage is done where structure is. */
+/* Half of all mutations hit the header. */
 static size_t place(const Bytes *b) {
   return draw() & 1 ? below(header_length(b)) : below(b->length);
 }
@@ -196,7 +197,7 @@ static void mutate(Bytes *b) {
       if (marker + 14 < b->length)
         b->bytes[marker + 2 + below(12)] = draw() & 1 ? (uint8_t)draw() : telling[below(17)];
       break;
-    case 12: { /* restarts that nobody announced, or that never come */
+    case 12: { /* restart markers that are not declared, or declared ones that never come */
       uint8_t restart[] = {0xFF, 0xDD, 0, 4, 0, (uint8_t)below(8)};
       uint8_t stray[] = {0xFF, (uint8_t)(0xD0 + below(8))};
       marker = find_marker(b, 0xDA, 0xDA);
@@ -217,7 +218,7 @@ static int counts[5];
 
 static int some_side(int full) { return full < 1 ? 1 : 1 + (int)below(full); }
 
-static int decode_one(Bytes data, Box box, Target to, int normal, void *out, Marks *marks) {
+static int decode_one(Bytes data, Box box, Target to, int normal, void *out, IndexEntries *entries) {
   static float table[768];
   static const char quiet[JMSG_LENGTH_MAX];
   char why[JMSG_LENGTH_MAX];
@@ -228,9 +229,9 @@ static int decode_one(Bytes data, Box box, Target to, int normal, void *out, Mar
     to.bytes = out;
   uint64_t key[2];
   key_of(data.bytes, data.length, key);
-  int kind = region(data.bytes, data.length, box, to, marks, why);
-  demand(kind >= 0 && kind < 5, "an outcome that does not exist");
-  demand(!kind || why[0], "a refusal without a reason");
+  int kind = region(data.bytes, data.length, box, to, entries, why);
+  demand(kind >= 0 && kind < 5, "the outcome is not one of the known kinds");
+  demand(!kind || why[0], "an error without a message");
   return kind;
 }
 
@@ -242,33 +243,34 @@ static Box some_box(int height, int width) {
   return box;
 }
 
-static long remembered;
+static long indexed;
 
-/* The same pixels with what another look at the file has left; wrong marks, and still no harm. */
-static void decode_marked(Bytes data, Box box, Target to, int normal, const uint8_t *out,
+/* Pixels must be the same with index entries of an earlier call. Wrong entries must do no harm. */
+static void decode_indexed(Bytes data, Box box, Target to, int normal, const uint8_t *out,
                           size_t size, int height, int width) {
-  Marks marks = {0};
+  IndexEntries entries = {0};
   uint8_t *again = malloc(size);
   if (below(4)) {
-    decode_one(data, some_box(height, width), to, normal, again, &marks);
-    Mark *before = marks.at;
+    decode_one(data, some_box(height, width), to, normal, again, &entries);
+    IndexEntry *before = entries.at;
     memset(again, 200, size);
-    demand(decode_one(data, box, to, normal, again, &marks) == FINE, "two outcomes with marks");
-    demand(!memcmp(out, again, size), "other pixels with marks");
-    remembered += before != NULL;
-    if (marks.at != before) free(before);
-    free(marks.at);
+    demand(decode_one(data, box, to, normal, again, &entries) == FINE,
+           "another outcome with index entries");
+    demand(!memcmp(out, again, size), "other pixels with index entries");
+    indexed += before != NULL;
+    if (entries.at != before) free(before);
+    free(entries.at);
   } else {
-    Marks wrong = {malloc(200 * sizeof(Mark)), below(200)};
+    IndexEntries wrong = {malloc(200 * sizeof(IndexEntry)), below(200)};
     for (size_t i = 0; i < wrong.count; i++) {
       uint64_t bits = draw(), reach = below(2) ? 0xFFFFFFFF : data.length * 8 + 64;
       bits = (uint32_t)(draw() % reach) | bits << 32;
-      wrong.at[i] = (Mark){{(uint16_t)bits, (uint16_t)(bits >> 16)},
+      wrong.at[i] = (IndexEntry){{(uint16_t)bits, (uint16_t)(bits >> 16)},
                            {(uint16_t)(bits >> 32), (uint16_t)(bits >> 40), (uint16_t)(bits >> 48)}};
     }
-    marks = wrong;
-    decode_one(data, box, to, normal, again, &marks);
-    if (marks.at != wrong.at) free(marks.at);
+    entries = wrong;
+    decode_one(data, box, to, normal, again, &entries);
+    if (entries.at != wrong.at) free(entries.at);
     free(wrong.at);
   }
   free(again);
@@ -276,7 +278,7 @@ static void decode_marked(Bytes data, Box box, Target to, int normal, const uint
 
 static long augmented, resampled;
 
-/* Of every size, from what a change is meant for to what no image has use for; always finite. */
+/* Magnitudes from useful to absurd, always finite. */
 static double some_magnitude(void) {
   static const double telling[] = {0, 1, -1, 0.5, 45, 90, 180, 255, 256, 1e-320, 1e9, 1e300, -1e300};
   double unit = (double)(draw() >> 11) / (double)(1LL << 53) * 2 - 1;
@@ -288,7 +290,7 @@ static double some_magnitude(void) {
   return unit;
 }
 
-/* A small image through some changes: within its memory, and alike with AVX2 and without. */
+/* Apply some changes to a small image: within its memory, and the same with and without AVX2. */
 static void augment_one(void) {
   int most = below(8) ? 40 : 300;
   Target to = {.height = some_side(most), .width = some_side(most)};
@@ -312,7 +314,7 @@ static void augment_one(void) {
       to.floats = (float *)out[plain], to.table = table;
     else
       to.bytes = out[plain];
-    demand(augment(image, changes, count, fill, to, changed + plain) == FINE, "a refusal");
+    demand(augment(image, changes, count, fill, to, changed + plain) == FINE, "an error in augment");
   }
   demand(changed[0] == changed[1] && !memcmp(out[0], out[1], bytes), "other bits without AVX2");
   free(out[0]);
@@ -321,7 +323,7 @@ static void augment_one(void) {
   augmented++;
 }
 
-/* A box of a small image in another size: within its memory, refused where it lies outside. */
+/* Resize a box of a small image: within its memory, and an error if the box is outside. */
 static void resample_one(void) {
   int rows = some_side(below(8) ? 60 : 500), columns = some_side(below(8) ? 60 : 500);
   size_t size = (size_t)rows * columns * 3;
@@ -344,7 +346,8 @@ static void resample_one(void) {
     to.bytes = out;
   char why[JMSG_LENGTH_MAX] = "";
   int kind = resample(image, rows, columns, box, to, why);
-  demand(kind == FINE || ((kind == OUTSIDE || kind == UNSUPPORTED) && why[0]), "an odd outcome");
+  demand(kind == FINE || ((kind == OUTSIDE || kind == UNSUPPORTED) && why[0]),
+         "an unexpected outcome of resample");
   free(out);
   free(image);
   resampled++;
@@ -363,7 +366,7 @@ static void run(long number, uint64_t seed) {
   const Bytes *from = &seeds[below(seed_count)];
   Bytes b = {malloc(from->length + 1), from->length};
   memcpy(b.bytes, from->bytes, from->length);
-  /* One in sixteen stays whole: sound files with odd boxes are inputs too. */
+  /* One file in sixteen stays intact, to test odd boxes on valid files. */
   int whole = !below(16);
   if (!whole)
     for (size_t n = 1 + below(4); n; n--) mutate(&b);
@@ -384,7 +387,7 @@ static void run(long number, uint64_t seed) {
   Target to = {.height = height, .width = width, .flip = (int)(draw() & 1)};
   to.full_height = height, to.full_width = width;
   if (!below(4)) {
-    /* A part of a larger picture, and now and then one that is not within it. */
+    /* A part of a larger picture, sometimes one that is not within it. */
     to.full_height += (int)below(100), to.full_width += (int)below(100);
     to.top = (int)below(to.full_height - height + 1 + !below(16));
     to.left = (int)below(to.full_width - width + 1);
@@ -394,27 +397,29 @@ static void run(long number, uint64_t seed) {
   uint8_t *out = malloc(size);
   memset(out, 1, size);
   only_plain = !below(2);
-  long alone = decoded_alone;
+  long own = decoded_without_libjpeg;
   int kind = decode_one(exact, box, to, normal, out, NULL);
   counts[kind]++;
   uint8_t *again = malloc(size);
   memset(again, kind == FINE ? 200 : 1, size);
-  if (decoded_alone > alone && !below(4)) {
-    /* libjpeg reads the last row to its end, and may find damage beside the box. What is absurd
-       may be cut off elsewhere in its vectors. */
+  if (decoded_without_libjpeg > own && !below(4)) {
+    /* libjpeg reads the last row to its end, and may find damage beside the box. Its vector code may
+       clip absurd values differently. */
     only_libjpeg = 1;
     int other = decode_one(exact, box, to, normal, again, NULL);
     only_libjpeg = 0;
-    demand(other == FINE || (other == DAMAGED && !whole), "a file that libjpeg does not decode");
-    if (whole) demand(!memcmp(out, again, size), "other pixels than libjpeg's");
+    demand(other == FINE || (other == DAMAGED && !whole),
+           "libjpeg does not decode a file that we decode");
+    if (whole) demand(!memcmp(out, again, size), "other pixels than libjpeg");
   } else if (!below(8)) {
-    /* Memory that nobody wrote shows as a second answer. */
-    demand(decode_one(exact, box, to, normal, again, NULL) == kind, "two outcomes");
-    if (kind == FINE) demand(!memcmp(out, again, size), "two answers for one input");
+    /* Uninitialized memory shows as a different second result. */
+    demand(decode_one(exact, box, to, normal, again, NULL) == kind,
+           "another outcome for the same input");
+    if (kind == FINE) demand(!memcmp(out, again, size), "other pixels for the same input");
   }
   free(again);
-  if (kind == FINE && decoded_alone > alone && !below(2))
-    decode_marked(exact, box, to, normal, out, size, full_height, full_width);
+  if (kind == FINE && decoded_without_libjpeg > own && !below(2))
+    decode_indexed(exact, box, to, normal, out, size, full_height, full_width);
   free(out);
   current.length = 0;
   free(exact.bytes);
@@ -436,7 +441,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
-  printf("%d out of memory; %ld decoded without libjpeg; ", counts[NO_MEMORY], decoded_alone);
-  printf("%ld with marks; %ld augmented, %ld resized\n", remembered, augmented, resampled);
+  printf("%d out of memory; ", counts[NO_MEMORY]);
+  printf("%ld decoded without libjpeg; ", decoded_without_libjpeg);
+  printf("%ld with index entries; %ld augmented, %ld resized\n", indexed, augmented, resampled);
   return 0;
 }

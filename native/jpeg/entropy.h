@@ -1,12 +1,12 @@
-/* Huffman decoding of baseline JPEGs: the floor under every decoder, and so the place to be fast.
+/* Huffman decoding of baseline JPEGs. No decoder can skip it, so its speed matters most.
  *
- * Three things make it faster than libjpeg's. The stuffed zeros are taken out of the data beforehand,
- * so that bits are loaded eight bytes at a time without a look at each. One look at the next LOOK
- * bits tells the length of a code and its value together, so that the next look can begin before
- * this value is known, and without a branch. And blocks that nobody needs are passed over by length.
+ * Three things make it faster than libjpeg's. Stuffed zeros are removed from the data beforehand, so
+ * bits are loaded eight bytes at a time without checking each byte. One lookup of the next LOOK bits
+ * gives the length of a code and of its value together, so the next lookup can begin before this
+ * value is computed, without a branch. Blocks that are not needed are skipped by length.
  *
- * Headers and tables were read by libjpeg, and it has the last word: where anything is odd here, the
- * caller lets libjpeg decode the file from its start, and say what is wrong with it.
+ * libjpeg has read the headers and tables. If anything is unusual or damaged here, the caller lets
+ * libjpeg decode the file from its start and report what is wrong.
  */
 #include <stdint.h>
 #include <string.h>
@@ -20,32 +20,32 @@
 /* The longest code. */
 #define LONGEST 16
 
-/* An entry says for the next LOOK bits: how many belong to the code and its value together (bits 0
-   to 7), how far this goes on in the block (8 to 15), the bits of the code (16 to 23), and by how many
-   those of the value are less than 63 (24 to 31). 0 is a code longer than LOOK. */
+/* A table entry for the next LOOK bits: the length of the code and its value together (bits 0 to 7),
+   the number of coefficients to go forward (8 to 15), the length of the code (16 to 23), and 63 minus
+   the length of the value (24 to 31). 0 means a code longer than LOOK. */
 #define USED(entry) ((entry) & 0xFFu)
 #define FORWARD(entry) ((entry) >> 8 & 0xFFu)
 #define CODE(entry) ((entry) >> 16 & 0xFFu)
 #define SHORT(entry) ((entry) >> 24)
 
-/* Goes beyond any coefficient, and tells the end of a block from a run that is too long. */
+/* The step of an end of block. It is larger than any valid run, so the two can be told apart. */
 #define END 128
 
 typedef struct {
   uint32_t next[1 << LOOK];
-  int32_t most[LONGEST + 2]; /* the last code of each length, and one more length that has all */
+  int32_t most[LONGEST + 2]; /* the last code of each length; the extra length matches anything */
   int32_t offset[LONGEST + 2];
-  uint32_t entries[256];     /* what belongs to each code, in their order */
+  uint32_t entries[256];     /* the entry of each code, in code order */
 } Codes;
 
-/* The data of one run between restarts, without stuffed zeros: the next bits are the high ones. */
+/* A bit reader over unstuffed data between two restarts. The next bits are the high ones. */
 typedef struct {
   uint64_t bits;
-  uint32_t count; /* of bits that are valid */
+  uint32_t count; /* number of valid bits */
   const uint8_t *next, *end;
 } Bits;
 
-/* A block reads at most 64 times 31 bits beyond the end of its data, and loads 8 bytes ahead. */
+/* Bytes of padding: a block reads at most 64 * 31 bits past its end, and loads 8 bytes ahead. */
 #define BEYOND 320
 
 INLINE void refill(Bits *b) {
@@ -64,11 +64,11 @@ INLINE void use(Bits *b, uint32_t count) {
   b->count -= count;
 }
 
-/* Whether more was read than there is. */
+/* Whether more bits were read than the data has. */
 INLINE int overrun(const Bits *b) { return b->next - (b->count >> 3) > b->end; }
 
-/* The value that the bits after a code stand for. A first bit of 0 says that it is negative, and
-   that its bits are those of the number without a sign, turned over. */
+/* The value encoded by the bits after a code. If the first bit is 0, the value is negative, and the
+   bits are those of its absolute value, inverted. */
 INLINE int16_t value_of(uint64_t bits, uint32_t entry) {
   uint64_t rest = bits << CODE(entry);
   int64_t negative = ~((int64_t)rest >> 63);
@@ -77,7 +77,7 @@ INLINE int16_t value_of(uint64_t bits, uint32_t entry) {
   return (int16_t)((number ^ negative) - negative);
 }
 
-/* The entry for a code that is longer than LOOK; 0 if there is no such code. */
+/* The entry of a code longer than LOOK; 0 if there is no such code. */
 static uint32_t long_code(uint64_t bits, const Codes *codes) {
   int length = LOOK + 1;
   while ((int32_t)(bits >> (64 - length)) > codes->most[length]) length++;
@@ -90,7 +90,7 @@ INLINE uint32_t next_entry(const Bits *b, const Codes *codes) {
   return LIKELY(entry) ? entry : long_code(b->bits, codes);
 }
 
-/* Make the tables of one Huffman code; 0 if it is no code, or none for what it is to code. */
+/* Build the tables of one Huffman code; 0 if the code is invalid. */
 static int make_codes(Codes *codes, const uint8_t *lengths, const uint8_t *symbols, int ac) {
   int32_t code = 0, index = 0;
   memset(codes->next, 0, sizeof codes->next);
@@ -116,7 +116,7 @@ static int make_codes(Codes *codes, const uint8_t *lengths, const uint8_t *symbo
   return 1;
 }
 
-/* The difference of a block's first coefficient to the one before; 0 in `fine` if it has none. */
+/* The difference of a block's DC coefficient to the one before. Sets `fine` to 0 on a bad code. */
 INLINE int32_t first_difference(Bits *b, const Codes *codes, int *fine) {
   refill(b);
   uint32_t entry = next_entry(b, codes);
@@ -126,17 +126,17 @@ INLINE int32_t first_difference(Bits *b, const Codes *codes, int *fine) {
   return value;
 }
 
-/* Where each coefficient of the zigzag stands in its block. What lies beyond the last is the last:
-   an end of block writes 0 there, where nothing was yet. */
+/* Size of the table from zigzag order to positions in the block. All entries past the 64th are the
+   last position: an end of block writes a 0 there, which is 0 already. */
 #define PLACES (64 + END)
 
-/* The coefficients of a block but the first; 0 if the data is none. Those from `last` on are 0. */
+/* Read the AC coefficients of a block; 0 on bad data. Coefficients from `last` on are 0. */
 INLINE int rest_of_block(Bits *b, const Codes *codes, const uint8_t *places, int16_t *block,
                          long *last) {
   long k = 1, entered;
   do {
     refill(b);
-    /* 56 bits or more are there: enough for two of the longest. */
+    /* At least 56 bits are loaded: enough for two of the longest codes with values. */
     for (int i = 0; i < 2; i++) {
       uint32_t entry = next_entry(b, codes);
       if (!LIKELY(entry)) return 0;
@@ -152,8 +152,8 @@ INLINE int rest_of_block(Bits *b, const Codes *codes, const uint8_t *places, int
   return k == 64 || k >= END;
 }
 
-/* The same for a block that nobody needs. */
-INLINE int pass_rest(Bits *b, const Codes *codes) {
+/* Skip the AC coefficients of a block; 0 on bad data. */
+INLINE int skip_rest(Bits *b, const Codes *codes) {
   long k = 1;
   do {
     refill(b);

@@ -1,7 +1,7 @@
-/* A box of a baseline JPEG as planes of luma and colour, and rows of RGB out of them.
+/* Decodes a box of a baseline JPEG to planes of luma and chroma, and these to rows of RGB.
  *
- * The arithmetic is libjpeg's to the bit: its accurate integer transform, its triangle for coarser
- * colour, its conversion to RGB. So a caller cannot tell, but by time, who decoded.
+ * The result has libjpeg's bits: the same accurate integer transform, triangle filter for chroma
+ * upsampling, and conversion to RGB.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "entropy.h"
 #include "transform.h"
 
-/* What is one block in use has forbidden ground between its parts when it is fuzzed. */
+/* When fuzzing, the parts of one allocation have poisoned gaps between them. */
 #ifdef PENSTOCK_FUZZ
 #include <sanitizer/asan_interface.h>
 #define GAP 1024
@@ -23,38 +23,38 @@
 #define FORBID(from, size) (void)(from)
 #endif
 
-/* One of luma and the two colours, as far as the box needs it. */
+/* The part of one component (luma or one of two chroma) that the box needs. */
 typedef struct {
   uint8_t *at;
   size_t stride, rows;
-  int across, down;  /* blocks in a unit of the scan */
-  int top, left;     /* of the first sample that is kept, among all of the component */
-  int height, width; /* of the whole component, without what fills its last blocks */
+  int across, down;  /* blocks in a unit of the scan (MCU) */
+  int top, left;     /* position in the component of the first sample in `at` */
+  int height, width; /* of the whole component, without the padding of its last blocks */
   const Codes *first, *rest;
-  int16_t steps[SIDE * SIDE]; /* what coefficients are multiplied by */
+  int16_t steps[SIDE * SIDE]; /* quantization steps: factors of the coefficients */
 } Plane;
 
-/* Where a row of units begins: its first bit in the cleaned data, low half first, and the first
-   coefficients before it. With that, what lies above need not be read a second time. */
+/* An entry of the JPEG index: the first bit of a row of units in the unstuffed data (low half first)
+   and the DC coefficients before it. With it, the data above need not be read again. */
 typedef struct {
   uint16_t bit[2], before[3];
-} Mark;
+} IndexEntry;
 
 typedef struct {
   Plane planes[3];
-  int units;                                  /* of the scan, in a row */
-  int from_row, upto_row, from_unit, upto_unit; /* those that the box needs */
-  int restart;                                /* units from one restart to the next, or 0 */
-  const uint8_t *raw, *raw_end;               /* what of the file is still stuffed */
+  int units;                                  /* units in a row of the scan */
+  int from_row, upto_row, from_unit, upto_unit; /* the units that the box needs */
+  int restart;                                /* restart interval in units, or 0 */
+  const uint8_t *raw, *raw_end;               /* the data that is not unstuffed yet */
   uint8_t *memory, *clean;
-  int marker;                                 /* what ended the data that was cleaned last */
-  Mark *marks;                                /* of the rows from the second on, or NULL */
-  int known, marked;                          /* how many there were, and how many there are */
+  int marker;                                 /* the marker after the last unstuffed data */
+  IndexEntry *index;                          /* entries of the rows from the second on, or NULL */
+  int known, indexed;                         /* number of entries from before, and now */
   Codes codes[4];
 } Scan;
 
-/* Take the stuffed zeros out of the data up to the next marker. */
-static Bits clean_up(Scan *scan) {
+/* Remove the stuffed zeros from the data up to the next marker. */
+static Bits unstuff(Scan *scan) {
   const uint8_t *from = scan->raw, *end = scan->raw_end;
   uint8_t *to = scan->clean;
   scan->marker = 0;
@@ -85,39 +85,39 @@ static const uint8_t places[PLACES] = {
     30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, [63 ... PLACES - 1] = 63,
 };
 
-INLINE void set_mark(Scan *scan, const Bits *bits, const uint32_t *before) {
+INLINE void add_index_entry(Scan *scan, const Bits *bits, const uint32_t *before) {
   uint32_t bit = (uint32_t)(8 * (bits->next - scan->clean)) - bits->count;
-  Mark *mark = &scan->marks[scan->marked++];
-  mark->bit[0] = (uint16_t)bit;
-  mark->bit[1] = (uint16_t)(bit >> 16);
-  for (int c = 0; c < 3; c++) mark->before[c] = (uint16_t)before[c];
+  IndexEntry *entry = &scan->index[scan->indexed++];
+  entry->bit[0] = (uint16_t)bit;
+  entry->bit[1] = (uint16_t)(bit >> 16);
+  for (int c = 0; c < 3; c++) entry->before[c] = (uint16_t)before[c];
 }
 
-/* Go to the beginning of a row; 0 if it lies beyond the data. */
+/* Go to the beginning of a row by its index entry; 0 if it lies beyond the data. */
 INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
-  const Mark *mark = &scan->marks[row - 1];
-  uint32_t bit = mark->bit[0] | (uint32_t)mark->bit[1] << 16;
+  const IndexEntry *entry = &scan->index[row - 1];
+  uint32_t bit = entry->bit[0] | (uint32_t)entry->bit[1] << 16;
   if (bit / 8 > (size_t)(bits->end - scan->clean)) return 0;
   *bits = (Bits){.next = scan->clean + bit / 8, .end = bits->end};
   refill(bits);
   use(bits, bit % 8);
-  /* Of a coefficient no more is ever used than 16 bits. */
-  for (int c = 0; c < 3; c++) before[c] = mark->before[c];
+  /* Only 16 bits of a coefficient are ever used. */
+  for (int c = 0; c < 3; c++) before[c] = entry->before[c];
   return 1;
 }
 
-/* Decode the units that the box needs; 0 where something is odd. */
+/* Decode the units that the box needs; 0 if the data is unusual or damaged. */
 INLINE int decode_scan_body(Scan *scan, Put *put_block) {
   int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
-  Bits bits = clean_up(scan);
+  Bits bits = unstuff(scan);
   int row = scan->from_row < scan->known ? scan->from_row : scan->known, units = scan->units;
   if (row && !go_to(scan, row, &bits, before)) return 0;
   for (; row < scan->upto_row; row++) {
     if (units < scan->units && !go_to(scan, row, &bits, before)) return 0;
-    if (scan->marks && row > scan->marked) set_mark(scan, &bits, before);
-    /* What lies right of the box is passed over only where it leads to what is not known yet. */
+    if (scan->index && row > scan->indexed) add_index_entry(scan, &bits, before);
+    /* Units right of the box are read only to reach rows that have no index entry yet. */
     int last = row + 1 == scan->upto_row || (row >= scan->from_row && row < scan->known);
     units = last ? scan->upto_unit : scan->units;
     for (int unit = 0; unit < units; unit++) {
@@ -126,7 +126,7 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
         expected = expected == 0xD7 ? 0xD0 : expected + 1;
         left = scan->restart - 1;
         memset(before, 0, sizeof before);
-        bits = clean_up(scan);
+        bits = unstuff(scan);
       }
       int needed = row >= scan->from_row && unit >= scan->from_unit && unit < scan->upto_unit;
       for (int c = 0; c < 3; c++) {
@@ -146,7 +146,7 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
               if (!rest_of_block(&bits, plane->rest, places, block, &last)) return 0;
               put_block(to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE, plane->stride,
                         block, plane->steps, last);
-            } else if (!pass_rest(&bits, plane->rest)) {
+            } else if (!skip_rest(&bits, plane->rest)) {
               return 0;
             }
             if (overrun(&bits)) return 0;
@@ -160,7 +160,7 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
 MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_modern); }
 static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_plain); }
 
-/* The fuzzer runs both. */
+/* The fuzzer runs both versions. */
 #ifdef PENSTOCK_FUZZ
 static int only_plain;
 #else
@@ -171,8 +171,8 @@ static int decode_scan(Scan *scan) {
   return HAVE_MODERN && !only_plain ? decode_scan_modern(scan) : decode_scan_plain(scan);
 }
 
-/* Whether a file, of which libjpeg has read the header, is of the everyday kind. */
-static int everyday(const struct jpeg_decompress_struct *jpeg) {
+/* Whether a file is of the common kind decoded here. libjpeg has read its header. */
+static int is_common_kind(const struct jpeg_decompress_struct *jpeg) {
   if (jpeg->progressive_mode || jpeg->arith_code || jpeg->data_precision != 8) return 0;
   if (jpeg->num_components != 3 || jpeg->comps_in_scan != 3) return 0;
   if (jpeg->jpeg_color_space != JCS_YCbCr) return 0;
@@ -190,7 +190,7 @@ static int everyday(const struct jpeg_decompress_struct *jpeg) {
         !jpeg->ac_huff_tbl_ptrs[component->ac_tbl_no])
       return 0;
   }
-  /* So narrow, and libjpeg repeats colour instead of smoothing it. */
+  /* In narrower images libjpeg repeats chroma instead of smoothing it. */
   return jpeg->image_width > 4;
 }
 
@@ -198,13 +198,13 @@ static int clamp(int value, int least, int most) {
   return value < least ? least : value > most ? most : value;
 }
 
-/* Say which units are needed for a box, and how large the planes are; their bytes are returned. */
+/* Set the units that a box needs and the sizes of the planes; returns the bytes of all planes. */
 static size_t plan_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg, int top, int left,
                         int bottom, int right) {
   const jpeg_component_info *luma = jpeg->comp_info;
   int unit_width = SIDE * luma->h_samp_factor, unit_height = SIDE * luma->v_samp_factor;
   int width = (int)jpeg->image_width, height = (int)jpeg->image_height;
-  /* Smooth colour looks one sample, at most two pixels, to every side. */
+  /* Chroma smoothing reads one sample, at most two pixels, to every side. */
   scan->units = (width + unit_width - 1) / unit_width;
   scan->from_unit = clamp(left - 2, 0, width - 1) / unit_width;
   scan->upto_unit = clamp(right + 1, 0, width - 1) / unit_width + 1;
@@ -228,7 +228,7 @@ static size_t plan_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg, i
   return total;
 }
 
-/* Make the tables and lay the planes out; 0 where a table is odd. */
+/* Build the Huffman tables and lay out the planes; 0 if a table is invalid. */
 static int open_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg) {
   int made[4] = {0};
   uint8_t *memory = scan->memory;
@@ -257,18 +257,18 @@ static int open_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg) {
 
 /* ------------------------------------------------------------------------------ rows of RGB */
 
-/* Room that a row of `width` pixels needs while it is made. */
+/* Buffers for computing one row. */
 typedef struct {
   int16_t *sums;
-  uint8_t *blue, *red; /* the differences from grey, in full width */
+  uint8_t *blue, *red; /* chroma (Cb, Cr) in full width */
 } Row;
 
 INLINE const uint8_t *sample_row(const Plane *plane, int y) {
   return plane->at + (size_t)(clamp(y, 0, plane->height - 1) - plane->top) * plane->stride;
 }
 
-/* Samples `from` up to `upto` of one row, or of two that are mixed three to one, and one more on
-   either side, which repeats at the rim: `sums` begins with the one before `from`. */
+/* Copy samples `from` to `upto` of one row, or of two rows mixed three to one, with one more sample
+   on either side, repeated at the edge of the image. `sums` begins with the one before `from`. */
 INLINE void gather(const Plane *plane, int y, int from, int upto, int mixed, int16_t *sums) {
   const uint8_t *near = sample_row(plane, mixed ? y >> 1 : y) - plane->left;
   const uint8_t *far = mixed ? sample_row(plane, (y >> 1) + (y & 1 ? 1 : -1)) - plane->left : near;
@@ -284,7 +284,7 @@ INLINE void gather(const Plane *plane, int y, int from, int upto, int mixed, int
   if (high == upto) sums[upto - from + 1] = sums[upto - from];
 }
 
-/* Twice as many samples, each three parts of its own and one of its neighbour. */
+/* Double the samples: each output is three parts its own sample and one part the neighbour. */
 INLINE void widen(uint8_t *restrict to, const int16_t *restrict sums, int count, int even, int odd,
                   int shift) {
   for (int i = 0; i < count; i++) {
@@ -305,7 +305,7 @@ INLINE uint8_t squeeze(int16_t value) {
   return (uint8_t)(least < 255 ? least : 255);
 }
 
-/* Pixels `left` up to `left + width` of row `y`: red, then green, then blue, `stride` apart. */
+/* Pixels `left` to `left + width` of row `y`: all red, then green, then blue, `stride` apart. */
 INLINE void rgb_row_body(const Scan *scan, int y, int left, int width, uint8_t *restrict out,
                          size_t stride, Row room) {
   const Plane *luma = &scan->planes[0];

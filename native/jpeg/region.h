@@ -1,14 +1,14 @@
-/* Decodes the part of a JPEG that a crop needs, resizes it and flips it, in one pass over few rows.
+/* Decodes the part of a JPEG that a crop needs, resizes and flips it, in one pass over few rows.
  *
- * Entropy decoding is the floor: a baseline JPEG must be read from its start. All else is left out
- * where it can be: columns beside the crop and rows above it are not transformed, rows below it are
- * not read, and a large shrink is begun inside libjpeg. Decoded rows meet the vertical filter while
- * they are in the first-level cache.
+ * Entropy decoding cannot be skipped: a baseline JPEG must be read from its start. Everything else
+ * is skipped where possible: columns beside the crop and rows above it are not transformed, rows
+ * below it are not read, and libjpeg begins large shrinks. Decoded rows go through the vertical
+ * filter while they are in the first-level cache.
  *
- * libjpeg reads every header. Baseline files of the everyday kind are then decoded without it (see
- * planes.h), which is faster; all others, and whatever is odd, through it.
+ * libjpeg reads every header. Common baseline files are then decoded without libjpeg (see planes.h),
+ * which is faster. libjpeg decodes all other files, including unusual and damaged ones.
  *
- * Nothing here knows of Python, so that it can be fuzzed alone.
+ * Does not depend on Python, so that it can be fuzzed separately.
  */
 #include <setjmp.h>
 #include <stdint.h>
@@ -22,37 +22,37 @@
 #include "../filter.h"
 #include "planes.h"
 
-/* Earlier ones have faults where rows are skipped and columns left out. */
+/* Earlier versions have bugs in skipping rows and cropping columns. */
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or later is needed"
 #endif
 
-/* The fuzzer decodes in both ways, and compares. */
+/* The fuzzer decodes with and without libjpeg, and compares. */
 #ifdef PENSTOCK_FUZZ
 static int only_libjpeg;
-static long decoded_alone;
-#define ALONE() decoded_alone++
+static long decoded_without_libjpeg;
+#define COUNT_OWN_DECODE() decoded_without_libjpeg++
 #else
 #define only_libjpeg 0
-#define ALONE() (void)0
+#define COUNT_OWN_DECODE() (void)0
 #endif
 
 enum { FINE, DAMAGED, UNSUPPORTED, OUTSIDE, NO_MEMORY };
 
-/* An image beyond these is refused: 2**28 pixels would be 0.8 GB decoded. A progressive image keeps
-   all its coefficients (6 bytes a pixel) until the last scan, and each scan is a pass over them. */
+/* Limits on images: 2**28 pixels would be 0.8 GB decoded. A progressive image keeps all coefficients
+   (6 bytes per pixel) until the last scan, and each scan is a pass over them. */
 #define MOST_PIXELS ((uint64_t)1 << 28)
 #define MOST_COEFFICIENT_BYTES (1L << 28)
 #define MOST_SCANS 500
-/* What a call may allocate for itself, apart from libjpeg. Photographs need some 100 KB. */
+/* Limit on what a call allocates itself, apart from libjpeg. Photographs need about 100 KB. */
 #define MOST_SCRATCH ((size_t)1 << 26)
 
-/* libjpeg may shrink as long as so much is left to the filter: with 1, photographs differ from what
-   PIL makes of them by 1.2 grey levels on average, with 2 by 0.7. */
+/* The least factor by which the filter still shrinks after libjpeg. With 1, photographs differ from
+   PIL by 1.2 grey levels on average, with 2 by 0.7. */
 #define LEAVE 2
-/* Smooth upsampling of colour looks one sample, two pixels, to either side. */
+/* Smooth upsampling of chroma reads one sample, two pixels, to either side. */
 #define MARGIN 2
-/* libjpeg writes rows that are aligned past the cache, where the filter would wait for them. */
+/* libjpeg writes aligned rows past the cache, and the filter would wait for them: misalign rows. */
 #define ASKEW 4
 #define ALIGN 64
 
@@ -60,8 +60,8 @@ typedef struct {
   int top, left, height, width;
 } Box;
 
-/* Where pixels go: bytes (height, width, 3), or floats (3, height, width) by a table (3, 256). The
-   box is resized to the full size, of which this is the part that begins at `top` and `left`. */
+/* Where pixels are written: bytes (height, width, 3), or floats (3, height, width) by a table
+   (3, 256). The box is resized to the full size, of which the part at `top` and `left` is written. */
 typedef struct {
   int height, width, flip;
   int full_height, full_width, top, left;
@@ -75,40 +75,40 @@ typedef struct {
   jmp_buf back;
   int kind;
   char *why;
-} Trouble;
+} ErrorState;
 
 typedef struct {
   struct jpeg_decompress_struct jpeg;
   struct jpeg_progress_mgr progress;
-  Trouble trouble;
+  ErrorState error;
   uint8_t *scratch;
-  Scan *scan; /* what was decoded without libjpeg, if it was */
+  Scan *scan; /* the planes decoded without libjpeg, or NULL */
 } Decoder;
 
-/* What is known of a file from earlier looks at it. Marks of another file give other pixels, but
+/* JPEG index entries of a file from earlier calls. Entries of another file give wrong pixels, but
    nothing worse. */
 typedef struct {
-  Mark *at;
+  IndexEntry *at;
   size_t count;
-} Marks;
+} IndexEntries;
 
-static void give_up(j_common_ptr jpeg, int kind) {
-  Trouble *trouble = (Trouble *)jpeg->err;
-  trouble->kind = kind;
-  (*jpeg->err->format_message)(jpeg, trouble->why);
-  longjmp(trouble->back, 1);
+static void abort_decoding(j_common_ptr jpeg, int kind) {
+  ErrorState *error = (ErrorState *)jpeg->err;
+  error->kind = kind;
+  (*jpeg->err->format_message)(jpeg, error->why);
+  longjmp(error->back, 1);
 }
 
-/* What is damaged is damaged for every decoder. All else (a marker, a table, a kind of JPEG that
-   this libjpeg refuses) is left to the caller's other road, whose word is final. */
+/* Damage is an error in every decoder. Anything else (a marker, a table, a kind of JPEG that this
+   libjpeg rejects) is unsupported, and the caller uses another decoder. */
 static void on_error(j_common_ptr jpeg) {
   if (jpeg->err->msg_code == JERR_NO_BACKING_STORE) {
-    /* What libjpeg says when it may not have the memory it wants. */
+    /* libjpeg's error when it reaches max_memory_to_use. */
     jpeg->err->msg_code = JERR_OUT_OF_MEMORY;
     jpeg->err->msg_parm.i[0] = 0;
-    give_up(jpeg, UNSUPPORTED);
+    abort_decoding(jpeg, UNSUPPORTED);
   }
-  give_up(jpeg, jpeg->err->msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : UNSUPPORTED);
+  abort_decoding(jpeg, jpeg->err->msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : UNSUPPORTED);
 }
 
 static void on_message(j_common_ptr jpeg, int level) {
@@ -120,10 +120,10 @@ static void on_message(j_common_ptr jpeg, int level) {
     case JWRN_HUFF_BAD_CODE:
     case JWRN_JPEG_EOF:
     case JWRN_MUST_RESYNC:
-      give_up(jpeg, DAMAGED);
+      abort_decoding(jpeg, DAMAGED);
       break;
     default:
-      give_up(jpeg, UNSUPPORTED);
+      abort_decoding(jpeg, UNSUPPORTED);
   }
 }
 
@@ -131,29 +131,29 @@ static void on_output(j_common_ptr jpeg) { (void)jpeg; }
 
 static void on_progress(j_common_ptr jpeg) {
   if (jpeg->is_decompressor && ((j_decompress_ptr)jpeg)->input_scan_number > MOST_SCANS) {
-    Trouble *trouble = (Trouble *)jpeg->err;
-    trouble->kind = UNSUPPORTED;
-    snprintf(trouble->why, JMSG_LENGTH_MAX, "it has more than %d scans", MOST_SCANS);
-    longjmp(trouble->back, 1);
+    ErrorState *error = (ErrorState *)jpeg->err;
+    error->kind = UNSUPPORTED;
+    snprintf(error->why, JMSG_LENGTH_MAX, "it has more than %d scans", MOST_SCANS);
+    longjmp(error->back, 1);
   }
 }
 
 static void drop_scan(Decoder *d) {
   if (d->scan) {
     free(d->scan->memory);
-    free(d->scan->marks);
+    free(d->scan->index);
   }
   free(d->scan);
   d->scan = NULL;
 }
 
 static int refuse(Decoder *d, int kind, const char *why) {
-  snprintf(d->trouble.why, JMSG_LENGTH_MAX, "%s", why);
+  snprintf(d->error.why, JMSG_LENGTH_MAX, "%s", why);
   return kind;
 }
 
-/* Rows below the crop are never read, so a file cut short there would go unnoticed: its end must
-   be marked. Within entropy-coded data these two bytes cannot stand side by side. */
+/* Whether the data has an end-of-image marker. Rows below the crop are never read, so a file cut
+   short there would go unnoticed otherwise. The two bytes cannot occur in entropy-coded data. */
 static int has_end(const uint8_t *from, size_t length) {
   for (size_t i = length; i >= 2; i--)
     if (from[i - 2] == 0xFF && from[i - 1] == 0xD9) return 1;
@@ -170,7 +170,7 @@ static int check_places(Decoder *d, int height, int width, Box box, Target to) {
   return FINE;
 }
 
-/* Read the header, and refuse what the rest cannot do. */
+/* Read the header, and reject unsupported files. */
 static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target to) {
   j_decompress_ptr jpeg = &d->jpeg;
   jpeg_create_decompress(jpeg);
@@ -184,17 +184,17 @@ static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target
     return refuse(d, DAMAGED, "Premature end of JPEG file");
   if ((uint64_t)jpeg->image_width * jpeg->image_height > MOST_PIXELS)
     return refuse(d, UNSUPPORTED, "it has more than 2**28 pixels");
-  if (jpeg->arith_code) return refuse(d, UNSUPPORTED, "it is coded arithmetically");
-  if (jpeg->data_precision != 8) return refuse(d, UNSUPPORTED, "its samples are not of 8 bits");
+  if (jpeg->arith_code) return refuse(d, UNSUPPORTED, "it uses arithmetic coding");
+  if (jpeg->data_precision != 8) return refuse(d, UNSUPPORTED, "its samples do not have 8 bits");
   if (jpeg->jpeg_color_space != JCS_GRAYSCALE && jpeg->jpeg_color_space != JCS_YCbCr &&
       jpeg->jpeg_color_space != JCS_RGB)
-    return refuse(d, UNSUPPORTED, "its colours are neither grey, YCbCr nor RGB");
+    return refuse(d, UNSUPPORTED, "its colour space is not grey, YCbCr or RGB");
   return check_places(d, (int)jpeg->image_height, (int)jpeg->image_width, box, to);
 }
 
-/* By how much libjpeg itself is to shrink. */
+/* The factor by which libjpeg shrinks. */
 static int choose_shrink(j_decompress_ptr jpeg, Box box, Target to) {
-  /* libjpeg makes up for coarser colour only where it is so by the same factor down and across. */
+  /* libjpeg corrects for coarser chroma only if it is coarser by the same factor both ways. */
   int leave = jpeg->max_h_samp_factor == jpeg->max_v_samp_factor ? LEAVE : 2 * LEAVE;
   int shrink = jpeg->max_h_samp_factor > 2 || jpeg->max_v_samp_factor > 2 ? 1 : 8;
   while (shrink > 1 && (box.height < (int64_t)leave * shrink * to.full_height ||
@@ -203,21 +203,21 @@ static int choose_shrink(j_decompress_ptr jpeg, Box box, Target to) {
   return shrink;
 }
 
-/* What one call works in: a ring of decoded rows, a block of output rows that still
-   have the width of the box, the same turned, and the block in its final width, turned and not. */
+/* The buffers of one call: a ring of decoded rows; a block of output rows that still have the width
+   of the box, and the same transposed; the block in its final width, transposed and not. */
 typedef struct {
   Axis down, across;
-  uint8_t *ring, *rows, *rows_turned, *out, *out_turned;
+  uint8_t *ring, *rows, *rows_transposed, *out, *out_transposed;
   size_t ring_stride, rows_stride, out_stride;
-  size_t row_bytes, out_bytes; /* of these strides, how much means something */
-  size_t skipped;              /* bytes in a row of the ring before the box begins */
-  size_t plane;                /* bytes from red to green to blue in a row; 0 if pixel by pixel */
+  size_t row_bytes, out_bytes; /* used bytes of these strides */
+  size_t skipped;              /* bytes of a row of the ring before the box */
+  size_t plane;                /* bytes from red to green to blue in a row; 0 if interleaved */
   int columns;
   Row room;
   const uint8_t **taps;
-} Bench;
+} Workspace;
 
-static int lay_out(Decoder *d, Bench *b, int rows, int columns, Target to, int shrink) {
+static int lay_out(Decoder *d, Workspace *b, int rows, int columns, Target to, int shrink) {
   b->down.taps = taps_of(&b->down, rows, shrink);
   b->across.taps = taps_of(&b->across, columns, shrink);
   size_t most_taps = b->down.taps > b->across.taps ? b->down.taps : b->across.taps;
@@ -231,14 +231,14 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Target to, int s
 
   double *doubles;
   struct {
-    void *at; /* the pointer that is to point to it */
+    void *at; /* address of the pointer to set */
     size_t size;
   } parts[] = {
       {&b->ring, b->ring_stride * b->down.taps},
       {&b->rows, b->rows_stride * LANES},
-      {&b->rows_turned, b->rows_stride * LANES},
+      {&b->rows_transposed, b->rows_stride * LANES},
       {&b->out, b->out_stride * LANES},
-      {&b->out_turned, b->out_stride * LANES},
+      {&b->out_transposed, b->out_stride * LANES},
       {&b->down.first, sizeof(int) * to.height},
       {&b->across.first, sizeof(int) * to.width},
       {&b->down.weights, sizeof(uint16_t) * to.height * b->down.taps},
@@ -262,7 +262,7 @@ static int lay_out(Decoder *d, Bench *b, int rows, int columns, Target to, int s
     next += round_up(parts[i].size, ALIGN) + GAP;
     FORBID(end, (size_t)(next - end));
   }
-  /* The last block may not be full, and is turned as a whole. */
+  /* The last block may not be full, but is transposed as a whole. */
   memset(b->rows, 0, b->rows_stride * LANES);
   memset(b->ring, 0, b->ring_stride * b->down.taps);
   weigh(&b->down, shrink, 0, doubles);
@@ -277,9 +277,9 @@ INLINE void look_up(float *out, const float *table, uint64_t a, uint64_t b, uint
   memcpy(out, &four, sizeof four);
 }
 
-/* Row `y` of the target as floats, channel by channel. Four pixels are read and four floats of each
-   channel written at a time: a third faster than level by level. */
-static void give_row(Target to, int y, const uint8_t *row) {
+/* Write row `y` of the target as floats, by channel. Reading four pixels and writing four floats per
+   channel at a time is a third faster than one level at a time. */
+static void write_row(Target to, int y, const uint8_t *row) {
   size_t plane = (size_t)to.height * to.width;
   float *r = to.floats + (size_t)y * to.width, *g = r + plane, *b = g + plane;
   const float *red = to.table, *green = red + 256, *blue = green + 256;
@@ -302,35 +302,35 @@ static void give_row(Target to, int y, const uint8_t *row) {
   }
 }
 
-/* Give out `count` rows of a block, the first of which is row `y`. */
-static void give_out(Bench *b, Target to, int y, int count) {
+/* Resize the columns of a block and write its first `count` rows to the target, from row `y` on. */
+static void write_block(Workspace *b, Target to, int y, int count) {
   if (b->plane) {
     for (int c = 0; c < 3; c++)
-      turn(b->rows_turned + c * LANES, BLOCK * 16, BLOCK, b->rows + c * b->plane, 16,
+      transpose(b->rows_transposed + c * LANES, BLOCK * 16, BLOCK, b->rows + c * b->plane, 16,
            b->rows_stride, (size_t)b->columns);
   } else {
-    turn(b->rows_turned, LANES * 16, LANES, b->rows, 16, b->rows_stride, b->row_bytes);
+    transpose(b->rows_transposed, LANES * 16, LANES, b->rows, 16, b->rows_stride, b->row_bytes);
   }
-  blend_columns(b->out_turned, b->rows_turned, &b->across, b->taps);
-  turn(b->out, 16, b->out_stride, b->out_turned, LANES * 16, LANES, b->out_bytes);
+  blend_columns(b->out_transposed, b->rows_transposed, &b->across, b->taps);
+  transpose(b->out, 16, b->out_stride, b->out_transposed, LANES * 16, LANES, b->out_bytes);
   for (int i = 0; i < count; i++) {
     const uint8_t *row = b->out + i * b->out_stride;
     if (to.bytes)
       memcpy(to.bytes + (size_t)(y + i) * b->out_bytes, row, b->out_bytes);
     else
-      give_row(to, y + i, row);
+      write_row(to, y + i, row);
   }
 }
 
-/* One row of the target, of the rows in `taps`; every full block of them is given out. */
-static void blend_row(Bench *b, Target to, int y) {
+/* Blend one row of the target from the rows in `taps`. Writes the block when it is full. */
+static void blend_row(Workspace *b, Target to, int y) {
   int taps = b->down.taps, filled = y % LANES + 1;
   blend_rows(b->rows + (filled - 1) * b->rows_stride, b->taps,
              b->down.weights + (size_t)y * taps, taps, (int)b->row_bytes);
-  if (filled == LANES || y + 1 == to.height) give_out(b, to, y + 1 - filled, filled);
+  if (filled == LANES || y + 1 == to.height) write_block(b, to, y + 1 - filled, filled);
 }
 
-static int stream(Decoder *d, Bench *b, Target to) {
+static int stream(Decoder *d, Workspace *b, Target to) {
   int taps = b->down.taps, read = 0;
   for (int y = 0; y < to.height; y++) {
     for (; read < b->down.first[y] + taps; read++) {
@@ -351,61 +351,61 @@ static int stream(Decoder *d, Bench *b, Target to) {
   return FINE;
 }
 
-/* Room for the marks of every row that is read, and those there are already. */
-static void bring_marks(Scan *scan, const Marks *marks) {
+/* Allocate index entries for every row that is read, and copy the existing ones. */
+static void load_index(Scan *scan, const IndexEntries *entries) {
   size_t rows = (size_t)scan->upto_row;
-  scan->marks = malloc((marks->count > rows ? marks->count : rows) * sizeof(Mark));
-  if (!scan->marks) return;
-  if (marks->count) memcpy(scan->marks, marks->at, marks->count * sizeof(Mark));
-  scan->known = scan->marked = (int)marks->count;
+  scan->index = malloc((entries->count > rows ? entries->count : rows) * sizeof(IndexEntry));
+  if (!scan->index) return;
+  if (entries->count) memcpy(scan->index, entries->at, entries->count * sizeof(IndexEntry));
+  scan->known = scan->indexed = (int)entries->count;
 }
 
-/* Decode the box without libjpeg, where the file is of the everyday kind and nothing is odd. */
-static void decode_alone(Decoder *d, Box box, const Marks *marks) {
+/* Decode the box without libjpeg, if the file is of the common kind and not damaged. */
+static void decode_without_libjpeg(Decoder *d, Box box, const IndexEntries *entries) {
   const struct jpeg_decompress_struct *jpeg = &d->jpeg;
-  if (!everyday(jpeg)) return;
+  if (!is_common_kind(jpeg)) return;
   Scan *scan = d->scan = malloc(sizeof *scan);
   if (!scan) return;
   scan->memory = NULL;
-  scan->marks = NULL;
-  scan->known = scan->marked = 0;
+  scan->index = NULL;
+  scan->known = scan->indexed = 0;
   size_t planes = plan_scan(scan, jpeg, box.top, box.left, box.top + box.height,
                             box.left + box.width);
   size_t clean = jpeg->src->bytes_in_buffer + BEYOND;
   if (planes + clean <= MOST_SCRATCH && (scan->memory = malloc(planes + clean))) {
     scan->clean = scan->memory + planes;
-    if (marks && !scan->restart) bring_marks(scan, marks);
+    if (entries && !scan->restart) load_index(scan, entries);
     if (open_scan(scan, jpeg) && decode_scan(scan)) return;
   }
   drop_scan(d);
 }
 
 static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to,
-                  const Marks *marks) {
+                  const IndexEntries *entries) {
   j_decompress_ptr jpeg = &d->jpeg;
-  jpeg->err = jpeg_std_error(&d->trouble.manager);
-  d->trouble.manager.error_exit = on_error;
-  d->trouble.manager.emit_message = on_message;
-  d->trouble.manager.output_message = on_output;
-  /* Everything that a call allocates hangs on the decoder, which outlives the jump. */
-  if (setjmp(d->trouble.back)) return d->trouble.kind;
+  jpeg->err = jpeg_std_error(&d->error.manager);
+  d->error.manager.error_exit = on_error;
+  d->error.manager.emit_message = on_message;
+  d->error.manager.output_message = on_output;
+  /* The decoder owns everything that a call allocates, and outlives the jump. */
+  if (setjmp(d->error.back)) return d->error.kind;
 
   int kind = begin(d, data, length, box, to);
   if (kind) return kind;
   int shrink = choose_shrink(jpeg, box, to);
-  Bench bench = {
+  Workspace work = {
       .down = axis_of(box.top, box.height, to.full_height, to.top, to.height),
       .across = axis_of(box.left, box.width, to.full_width, to.left, to.width),
   };
-  /* From here on, only what is touched. */
-  box = (Box){bench.down.from, bench.across.from, bench.down.upto - bench.down.from,
-              bench.across.upto - bench.across.from};
-  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_alone(d, box, marks);
+  /* From here on the box is only the pixels that the target needs. */
+  box = (Box){work.down.from, work.across.from, work.down.upto - work.down.from,
+              work.across.upto - work.across.from};
+  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_without_libjpeg(d, box, entries);
   if (d->scan) {
-    ALONE();
-    bench.columns = box.width;
-    kind = lay_out(d, &bench, box.height, box.width, to, shrink);
-    return kind ? kind : stream(d, &bench, to);
+    COUNT_OWN_DECODE();
+    work.columns = box.width;
+    kind = lay_out(d, &work, box.height, box.width, to, shrink);
+    return kind ? kind : stream(d, &work, to);
   }
   jpeg->scale_num = 8 / shrink;
   jpeg->scale_denom = 8;
@@ -414,7 +414,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   jpeg->do_fancy_upsampling = TRUE;
   jpeg_start_decompress(jpeg);
 
-  /* The box among the pixels that libjpeg gives: those it touches. */
+  /* The box in the pixels of libjpeg's output. */
   int top = box.top / shrink, left = box.left / shrink;
   int bottom = (box.top + box.height + shrink - 1) / shrink;
   int right = (box.left + box.width + shrink - 1) / shrink;
@@ -424,39 +424,40 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   JDIMENSION width = upto - from;
   jpeg_crop_scanline(jpeg, &from, &width);
 
-  bench.skipped = ASKEW + (size_t)(left - (int)from) * 3;
-  kind = lay_out(d, &bench, bottom - top, right - left, to, shrink);
+  work.skipped = ASKEW + (size_t)(left - (int)from) * 3;
+  kind = lay_out(d, &work, bottom - top, right - left, to, shrink);
   if (kind) return kind;
   if (top) jpeg_skip_scanlines(jpeg, top);
-  return stream(d, &bench, to);
+  return stream(d, &work, to);
 }
 
-/* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. `marks` may
-   be NULL; if there are more of them afterwards, they are the caller's to free. */
-static int region(const uint8_t *data, size_t length, Box box, Target to, Marks *marks, char *why) {
+/* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. `entries` may
+   be NULL. If there are new entries, `entries` becomes a longer array, which the caller frees. */
+static int region(const uint8_t *data, size_t length, Box box, Target to, IndexEntries *entries,
+                  char *why) {
   Decoder d;
   memset(&d, 0, sizeof d);
-  d.trouble.why = why;
-  int kind = decode(&d, data, length, box, to, marks);
+  d.error.why = why;
+  int kind = decode(&d, data, length, box, to, entries);
   jpeg_destroy_decompress(&d.jpeg);
   Scan *scan = d.scan;
-  if (!kind && scan && scan->marked > scan->known) {
-    *marks = (Marks){scan->marks, (size_t)scan->marked};
-    scan->marks = NULL;
+  if (!kind && scan && scan->indexed > scan->known) {
+    *entries = (IndexEntries){scan->index, (size_t)scan->indexed};
+    scan->index = NULL;
   }
   drop_scan(&d);
   free(d.scratch);
   return kind;
 }
 
-/* The same of an image that is decoded already: `height` rows of `width` RGB pixels. */
+/* Like `region`, for a decoded image: `height` rows of `width` RGB pixels. */
 static int resample(const uint8_t *pixels, int height, int width, Box box, Target to, char *why) {
   Decoder d;
   memset(&d, 0, sizeof d);
-  d.trouble.why = why;
+  d.error.why = why;
   int kind = check_places(&d, height, width, box, to);
   if (kind) return kind;
-  Bench b = {
+  Workspace b = {
       .down = axis_of(box.top, box.height, to.full_height, to.top, to.height),
       .across = axis_of(box.left, box.width, to.full_width, to.left, to.width),
   };

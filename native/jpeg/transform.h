@@ -1,20 +1,20 @@
-/* From coefficients to pixels: the inverse cosine transform of a block.
+/* The inverse cosine transform of a block: from coefficients to pixels.
  *
- * It is libjpeg's accurate one (Loeffler, Ligtenberg and Moschytz 1989, with 13 bits below the point)
- * to the bit: for any processor, eight columns at a time, and once more for AVX2, where a rotation
- * of two values is one multiplication of pairs.
+ * It has the bits of libjpeg's accurate transform (Loeffler, Ligtenberg and Moschytz 1989, with 13
+ * fractional bits). There is one version for any processor, eight columns at a time, and one for
+ * AVX2, in which a rotation of two values is one multiplication of pairs.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* The same source compiled for AVX2 and BMI2, and chosen where the processor has both. */
+/* Functions compiled for AVX2 and BMI2, used if the processor has both. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
 #define HAVE_AVX2
 #define MODERN __attribute__((target("avx2,bmi,bmi2")))
 #define HAVE_MODERN (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
-/* An older processor has no vectors that multiply 32 bits, and libjpeg's own loops serve it better. */
+/* Older processors have no 32-bit vector multiplication: libjpeg is faster there. */
 #define WORTHWHILE HAVE_MODERN
 #else
 #define MODERN
@@ -24,7 +24,7 @@
 
 #define SIDE 8
 
-/* Unsigned, because what is absurd in a file may overflow; signed where that makes a difference. */
+/* Unsigned, because absurd values in a file may overflow; signed where the sign matters. */
 typedef uint32_t Eight __attribute__((vector_size(32)));
 typedef int32_t Signed __attribute__((vector_size(32)));
 typedef uint16_t Short __attribute__((vector_size(16)));
@@ -33,7 +33,7 @@ typedef int16_t SignedShort __attribute__((vector_size(16)));
 #define FIX(x) ((uint32_t)((x) * 8192 + 0.5))
 #define DOWN(v, shift) ((Eight)((Signed)(v) >> (shift)))
 
-/* One pass over eight columns at once; sums are shifted down by `shift`, rounded. */
+/* One pass over eight columns at once. Sums are shifted down by `shift`, rounded. */
 INLINE void transform(Eight *v, int shift) {
   Eight z = (v[2] + v[6]) * FIX(0.541196100);
   Eight t2 = z - v[6] * FIX(1.847759065), t3 = z + v[2] * FIX(0.765366865);
@@ -70,9 +70,9 @@ INLINE void transform(Eight *v, int shift) {
 #define SHUFFLE8(a, b, ...) __builtin_shuffle(a, b, (Eight){__VA_ARGS__})
 #endif
 
-/* Three rounds of interleaving each row with the one four further on, within lanes of 128 bits
-   first, which cost least to cross once. */
-INLINE void turn_block(Eight *v) {
+/* Transpose a block. The first rounds stay within lanes of 128 bits, and only the last crosses them,
+   because crossing lanes is expensive. */
+INLINE void transpose_block(Eight *v) {
   Eight a[8], b[8];
   for (int i = 0; i < 4; i++) {
     a[2 * i] = SHUFFLE8(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
@@ -90,7 +90,7 @@ INLINE void turn_block(Eight *v) {
 }
 
 INLINE void clear(int16_t *block) {
-  /* Eight stores; compilers make a slower loop of one memset. */
+  /* Explicit stores: compilers turn one memset into a slower loop. */
   Eight nothing = {};
   for (int i = 0; i < 4; i++) memcpy(block + 16 * i, &nothing, sizeof nothing);
 }
@@ -99,12 +99,12 @@ INLINE uint8_t level(int32_t value) {
   return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* A block of coefficients, of which only the first `last` in the zigzag are not 0, to pixels. */
+/* Convert a block of coefficients to pixels. Only the first `last` in zigzag order are not 0. */
 typedef void Put(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps,
                  long last);
 
 INLINE void put_flat(uint8_t *to, size_t stride, const int16_t *block, const int16_t *steps) {
-  /* Both passes come to this, for a block that is all of one level. */
+  /* For a block of one level both passes reduce to this. */
   int32_t middle = (int16_t)((uint32_t)block[0] * (uint32_t)steps[0]) * 4;
   uint64_t all = 0x0101010101010101u * level(((middle + 16) >> 5) + 128);
   for (int y = 0; y < SIDE; y++) memcpy(to + y * stride, &all, SIDE);
@@ -124,10 +124,10 @@ static inline void put_plain(uint8_t *to, size_t stride, const int16_t *block,
     v[i] = (Eight)__builtin_convertvector((SignedShort)(row * step), Signed);
   }
   transform(v, 11);
-  turn_block(v);
+  transpose_block(v);
   transform(v, 18);
-  /* A vector is a column now, and its low bytes hold all that is left: four of them, side by side,
-     are four pixels of each row. */
+  /* Each vector is now a column, and each value fits into the low byte: four vectors shifted and
+     combined hold four pixels of each row. */
   for (int i = 0; i < SIDE; i++) {
     Signed x = (Signed)(v[i] + 128), over = x > 255;
     v[i] = (Eight)((x & ~over & ~(x < 0)) | (over & 255));
@@ -150,7 +150,7 @@ MODERN INLINE __m256i paired(__m128i a, __m128i b) {
   return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
 }
 
-/* Sums and differences, shifted down: v[0] and v[1] become `a + b` and `a - b` in 16 bits. */
+/* `sum` and `difference` become a + b and a - b, shifted down, in 16 bits. */
 MODERN INLINE void finish(__m128i *sum, __m128i *difference, __m256i a, __m256i b, int shift) {
   __m256i both = _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(a, b), shift),
                                     _mm256_srai_epi32(_mm256_sub_epi32(a, b), shift));
@@ -159,7 +159,7 @@ MODERN INLINE void finish(__m128i *sum, __m128i *difference, __m256i a, __m256i 
   *difference = _mm256_extracti128_si256(both, 1);
 }
 
-/* The same pass as `transform`, its constants gathered by what they are multiplied with. */
+/* The same pass as `transform`, with constants grouped by the values they multiply. */
 MODERN INLINE void transform_modern(__m128i *v, int shift) {
   __m256i half = _mm256_set1_epi32(1 << (shift - 1));
   __m256i pairs = paired(v[0], v[4]);
@@ -187,8 +187,8 @@ MODERN INLINE void transform_modern(__m128i *v, int shift) {
   finish(&v[3], &v[4], a3, _mm256_add_epi32(t0, z3), shift);
 }
 
-/* Three rounds of interleaving each row with the one four further on. */
-MODERN INLINE void turn_modern(__m128i *v) {
+/* Transpose a block: three rounds of interleaving each row with the one four further on. */
+MODERN INLINE void transpose_modern(__m128i *v) {
   for (int round = 0; round < 3; round++) {
     __m128i a[SIDE];
     for (int i = 0; i < 4; i++) {
@@ -210,9 +210,9 @@ MODERN static inline void put_modern(uint8_t *to, size_t stride, const int16_t *
     v[i] = _mm_mullo_epi16(_mm_load_si128((const __m128i *)block + i),
                            _mm_loadu_si128((const __m128i *)steps + i));
   transform_modern(v, 11);
-  turn_modern(v);
+  transpose_modern(v);
   transform_modern(v, 18);
-  turn_modern(v);
+  transpose_modern(v);
   for (int y = 0; y < SIDE; y += 2) {
     __m128i middle = _mm_set1_epi16(128);
     __m128i rows = _mm_packus_epi16(_mm_adds_epi16(v[y], middle), _mm_adds_epi16(v[y + 1], middle));

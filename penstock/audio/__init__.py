@@ -1,7 +1,7 @@
 """Operations on sound, under the names users write.
 
-They decode to float32 arrays (channels, frames), follow torchaudio's definitions, and spend their
-time in NumPy, SciPy and libsndfile.
+They work on float32 arrays (channels, frames) and follow torchaudio's definitions. Their time goes
+into NumPy, SciPy and libsndfile.
 
 >>> from penstock import audio
 >>> audio.mel_spectrogram(16_000).name
@@ -10,20 +10,20 @@ time in NumPy, SciPy and libsndfile.
 
 from __future__ import annotations
 
-from penstock.audio.codec import Decode
-from penstock.audio.length import CropOrPad, Pad, RandomCrop
-from penstock.audio.level import Mono, Normalize, RandomGain
+from penstock.audio.codec import DecodeAudio
+from penstock.audio.length import CropOrPad, PadAudio, RandomCropAudio
+from penstock.audio.level import Mono, NormalizeAudio, RandomGain
 from penstock.audio.masking import SpecAugment
 from penstock.audio.mel import MelSpectrogram
 from penstock.audio.resample import Resample
 
 crop_or_pad = CropOrPad
-decode = Decode
+decode = DecodeAudio
 mel_spectrogram = MelSpectrogram
 mono = Mono
-normalize = Normalize
-pad = Pad
-random_crop = RandomCrop
+normalize = NormalizeAudio
+pad = PadAudio
+random_crop = RandomCropAudio
 random_gain = RandomGain
 resample = Resample
 spec_augment = SpecAugment

@@ -1,4 +1,4 @@
-"""Operations that cut sounds and fill them up: to one length, or to a least one."""
+"""Operations that crop and pad clips, to a fixed length or to a minimum length."""
 
 from __future__ import annotations
 
@@ -26,48 +26,55 @@ _PLACES = ("start", "middle", "end")
 
 
 def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
-    """A length in frames, which may have been given in seconds."""
+    """The length in frames, from ``frames`` or from ``seconds`` and ``rate``."""
     if (frames is None) == (seconds is None):
-        what = "neither frames nor seconds" if frames is None else "both frames and seconds"
-        raise PipelineError(f"{name} got {what}; give one of them.")
+        given = "neither frames nor seconds" if frames is None else "both frames and seconds"
+        raise PipelineError(f"{name} got {given}; give one of the two.")
     if frames is not None:
         if rate is not None:
-            raise PipelineError(f"{name}: rate is {rate!r}, beside frames; give it with seconds.")
-        return arguments.whole(name, "frames", frames, least=1)
+            raise PipelineError(
+                f"{name}: rate is {rate!r} together with frames; give rate only with seconds."
+            )
+        return arguments.integer(name, "frames", frames, least=1)
     if rate is None:
         raise PipelineError(
-            f"{name}: seconds is {seconds!r}, and no rate is given; give the rate too, or frames."
+            f"{name}: seconds is {seconds!r}, but rate is missing; give rate too, or give frames."
         )
-    long = arguments.number(name, "seconds", seconds, 0.0, math.inf)
-    found = round(long * check_rate(name, "rate", rate))
-    if found < 1:
+    duration = arguments.number(name, "seconds", seconds, 0.0, math.inf)
+    length = round(duration * check_rate(name, "rate", rate))
+    if length < 1:
         raise PipelineError(f"{name}: seconds is {seconds!r}, less than one frame; give more.")
-    return found
+    return length
 
 
-def _settle(operation: Any) -> None:
-    """Check what the operations here have in common, and keep the length in one form."""
+def _check_common(operation: Any) -> None:
+    """Check the arguments that the operations here share, and store the length in frames."""
     name = operation.name
     frames = _length(name, operation.frames, operation.seconds, operation.rate)
     arguments.choice(name, "mode", operation.mode, _MODES)
-    for what, value in (("frames", frames), ("seconds", None), ("rate", None), ("_frames", frames)):
-        object.__setattr__(operation, what, value)
+    for argument, value in (
+        ("frames", frames),
+        ("seconds", None),
+        ("rate", None),
+        ("_frames", frames),
+    ):
+        object.__setattr__(operation, argument, value)
 
 
-def _place(place: str, room: int) -> int:
-    """Where a clip begins in ``room`` more frames than it has; fewer, if that is negative."""
+def _clip_start(place: str, room: int) -> int:
+    """The frame of the result at which the clip begins; ``room``: frames of the result to spare."""
     return {"start": 0, "middle": room // 2, "end": room}[place]
 
 
-def _laid(sound: Sound, at: int, frames: int, mode: str) -> Sound:
-    """``frames`` frames, in which the sound begins at ``at``: before 0, it is cut there."""
+def _place_clip(sound: Sound, at: int, frames: int, mode: str) -> Sound:
+    """``frames`` frames with the clip at frame ``at``. A clip that begins before 0 is cut."""
     channels, length = sound.shape
     if at <= 0 and at + length >= frames:
         return sound[:, -at : frames - at]
     if mode == "repeat":
         first = -at % length
-        turns = -(-(first + frames) // length)
-        return np.tile(sound, (1, turns))[:, first : first + frames]
+        repeats = -(-(first + frames) // length)
+        return np.tile(sound, (1, repeats))[:, first : first + frames]
     out = np.zeros((channels, frames), np.float32)
     first, last = max(0, at), min(frames, at + length)
     if first < last:
@@ -76,17 +83,16 @@ def _laid(sound: Sound, at: int, frames: int, mode: str) -> Sound:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop(AudioOperation):
-    """A part of fixed length from a random place; a clip that is too short is filled up.
+class RandomCropAudio(AudioOperation):
+    """Crop a part of fixed length at a random position; pad clips that are too short.
 
-    The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are put before and
-    after the clip first, so that clips of just the right length are shifted by up to that much.
-    Clips that are still too short lie at a random place, or at the ``"start"``, ``"middle"`` or
-    ``"end"`` if ``place`` says so. What is filled in is silence, or with ``mode="repeat"`` the
-    clip again.
+    The length is ``frames``, or ``seconds`` at ``rate``. ``padding`` frames are first added before
+    and after the clip, so that clips of exactly this length are shifted by up to that much. A clip
+    that is still too short is put at a random position, or at the ``"start"``, ``"middle"`` or
+    ``"end"`` if ``place`` says so. The rest is silence, or with ``mode="repeat"`` the clip again.
 
     >>> import numpy as np
-    >>> crop = RandomCrop(seconds=0.5, rate=16_000)
+    >>> crop = RandomCropAudio(seconds=0.5, rate=16_000)
     >>> sound = np.zeros((1, 20_000), np.float32)
     >>> crop.apply(sound, crop.draw(np.random.default_rng(0), sound.shape)).shape
     (1, 8000)
@@ -103,8 +109,8 @@ class RandomCrop(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
-        padding = arguments.whole("random_crop", "padding", self.padding, least=0)
+        _check_common(self)
+        padding = arguments.integer("random_crop", "padding", self.padding, least=0)
         object.__setattr__(self, "padding", padding)
         arguments.choice("random_crop", "place", self.place, ("random", *_PLACES))
 
@@ -113,17 +119,17 @@ class RandomCrop(AudioOperation):
         return None if array is None else ArraySpec((array.shape[0], self.frames), FLOAT32)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> int:
-        """Where in the result the clip begins: before 0, it is cut there."""
+        """The frame of the result at which the clip begins; if negative, the clip is cut."""
         drawn = rng.random()
         room = self._frames - shape[-1]
         if room <= 2 * self.padding:
             return self.padding - int(drawn * (2 * self.padding - room + 1))
         if self.place == "random":
             return int(drawn * (room + 1))
-        return _place(self.place, room)
+        return _clip_start(self.place, room)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Places where the clip may begin; one that repeats is the same again after its length."""
+        """The number of positions; with ``mode="repeat"`` at most the length of the clip."""
         if shape is None:
             return None
         room = self._frames - shape[-1]
@@ -134,15 +140,17 @@ class RandomCrop(AudioOperation):
         return counted(min(places, shape[-1]) if self.mode == "repeat" else places)
 
     def apply(self, value: Any, params: int) -> Sound:
-        return _laid(check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode)
+        return _place_clip(
+            check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CropOrPad(AudioOperation):
-    """Every clip in one length: long ones are cut, short ones filled up.
+    """Bring every clip to one length: crop long clips, pad short ones.
 
-    The length is ``frames``, or ``seconds`` at ``rate``. ``place`` is the part of a long clip that
-    stays, and where a short one lies: ``"start"``, ``"middle"`` or ``"end"``. What is filled in is
+    The length is ``frames``, or ``seconds`` at ``rate``. ``place`` (``"start"``, ``"middle"`` or
+    ``"end"``) is the part of a long clip to keep, and the position of a short one. The rest is
     silence, or with ``mode="repeat"`` the clip again.
 
     >>> import numpy as np
@@ -158,7 +166,7 @@ class CropOrPad(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _check_common(self)
         arguments.choice("crop_or_pad", "place", self.place, _PLACES)
 
     def output(self, spec: Spec) -> Spec:
@@ -167,19 +175,19 @@ class CropOrPad(AudioOperation):
 
     def apply(self, value: Any, params: Any) -> Sound:
         sound = check_sound("crop_or_pad", value, WAVEFORM)
-        at = _place(self.place, self._frames - sound.shape[1])
-        return _laid(sound, at, self._frames, self.mode)
+        at = _clip_start(self.place, self._frames - sound.shape[1])
+        return _place_clip(sound, at, self._frames, self.mode)
 
 
 @dataclass(frozen=True, slots=True)
-class Pad(AudioOperation):
-    """Short clips filled up to a least length; longer ones are left alone.
+class PadAudio(AudioOperation):
+    """Pad clips to a minimum length; longer clips stay as they are.
 
-    Arguments are those of ``crop_or_pad``; clips lie at the ``"start"`` unless ``place`` says
-    otherwise. To fill up clips to the longest of their batch, give ``pad=0`` to ``batch``.
+    The arguments are those of ``crop_or_pad``. Clips are put at the ``"start"`` by default. To pad
+    clips to the longest of their batch, give ``pad=0`` to ``batch``.
 
     >>> import numpy as np
-    >>> Pad(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
+    >>> PadAudio(4, mode="repeat").apply(np.array([[1, 2, 3]], np.float32), None)
     array([[1., 2., 3., 1.]], dtype=float32)
     """
 
@@ -191,7 +199,7 @@ class Pad(AudioOperation):
     _frames: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _check_common(self)
         arguments.choice("pad", "place", self.place, _PLACES)
 
     def output(self, spec: Spec) -> Spec:
@@ -206,4 +214,4 @@ class Pad(AudioOperation):
         room = self._frames - sound.shape[1]
         if room <= 0:
             return sound
-        return _laid(sound, _place(self.place, room), self._frames, self.mode)
+        return _place_clip(sound, _clip_start(self.place, room), self._frames, self.mode)

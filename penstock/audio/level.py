@@ -1,4 +1,4 @@
-"""Operations on how loud a sound is, and on how many channels it has."""
+"""Operations on the loudness and the channels of a sound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.audio.sound import (
     AudioOperation,
     Sound,
     check_sound,
-    in_order,
+    contiguous,
     need_sound,
 )
 from penstock.errors import PipelineError
@@ -23,12 +23,12 @@ from penstock.image import arguments
 from penstock.operation import LEVELS, ArraySpec, Spec
 
 _LEAST_VARIANCE = 1e-7
-"""Added where a clip is divided by its own spread, so that silence stays silence."""
+"""Added to the variance of a clip before dividing by it, so that silence stays silence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mono(AudioOperation):
-    """One channel: the mean of all.
+    """Mix to one channel: the mean of all channels.
 
     >>> import numpy as np
     >>> Mono().apply(np.array([[0, 1], [1, 1]], np.float32), None)
@@ -41,14 +41,14 @@ class Mono(AudioOperation):
 
     def apply(self, value: Any, params: Any) -> Sound:
         sound = check_sound("mono", value, WAVEFORM)
-        return sound if len(sound) == 1 else in_order(sound).mean(axis=0, keepdims=True)
+        return sound if len(sound) == 1 else contiguous(sound).mean(axis=0, keepdims=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomGain(AudioOperation):
-    """The sound louder or softer, by a number of decibels drawn from ``low`` to ``high``.
+    """Change the volume by a number of decibels drawn from ``low`` to ``high``.
 
-    Nothing is clipped: a loud clip may exceed 1.
+    Values are not clipped: those of a loud clip may exceed 1.
 
     >>> import numpy as np
     >>> RandomGain().apply(np.array([[0.5, -0.5]], np.float32), 2.0)
@@ -70,11 +70,11 @@ class RandomGain(AudioOperation):
         return need_sound("random_gain", spec, WAVEFORM)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> float:
-        """The factor."""
+        """The factor to multiply by."""
         return float(10.0 ** ((self.low + (self.high - self.low) * rng.random()) / 20.0))
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """One number from a range."""
+        """``LEVELS`` for a range of gains, 1 for a fixed one."""
         return float(LEVELS) if self.low < self.high else 1.0
 
     def apply(self, value: Any, params: float) -> Sound:
@@ -83,14 +83,14 @@ class RandomGain(AudioOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize(AudioOperation):
-    """``(value - mean) / std``, for waveforms and spectrograms.
+class NormalizeAudio(AudioOperation):
+    """Compute ``(value - mean) / std``, for waveforms and spectrograms.
 
-    Give the ``mean`` and ``std`` of your data; without them every clip is brought to mean 0 and
-    variance 1 by itself, all channels together.
+    Give the ``mean`` and ``std`` of your data. Without them every clip is normalized by its own
+    mean and standard deviation, over all channels together.
 
     >>> import numpy as np
-    >>> Normalize(mean=-4.0, std=2.0).apply(np.array([[-4, 0]], np.float32), None)
+    >>> NormalizeAudio(mean=-4.0, std=2.0).apply(np.array([[-4, 0]], np.float32), None)
     array([[0., 2.]], dtype=float32)
     """
 
@@ -119,7 +119,7 @@ class Normalize(AudioOperation):
             out: Sound = sound - np.float32(self.mean)
             std = self.std
         else:
-            out = sound - in_order(sound).mean()
-            std = math.sqrt(float(np.square(in_order(out)).mean()) + _LEAST_VARIANCE)
+            out = sound - contiguous(sound).mean()
+            std = math.sqrt(float(np.square(contiguous(out)).mean()) + _LEAST_VARIANCE)
         out *= np.float32(1.0 / std)
         return out

@@ -1,4 +1,4 @@
-"""SpecAugment: bands of a spectrogram masked, in time and in frequency."""
+"""SpecAugment: masks bands of a spectrogram, in time and in frequency."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.audio.sound import (
     AudioOperation,
     Sound,
     check_sound,
-    in_order,
+    contiguous,
     need_sound,
 )
 from penstock.image import arguments
 from penstock.operation import Spec, counted
 
 Spans = tuple[tuple[int, int], ...]
-"""Each from its first index to the one after its last."""
+"""Each as (first index, index after the last)."""
 
 
 class Masks(NamedTuple):
-    """What is masked, in steps and in mels."""
+    """The masked bands: time steps and mels."""
 
     time: Spans
     freq: Spans
@@ -32,12 +32,12 @@ class Masks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpecAugment(AudioOperation):
-    """Random bands of a spectrogram, in time and in frequency, masked (SpecAugment, no warping).
+    """Mask random bands of a spectrogram, in time and in frequency (SpecAugment, no warping).
 
-    Each of ``time_masks`` bands is 0 to ``time`` steps wide, but at most ``share`` of all steps;
-    each of ``freq_masks`` bands 0 to ``freq`` mels. All channels are masked alike. ``fill`` is the
-    value put there: a number, or ``"mean"`` for the clip's own mean, as in torchaudio. (A 0 is
-    neutral in a spectrogram that was normalised, and loud in one that was not.)
+    Each of ``time_masks`` bands is 0 to ``time`` steps wide, but at most ``share`` of all steps.
+    Each of ``freq_masks`` bands is 0 to ``freq`` mels wide. All channels have the same masks.
+    ``fill`` is the value of masked bands: a number, or ``"mean"`` for the mean of the clip, as in
+    torchaudio. (0 is neutral in a normalized spectrogram, and loud in one that is not.)
 
     >>> import numpy as np
     >>> ones = np.ones((1, 2, 4), np.float32)
@@ -57,9 +57,9 @@ class SpecAugment(AudioOperation):
 
     def __post_init__(self) -> None:
         name = "spec_augment"
-        for what in ("time_masks", "time", "freq_masks", "freq"):
-            checked = arguments.whole(name, what, getattr(self, what), least=0)
-            object.__setattr__(self, what, checked)
+        for argument in ("time_masks", "time", "freq_masks", "freq"):
+            checked = arguments.integer(name, argument, getattr(self, argument), least=0)
+            object.__setattr__(self, argument, checked)
         object.__setattr__(self, "share", arguments.number(name, "share", self.share, 0.0, 1.0))
         if isinstance(self.fill, str):
             arguments.choice(name, "fill", self.fill, ("mean",))
@@ -80,8 +80,7 @@ class SpecAugment(AudioOperation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different sets of bands. Those of one direction are in no order, and one of width 0 is
-        the same wherever it is."""
+        """The number of different sets of bands. All bands of width 0 count as the same."""
         if shape is None:
             return None
         mels, steps = shape[-2:]
@@ -97,7 +96,9 @@ class SpecAugment(AudioOperation):
     def apply(self, value: Any, params: Masks) -> Sound:
         spectrogram = check_sound("spec_augment", value, SPECTROGRAM)
         out: Sound = spectrogram.copy()
-        fill = in_order(spectrogram).mean() if isinstance(self.fill, str) else np.float32(self.fill)
+        fill = (
+            contiguous(spectrogram).mean() if isinstance(self.fill, str) else np.float32(self.fill)
+        )
         for first, last in params.time:
             out[:, :, first:last] = fill
         for first, last in params.freq:
@@ -106,17 +107,17 @@ class SpecAugment(AudioOperation):
 
 
 def _span(size: int, widest: int, width: float, place: float) -> tuple[int, int]:
-    """A band of 0 to ``widest``, anywhere in ``size``, by two numbers drawn from [0, 1)."""
+    """A band 0 to ``widest`` wide, anywhere in ``size``, from two numbers drawn from [0, 1)."""
     wide = int(width * (widest + 1))
     first = int(place * (size - wide + 1))
     return first, first + wide
 
 
 def _bands(size: int, widest: int) -> int:
-    """How many different bands that can give."""
+    """The number of different bands that ``_span`` can return."""
     return 1 + widest * (size + 1) - widest * (widest + 1) // 2
 
 
 def _sets(masks: int, bands: int) -> int:
-    """How many different sets of ``masks`` bands there are, in which one may come twice."""
+    """The number of different sets of ``masks`` bands, in which a band may occur twice."""
     return math.comb(bands + masks - 1, masks)

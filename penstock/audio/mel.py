@@ -1,4 +1,4 @@
-"""Mel spectrograms: how strong a sound is, by time and by pitch."""
+"""Mel spectrograms: the energy of a sound by time and by pitch."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from penstock.native import load_fft, load_sparse
 from penstock.operation import ArraySpec, Spec
 
 _BLOCK = 1 << 16
-"""Numbers transformed at once: they and their spectrum stay in a core's own cache."""
+"""Numbers transformed in one call: they and their spectrum fit into the cache of a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class MelSpectrogram(AudioOperation):
-    """The mel spectrogram (channels, mels, steps) of a sound at ``rate``.
+    """Compute the mel spectrogram (channels, mels, steps) of a sound at ``rate``.
 
-    As ``torchaudio.transforms.MelSpectrogram`` defines it: Hann windows of ``win`` frames (all of
-    ``n_fft`` unless given) every ``hop`` frames, magnitude to the ``power``, summed by ``mels``
-    triangular filters from ``f_min`` to ``f_max`` Hz (half the rate unless given). ``scale`` is
+    The definition is that of ``torchaudio.transforms.MelSpectrogram``: Hann windows of ``win``
+    frames (default: ``n_fft``) every ``hop`` frames, magnitude to the ``power``, summed by ``mels``
+    triangular filters from ``f_min`` to ``f_max`` Hz (default: half the rate). ``scale`` is
     ``"htk"`` or ``"slaney"``; ``norm="slaney"`` divides each filter by its width. With ``center``
     the sound is mirrored at both ends, so that step ``t`` is centred at frame ``t * hop``.
 
-    ``log=True`` is the natural logarithm, ``"db"`` decibels (10 times the decimal logarithm of
-    power, whatever ``power`` is), both of what is at least ``floor``; ``top_db`` then raises all
-    that lies further than that below the clip's maximum. ``log=False`` gives the sums themselves.
+    ``log=True`` gives the natural logarithm, ``"db"`` decibels (10 times the decimal logarithm of
+    the power, for any ``power``). Both first raise values to at least ``floor``. ``top_db`` then
+    raises values to at least the maximum of the clip minus ``top_db``. ``log=False`` gives the sums
+    without a logarithm.
 
     >>> import numpy as np
     >>> MelSpectrogram(16_000).apply(np.zeros((1, 16_000), np.float32), None).shape
@@ -67,10 +68,12 @@ class MelSpectrogram(AudioOperation):
         name = "mel_spectrogram"
         rate = check_rate(name, "rate", self.rate)
         checked: dict[str, Any] = {"rate": rate}
-        for what, least in (("n_fft", 2), ("hop", 1), ("mels", 1)):
-            checked[what] = arguments.whole(name, what, getattr(self, what), least=least)
+        for argument, least in (("n_fft", 2), ("hop", 1), ("mels", 1)):
+            checked[argument] = arguments.integer(
+                name, argument, getattr(self, argument), least=least
+            )
         win = checked["n_fft"] if self.win is None else self.win
-        checked["win"] = arguments.whole(name, "win", win, least=1)
+        checked["win"] = arguments.integer(name, "win", win, least=1)
         if checked["win"] > checked["n_fft"]:
             raise PipelineError(f"{name}: win is {win}; give at most n_fft, {self.n_fft}.")
         checked["f_min"] = arguments.number(name, "f_min", self.f_min, 0.0, rate / 2)
@@ -78,10 +81,14 @@ class MelSpectrogram(AudioOperation):
         checked["f_max"] = arguments.number(name, "f_max", f_max, 0.0, rate / 2)
         if checked["f_max"] <= checked["f_min"]:
             raise PipelineError(f"{name}: f_max is {f_max}; give more than f_min, {self.f_min}.")
-        for what in ("power", "floor"):
-            checked[what] = arguments.number(name, what, getattr(self, what), 0.0, math.inf)
-            if not checked[what]:
-                raise PipelineError(f"{name}: {what} is {checked[what]}; give a number above 0.")
+        for argument in ("power", "floor"):
+            checked[argument] = arguments.number(
+                name, argument, getattr(self, argument), 0.0, math.inf
+            )
+            if not checked[argument]:
+                raise PipelineError(
+                    f"{name}: {argument} is {checked[argument]}; give a number above 0."
+                )
         if not isinstance(self.log, bool):
             arguments.choice(name, "log", self.log, ("db",))
         if self.top_db is not None:
@@ -91,8 +98,8 @@ class MelSpectrogram(AudioOperation):
         arguments.choice(name, "scale", self.scale, ("htk", "slaney"))
         if self.norm is not None:
             arguments.choice(name, "norm", self.norm, ("slaney",))
-        for what, value in checked.items():
-            object.__setattr__(self, what, value)
+        for argument, value in checked.items():
+            object.__setattr__(self, argument, value)
         empty = empty_filters(self._triangles())
         if empty:
             warnings.warn(
@@ -125,8 +132,8 @@ class MelSpectrogram(AudioOperation):
         for channel in range(channels):
             for first in range(0, steps, block):
                 count = min(block, steps - first)
-                # Steps last, as the filters take them: turning the strengths round afterwards
-                # would cost a fifth of the whole. And not by as_strided: that takes 4 us.
+                # Steps are the last axis, as the filters need them: transposing afterwards would
+                # take a fifth of the total time. Not by as_strided, which takes 4 us.
                 cut: Sound = np.ndarray(
                     (self.n_fft, count),
                     np.float32,
@@ -165,7 +172,7 @@ class MelSpectrogram(AudioOperation):
         padded = frames + 2 * (self.n_fft // 2) if self.center else frames
         if padded < self.n_fft:
             raise PipelineError(
-                f"mel_spectrogram got {frames} frames, and one step takes n_fft={self.n_fft}. Put "
+                f"mel_spectrogram got {frames} frames, but one step needs n_fft={self.n_fft}. Put "
                 "pad() above it, or give center=True."
             )
         return 1 + (padded - self.n_fft) // self.hop
@@ -175,11 +182,11 @@ class MelSpectrogram(AudioOperation):
 
 
 def mirrored(sound: Sound, count: int) -> Sound:
-    """The sound with ``count`` frames more at both ends, mirrored there."""
+    """The sound with ``count`` mirrored frames added at both ends."""
     channels, frames = sound.shape
     if frames <= count:
         return np.pad(sound, ((0, 0), (count, count)), mode="reflect")
-    # By hand: np.pad costs 20 us, more than a tenth of the whole spectrogram.
+    # Without np.pad, which takes 20 us, more than a tenth of the whole spectrogram.
     out = np.empty((channels, frames + 2 * count), np.float32)
     out[:, count : count + frames] = sound
     out[:, :count] = sound[:, count:0:-1]
@@ -189,7 +196,7 @@ def mirrored(sound: Sound, count: int) -> Sound:
 
 @lru_cache(maxsize=16)
 def _window(n_fft: int, win: int) -> NDArray[np.float32]:
-    """A periodic Hann window in the middle of ``n_fft`` zeros."""
+    """A periodic Hann window of ``win`` numbers, centred in ``n_fft`` zeros."""
     window = np.zeros(n_fft, np.float32)
     first = (n_fft - win) // 2
     window[first : first + win] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(win) / win)
@@ -201,7 +208,7 @@ def _window(n_fft: int, win: int) -> NDArray[np.float32]:
 def triangles(
     rate: int, n_fft: int, mels: int, f_min: float, f_max: float, scale: str, norm: str | None
 ) -> NDArray[np.float64]:
-    """The filters as (mels, frequencies): triangles between their neighbours' tops."""
+    """The filters as (mels, frequencies). Each triangle ends at the peaks of its neighbours."""
     frequencies = np.linspace(0, rate // 2, n_fft // 2 + 1)
     pitches = np.linspace(to_mel(f_min, scale), to_mel(f_max, scale), mels + 2)
     tops = np.array([to_hertz(pitch, scale) for pitch in pitches])
@@ -217,21 +224,21 @@ def triangles(
 
 
 def empty_filters(arguments: tuple[Any, ...]) -> list[int]:
-    """The filters that let no frequency through."""
-    found: list[int] = np.flatnonzero(triangles(*arguments).max(axis=1) == 0.0).tolist()
-    return found
+    """The numbers of the filters that are 0 at every frequency."""
+    empty: list[int] = np.flatnonzero(triangles(*arguments).max(axis=1) == 0.0).tolist()
+    return empty
 
 
 @lru_cache(maxsize=16)
 def _filters(*arguments: Any) -> Any:
-    """The filters as a sparse matrix: of 201 frequencies each lets a handful through."""
+    """The filters as a sparse matrix: each is nonzero at only a few of 201 frequencies."""
     return load_sparse().csr_array(triangles(*arguments).astype(np.float32))
 
 
 _LINEAR = 200.0 / 3
 _BREAK = 1000.0
 _LOG_STEP = math.log(6.4) / 27.0
-"""Slaney's scale: linear to 1 kHz, then 27 steps for every factor of 6.4."""
+"""Slaney's scale: linear up to 1 kHz, then 27 mels for every factor of 6.4."""
 
 
 def to_mel(hertz: float, scale: str) -> float:

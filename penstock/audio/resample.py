@@ -1,4 +1,4 @@
-"""Sound at another rate: windowed-sinc interpolation, as a product with a sparse matrix."""
+"""Resampling: windowed-sinc interpolation, as a product with a sparse matrix."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ from penstock.operation import ArraySpec, Spec
 
 _CROSSINGS = 6
 _ROLLOFF = 0.99
-"""How many zero crossings of the sinc are kept, and where it cuts: torchaudio's defaults."""
+"""The zero crossings of the sinc to each side, and its relative cutoff: torchaudio's defaults."""
 
 _LEAST_STEP = 128
-"""Frames between the rows of the matrix. Ratios such as 3:1 are repeated up to it, because rows
-that overlap by most of their length are copied many times: 48 to 16 kHz went from 0.36 to 0.16 ms
-for a second of sound."""
+"""The least number of frames between rows of input. Small ratios such as 3:1 are repeated up to it,
+because rows that overlap by most of their length are copied many times. For 48 to 16 kHz this
+reduced the time for a second of sound from 0.36 to 0.16 ms."""
 
 _BLOCK = 1 << 16
-"""Numbers worked on at once: they and the result stay in a core's own cache."""
+"""Numbers multiplied in one call: they and the result fit into the cache of a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resample(AudioOperation):
-    """The sound at another rate, by windowed-sinc interpolation.
+    """Resample a sound to another rate, by windowed-sinc interpolation.
 
     The filter is that of ``torchaudio.transforms.Resample`` with its defaults: a sinc with a Hann
-    window, 6 zero crossings to each side, cut at 0.99 of the lower Nyquist frequency. Results
-    differ from it by rounding only. It is done as one product with a sparse matrix, which takes
-    0.07 to 0.17 ms for a second of sound on one core, where libsoxr takes 0.1 to 0.4, and which
-    needs neither BLAS nor its threads.
+    window, 6 zero crossings to each side, cut off at 0.99 of the lower Nyquist frequency. Results
+    differ from torchaudio by rounding only. The product with a sparse matrix takes 0.07 to 0.17 ms
+    for a second of sound on one core (libsoxr: 0.1 to 0.4), and uses neither BLAS nor its threads.
 
     >>> import numpy as np
     >>> Resample(44_100, 16_000).apply(np.zeros((1, 44_100), np.float32), None).shape
@@ -54,9 +53,9 @@ class Resample(AudioOperation):
     to_rate: int
 
     def __post_init__(self) -> None:
-        for what in ("from_rate", "to_rate"):
-            rate = check_rate("resample", what, getattr(self, what), least=1)
-            object.__setattr__(self, what, rate)
+        for argument in ("from_rate", "to_rate"):
+            rate = check_rate("resample", argument, getattr(self, argument), least=1)
+            object.__setattr__(self, argument, rate)
 
     def output(self, spec: Spec) -> Spec:
         array = need_sound("resample", spec, WAVEFORM)
@@ -72,12 +71,12 @@ class Resample(AudioOperation):
 
 
 def frames_at(frames: int, from_rate: int, to_rate: int) -> int:
-    """How many frames a sound has at another rate."""
+    """The number of frames of a sound at another rate."""
     return -(-frames * to_rate // from_rate)
 
 
 def resample(sound: Sound, from_rate: int, to_rate: int) -> Sound:
-    """A sound (channels, frames) at another rate; the same array where the rates are equal."""
+    """Resample a sound (channels, frames). Returns the same array if the rates are equal."""
     if from_rate == to_rate:
         return sound
     step, outputs, before, matrix = _filter(from_rate, to_rate)
@@ -92,21 +91,22 @@ def resample(sound: Sound, from_rate: int, to_rate: int) -> Sound:
         padded[before : before + frames] = sound[channel]
         for first in range(0, rows, block):
             last = min(rows, first + block)
-            heard: NDArray[np.float32] = np.ndarray(
+            inputs: NDArray[np.float32] = np.ndarray(
                 (span, last - first),
                 np.float32,
                 padded,
                 first * step * padded.itemsize,
                 (padded.itemsize, step * padded.itemsize),
             )
-            out[channel, first:last] = (matrix @ np.ascontiguousarray(heard)).T
+            out[channel, first:last] = (matrix @ np.ascontiguousarray(inputs)).T
     return out.reshape(channels, -1)[:, :length]
 
 
 class _Filter(NamedTuple):
-    """A row gives ``outputs`` frames, and the next row begins ``step`` frames on.
+    """``matrix`` times a row of input gives ``outputs`` frames.
 
-    The first begins ``before`` frames before the sound.
+    Each row begins ``step`` frames after the one before. The first begins ``before`` frames before
+    the sound.
     """
 
     step: int
@@ -117,14 +117,14 @@ class _Filter(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _filter(from_rate: int, to_rate: int) -> _Filter:
-    """The interpolation filter for a pair of rates, one row for each phase of the output."""
+    """The interpolation filter for a pair of rates: one matrix row for each output phase."""
     common = math.gcd(from_rate, to_rate)
     step, count = from_rate // common, to_rate // common
     cut = _ROLLOFF * min(step, count) / step
     before = math.ceil(_CROSSINGS / cut)
     phases = np.arange(count, dtype=np.int64) * step
     taps = np.arange(-before, before + 2)
-    # In zero crossings of the sinc, from the output's own time.
+    # Distance from the time of the output, in zero crossings of the sinc.
     times = (taps - (phases % count / count)[:, np.newaxis]) * cut
     np.clip(times, -_CROSSINGS, _CROSSINGS, out=times)
     weights = np.sinc(times) * np.cos(times * (np.pi / 2 / _CROSSINGS)) ** 2 * cut

@@ -1,4 +1,4 @@
-"""What operations ask of the sounds they get: stated when built, checked when applied."""
+"""Checks of the sounds that operations get, when a pipeline is built and when it runs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,34 @@ _AXES = {2: "(channels, frames)", 3: "(channels, mels, steps)"}
 _MADE_BY = {2: "decode()", 3: "mel_spectrogram()"}
 
 MOST_CHANNELS = 64
-"""More than any recording has: an array that claims more has its axes the other way round."""
+"""More than recordings have. An array with more has its axes in the wrong order."""
 
 SLOWEST_RATE = 1_000
 FASTEST_RATE = 768_000
-"""Beyond what sound is recorded at; a rate outside is a damaged header or a mistake."""
+"""No sound is recorded beyond these rates; others come from damaged headers or mistakes."""
 
 
 class AudioOperation(Operation):
-    """An operation on the field ``"audio"`` of samples that are dicts.
+    """An audio operation. In samples that are dicts it works on the field ``"audio"``.
 
-    Clips are short, so that time goes into many small steps of NumPy's, for which threads wait for
-    each other: two of them prepared 1,288 clips a second where two processes prepared 3,460.
+    Clips are short, so time goes into many small NumPy calls, for which threads wait for the GIL:
+    two threads prepared 1,288 clips a second, two processes 3,460.
     """
 
     field: ClassVar[str] = "audio"
     holds_gil: ClassVar[bool] = True
 
+    @property
+    def name(self) -> str:
+        """The name users write: ``DecodeAudio`` is ``decode``."""
+        return super().name.removesuffix("_audio")
+
 
 def need_sound(name: str, spec: Spec, ndims: tuple[int, ...]) -> ArraySpec | None:
-    """The spec of a sound that can be worked on, ``None`` if nothing is known of it."""
+    """Check the spec of a sound; returns it, or ``None`` if nothing is known of it."""
     if isinstance(spec, BytesSpec):
         raise PipelineError(
-            f"{name} got encoded bytes, and works on decoded sound. Put decode() above it."
+            f"{name} got encoded bytes; it needs decoded sound. Put decode() above it."
         )
     if spec is None:
         return None
@@ -60,30 +65,29 @@ def need_sound(name: str, spec: Spec, ndims: tuple[int, ...]) -> ArraySpec | Non
                 else f"Put it between {_MADE_BY[2]} and {_MADE_BY[3]}."
             )
         else:
-            hint = "Add the axis of channels with a map above it." if ndim == 1 else "Reshape it."
-        raise PipelineError(
-            f"{name} got an array of shape {spec.shape}, and works on {wanted}. {hint}"
-        )
+            hint = "Add a channel axis with a map above it." if ndim == 1 else "Reshape it."
+        raise PipelineError(f"{name} got an array of shape {spec.shape}; it needs {wanted}. {hint}")
     if spec.dtype != FLOAT32:
         raise PipelineError(
-            f"{name} got a sound of {spec.dtype}, and works on float32. Convert it with a map "
-            "above it; whole numbers are to be divided by their largest, to lie within 1."
+            f"{name} got a sound of {spec.dtype}; it needs float32. Convert it with a map above "
+            "it, and scale integers to the range -1 to 1."
         )
     channels = spec.shape[0]
     if channels is not None and channels > MOST_CHANNELS:
         raise PipelineError(
-            f"{name} got an array of shape {spec.shape}, which would be {channels} channels, and "
-            f"works on {wanted}. Transpose it with a map above it."
+            f"{name} got an array of shape {spec.shape}, which would be {channels} channels; it "
+            f"needs {wanted}. Transpose it with a map above it."
         )
     if 0 in spec.shape:
         raise PipelineError(
-            f"{name} got an array of shape {spec.shape}, which holds no sound. Check what makes it."
+            f"{name} got an array of shape {spec.shape}, which holds no sound. Check the stage "
+            "above it."
         )
     return spec
 
 
 def check_sound(name: str, value: Any, ndims: tuple[int, ...]) -> Sound:
-    """The same rules, for a value that is there; 0.5 us where nothing is wrong."""
+    """Check a sound by the rules of ``need_sound``; 0.5 us for a correct one."""
     if (
         isinstance(value, np.ndarray)
         and value.ndim in ndims
@@ -97,27 +101,27 @@ def check_sound(name: str, value: Any, ndims: tuple[int, ...]) -> Sound:
     if not isinstance(value, np.ndarray):
         wanted = " or ".join(_AXES[ndim] for ndim in ndims)
         raise PipelineError(
-            f"{name} got {type(value).__name__}, and works on NumPy arrays {wanted}. Convert it "
+            f"{name} got {type(value).__name__}; it needs a NumPy array {wanted}. Convert it "
             "with a map above it."
         )
     need_sound(name, ArraySpec.of(value.shape, value.dtype), ndims)
     return value
 
 
-def in_order(sound: Sound) -> Sound:
-    """The sound with its numbers one after the other in memory.
+def contiguous(sound: Sound) -> Sound:
+    """The sound in C order, copied if necessary.
 
-    What adds up numbers adds them in the order they lie in, and rounds accordingly: a view, and
-    the copy of it that a cache gives, must have one sum.
+    NumPy adds numbers in memory order, and rounds accordingly. A view, and the contiguous copy of
+    it that a cache returns, must have the same sum.
     """
     return np.ascontiguousarray(sound)
 
 
-def check_rate(name: str, what: str, value: Any, *, least: int = SLOWEST_RATE) -> int:
-    """A sample rate in Hz."""
-    rate = arguments.whole(name, what, value, least=least)
+def check_rate(name: str, argument: str, value: Any, *, least: int = SLOWEST_RATE) -> int:
+    """Check a sample rate in Hz."""
+    rate = arguments.integer(name, argument, value, least=least)
     if rate > FASTEST_RATE:
         raise PipelineError(
-            f"{name}: {what} is {value!r}; give a rate in Hz, of {FASTEST_RATE:,} at most."
+            f"{name}: {argument} is {value!r}; give a rate in Hz, at most {FASTEST_RATE:,}."
         )
     return rate

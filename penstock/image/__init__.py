@@ -1,7 +1,7 @@
 """Operations on images, under the names users write.
 
-They decode to uint8 arrays (height, width, channels) in RGB, follow torchvision's definitions, and
-spend their time in OpenCV and libjpeg-turbo, which let other threads run.
+They work on uint8 arrays (height, width, channels) in RGB and follow torchvision's definitions.
+Their time goes into OpenCV and libjpeg-turbo, which release the GIL.
 
 >>> from penstock import image
 >>> image.random_resized_crop(224).name

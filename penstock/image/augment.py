@@ -1,23 +1,25 @@
 """Automatic augmentation: RandAugment, AutoAugment and TrivialAugment.
 
-All three choose changes by name from one table and apply them as if in turn, with the ranges and
-the order of torchvision. Given the same changes and magnitudes, the result differs from
-torchvision's by one grey level at most after each, and by nothing for shifts and changes by table.
-Shears and turns take the same pixels but for one in a hundred at most; where a source lies halfway
-between two pixels (every fifth row, for a slope of a fifth) either may be taken. What follows can
-widen that.
+All three choose changes by name from one table. The result is that of applying the changes one
+after the other, in torchvision's order and with its ranges. For the same changes and magnitudes:
 
-The compiled kernel does images of three channels in one call, without interpolation; a
-``LazyImage`` does all others, and all where there is no kernel. Bits are the same, but for turns:
-the kernel's take every pixel from where torchvision does.
+- Shifts and changes by a lookup table have torchvision's bits.
+- Other changes differ by at most one grey level each.
+- Shears and rotations take the same source pixels, except for at most one pixel in a hundred. A
+  source position halfway between two pixels (every fifth row, for a slope of a fifth) may round to
+  either. Later steps can make such a difference larger.
+
+The compiled kernel applies all steps in one call to images of three channels, without
+interpolation. A ``LazyImage`` handles all other images, and every image if there is no kernel. Both
+give the same bits, except for rotations: the kernel takes exactly torchvision's source pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,80 +27,264 @@ from numpy.typing import NDArray
 from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
-from penstock.image.augment_table import CHANGES, NAMES, NARROW, NUMBERS, WIDE, Step
 from penstock.image.lazy_image import LazyImage
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
-from penstock.image.policies import POLICIES, STRENGTHS
 from penstock.image.tone import Table
 from penstock.native import Image
 from penstock.operation import Operation, Spec, counted, fits
 
-Steps = tuple[Step, ...]
+
+class AugmentStep(NamedTuple):
+    """One change: its name, and its magnitude in the unit of that change."""
+
+    name: str
+    magnitude: float
+
+    @property
+    def effect(self) -> AugmentStep:
+        """A normal form: steps with the same result on every image have the same effect.
+
+        The effect of a step that changes nothing is ``Identity``.
+        """
+        name, magnitude = self
+        if name in _WITHOUT_STRENGTH or name == "Solarize":
+            return self
+        if name in ("TranslateX", "TranslateY", "Posterize"):
+            magnitude = float(int(magnitude))
+        nothing = 8.0 if name == "Posterize" else 0.0
+        return (
+            AugmentStep("Identity", 0.0) if magnitude == nothing else AugmentStep(name, magnitude)
+        )
+
+
+CHANGES: dict[str, Callable[[LazyImage, float], None]] = {
+    "Identity": lambda lazy, m: None,
+    "ShearX": LazyImage.shear_x,
+    "ShearY": LazyImage.shear_y,
+    "TranslateX": lambda lazy, m: lazy.shift(0, int(m)),
+    "TranslateY": lambda lazy, m: lazy.shift(int(m), 0),
+    "Rotate": LazyImage.rotate,
+    "Brightness": lambda lazy, m: lazy.brightness(1.0 + m),
+    "Color": lambda lazy, m: lazy.saturation(1.0 + m),
+    "Contrast": lambda lazy, m: lazy.contrast(1.0 + m),
+    "Sharpness": lambda lazy, m: lazy.sharpness(1.0 + m),
+    "Posterize": lambda lazy, m: lazy.posterize(int(m)),
+    "Solarize": LazyImage.solarize,
+    "AutoContrast": lambda lazy, m: lazy.autocontrast(),
+    "Equalize": lambda lazy, m: lazy.equalize(),
+    "Invert": lambda lazy, m: lazy.invert(),
+}
+
+NUMBERS = {name: number for number, name in enumerate(CHANGES)}
+"""The number of each change in the compiled kernel."""
+
+NAMES = tuple(name for name in CHANGES if name != "Invert")
+"""The changes RandAugment and TrivialAugment choose from. Only AutoAugment uses Invert."""
+
+_WITHOUT_STRENGTH = ("AutoContrast", "Equalize", "Identity", "Invert")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The magnitude of every change at full strength; weaker ones are in proportion.
+
+    ``Posterize`` and ``Solarize`` grow stronger as their magnitude falls. So a strength of 0 leaves
+    the image unchanged for every change that has a strength, with one exception: the weakest
+    ``Solarize`` still inverts white.
+    """
+
+    shear: float
+    shift: float
+    shift_of_side: bool
+    turn: float
+    tone: float
+    bits: int
+
+    def step(
+        self, name: str, strength: float, negative: bool, height: int, width: int
+    ) -> AugmentStep:
+        """The step for a strength from 0 to 1. ``negative``: the sign, if the change has one."""
+        if name in _WITHOUT_STRENGTH:
+            return AugmentStep(name, 0.0)
+        if name == "Posterize":
+            return AugmentStep(name, float(8 - round(self.bits * strength)))
+        if name == "Solarize":
+            return AugmentStep(name, 255.0 * (1.0 - strength))
+        if name in ("ShearX", "ShearY"):
+            most = self.shear
+        elif name == "TranslateX":
+            most = self.shift * width if self.shift_of_side else self.shift
+        elif name == "TranslateY":
+            most = self.shift * height if self.shift_of_side else self.shift
+        elif name == "Rotate":
+            most = self.turn
+        else:
+            most = self.tone
+        return AugmentStep(name, -most * strength if negative else most * strength)
+
+
+NARROW = Space(shear=0.3, shift=150 / 331, shift_of_side=True, turn=30.0, tone=0.9, bits=4)
+"""AutoAugment and RandAugment. Their shifts are 150 pixels for an image of 331."""
+
+WIDE = Space(shear=0.99, shift=32.0, shift_of_side=False, turn=135.0, tone=0.99, bits=6)
+"""TrivialAugment."""
+
+
+PolicyChange = tuple[str, float, int]
+"""A change of an AutoAugment policy: its name, probability, and strength from 0 to 9."""
+
+PolicyPair = tuple[PolicyChange, PolicyChange]
+
+# AutoAugment's learnt policies. Each line is a pair of changes, "name probability strength" each.
+# Changes without a strength have 0.
+_IMAGENET = """
+Posterize 0.4 8, Rotate 0.6 9
+Solarize 0.6 5, AutoContrast 0.6 0
+Equalize 0.8 0, Equalize 0.6 0
+Posterize 0.6 7, Posterize 0.6 6
+Equalize 0.4 0, Solarize 0.2 4
+Equalize 0.4 0, Rotate 0.8 8
+Solarize 0.6 3, Equalize 0.6 0
+Posterize 0.8 5, Equalize 1.0 0
+Rotate 0.2 3, Solarize 0.6 8
+Equalize 0.6 0, Posterize 0.4 6
+Rotate 0.8 8, Color 0.4 0
+Rotate 0.4 9, Equalize 0.6 0
+Equalize 0.0 0, Equalize 0.8 0
+Invert 0.6 0, Equalize 1.0 0
+Color 0.6 4, Contrast 1.0 8
+Rotate 0.8 8, Color 1.0 2
+Color 0.8 8, Solarize 0.8 7
+Sharpness 0.4 7, Invert 0.6 0
+ShearX 0.6 5, Equalize 1.0 0
+Color 0.4 0, Equalize 0.6 0
+Equalize 0.4 0, Solarize 0.2 4
+Solarize 0.6 5, AutoContrast 0.6 0
+Invert 0.6 0, Equalize 1.0 0
+Color 0.6 4, Contrast 1.0 8
+Equalize 0.8 0, Equalize 0.6 0
+"""
+
+_CIFAR10 = """
+Invert 0.1 0, Contrast 0.2 6
+Rotate 0.7 2, TranslateX 0.3 9
+Sharpness 0.8 1, Sharpness 0.9 3
+ShearY 0.5 8, TranslateY 0.7 9
+AutoContrast 0.5 0, Equalize 0.9 0
+ShearY 0.2 7, Posterize 0.3 7
+Color 0.4 3, Brightness 0.6 7
+Sharpness 0.3 9, Brightness 0.7 9
+Equalize 0.6 0, Equalize 0.5 0
+Contrast 0.6 7, Sharpness 0.6 5
+Color 0.7 7, TranslateX 0.5 8
+Equalize 0.3 0, AutoContrast 0.4 0
+TranslateY 0.4 3, Sharpness 0.2 6
+Brightness 0.9 6, Color 0.2 8
+Solarize 0.5 2, Invert 0.0 0
+Equalize 0.2 0, AutoContrast 0.6 0
+Equalize 0.2 0, Equalize 0.6 0
+Color 0.9 9, Equalize 0.6 0
+AutoContrast 0.8 0, Solarize 0.2 8
+Brightness 0.1 3, Color 0.7 0
+Solarize 0.4 5, AutoContrast 0.9 0
+TranslateY 0.9 9, TranslateY 0.7 9
+AutoContrast 0.9 0, Solarize 0.8 3
+Equalize 0.8 0, Invert 0.1 0
+TranslateY 0.7 9, AutoContrast 0.9 0
+"""
+
+
+def _policy_change(text: str) -> PolicyChange:
+    name, probability, strength = text.split()
+    return name, float(probability), int(strength)
+
+
+def _policy_pairs(text: str) -> tuple[PolicyPair, ...]:
+    lines = (line.split(",") for line in text.strip().splitlines())
+    return tuple((_policy_change(first), _policy_change(second)) for first, second in lines)
+
+
+POLICIES: dict[str, tuple[PolicyPair, ...]] = {
+    "imagenet": _policy_pairs(_IMAGENET),
+    "cifar10": _policy_pairs(_CIFAR10),
+}
+
+STRENGTHS = 10
+"""Number of strengths in AutoAugment policies: 0 to 9."""
+
+
+AugmentSteps = tuple[AugmentStep, ...]
+"""The drawn parameters of one sample, in the order in which they apply."""
 
 _SAMPLINGS = ("nearest", "bilinear")
 
-_NOTHING = Step("Identity", 0.0)
+_NOTHING = AugmentStep("Identity", 0.0)
 
 
-def applied(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> Image:
-    """The image after all steps."""
-    if not _for_kernel(image, smooth):
-        return _lazy_image(image, steps, fill, smooth).settle()
+def apply_steps(image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool) -> Image:
+    """Apply all steps; returns ``image`` itself if they change nothing."""
+    if not _kernel_supports(image, smooth):
+        return _build_lazy_image(image, steps, fill, smooth).settle()
     out = np.empty(image.shape, np.uint8)
-    return out if _by_kernel(image, steps, fill, out, None) else image
+    return out if _apply_by_kernel(image, steps, fill, out, None) else image
 
 
-def compiled(
-    image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool
+def apply_except_table(
+    image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool
 ) -> tuple[Image, Table | None]:
-    """The image after all steps but for a last table (channels, 256) that is left to apply.
+    """Apply all steps except for a final lookup table (channels, 256), which is returned.
 
-    Whoever looks every level up anyway, as normalizing does, can join it with a table of their own.
-    ``None`` is no table: the image is done, as it always is where the kernel does it.
+    A caller that looks up every level anyway, as normalizing does, can join the table with its own.
+    A table of ``None`` means that the image is complete, which is always so with the kernel.
     """
-    if _for_kernel(image, smooth):
-        return applied(image, steps, fill, smooth), None
-    return _lazy_image(image, steps, fill, smooth).handed_on()
+    if _kernel_supports(image, smooth):
+        return apply_steps(image, steps, fill, smooth), None
+    return _build_lazy_image(image, steps, fill, smooth).pixels_and_table()
 
 
-def normalized(
+def apply_and_normalize(
     image: Image,
-    steps: Steps,
+    steps: AugmentSteps,
     fill: tuple[float, ...],
     smooth: bool,
     normalize: Normalize,
     out: NDArray[Any] | None,
 ) -> NDArray[np.float32]:
-    """The image after all steps and ``normalize``, in ``out`` if it fits: levels are looked up
-    once for both."""
+    """Apply all steps and ``normalize``, with one lookup of every level for both.
+
+    Writes into ``out`` if it has the right shape and type.
+    """
     height, width, channels = image.shape
-    if normalize.layout == "chw" and _for_kernel(image, smooth):
+    if normalize.layout == "chw" and _kernel_supports(image, smooth):
         if out is None or not fits(out, (channels, height, width), FLOAT32):
             out = np.empty((channels, height, width), FLOAT32)
-        _by_kernel(image, steps, fill, out, normalize.table(channels))
+        _apply_by_kernel(image, steps, fill, out, normalize.table(channels))
         return out
-    image, table = compiled(image, steps, fill, smooth)
+    image, table = apply_except_table(image, steps, fill, smooth)
     if table is None:
         return normalize.apply_to(image, None, out)
     levels = np.take_along_axis(normalize.table(channels), table, axis=1)
     return normalize.look_up(image, levels, out)
 
 
-def _for_kernel(image: Image, smooth: bool) -> bool:
-    """Whether the kernel does this image. Who asks must not matter: its turns are not OpenCV's."""
+def _kernel_supports(image: Image, smooth: bool) -> bool:
+    """Whether the kernel handles this image.
+
+    Must depend on the image and ``smooth`` only: the kernel's rotations differ from OpenCV's.
+    """
     height, width, channels = image.shape
     return (
         channels == 3
         and not smooth
-        and max(height, width) <= kernel.MOST_SIDE
+        and max(height, width) <= kernel.LONGEST_SIDE
         and native.kernel_available()
     )
 
 
-def _by_kernel(
+def _apply_by_kernel(
     image: Image,
-    steps: Steps,
+    steps: AugmentSteps,
     fill: tuple[float, ...],
     out: NDArray[Any],
     table: NDArray[np.float32] | None,
@@ -109,7 +295,9 @@ def _by_kernel(
     return kernel.augment(image, numbered, (red, green, blue), out, table=table)
 
 
-def _lazy_image(image: Image, steps: Steps, fill: tuple[float, ...], smooth: bool) -> LazyImage:
+def _build_lazy_image(
+    image: Image, steps: AugmentSteps, fill: tuple[float, ...], smooth: bool
+) -> LazyImage:
     lazy = LazyImage(image, fill, smooth)
     for step in steps:
         CHANGES[step.name](lazy, step.magnitude)
@@ -118,9 +306,9 @@ def _lazy_image(image: Image, steps: Steps, fill: tuple[float, ...], smooth: boo
 
 @dataclass(frozen=True, slots=True)
 class RandAugment(Operation):
-    """``num_ops`` changes, each one of 14 at random, all of one strength.
+    """RandAugment: ``num_ops`` changes, each chosen at random from 14, all of one strength.
 
-    ``magnitude`` counts from 0 to ``bins - 1``. Pixels from outside the image are ``fill``.
+    ``magnitude`` is from 0 to ``bins - 1``. Pixels from outside the image are ``fill``.
 
     >>> import numpy as np
     >>> augment = RandAugment(num_ops=2, magnitude=9)
@@ -138,9 +326,9 @@ class RandAugment(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        arguments.whole("rand_augment", "num_ops", self.num_ops, least=0)
-        arguments.whole("rand_augment", "magnitude", self.magnitude, least=0)
-        arguments.whole("rand_augment", "bins", self.bins, least=2)
+        arguments.integer("rand_augment", "num_ops", self.num_ops, least=0)
+        arguments.integer("rand_augment", "magnitude", self.magnitude, least=0)
+        arguments.integer("rand_augment", "bins", self.bins, least=2)
         if self.magnitude >= self.bins:
             raise PipelineError(
                 f"rand_augment: magnitude is {self.magnitude}; with {self.bins} bins it goes from "
@@ -153,7 +341,7 @@ class RandAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("rand_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         strength = self.magnitude / (self.bins - 1)
         parts = rng.random((self.num_ops, 2)).tolist()
         return tuple(
@@ -162,8 +350,11 @@ class RandAugment(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different steps, to the power of ``num_ops``. Changes with two ways are two, and those
-        that do nothing are one; the order counts, though some steps would give the same in both."""
+        """The number of different steps, to the power of ``num_ops``.
+
+        A change with a sign counts twice. All steps that do nothing count as one. Orders count as
+        different, although some steps give the same result in either order.
+        """
         rows, columns = _sides(shape)
         strength = self.magnitude / (self.bins - 1)
         steps = {
@@ -173,14 +364,14 @@ class RandAugment(Operation):
         }
         return counted(len(steps) ** self.num_ops)
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("rand_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
 class AutoAugment(Operation):
-    """One of 25 learnt pairs of changes, each with its own probability and strength.
+    """AutoAugment: one of 25 learnt pairs of changes, each with its own probability and strength.
 
     ``policy`` is ``"imagenet"`` or ``"cifar10"``. Pixels from outside the image are ``fill``.
 
@@ -206,7 +397,7 @@ class AutoAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("auto_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         which, *parts = rng.random(5).tolist()
         pairs = POLICIES[self.policy]
         pair = pairs[int(which * len(pairs))]
@@ -219,12 +410,15 @@ class AutoAugment(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different runs of steps that the pairs allow: each change done one way, the other way,
-        or where its probability allows it not at all. Several pairs may allow the same."""
+        """The number of different sequences of steps that the pairs allow.
+
+        Each change is applied with either sign, or not at all if its probability is below 1. A
+        sequence that several pairs allow counts once.
+        """
         rows, columns = _sides(shape)
         runs = set()
         for pair in POLICIES[self.policy]:
-            choices: list[set[Step]] = []
+            choices: list[set[AugmentStep]] = []
             for name, probability, strength in pair:
                 steps = (
                     set()
@@ -238,14 +432,14 @@ class AutoAugment(Operation):
             runs |= {tuple(step for step in run if step != _NOTHING) for run in product(*choices)}
         return counted(len(runs))
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("auto_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugment(Operation):
-    """One of 14 changes at a random strength, over TrivialAugment's wide ranges.
+    """TrivialAugment Wide: one of 14 changes, at a random strength over wide ranges.
 
     >>> import numpy as np
     >>> augment = TrivialAugment()
@@ -261,7 +455,7 @@ class TrivialAugment(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        arguments.whole("trivial_augment", "bins", self.bins, least=2)
+        arguments.integer("trivial_augment", "bins", self.bins, least=2)
         fill = _fill_and_sampling("trivial_augment", self.fill, self.interpolation)
         object.__setattr__(self, "fill", fill)
         object.__setattr__(self, "_fill", fill)
@@ -269,15 +463,17 @@ class TrivialAugment(Operation):
     def output(self, spec: Spec) -> Spec:
         return need_image("trivial_augment", spec)
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Steps:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> AugmentSteps:
         which, strong, way = rng.random(3).tolist()
         strength = int(strong * self.bins) / (self.bins - 1)
         name = NAMES[int(which * len(NAMES))]
         return (WIDE.step(name, strength, way < 0.5, shape[0], shape[1]),)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different steps: changes, times their strengths, times their ways, less those that do
-        the same (Posterize has fewer strengths, and some do nothing)."""
+        """The number of different steps: changes x strengths x signs, without duplicates.
+
+        Posterize has fewer strengths, and some steps do nothing.
+        """
         rows, columns = _sides(shape)
         steps = {
             WIDE.step(name, strong / (self.bins - 1), way, rows, columns).effect
@@ -287,13 +483,13 @@ class TrivialAugment(Operation):
         }
         return counted(len(steps))
 
-    def apply(self, value: Any, params: Steps) -> Image:
+    def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("trivial_augment", value)
-        return applied(image, params, self._fill, self.interpolation == "bilinear")
+        return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
 
 def _sides(shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """An image's height and width; the counts depend on them for tiny images only."""
+    """Height and width; 331 if unknown, since the counts depend on the size of tiny images only."""
     return (331, 331) if shape is None else (shape[0], shape[1])
 
 

@@ -1,4 +1,4 @@
-"""How many different boxes can be drawn when a box has a random area and a random ratio."""
+"""Counts the different boxes that random areas and random aspect ratios can give."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """Every size that can be drawn and has room: for each height, from and to which width.
+    """All box sizes that can be drawn and fit: for each height, a range of widths.
 
-    ``outside`` says that others can be drawn too, which have no room or no pixels.
+    ``outside``: sizes that do not fit, or have no pixels, can be drawn too.
     """
 
     heights: NDArray[Any]
@@ -29,17 +29,18 @@ class Sizes:
         area: tuple[float, float],
         ratio: tuple[float, float],
     ) -> Sizes:
-        """Sizes of 1 to ``room``, whose real ``area`` and ``ratio`` (width over height) are in
-        these ranges before their sides are rounded.
+        """Sizes from 1 to ``room`` (height, width) for the given ranges of area and aspect ratio.
 
-        In logarithms the real sizes are a rectangle standing on a corner, so those that round to
-        one height are one run of widths, and its ends have a formula: no loop over all sizes.
+        The ranges hold for the real size, before its sides are rounded. ``ratio`` is width over
+        height. On logarithmic axes the real sizes form a rectangle that stands on a corner. So the
+        sizes that round to one height are one range of widths, whose ends have a formula: no loop
+        over all sizes.
         """
         (least, most), (narrow, wide) = area, ratio
         low, high = math.sqrt(least / wide), math.sqrt(most / narrow)
         first, last = (int(end) for end in _rounded(np.float64(low), np.float64(high)))
         heights = np.arange(max(1, first), min(room[0], last) + 1, dtype=np.float64)
-        # The real heights that round to each, and of those the ones with the extreme widths.
+        # The real heights that round to each height; ``at``: the one with the extreme width.
         begin, end = np.maximum(heights - 0.5, low), np.minimum(heights + 0.5, high)
         at = np.clip(math.sqrt(least / narrow), begin, end)
         shortest = np.maximum(least / at, narrow * at)
@@ -51,22 +52,22 @@ class Sizes:
         return cls(heights, np.maximum(narrowest, 1), np.minimum(widest, room[1]), outside)
 
     def holds(self, height: int, width: int) -> bool:
-        """Whether this size is among them."""
-        here = self.heights == height
-        return bool((here & (self.narrowest <= width) & (width <= self.widest)).any())
+        """Whether this size can be drawn and fits."""
+        rows = self.heights == height
+        return bool((rows & (self.narrowest <= width) & (width <= self.widest)).any())
 
     def places(self, rows: int, columns: int) -> int:
-        """In how many places all boxes of these sizes can lie in an image."""
-        many = np.maximum(self.widest - self.narrowest + 1, 0)
-        across = many * (columns + 1) - many * (self.narrowest + self.widest) / 2
+        """The number of positions in an image, summed over all sizes."""
+        widths = np.maximum(self.widest - self.narrowest + 1, 0)
+        across = widths * (columns + 1) - widths * (self.narrowest + self.widest) / 2
         return int(((rows - self.heights + 1) * across).sum())
 
 
 def _rounded(low: Any, high: Any) -> tuple[Any, Any]:
-    """The least and the largest whole numbers that real ones between these round to.
+    """The smallest and largest integers that real numbers between ``low`` and ``high`` round to.
 
-    The ends themselves are never drawn, so one halfway between two counts inwards; unless there is
-    nothing between them, and it is all that is drawn.
+    The ends themselves are drawn with probability 0. So an end halfway between two integers rounds
+    inwards, unless ``low`` and ``high`` are equal and it is the only number drawn.
     """
     first, last = np.floor(low + 0.5), np.ceil(high - 0.5)
     alone = first > last

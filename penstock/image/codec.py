@@ -18,13 +18,13 @@ _JPEG = b"\xff\xd8\xff"
 
 @dataclass(frozen=True, slots=True)
 class Decode(Operation):
-    """Bytes of a JPEG, PNG, WebP, BMP, GIF or TIFF file to a uint8 array (height, width, channels).
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file to uint8 (height, width, channels).
 
-    ``mode`` is ``"rgb"`` (3 channels, whatever the file holds: grey is repeated, transparency
-    dropped, CMYK converted, 16 bits cut to 8) or ``"gray"`` (1 channel). An EXIF orientation is
-    not followed: the pixels come as they are stored, as PIL and torchvision give them. A file
-    that is cut short or damaged is a SourceError, never a half-grey picture; stray bytes between
-    a JPEG's segments, which PIL ignores too, are passed over.
+    ``mode`` is ``"rgb"`` or ``"gray"`` (1 channel). ``"rgb"`` always gives 3 channels: grey is
+    repeated, transparency dropped, CMYK converted, 16 bits cut to 8. The EXIF orientation is not
+    applied: pixels come as they are stored, as in PIL and torchvision. A truncated or damaged file
+    raises SourceError; it never gives a half-grey picture. Stray bytes between the segments of a
+    JPEG are ignored, as in PIL.
 
     >>> import cv2, numpy as np
     >>> _, png = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))
@@ -45,7 +45,7 @@ class Decode(Operation):
         )
         if not encoded:
             raise PipelineError(
-                f"decode got an array ({spec}), and works on the bytes of an image file. "
+                f"decode got an array ({spec}); it needs the bytes of an image file. "
                 "If the images are decoded already, leave it out."
             )
         return ArraySpec((None, None, 3 if self.mode == "rgb" else 1), UINT8)
@@ -59,7 +59,7 @@ class Decode(Operation):
         return self._any(data)
 
     def _jpeg(self, data: memoryview) -> Image | None:
-        """The image, or ``None`` for a kind of JPEG that simplejpeg does not know."""
+        """The decoded image, or ``None`` for a kind of JPEG that simplejpeg does not support."""
         decode_jpeg = load_simplejpeg().decode_jpeg
         colorspace = "RGB" if self.mode == "rgb" else "GRAY"
         try:
@@ -80,9 +80,9 @@ class Decode(Operation):
                 np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION
             )
         except cv2.error as error:
-            raise _unreadable(data, "OpenCV refuses it") from error
+            raise _unreadable(data, "OpenCV rejects it") from error
         if image is None:
-            raise _unreadable(data, "it is damaged, cut short, or no image")
+            raise _unreadable(data, "it is damaged, cut short, or not an image")
         if self.mode == "rgb":
             cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
         return with_channels(image)

@@ -1,4 +1,4 @@
-"""Random erasing: a rectangle of the image painted over."""
+"""Random erasing: paints over a rectangle of the image."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.native import Image
 from penstock.operation import LEVELS, Operation, Spec, counted
 
 _ATTEMPTS = 10
-"""How often torchvision tries to place a rectangle before it leaves the image alone."""
+"""torchvision leaves the image unchanged after this many rectangles that do not fit."""
 
 
 class Patch(NamedTuple):
-    """The rectangle to paint over; ``noise`` is what with, where that is random."""
+    """The rectangle to paint over. ``noise``: its pixels, if they are random."""
 
     top: int
     left: int
@@ -32,12 +32,12 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Erase(Operation):
-    """A random rectangle painted over, with probability ``p``.
+    """Paint over a random rectangle, with probability ``p``.
 
-    ``scale`` is its part of the area and ``ratio`` its height over its width, as in torchvision.
-    ``value`` is a grey level, (red, green, blue), or ``"random"`` for noise from 0 to 255. It
-    works on uint8 images, above normalize(): erasing to 0 below a normalize is erasing to its
-    mean above it (124, 116, 104 for ImageNet).
+    ``scale`` is its share of the image area and ``ratio`` its height over its width, as in
+    torchvision. ``value`` is a grey level, (red, green, blue), or ``"random"`` for noise from 0 to
+    255. The image must be uint8, so put erase() above normalize(). There, a value of ImageNet's
+    mean (124, 116, 104) has the effect that 0 has after normalizing.
 
     >>> import numpy as np
     >>> image = np.full((4, 4, 1), 9, np.uint8)
@@ -101,8 +101,11 @@ class Erase(Operation):
         return None
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different rectangles, and the image left alone. Noise counts as ``LEVELS`` fillings of
-        each: as many as there are would outweigh everything else, and mean little."""
+        """The number of rectangles, plus one if the image may stay unchanged.
+
+        Noise counts as ``LEVELS`` fillings of each rectangle. Its real number of fillings would
+        outweigh everything else, and mean little.
+        """
         if self.p == 0.0:
             return 1.0
         if shape is None:

@@ -1,4 +1,8 @@
-"""The fused stop: crop, resize, flip and normalize in one step, with decode where it is above."""
+"""Fused steps: several image operations of a pipeline that run as one.
+
+``Fused`` is decode, crop, resize, flip and normalize. ``FusedAugment`` is an automatic augmentation
+and normalize.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,43 @@ import numpy as np
 
 from penstock import native
 from penstock.image import jpeg_index, kernel, partial
+from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment, apply_and_normalize
 from penstock.image.codec import Decode
-from penstock.image.frame import Frame
-from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
-from penstock.image.kernel import Request
+from penstock.image.geometry import (
+    CenterCrop,
+    Frame,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from penstock.image.kernel import RegionRequest
 from penstock.image.normalizing import Normalize
+from penstock.image.pixels import check_image
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import Operation, fits
 from penstock.stops.field import Field, On
-from penstock.stops.stop import Joined, Site, StageFailure, Step, Stop, Upstream
+from penstock.stops.stop import Joined, Site, StageFailure, Step, Stop, Upstream, each
 
 _RESIZING = (Resize, RandomResizedCrop)
 
-TOGETHER = 4
-"""So many files the kernel is given at a time: two threads are a sixth faster than with one at a
-time, because they give up the GIL less often and wait for it less. Eight bring no more."""
+FILES_PER_CALL = 4
+"""Files in one call of the kernel. With four, two threads are a sixth faster than with one: they
+release the GIL less often and wait for it less. Eight are no faster."""
 
-TakeAll = Callable[[Sequence[Request]], Sequence[object]]
-"""Fulfils requests, and says of each what it could not: an exception, or something else."""
+DecodeAll = Callable[[Sequence[RegionRequest]], Sequence[object]]
+"""Decodes requests; returns an exception for each one that failed, and anything else otherwise."""
 
 Framing = Resize | CenterCrop | RandomCrop | RandomResizedCrop
 
 
 @dataclass(frozen=True)
 class Fused(Joined):
-    """Operations that were written as maps of their own, with the ordinals that key them.
+    """Decode, crop, resize, flip and normalize, written as separate maps, in one step.
 
-    What is drawn is the same as one by one; pixels agree within the tolerance that
-    ``image.kernel`` states, and ``image.partial``, which serves where there is no kernel. What
-    they cannot do goes the way of the single operations.
+    ``ordinals`` key the randomness of the maps, so the parameters drawn are those of the single
+    operations. Pixels agree within the tolerance stated in ``image.kernel`` or, without the kernel,
+    in ``image.partial``. Samples that neither supports run through the single operations.
     """
 
     decode: Decode | None
@@ -55,19 +67,19 @@ class Fused(Joined):
 
     @property
     def note(self) -> str:
-        """Who does it, for people."""
+        """How the step runs, for ``Pipeline.explain``."""
         if self.decode is None:
-            return "in one step: the compiled kernel takes only what is wanted"
+            return "in one step: the compiled kernel reads only the pixels it needs"
         if native.kernel_available():
-            return "in one step: the compiled kernel decodes only what is wanted"
+            return "in one step: the compiled kernel decodes only the pixels it needs"
         return (
-            "in one step: simplejpeg decodes no row below what is wanted (the compiled kernel "
-            f"would do better: {native.why_no_kernel()})"
+            "in one step: simplejpeg decodes no rows below the crop (the compiled kernel "
+            f"would be faster: {native.why_no_kernel()})"
         )
 
     @property
     def together(self) -> int:  # type: ignore[override]
-        return TOGETHER if self.decode is not None else 1
+        return FILES_PER_CALL if self.decode is not None else 1
 
     def step(self, site: Site) -> Step:
         keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]
@@ -76,77 +88,82 @@ class Fused(Joined):
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
         rows = site.rows
-        size, take = self._means()
+        size, decode_all = self._size_and_decoder()
 
-        def ask(data: Any, key: Key, requests: list[Request]) -> Any:
-            """The array that will be what is wanted, once its request is fulfilled."""
-            # Asked for whatever becomes of this sample: rows are given one after the other.
+        def request_region(data: Any, key: Key, requests: list[RegionRequest]) -> Any:
+            """The array that will hold the result once its request in ``requests`` has run."""
+            # Take a row for every sample, used or not: rows are handed out in sample order.
             out = None if rows is None else rows.next(self.on, field)
             try:
                 frame, flip = self._draw(size(data), key, keyed)
             except kernel.Unsupported:
-                return single(data, key)
+                return run_single(data, key)
             shape = (*frame.size, 3) if table is None else (3, *frame.size)
             if out is None or not fits(out, shape, dtype):
                 out = np.empty(shape, dtype)
             corner = frame.part[:2]
-            requests.append(Request(data, frame.box, out, flip, table, frame.full, corner))
+            requests.append(RegionRequest(data, frame.box, out, flip, table, frame.full, corner))
             return out
 
-        def single(data: Any, key: Key) -> Any:
+        def run_single(data: Any, key: Key) -> Any:
             return self._one_by_one(data, key, keyed)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            given, made = upstream(keys), []
-            requests: list[Request] = []
+            inputs, samples = upstream(keys), []
+            requests: list[RegionRequest] = []
             owners: list[tuple[int, Key]] = []
             for number, key in enumerate(keys):
                 try:
-                    made.append(
-                        place(given[number], lambda data, key: ask(data, key, requests), key)
+                    samples.append(
+                        place(
+                            inputs[number],
+                            lambda data, key: request_region(data, key, requests),
+                            key,
+                        )
                     )
                 except Exception as error:
                     raise StageFailure(self.name, key.index) from error
                 if len(requests) > len(owners):
                     owners.append((number, key))
             try:
-                outcomes = take(requests)
-            except Exception as error:  # whose it was is found one by one
+                outcomes = decode_all(requests)
+            except Exception as error:  # the runner finds the sample by running them one by one
                 raise StageFailure(self.name, keys.indices[0]) from error
-            for (number, key), failed in zip(owners, outcomes, strict=True):
-                if not isinstance(failed, Exception):
+            for (number, key), outcome in zip(owners, outcomes, strict=True):
+                if not isinstance(outcome, Exception):
                     continue
                 try:
-                    if not isinstance(failed, kernel.Unsupported):
-                        raise failed
-                    made[number] = place(given[number], single, key)
+                    if not isinstance(outcome, kernel.Unsupported):
+                        raise outcome
+                    samples[number] = place(inputs[number], run_single, key)
                 except Exception as error:
                     raise StageFailure(self.name, key.index) from error
-            return made
+            return samples
 
         return step
 
-    def _means(self) -> tuple[Callable[[Any], tuple[int, int, int]], TakeAll]:
-        """What tells the size of a picture, and what takes parts of some."""
+    def _size_and_decoder(self) -> tuple[Callable[[Any], tuple[int, int, int]], DecodeAll]:
+        """A function for the size of a picture, and one that decodes regions."""
         if self.decode is None:
-            return _size, _one_after_the_other(kernel.resize)
+            return _array_size, _sequentially(kernel.resize)
         if not native.kernel_available():
-            return partial.size, _one_after_the_other(partial.region)
-        whole = all(isinstance(one, Resize) for one in self.framing)
+            return partial.size, _sequentially(partial.region)
+        # Without a crop every row is read anyway, so the JPEG index would save nothing.
+        whole = all(isinstance(operation, Resize) for operation in self.framing)
         return kernel.size, kernel.regions if whole else jpeg_index.regions
 
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
-        """What is wanted of a picture of this size, drawn as the operations would one by one."""
+        """The frame and the flip of one sample, drawn as the single operations draw them."""
         frame = Frame.of(size[0], size[1])
         first = 0 if self.decode is None else 1
         for number, operation in enumerate(self.framing, start=first):
             params: Any = None
             if operation.random:
                 params = operation.draw(keyed[number].at(key), (*frame.size, 3))
-            made = operation.frame(frame, params)
-            if made is None:
+            next_frame = operation.frame(frame, params)
+            if next_frame is None:
                 raise kernel.Unsupported(f"{operation.name} pads, or resizes a second time")
-            frame = made
+            frame = next_frame
         if self.flip is None:
             return frame, False
         return frame, self.flip.draw(keyed[len(self.framing) + first].at(key), (*frame.size, 3))
@@ -158,36 +175,39 @@ class Fused(Joined):
         return value
 
 
-def _one_after_the_other(take: Callable[..., None]) -> TakeAll:
-    def take_all(requests: Sequence[Request]) -> list[Exception | None]:
-        failed: list[Exception | None] = []
+def _sequentially(decode_one: Callable[..., None]) -> DecodeAll:
+    """A ``DecodeAll`` that runs the requests one after the other."""
+
+    def decode_all(requests: Sequence[RegionRequest]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
         for request in requests:
             try:
-                take(*request)
+                decode_one(*request)
             except Exception as error:
-                failed.append(error)
+                outcomes.append(error)
             else:
-                failed.append(None)
-        return failed
+                outcomes.append(None)
+        return outcomes
 
-    return take_all
+    return decode_all
 
 
 def fuse(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    """Replace runs of maps that can be done in one step."""
+    """Replace each sequence of maps that can run as one step by a ``Fused`` stop."""
     out: list[Stop] = []
     at = 0
     while at < len(stops):
-        found = _run_at(stops[at:])
-        out.append(stops[at] if found is None else found)
-        at += 1 if found is None else len(found.operations)
+        fused = _fuse_first(stops[at:])
+        out.append(stops[at] if fused is None else fused)
+        at += 1 if fused is None else len(fused.operations)
     return tuple(out)
 
 
-def _run_at(stops: tuple[Stop, ...]) -> Fused | None:
-    """The longest run from here: what frames, then perhaps a flip, perhaps normalize.
+def _fuse_first(stops: tuple[Stop, ...]) -> Fused | None:
+    """Fuse as many of the first stops as possible; ``None`` if they cannot be fused.
 
-    Above it stands decode; without it only the kernel can do the rest in one step.
+    The order is: decode, one or more crops and resizes, optionally a flip, optionally normalize.
+    With the kernel, decode is optional too.
     """
     on = getattr(stops[0], "on", None)
     parts: list[Any] = []
@@ -206,7 +226,7 @@ def _run_at(stops: tuple[Stop, ...]) -> Fused | None:
     while parts and isinstance(parts[0], Framing) and not _resized_again(framing, parts[0]):
         framing.append(parts.pop(0))
     if not framing or (decode is None and not any(isinstance(f, _RESIZING) for f in framing)):
-        return None  # cutting alone costs next to nothing
+        return None  # crops of a decoded image cost next to nothing by themselves
     flip = normalize = None
     if parts and isinstance(parts[0], RandomFlip) and not parts[0].vertical:
         flip = parts.pop(0)
@@ -221,8 +241,8 @@ def _resized_again(framing: list[Framing], following: Framing) -> bool:
     return isinstance(following, _RESIZING) and any(isinstance(f, _RESIZING) for f in framing)
 
 
-def _size(image: Any) -> tuple[int, int, int]:
-    """Of an image that the kernel can resize: the others go one by one."""
+def _array_size(image: Any) -> tuple[int, int, int]:
+    """The shape of an image that the kernel can resize; raises ``Unsupported`` for others."""
     if (
         type(image) is not np.ndarray
         or image.dtype != np.uint8
@@ -230,8 +250,63 @@ def _size(image: Any) -> tuple[int, int, int]:
         or image.shape[2] != 3
         or not image.flags.c_contiguous
         or not image.size
-        or max(image.shape) > kernel.MOST_SIDE
+        or max(image.shape) > kernel.LONGEST_SIDE
     ):
-        raise kernel.Unsupported("only images of three channels")
+        raise kernel.Unsupported("not a contiguous uint8 image of three channels")
     height, width, channels = image.shape
     return height, width, channels
+
+
+Augment = RandAugment | AutoAugment | TrivialAugment
+
+
+@dataclass(frozen=True)
+class FusedAugment(Joined):
+    """An automatic augmentation and normalize in one step.
+
+    The augmentation's last lookup table joins normalize's table: the same bits, one pass less.
+    """
+
+    augment: Augment
+    normalize: Normalize
+    ordinal: int
+    on: On = None
+
+    @property
+    def operations(self) -> list[Operation]:
+        return [self.augment, self.normalize]
+
+    @property
+    def note(self) -> str:
+        """How the step runs, for ``Pipeline.explain``."""
+        return "in one step: every level is looked up once for both"
+
+    def step(self, site: Site) -> Step:
+        keyed = Keyed(site.seed, f"map/{self.ordinal}")
+        place = Field(self.name, self.on, self.augment.field).replace
+        augment, normalize, rows = self.augment, self.normalize, site.rows
+        fill: Any = augment.fill
+        smooth = augment.interpolation == "bilinear"
+        name = augment.name
+
+        def call(value: Any, key: Key) -> Any:
+            out = None if rows is None else rows.next(self.on, augment.field)
+            params = augment.draw(keyed.at(key), value.shape)
+            image = check_image(name, value)
+            return apply_and_normalize(image, params, fill, smooth, normalize, out)
+
+        return each(self.name, lambda sample, key: place(sample, call, key))
+
+
+def fuse_augment(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
+    """Replace each augmentation right above normalize by a ``FusedAugment`` stop."""
+    out: list[Stop] = []
+    for stop in stops:
+        above: Any = out[-1] if out else None
+        augment, normalize = (getattr(each_stop, "function", None) for each_stop in (above, stop))
+        same_field = getattr(above, "on", None) == getattr(stop, "on", None)
+        if isinstance(augment, Augment) and isinstance(normalize, Normalize) and same_field:
+            out[-1] = FusedAugment(augment, normalize, above.ordinal, above.on)
+        else:
+            out.append(stop)
+    return tuple(out)

@@ -12,18 +12,67 @@ import numpy as np
 from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
-from penstock.image.frame import Box, Frame
 from penstock.image.pixels import check_image, need_image
 from penstock.image.resample import resize
 from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, counted, fits
 
 _ATTEMPTS = 10
-"""How often torchvision tries to place a box before it falls back."""
+"""torchvision falls back to a central box after this many boxes that do not fit."""
+
+
+class Box(NamedTuple):
+    """Part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Frame(NamedTuple):
+    """Crop ``box`` of the picture, resize it to ``full`` (height, width), keep ``part`` of that.
+
+    The ``frame`` methods of crops and resizes turn one frame into the next. So a sequence of them
+    becomes a single frame, before any pixel is decoded.
+
+    >>> whole = Frame.of(300, 400)
+    >>> whole.resized(150, 200).cut(Box(10, 20, 128, 128))
+    Frame(box=Box(top=0, left=0, height=300, width=400), full=(150, 200),
+          part=Box(top=10, left=20, height=128, width=128))
+    """
+
+    box: Box
+    full: tuple[int, int]
+    part: Box
+
+    @classmethod
+    def of(cls, height: int, width: int) -> Frame:
+        """The whole picture."""
+        whole = Box(0, 0, height, width)
+        return cls(whole, (height, width), whole)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.part.height, self.part.width
+
+    def cut(self, box: Box) -> Frame | None:
+        """Keep only ``box`` of the kept part; ``None`` if it reaches outside."""
+        top, left, height, width = box
+        if top < 0 or left < 0 or top + height > self.part.height or left + width > self.part.width:
+            return None
+        return self._replace(part=Box(self.part.top + top, self.part.left + left, height, width))
+
+    def resized(self, height: int, width: int) -> Frame | None:
+        """Resize the kept part; ``None`` if the frame is resized already."""
+        if self.full != (self.box.height, self.box.width):
+            return None
+        box = Box(self.box.top + self.part.top, self.box.left + self.part.left, *self.size)
+        return Frame(box, (height, width), Box(0, 0, height, width))
 
 
 class PaddedBox(NamedTuple):
-    """Part of an image that was first padded by (left, top, right, bottom)."""
+    """A box of an image that is first padded by (left, top, right, bottom)."""
 
     padding: tuple[int, int, int, int]
     box: Box
@@ -35,17 +84,17 @@ def _of_size(name: str, spec: Spec, height: int, width: int) -> Spec:
 
 
 def _fraction(count: int, uniform: float) -> int:
-    """One of ``count`` places, by a number drawn from [0, 1)."""
+    """One of ``count`` positions, chosen by a number from [0, 1)."""
     return int(uniform * count)
 
 
 @dataclass(frozen=True, slots=True)
 class Resize(Operation):
-    """The whole image in another size, antialiased.
+    """Resize the whole image, antialiased.
 
-    One number is the length of the shorter side, and the ratio of the sides stays, as in
-    torchvision; (height, width) is that size exactly. On photographs the mean difference to
-    torchvision's antialiased bilinear is below 2 grey levels (see ``resample``).
+    One number is the length of the shorter side, and the aspect ratio is kept, as in torchvision.
+    (height, width) is the exact size. On photographs the mean difference to torchvision's
+    antialiased bilinear is below 2 grey levels (see ``resample``).
 
     >>> import numpy as np
     >>> Resize(4).apply(np.zeros((8, 12, 3), np.uint8), None).shape
@@ -57,7 +106,7 @@ class Resize(Operation):
     _short: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("resize", self.size)
+        pair = arguments.image_size("resize", self.size)
         short = not isinstance(self.size, Sequence)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "_short", short)
@@ -95,7 +144,7 @@ class Resize(Operation):
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(Operation):
-    """The middle of the image; an image that is too small is padded with black.
+    """Crop the centre of the image. An image that is too small is padded with black.
 
     >>> import numpy as np
     >>> CenterCrop(2).apply(np.arange(16, dtype=np.uint8).reshape(4, 4, 1), None)[..., 0]
@@ -107,7 +156,7 @@ class CenterCrop(Operation):
     _pair: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("center_crop", self.size)
+        pair = arguments.image_size("center_crop", self.size)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "size", pair)
 
@@ -138,10 +187,10 @@ class CenterCrop(Operation):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(Operation):
-    """A random part of the image, of random area and ratio, in one size; antialiased.
+    """Crop a box of random area and aspect ratio and resize it to one size, antialiased.
 
-    ``scale`` is the part of the area and ``ratio`` width over height, both as torchvision defines
-    them: ten attempts to place a box, then the largest central box within ``ratio``. On
+    ``scale`` is the share of the image area and ``ratio`` width over height, both as torchvision
+    defines them: ten attempts to place a box, then the largest central box within ``ratio``. On
     photographs the mean difference to torchvision's antialiased bilinear, for the same box, is
     below 2 grey levels (see ``resample``).
 
@@ -161,7 +210,7 @@ class RandomResizedCrop(Operation):
 
     def __post_init__(self) -> None:
         name = "random_resized_crop"
-        pair = arguments.extent(name, self.size)
+        pair = arguments.image_size(name, self.size)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "size", pair)
         object.__setattr__(
@@ -180,7 +229,7 @@ class RandomResizedCrop(Operation):
         smallest, largest = self.scale
         narrow, wide = self.ratio
         for _ in range(_ATTEMPTS):
-            # One call for all four numbers: four calls of one cost twice as much.
+            # One call for all four numbers: four calls would cost twice as much.
             part, turn, down, across = rng.random(4).tolist()
             target = area * (smallest + (largest - smallest) * part)
             ratio = narrow * (wide / narrow) ** turn
@@ -196,16 +245,16 @@ class RandomResizedCrop(Operation):
         return self._fallback(rows, columns)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Different boxes: every size that the ranges allow, in every place."""
+        """The number of different boxes: every size that the ranges allow, at every position."""
         if shape is None:
             return None
         rows, columns = shape[0], shape[1]
         area = rows * columns
         smallest, largest = self.scale
         sizes = Sizes.within((rows, columns), (area * smallest, area * largest), self.ratio)
-        last = self._fallback(rows, columns)
-        more = sizes.outside and not sizes.holds(last.height, last.width)
-        return counted(sizes.places(rows, columns) + more)
+        fallback = self._fallback(rows, columns)
+        extra = sizes.outside and not sizes.holds(fallback.height, fallback.width)
+        return counted(sizes.places(rows, columns) + extra)
 
     def _fallback(self, rows: int, columns: int) -> Box:
         narrow, wide = self.ratio
@@ -231,11 +280,12 @@ class RandomResizedCrop(Operation):
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(Operation):
-    """A part of fixed size at a random place, after padding.
+    """Crop a box of fixed size at a random position, after padding.
 
     ``padding`` is one number for all sides, (left and right, top and bottom), or (left, top,
-    right, bottom); ``padding_mode`` is ``"constant"`` (of ``fill``), ``"reflect"`` or ``"edge"``.
-    ``pad_if_needed`` pads images that are still too small; without it they are an error.
+    right, bottom). ``padding_mode`` is ``"constant"`` (pads with ``fill``), ``"reflect"`` or
+    ``"edge"``. ``pad_if_needed`` pads images that are still too small; without it they are an
+    error.
 
     >>> import numpy as np
     >>> crop = RandomCrop(32, padding=4)
@@ -256,7 +306,7 @@ class RandomCrop(Operation):
     _fill: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pair = arguments.extent("random_crop", self.size)
+        pair = arguments.image_size("random_crop", self.size)
         sides = _sides(self.padding)
         fill = arguments.colour("random_crop", "fill", self.fill)
         arguments.choice(
@@ -283,7 +333,7 @@ class RandomCrop(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Places, in both directions."""
+        """The number of positions: rows times columns."""
         if shape is None:
             return None
         below, beside = self._places(shape, self._padding(shape))
@@ -342,7 +392,7 @@ class RandomCrop(Operation):
 
 def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Padding as (left, top, right, bottom)."""
-    given = arguments.several(padding)
+    given = arguments.as_sequence(padding)
     if given is None:
         given = (padding,)
     if len(given) not in (1, 2, 4):
@@ -350,14 +400,14 @@ def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
             f"random_crop: padding is {padding!r}; give one number, (left and right, top and "
             "bottom), or (left, top, right, bottom)."
         )
-    checked = [arguments.whole("random_crop", "padding", one, least=0) for one in given]
+    checked = [arguments.integer("random_crop", "padding", side, least=0) for side in given]
     left, top, right, bottom = checked * (4 // len(checked))
     return left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)
 class RandomFlip(Operation):
-    """The image mirrored left to right (``vertical=True``: top to bottom) with probability ``p``.
+    """Mirror the image left to right (``vertical=True``: top to bottom) with probability ``p``.
 
     >>> import numpy as np
     >>> RandomFlip().apply(np.array([[[1], [2], [3]]], np.uint8), True)[..., 0]
@@ -379,7 +429,7 @@ class RandomFlip(Operation):
         return bool(rng.random() < self.p)
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """Mirrored or not."""
+        """2 if the image may or may not be mirrored, else 1."""
         return 2.0 if 0.0 < self.p < 1.0 else 1.0
 
     def apply(self, value: Any, params: bool) -> Image:
@@ -391,5 +441,5 @@ class RandomFlip(Operation):
             return image
         if image.shape[2] == 1 or not fits(out, image.shape, image.dtype):
             out = None
-        # A reversed view would be free here and cost 0.3 ms where it is copied; this costs 0.01.
+        # A reversed view would be free here but take 0.3 ms to copy later; this takes 0.01 ms.
         return with_channels(load_cv2().flip(image, 0 if self.vertical else 1, dst=out))

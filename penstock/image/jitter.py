@@ -31,11 +31,12 @@ class Jitter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColorJitter(Operation):
-    """Brightness, contrast, saturation and hue changed at random, in random order.
+    """Change brightness, contrast, saturation and hue at random, in random order.
 
-    One number ``x`` is a factor from ``max(0, 1 - x)`` to ``1 + x``; a pair is (from, to). Hue is a
-    part of the colour circle, ``-x`` to ``x``, with ``x`` up to 0.5. As in torchvision, and within
-    one grey level of it for each change by a factor up to 2; brightness is the same.
+    One number ``x`` means a factor from ``max(0, 1 - x)`` to ``1 + x``; a pair is (from, to). Hue
+    is a part of the colour circle, ``-x`` to ``x``, with ``x`` up to 0.5. The definitions are
+    torchvision's. Brightness has its bits; each other change is within one grey level for factors
+    up to 2.
 
     >>> import numpy as np
     >>> jitter = ColorJitter(brightness=0.4)
@@ -80,8 +81,10 @@ class ColorJitter(Operation):
         )
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
-        """``LEVELS`` factors for each change that has a range, and the orders of all changes. Grey
-        images have neither saturation nor hue."""
+        """``LEVELS`` factors for each change that has a range, times the orders of all changes.
+
+        Saturation and hue do not count for grey images.
+        """
         grey = shape is not None and shape[-1] == 1
         spans = [span for span in self._ranges[: 2 if grey else 4] if span is not None]
         ranges = sum(low < high for low, high in spans)
@@ -96,23 +99,23 @@ class ColorJitter(Operation):
         return lazy.settle()
 
 
-def _factors(what: str, given: float | Sequence[float] | None) -> _Range | None:
+def _factors(argument: str, given: float | Sequence[float] | None) -> _Range | None:
     if given is None:
         return None
     if isinstance(given, Sequence):
-        found = arguments.interval("color_jitter", what, given, 0.0, math.inf)
+        factors = arguments.interval("color_jitter", argument, given, 0.0, math.inf)
     else:
-        width = arguments.number("color_jitter", what, given, 0.0, math.inf)
-        found = (max(0.0, 1.0 - width), 1.0 + width)
-    return None if found == (1.0, 1.0) else found
+        width = arguments.number("color_jitter", argument, given, 0.0, math.inf)
+        factors = (max(0.0, 1.0 - width), 1.0 + width)
+    return None if factors == (1.0, 1.0) else factors
 
 
 def _turns(given: float | Sequence[float] | None) -> _Range | None:
     if given is None:
         return None
     if isinstance(given, Sequence):
-        found = arguments.interval("color_jitter", "hue", given, -0.5, 0.5)
+        turns = arguments.interval("color_jitter", "hue", given, -0.5, 0.5)
     else:
         width = arguments.number("color_jitter", "hue", given, 0.0, 0.5)
-        found = (-width, width)
-    return None if found == (0.0, 0.0) else found
+        turns = (-width, width)
+    return None if turns == (0.0, 0.0) else turns

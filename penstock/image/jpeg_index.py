@@ -1,9 +1,10 @@
-"""What was learnt of a JPEG the last time, so that the next crop of it need not be led there again.
+"""The JPEG index: where each row of blocks begins in a file, so that later crops go straight there.
 
-Entropy-coded data has no table of contents: to reach a crop, all that lies above and beside it must
-be read. Once it has been, it is known where each row of blocks begins, and later epochs go straight
-there; a random crop takes a fifth less time. The pixels are the same, bit by bit, because what is
-known is known of these bytes: files are recognised by a hash of 128 bits of all that they contain.
+Entropy-coded data has no table of contents: to reach a crop, a decoder must read everything above
+it and to its left. The first time it does, the kernel records the position of each row of blocks.
+In later epochs it starts at the recorded position, and a random crop takes a fifth less time. The
+pixels have the same bits, because entries belong to exact contents: files are identified by a
+128-bit hash of all their bytes.
 """
 
 from __future__ import annotations
@@ -14,66 +15,72 @@ from penstock import config
 from penstock.image import kernel
 
 OVERHEAD = 180
-"""Bytes that a file's entry takes beside its marks."""
+"""Bytes of memory that a file takes in addition to its entries."""
 
 FEWEST_BYTES = 8_192
-"""Of smaller files there is little to pass over."""
+"""Smaller files are not indexed: there is little data to skip."""
 
 
 class JpegIndex:
-    """The marks of many files, up to a budget of bytes; those that came first stay.
+    """Index entries of many files, up to ``budget`` bytes. Files that came first stay.
 
-    Who comes second finds what the first has left: threads share them without a lock.
+    Threads share an index without a lock: if two add the same file, the longer entries stay.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._marks: dict[bytes, bytes] = {}
+        self._entries: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._entries)
 
-    def known(self, key: bytes) -> bytes | None:
-        """The marks of a file; none yet is empty, and ``None`` says that there is no room."""
-        found = self._marks.get(key)
-        if found is None and self.used < self.budget:
+    def entries(self, key: bytes) -> bytes | None:
+        """The entries of a file: empty if there are none yet, ``None`` if the budget is used up."""
+        entries = self._entries.get(key)
+        if entries is None and self.used < self.budget:
             return b""
-        return found
+        return entries
 
-    def add(self, key: bytes, marks: bytes) -> None:
-        """Keep these in place of fewer."""
-        before = self._marks.get(key)
+    def add(self, key: bytes, entries: bytes) -> None:
+        """Store the entries of a file, unless as many are stored already."""
+        before = self._entries.get(key)
         if before is None:
-            self.used += OVERHEAD + len(marks)
-        elif len(marks) <= len(before):
+            self.used += OVERHEAD + len(entries)
+        elif len(entries) <= len(before):
             return
         else:
-            self.used += len(marks) - len(before)
-        self._marks[key] = marks
+            self.used += len(entries) - len(before)
+        self._entries[key] = entries
 
 
 _jpeg_index: JpegIndex | None = None
 
 
-def of_process() -> JpegIndex:
-    """Those of this process: one file is the same to all its loaders."""
+def process_index() -> JpegIndex:
+    """The index of this process, which all its loaders share."""
     global _jpeg_index
     if _jpeg_index is None:
         _jpeg_index = JpegIndex(config.jpeg_index())
     return _jpeg_index
 
 
-def regions(requests: Sequence[kernel.Request]) -> list[Exception | None]:
-    """As ``kernel.regions``, and faster for files that were seen before."""
-    jpeg_index = of_process()
+def regions(requests: Sequence[kernel.RegionRequest]) -> list[Exception | None]:
+    """Like ``kernel.regions``, but faster for files that are in the index.
+
+    Returns the error of each request, or ``None``.
+    """
+    jpeg_index = process_index()
     keys: list[bytes | None] = [None] * len(requests)
     if jpeg_index.budget:
-        keys = [kernel.key(one.data) if len(one.data) >= FEWEST_BYTES else None for one in requests]
-    marks = [None if key is None else jpeg_index.known(key) for key in keys]
-    failed: list[Exception | None] = []
-    for key, found in zip(keys, kernel.regions(requests, marks), strict=True):
-        if key is not None and isinstance(found, bytes):
-            jpeg_index.add(key, found)
-        failed.append(found if isinstance(found, Exception) else None)
-    return failed
+        keys = [
+            kernel.key(request.data) if len(request.data) >= FEWEST_BYTES else None
+            for request in requests
+        ]
+    entries = [None if key is None else jpeg_index.entries(key) for key in keys]
+    errors: list[Exception | None] = []
+    for key, outcome in zip(keys, kernel.regions(requests, entries), strict=True):
+        if key is not None and isinstance(outcome, bytes):
+            jpeg_index.add(key, outcome)
+        errors.append(outcome if isinstance(outcome, Exception) else None)
+    return errors

@@ -1,9 +1,10 @@
 """The compiled kernel: the part of a JPEG that a crop needs, decoded and resized in one pass.
 
-It is optional. What it does not know (``Unsupported``) the pure road does: decode, crop, resize.
-The weights are those of PIL's and torchvision's antialiased bilinear; on photographs the mean
-difference to PIL is 0.2 grey levels, and 0.7 where a shrink by 4 or more begins within libjpeg.
-What ``augment`` does has the bits of ``lazy``, but for turns, where it takes torchvision's pixels.
+The kernel is optional. For files and requests that it does not support (``Unsupported``), callers
+run the single operations: decode, crop, resize. Its resizing weights are those of PIL's and
+torchvision's antialiased bilinear. On photographs the mean difference to PIL is 0.2 grey levels,
+and 0.7 for a shrink by 4 or more, which libjpeg begins. ``augment`` has the bits of ``LazyImage``,
+except for rotations, where it takes torchvision's source pixels.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ from numpy.typing import NDArray
 from penstock import native
 from penstock.errors import PipelineError, SourceError
 
-MOST_SIDE = 65_535
-"""The longest side of an image that it resizes."""
+LONGEST_SIDE = 65_535
+"""The longest side, in pixels, of images that the kernel resizes or augments."""
 
 
 class Unsupported(Exception):
-    """A file, or a request, for the pure road: no JPEG, or a kind that the kernel leaves out."""
+    """The kernel cannot do this: not a JPEG, or an unsupported kind. Run the single operations."""
 
 
 def size(data: Any) -> tuple[int, int, int]:
     """Height, width and components, read from the header of a JPEG in about a microsecond."""
     kernel = _kernel()
     try:
-        found: tuple[int, int, int] = kernel.size(data)
+        height_width_components: tuple[int, int, int] = kernel.size(data)
     except kernel.Unsupported as error:
         raise Unsupported(str(error)) from None
     except kernel.Damaged as error:
         raise _damaged(data, error) from None
-    return found
+    return height_width_components
 
 
-class Request(NamedTuple):
-    """A part of a picture, and the array that it is to become.
+class RegionRequest(NamedTuple):
+    """Decode a part of a picture into an array.
 
-    ``box`` is (top, left, height, width). Where ``full`` is given, the box is resized to that
-    (height, width), and ``out`` is the part of it that begins at ``corner`` (top, left); else the
-    box becomes ``out``. ``out`` is uint8 (height, width, 3); with a ``table`` (3, 256) of what each
-    level becomes in each channel it is float32 (3, height, width). ``flip`` mirrors left to right.
+    ``box`` is (top, left, height, width). If ``full`` is given, the box is resized to ``full``
+    (height, width), and the part of it that begins at ``corner`` (top, left) is written to ``out``.
+    Otherwise the whole box is resized to ``out``. ``out`` is uint8 (height, width, 3). With
+    ``table`` (3, 256), which maps the levels of each channel, it is float32 (3, height, width).
+    ``flip`` mirrors left to right.
     """
 
     data: Any
@@ -55,33 +57,36 @@ class Request(NamedTuple):
     corner: tuple[int, int] = (0, 0)
 
     def arguments(self, *more: Any) -> tuple[Any, ...]:
-        """As the compiled module takes them."""
+        """The arguments in the order of the compiled module."""
         full = self.full or (0, 0)
         return self.data, *self.box, self.out, self.flip, self.table, *full, *self.corner, *more
 
 
 def regions(
-    requests: Sequence[Request], marks: Sequence[bytes | None] | None = None
+    requests: Sequence[RegionRequest], entries: Sequence[bytes | None] | None = None
 ) -> list[bytes | Exception | None]:
-    """Decode parts of JPEGs: only what each needs, all of them with the GIL given up once.
+    """Decode parts of JPEGs, reading only what each needs. Releases the GIL once for all.
 
-    Rows below a box are not read: damage there goes unseen, but not a missing end of the file.
-    What could not be done is in the list as ``Unsupported``, or as the error to raise.
+    Rows below a box are not read, so damage there is not noticed. A missing end of the file is.
+    The result of a request that failed is ``Unsupported`` or the error to raise.
 
-    ``marks`` are what an earlier call gave for each file, or empty, and what is returned is more
-    of them; ``None`` if there are none. ``jpeg_index`` keeps them.
+    ``entries``: the JPEG index entries of each file from earlier calls, empty at first, ``None`` to
+    collect none. The result of a request that succeeded is the longer entries, or ``None`` if there
+    are no new ones. ``jpeg_index`` stores them.
     """
     kernel = _kernel()
-    known = marks or [None] * len(requests)
-    asked = tuple([one.arguments(mark) for one, mark in zip(requests, known, strict=True)])
+    known = entries or [None] * len(requests)
+    arguments = tuple(
+        [request.arguments(some) for request, some in zip(requests, known, strict=True)]
+    )
     try:
-        found: list[bytes | Exception | None] = kernel.regions(asked)
+        outcomes: list[bytes | Exception | None] = kernel.regions(arguments)
     except (BufferError, OverflowError, TypeError, ValueError) as error:
         raise _misfit("decode", requests, error) from error
-    for place, one in enumerate(found):
-        if isinstance(one, Exception):
-            found[place] = _explained(requests[place], one)
-    return found
+    for number, outcome in enumerate(outcomes):
+        if isinstance(outcome, Exception):
+            outcomes[number] = _user_error(requests[number], outcome)
+    return outcomes
 
 
 def region(
@@ -93,20 +98,20 @@ def region(
     full: tuple[int, int] | None = None,
     corner: tuple[int, int] = (0, 0),
     *,
-    marks: bytes | None = None,
+    entries: bytes | None = None,
 ) -> bytes | None:
-    """One part of one JPEG; the arguments are those of a ``Request``."""
-    request = Request(data, box, out, flip, table, full, corner)
-    found = regions([request], [marks])[0]
-    if isinstance(found, Exception):
-        raise found
-    return found
+    """Decode one part of one JPEG; the arguments are those of ``RegionRequest``."""
+    request = RegionRequest(data, box, out, flip, table, full, corner)
+    outcome = regions([request], [entries])[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def key(data: Any) -> bytes:
-    """16 bytes that no other file has, by any likelihood; 3 us for 55 KB."""
-    found: bytes = _kernel().key(data)
-    return found
+    """A 128-bit hash of the data as 16 bytes; 3 us for 55 KB. Not cryptographic."""
+    digest: bytes = _kernel().key(data)
+    return digest
 
 
 def resize(
@@ -118,8 +123,8 @@ def resize(
     full: tuple[int, int] | None = None,
     corner: tuple[int, int] = (0, 0),
 ) -> None:
-    """As ``region``, of an image (height, width, 3) that is decoded already."""
-    request = Request(image, box, out, flip, table, full, corner)
+    """Like ``region``, for an image (height, width, 3) that is decoded already."""
+    request = RegionRequest(image, box, out, flip, table, full, corner)
     kernel = _kernel()
     try:
         kernel.resize(*request.arguments())
@@ -128,9 +133,9 @@ def resize(
 
 
 def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[Any]) -> None:
-    """What a table (3, 256) makes of the levels of an image (height, width, 3), channels first.
+    """Map the levels of an image (height, width, 3) by a table (3, 256), channels first.
 
-    One pass of 0.04 ms for 224 x 224 pixels, where OpenCV takes four and 0.15 ms.
+    One pass of 0.04 ms for 224 x 224 pixels; OpenCV needs four passes and 0.15 ms.
     """
     _kernel().look_up(image, table, out)
 
@@ -143,11 +148,12 @@ def augment(
     *,
     table: NDArray[np.float32] | None = None,
 ) -> bool:
-    """Changes of an image (height, width, 3) by number and magnitude, one after the other.
+    """Apply changes, each a number and a magnitude, to an image (height, width, 3) in order.
 
-    The numbers are places in ``augment_table.CHANGES``. ``fill`` is what comes in from outside.
-    ``out`` is as for ``region``. Tells whether ``out`` was written: not if it is uint8 and the
-    steps change nothing. Two of RandAugment take 0.08 ms at 224 x 224, and as floats 0.09 ms.
+    The numbers are positions in ``augment.CHANGES``. ``fill``: the levels of pixels from outside
+    the image. ``out`` is as for ``region``. Returns whether ``out`` was written: it is not if it is
+    uint8 and the steps change nothing. Two changes of RandAugment take 0.08 ms at 224 x 224 pixels,
+    and 0.09 ms with floats as output.
     """
     try:
         written: bool = _kernel().augment(image, steps, fill, table, out)
@@ -166,8 +172,8 @@ def _kernel() -> Any:
     return kernel
 
 
-def _explained(request: Request, error: Exception) -> Exception:
-    """What a user should know of an error of the kernel's."""
+def _user_error(request: RegionRequest, error: Exception) -> Exception:
+    """The error to report for an error of the compiled module."""
     kernel = _kernel()
     if isinstance(error, kernel.Unsupported):
         return Unsupported(str(error))
@@ -176,14 +182,15 @@ def _explained(request: Request, error: Exception) -> Exception:
     return error if isinstance(error, MemoryError) else _misfit("decode", [request], error)
 
 
-def _misfit(what: str, requests: Sequence[Request], why: Exception) -> PipelineError:
-    asked = ", ".join(
-        f"box {tuple(one.box)} into an array of {one.out.dtype} and shape {one.out.shape}"
-        for one in requests
+def _misfit(verb: str, requests: Sequence[RegionRequest], why: Exception) -> PipelineError:
+    boxes = ", ".join(
+        f"box {tuple(request.box)} into an array of {request.out.dtype} and shape "
+        f"{request.out.shape}"
+        for request in requests
     )
     return PipelineError(
-        f"the kernel cannot {what} {asked}: {why}. Draw the box from the image's size, and give "
-        "contiguous arrays."
+        f"the kernel cannot {verb} {boxes}: {why}. Give a box within the image, and contiguous "
+        "arrays."
     )
 
 

@@ -1,4 +1,4 @@
-"""Normalizing: from grey levels to numbers a model takes."""
+"""Normalizing: from uint8 levels to the float32 input of a model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Floats = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Normalize(Operation):
-    """``(level / 255 - mean) / std`` for each channel, as float32.
+    """Compute ``(level / 255 - mean) / std`` for each channel, as float32.
 
     ``mean`` and ``std`` are on the scale of 0 to 1, as in torchvision: one number for all channels,
-    or one for each. ``layout="chw"`` (channels, height, width) is what PyTorch models take, and
-    makes this the last operation on an image; ``"hwc"`` leaves the axes as they are.
+    or one for each. ``layout="chw"`` gives (channels, height, width), the layout of PyTorch models.
+    No other image operation can follow it. ``"hwc"`` keeps the axes as they are.
 
     >>> import numpy as np
     >>> Normalize(mean=0.5, std=0.5).apply(np.full((1, 2, 1), 255, np.uint8), None)
@@ -64,9 +64,9 @@ class Normalize(Operation):
         if array is None:
             return None
         height, width, channels = array.shape
-        known = max(len(self._mean), len(self._std))
-        if channels is None and known > 1:
-            channels = known
+        own = max(len(self._mean), len(self._std))
+        if channels is None and own > 1:
+            channels = own
         if channels is not None:
             self._check_channels(channels)
         if self.layout == "chw":
@@ -83,7 +83,7 @@ class Normalize(Operation):
     def look_up(
         self, image: Image, table: NDArray[np.float32], out: NDArray[Any] | None
     ) -> NDArray[np.float32]:
-        """The image by a table such as ``table`` makes, in this layout."""
+        """Map the levels of an image by a table like that of ``table()``, in this layout."""
         height, width, channels = image.shape
         if self.layout == "hwc":
             cv2 = load_cv2()
@@ -94,60 +94,60 @@ class Normalize(Operation):
         return out
 
     def table(self, channels: int) -> NDArray[np.float32]:
-        """What each of the 256 levels becomes, by channel."""
+        """The float32 value of each of the 256 levels, by channel."""
         self._check_channels(channels)
         return _table(self._mean, self._std, channels)
 
     def _check_channels(self, channels: int) -> None:
-        known = max(len(self._mean), len(self._std))
-        if known not in (1, channels):
+        own = max(len(self._mean), len(self._std))
+        if own not in (1, channels):
             raise PipelineError(
-                f"normalize got an image of {channels} channel{'s' * (channels > 1)}, and mean "
-                f"and std for {known}. Give one number for all channels, or {channels}."
+                f"normalize got an image of {channels} channel{'s' * (channels > 1)}, but mean "
+                f"and std for {own}. Give one number for all channels, or {channels}."
             )
 
 
 def look_up(image: Image, table: NDArray[np.float32], out: NDArray[Any]) -> None:
-    """What a table (channels, 256) makes of an image, channels first."""
+    """Map the levels of an image by a table (channels, 256), channels first."""
     if image.shape[2] == 3 and image.flags.c_contiguous and native.kernel_available():
         kernel.look_up(image, table, out)
         return
     cv2 = load_cv2()
     planes = _PLANES.take(image.size).reshape(out.shape)
     cv2.split(image, list(planes))
-    known = _LINES.get(id(table))
-    if known is None:
+    linear = _LINEAR_TABLES.get(id(table))
+    if linear is None:
         for channel, plane in enumerate(planes):
             cv2.LUT(plane, table[channel], dst=out[channel])
         return
-    # The same bits, in less time than to look each level up.
+    # Arithmetic gives the same bits in less time than a lookup of each level.
     np.copyto(out, planes)
-    out *= known.slopes[:, np.newaxis]
+    out *= linear.slopes[:, np.newaxis]
     out += table[:, :1, np.newaxis]
 
 
 _PLANES = Scratch(most=1 << 24)
 
 
-class _Line(NamedTuple):
-    """A table of ``_table``, and by how much a level is more than the one below it, by channel."""
+class _LinearTable(NamedTuple):
+    """A table made by ``_table``, and the difference between neighbouring levels, by channel."""
 
     table: NDArray[np.float32]
     slopes: NDArray[np.float32]
 
 
-_LINES: dict[int, _Line] = {}
-"""By the ``id`` of the table, which is its own for ever, because it is kept here."""
+_LINEAR_TABLES: dict[int, _LinearTable] = {}
+"""Keyed by the ``id`` of the table. An id is never reused, because this dict keeps the table."""
 
 
 @cache
 def _table(mean: _Floats, std: _Floats, channels: int) -> NDArray[np.float32]:
-    """What each of the 256 levels becomes, by channel."""
+    """The float32 value of each of the 256 levels, by channel."""
     means = np.broadcast_to(np.array(mean), (channels,))[:, np.newaxis]
     stds = np.broadcast_to(np.array(std), (channels,))[:, np.newaxis]
     slopes = (1 / (255 * stds)).astype(np.float32)
     table: NDArray[np.float32] = np.arange(256, dtype=np.float32) * slopes
     table += (-means / stds).astype(np.float32)
     table.flags.writeable = False
-    _LINES[id(table)] = _Line(table, slopes)
+    _LINEAR_TABLES[id(table)] = _LinearTable(table, slopes)
     return table

@@ -1,13 +1,14 @@
-"""What the kernel does, without it: simplejpeg decodes the rows that a crop needs, and no more.
+"""Partial decoding without the compiled kernel: simplejpeg decodes only the rows that a crop needs.
 
-A baseline JPEG is decoded from its top, so that rows below the crop can be left out: a copy of the
-file states the height that is needed. simplejpeg then finds data where it expects the end, says so
-of every such file, and has made the pixels by then: the same bits as of the whole picture. Over
-random resized crops this, and memory that is used again, spare 11 % of decoding and resizing.
+A baseline JPEG is decoded from its top, so rows below the crop can be skipped: simplejpeg gets a
+copy of the file whose header states only the height that is needed. It then reports data where it
+expects the end, after it has decoded the pixels. They have the same bits as in the whole picture.
+Over random resized crops this, together with reused memory, saves 11 % of decoding and resizing.
 
-A shrink by 4 or more begins within libjpeg, which halves, quarters or divides by eight faster than
-it decodes: 12 million pixels become 224 x 224 in half the time. On photographs the result is 0.8
-grey levels from torchvision in the mean (3.0 at worst), where the single operations are 1.0 (4.7).
+libjpeg begins a shrink by 4 or more: it can divide by two, four or eight faster than it decodes at
+full size. So 12 million pixels become 224 x 224 in half the time. On photographs the mean
+difference to torchvision is 0.8 grey levels (3.0 at worst). For the single operations it is 1.0
+(4.7).
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from penstock.image.scratch import Scratch
 from penstock.native import Image, load_cv2, load_simplejpeg
 from penstock.operation import file_bytes
 
-_FRAMES = (0xC0, 0xC1, 0xC2)
+_FRAME_MARKERS = (0xC0, 0xC1, 0xC2)
 _PROGRESSIVE = 0xC2
 
 _SQUARE = (b"\x11\x11\x11", b"\x22\x11\x11")
-"""How often the three components are sampled for which libjpeg's shrinking is good: others get
-colours that are too coarse, 1 to 3 grey levels off."""
+"""Sampling factors of the three components for which libjpeg's shrinking is accurate. With others
+the colours are too coarse, 1 to 3 grey levels off."""
 
-_BELOW = 2
-"""Rows below the crop that are decoded too: colour of half the height looks that far."""
+_EXTRA_ROWS = 2
+"""Rows decoded below the crop: upsampling colour of half the height reads that far."""
 
-_LEFT = 2
-"""The shrink that is left to do after libjpeg's, at least. It cuts frequencies off sharply: with
-less left, the difference to torchvision grows to 2 grey levels."""
+_REMAINING_SHRINK = 2
+"""The least factor by which we still shrink after libjpeg. libjpeg cuts frequencies off sharply:
+with a smaller factor, the difference to torchvision grows to 2 grey levels."""
 
 _MORE_DATA = re.compile(r"extraneous bytes before marker 0xd[0-79]$")
-"""What is said of a file that goes on below the height it states; told only if nothing was wrong
-before, because the first complaint is the one that is told."""
+"""simplejpeg's error for a file that continues below the stated height. simplejpeg reports its
+first warning, so this one means that everything before was fine."""
 
 
 _PICTURE, _FILE = Scratch(most=1 << 25), Scratch(most=1 << 25)
 
 
 class _Header(NamedTuple):
-    """The size of a JPEG, and at which byte its height stands.
+    """The header of a JPEG. ``at``: the offset of the two bytes of its height.
 
-    ``square`` is whether colour has all of the resolution, or half of it both ways.
+    ``square``: colour has the full resolution, or half of it in both directions.
     """
 
     height: int
@@ -63,7 +64,7 @@ class _Header(NamedTuple):
 
 
 def size(data: Any) -> tuple[int, int, int]:
-    """Height, width and components, as ``kernel.size`` gives them."""
+    """Height, width and components, like ``kernel.size``."""
     return _header(file_bytes(data, "image"))[:3]
 
 
@@ -76,7 +77,7 @@ def region(
     full: tuple[int, int] | None = None,
     corner: tuple[int, int] = (0, 0),
 ) -> None:
-    """Decode a box into ``out``, as ``kernel.region`` does."""
+    """Decode a box into ``out``, like ``kernel.region``."""
     cv2 = load_cv2()
     top, left, height, width = box
     wanted = out.shape[:2] if table is None else out.shape[1:]
@@ -101,10 +102,10 @@ def _header(data: memoryview) -> _Header:
     at = 2
     try:
         if data[0] != 0xFF or data[1] != 0xD8:
-            raise Unsupported("it does not begin as a JPEG does")
-        while (marker := data[at + 1]) not in _FRAMES:
+            raise Unsupported("it does not begin like a JPEG")
+        while (marker := data[at + 1]) not in _FRAME_MARKERS:
             if data[at] != 0xFF or not (marker == 0xC4 or 0xDB <= marker <= 0xFE):
-                raise Unsupported("its header is not of the everyday kind")
+                raise Unsupported("its header has an unsupported marker")
             at += 2 + (data[at + 2] << 8 | data[at + 3])
         bits, components = data[at + 4], data[at + 9]
         height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
@@ -112,26 +113,26 @@ def _header(data: memoryview) -> _Header:
     except IndexError:
         raise Unsupported("it is cut short within its header") from None
     if bits != 8 or components not in (1, 3) or not height or not width:
-        raise Unsupported("it is not of 8 bits, or neither grey nor in three colours")
+        raise Unsupported("it does not have 8 bits, or has neither one nor three colours")
     square = components == 1 or sampling in _SQUARE
     return _Header(height, width, components, at + 5, marker == _PROGRESSIVE, square)
 
 
 def _divisor(box: tuple[int, int, int, int], full: tuple[int, int]) -> int:
-    """By what libjpeg may divide a picture of which this box is shrunk to ``full``."""
+    """The factor by which libjpeg may shrink, if ``box`` is to be resized to ``full``."""
     shrink = min(box[2] / full[0], box[3] / full[1])
-    return next((by for by in (8, 4, 2) if shrink >= _LEFT * by), 1)
+    return next((by for by in (8, 4, 2) if shrink >= _REMAINING_SHRINK * by), 1)
 
 
 def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
-    """The picture down to a row at least, and what it is divided by: ``by``, or 1.
+    """Decode at least the first ``upto`` rows, shrunk by ``by`` or, if that is not possible, by 1.
 
-    The next call in this thread may overwrite it.
+    Returns the rows and the factor. The next call in this thread may overwrite the rows.
     """
     header = _header(data)
     height, width = header.height, header.width
     by = by if header.square else 1
-    upto = min(height, upto + _BELOW)
+    upto = min(height, upto + _EXTRA_ROWS)
     stated: memoryview = data
     if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
         stated = _FILE.take(data.nbytes).data
@@ -147,5 +148,6 @@ def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
         )
     except ValueError as error:
         if upto == height or not _MORE_DATA.search(str(error)):
-            return Decode().apply(data, None), 1  # whose word on odd files is final
+            # The file is unusual or damaged: decode it whole, or raise its error.
+            return Decode().apply(data, None), 1
     return memory.reshape(rows, columns, 3), by

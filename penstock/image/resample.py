@@ -1,14 +1,14 @@
-"""Antialiased resizing: about a grey level from torchvision, at twice the cost of plain bilinear.
+"""Antialiased resizing: within about one grey level of torchvision, at twice the cost of bilinear.
 
 A shrink by ``s`` with a triangle filter, which is what ``antialias=True`` means in torchvision and
-PIL, averages over a variance of s*s/6 source pixels. Plain bilinear sampling has 1/6. The rest,
-(s*s - 1)/6, is a short Gaussian blur of that variance before the sampling: OpenCV does both in
-0.23 ms for an average random crop to 224 pixels, where its own INTER_AREA takes 1.0 ms.
-Large shrinks are halved first, which makes the blur shorter.
+PIL, has a variance of s*s/6 source pixels. Plain bilinear sampling has 1/6. A short Gaussian blur
+before the sampling adds the remaining variance, (s*s - 1)/6. OpenCV does both in 0.23 ms for an
+average random crop to 224 pixels; its own INTER_AREA takes 1.0 ms. For large shrinks the image is
+halved first, which makes the blur shorter.
 
 On photographs the mean absolute difference to torchvision is 0.8 grey levels over random resized
-crops (2.0 for the busiest photograph in twenty, 2.6 at worst), and 1.5 over all photographs at the
-least favourable factors; growing differs by rounding only.
+crops (2.0 for the photograph in twenty with the most detail, 2.6 at worst), and 1.5 over all
+photographs at the least favourable factors. Enlarging differs by rounding only.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import fits
 
 _NO_BLUR = 0.08
-"""Shrinking by less than 1.22 blurs too little to be worth 0.1 ms (1.1 grey levels, not 0.8)."""
+"""Below this variance (a shrink by 1.22) the blur is not worth 0.1 ms: 1.1 grey levels, not 0.8."""
 
 _MATCHED = 0.2
-"""From here (1.5) to ``_THREE_TAPS`` the kernel is 1-2-1, which OpenCV runs twice as fast as others
-of its length; it is exact for a factor of 2, and costs 0.8 of a grey level more at 1.5."""
+"""From this variance (a shrink by 1.5) to ``_THREE_TAPS`` the kernel is 1-2-1, which OpenCV runs
+twice as fast as others of its length. It is exact for a factor of 2, and 0.8 of a grey level worse
+at 1.5."""
 
 _THREE_TAPS = 0.6
 _FIVE_TAPS = 1.9
-"""The most variance that three and five taps hold without turning into a box."""
+"""The largest variance of Gaussians with three and five taps; beyond it they become a box."""
 
 _HALVE = 3.6
-"""Above this factor five taps are too few."""
+"""Above this factor five taps are too few, and the image is halved first."""
 
 _SIGMA_121 = math.sqrt(1 / (2 * math.log(2)))
 
@@ -47,9 +48,9 @@ _BLURRED = Scratch(most=1 << 24)
 
 
 def resize(image: Image, height: int, width: int, out: Image | None = None) -> Image:
-    """The whole image in another size; the same array where it has that size already.
+    """Resize the whole image. Returns the same array if it has that size already.
 
-    The result is written into ``out`` where that fits.
+    Writes into ``out`` if it has the right shape and type.
     """
     rows, columns = image.shape[:2]
     if rows == height and columns == width:
@@ -73,16 +74,16 @@ def resize_part(
     width: int,
     out: Image | None = None,
 ) -> Image:
-    """As ``resize``, of a part (top, left, height, width) that may begin and end within pixels.
+    """Like ``resize``, for a box (top, left, height, width) with fractional coordinates.
 
-    Sampling between pixels costs 0.37 ms for 224 x 224, three times what it costs ``resize``.
+    Sampling takes 0.37 ms for 224 x 224 pixels, three times as long as in ``resize``.
     """
     cv2 = load_cv2()
     top, left, rows, columns = box
     first, begin = int(top), int(left)
     part = image[first : math.ceil(top + rows), begin : math.ceil(left + columns)]
     image = _soften(cv2, part, rows / height, columns / width)
-    # Softening may have halved it; what is measured from its edges goes with it.
+    # Softening may have halved the image; scale the coordinates accordingly.
     halved, across = image.shape[0] / part.shape[0], image.shape[1] / part.shape[1]
     down, right = halved * rows / height, across * columns / width
     back = np.array(
@@ -104,13 +105,13 @@ def resize_part(
 
 
 def _target(out: Image | None, height: int, width: int, image: Image) -> Image | None:
-    """``out`` where OpenCV can write into it; it knows no axis of one channel."""
+    """``out`` if OpenCV can write into it, else ``None``: OpenCV drops an axis of one channel."""
     colour = image.ndim > 2 and fits(out, (height, width, *image.shape[2:]), image.dtype)
     return out if colour else None
 
 
 def _soften(cv2: Any, image: Image, down: float, across: float) -> Image:
-    """What bilinear sampling lacks for shrinks by these factors; large ones are halved first."""
+    """Blur an image before bilinear sampling by these factors; halve it first for large ones."""
     halvings = [0, 0]
     while down > _HALVE or across > _HALVE:
         rows, columns = image.shape[:2]
@@ -122,10 +123,10 @@ def _soften(cv2: Any, image: Image, down: float, across: float) -> Image:
             halvings[1] += 1
         down *= rows / image.shape[0]
         across *= columns / image.shape[1]
-        # Exactly a half is the mean of two pixels. An odd side is a little more than a half:
-        # the weights drift along it, and no pixel moves.
+        # Halving an even side averages two pixels. On an odd side the weights change gradually
+        # along the side, and the picture does not move.
         image = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_LINEAR)
-    # The boxes have blurred already, by (4**n - 1)/12 source pixels.
+    # n halvings have already blurred by a variance of (4**n - 1)/12 source pixels.
     return _blur(
         cv2,
         image,
@@ -135,7 +136,7 @@ def _soften(cv2: Any, image: Image, down: float, across: float) -> Image:
 
 
 def _blur(cv2: Any, image: Image, down: float, across: float) -> Image:
-    """Blur by these variances in pixels; the next call in this thread may overwrite the result."""
+    """Blur by these variances, in pixels. The next call in this thread may overwrite the result."""
     if down <= _NO_BLUR and across <= _NO_BLUR:
         return image
     rows, sigma_rows = _kernel(down)
@@ -152,7 +153,7 @@ def _blur(cv2: Any, image: Image, down: float, across: float) -> Image:
 
 
 def _kernel(variance: float) -> tuple[int, float]:
-    """Taps, and the sigma at which a sampled Gaussian of so many taps has this variance."""
+    """The number of taps of a Gaussian with this variance, and its sigma."""
     if variance <= _NO_BLUR:
         return 1, 1.0
     if variance <= _MATCHED:

@@ -1,7 +1,7 @@
-"""Shears, shifts and turns of an image within its frame, as torchvision defines them.
+"""Shears, shifts and rotations of an image, as torchvision defines them. The size stays the same.
 
-Each states where an output pixel (x, y) is taken from. Nearest sampling takes the same pixels as
-torchvision; what lies outside the image is ``fill``, one level for each channel.
+Nearest sampling takes the same source pixels as torchvision. Pixels from outside the image get
+``fill``, one level for each channel.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from numpy.typing import NDArray
 from penstock.native import Image, load_cv2, with_channels
 
 Fill = tuple[int, ...]
-Bend = Callable[[Image, float, Fill, bool], Image]
+Warp = Callable[[Image, float, Fill, bool], Image]
 
 
 def shear_x(image: Image, slope: float, fill: Fill, smooth: bool) -> Image:
-    """Rows moved sideways, the more the lower they are: the top edge stays."""
+    """Move each row sideways in proportion to its distance from the top edge."""
     if smooth:
         return _warp(image, np.array(((1.0, slope, 0.5 * slope), (0.0, 1.0, 0.0))), fill, smooth)
     return _slide(image, slope, fill)
 
 
 def shear_y(image: Image, slope: float, fill: Fill, smooth: bool) -> Image:
-    """Columns moved up or down, the more the further right they are: the left edge stays."""
+    """Move each column up or down in proportion to its distance from the left edge."""
     if smooth:
         return _warp(image, np.array(((1.0, 0.0, 0.0), (slope, 1.0, 0.5 * slope))), fill, smooth)
-    # Copying rows is so much faster than copying pixels that it pays to make them of columns.
+    # Copying rows is so much faster than copying pixels that transposing twice pays off.
     cv2 = load_cv2()
-    across = _slide(with_channels(cv2.transpose(image)), slope, fill)
-    return with_channels(cv2.transpose(across))
+    transposed = _slide(with_channels(cv2.transpose(image)), slope, fill)
+    return with_channels(cv2.transpose(transposed))
 
 
 def rotate(image: Image, degrees: float, fill: Fill, smooth: bool) -> Image:
-    """MidEpoch about the middle, against the clock."""
+    """Rotate about the centre, counter-clockwise."""
     degrees %= 360.0
     if degrees == 0.0:
         return image
-    return _warp(image, _turn(degrees, image.shape[0], image.shape[1]), fill, smooth)
+    return _warp(image, _rotation(degrees, image.shape[0], image.shape[1]), fill, smooth)
 
 
 @lru_cache(maxsize=64)
-def _turn(degrees: float, rows: int, columns: int) -> NDArray[np.float64]:
+def _rotation(degrees: float, rows: int, columns: int) -> NDArray[np.float64]:
     angle = math.radians(degrees)
-    # A right angle must land on whole pixels, and cos(pi / 2) is not zero.
+    # Right angles must map pixels to whole pixels, but math.cos(pi / 2) is not exactly 0.
     cos, sin = round(math.cos(angle), 12), round(math.sin(angle), 12)
     x, y = (columns - 1) / 2, (rows - 1) / 2
     return np.array(((cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)))
 
 
-class Place(NamedTuple):
-    """Where an image stands in its frame after any number of shifts by whole pixels.
+class Shift(NamedTuple):
+    """The sum of any number of shifts by whole pixels.
 
-    It is seen from row ``top`` to ``bottom`` and from column ``left`` to ``right``, moved by
-    ``down`` and ``across``. What one shift moves out of the frame, no other brings back.
+    The image is moved by ``down`` and ``across``, and visible from row ``top`` to ``bottom`` and
+    from column ``left`` to ``right``. Pixels that one shift moves out do not come back.
     """
 
     top: int
@@ -68,10 +68,10 @@ class Place(NamedTuple):
     down: int = 0
     across: int = 0
 
-    def moved(self, image: Image, down: int, across: int) -> Place:
+    def moved(self, image: Image, down: int, across: int) -> Shift:
         rows, columns = image.shape[:2]
         top, bottom, left, right, before_down, before_across = self
-        return Place(
+        return Shift(
             min(max(top + down, 0), rows),
             min(max(bottom + down, 0), rows),
             min(max(left + across, 0), columns),
@@ -81,7 +81,7 @@ class Place(NamedTuple):
         )
 
     def fill(self, image: Image, fill: Fill) -> Image:
-        """The image in its place, and ``fill`` around it."""
+        """Shift the image, with ``fill`` around it."""
         rows, columns = image.shape[:2]
         top, bottom, left, right, down, across = self
         if top == bottom or left == right:
@@ -98,11 +98,11 @@ def _framed(image: Image, sides: tuple[int, int, int, int], fill: Fill) -> Image
 
 
 def _slide(image: Image, slope: float, fill: Fill) -> Image:
-    """Every row moved by its own whole number of pixels, in one copy of as many runs of bytes."""
+    """Move every row by its own whole number of pixels, all in one indexed copy."""
     rows, columns, channels = image.shape
     left, right, starts, run = _runs(slope, rows, columns, channels)
     framed = _framed(image, (0, 0, left, right), fill)
-    # Every run of a row's length that there is in memory, one at each byte.
+    # A view with one item for each byte offset: the row-length run of bytes that begins there.
     runs: NDArray[Any] = np.ndarray(framed.size - run.itemsize + 1, run, framed, 0, (1,))
     return runs[starts].view(np.uint8).reshape(image.shape)
 
@@ -111,7 +111,7 @@ def _slide(image: Image, slope: float, fill: Fill) -> Image:
 def _runs(
     slope: float, rows: int, columns: int, channels: int
 ) -> tuple[int, int, NDArray[np.intp], np.dtype[np.void]]:
-    """How many columns of fill each side needs, where in memory each row starts, and its bytes."""
+    """Columns of fill at the left and right, the byte offset of each row, and a row as a dtype."""
     by = np.rint(slope * (np.arange(rows) + 0.5)).clip(-columns, columns).astype(np.intp)
     left, right = max(0, -int(by.min())), max(0, int(by.max()))
     starts = np.arange(rows) * (left + columns + right) + left + by

@@ -13,9 +13,9 @@ from benchmarks.peers.torchaudio_audio import import_torchaudio
 
 @pytest.fixture(scope="session")
 def torchaudio() -> Any:
-    """torchaudio, also where its compiled part does not fit the torch that is installed.
+    """torchaudio, even if its compiled part does not match the installed torch.
 
-    The functions compared with need none of it, and the import only asks for a few names.
+    The functions under comparison do not need the compiled part.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

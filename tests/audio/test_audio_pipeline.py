@@ -1,4 +1,4 @@
-"""Sound on the whole road: from files to batches, the same bits in every pool."""
+"""Audio pipelines from files to batches: the same bits in every pool."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_processes_are_chosen_and_batches_are_stacked_in_place(clips: Path) -> N
     assert labels.shape == (8,)
 
 
-def test_rows_with_a_field_called_audio_need_no_naming() -> None:
+def test_operations_find_the_field_audio_of_dicts() -> None:
     rows = [{"audio": wav(sound(4_000, seed=i)), "label": i} for i in range(6)]
     pipeline = (
         ps.from_dataset(rows)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.audio import decode, libsndfile, mono, resample
+from penstock.audio import codec, decode, mono, resample
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.operation import ArraySpec, BytesSpec
 from tests.support.wavs import chunk, format_chunk, numbers, packed, riff, sound, wav
@@ -56,7 +56,7 @@ DATA = chunk(b"data", packed(numbers(16, 40), 16))
 @pytest.mark.parametrize("bits", [8, 16, 24, 32])
 @pytest.mark.parametrize("channels", [1, 2, 5])
 @pytest.mark.parametrize("extensible", [False, True])
-def test_whole_numbers_of_every_width_are_brought_to_one(
+def test_integers_of_every_width_are_scaled_to_one(
     bits: int, channels: int, extensible: bool
 ) -> None:
     values = numbers(bits, 300 * channels)
@@ -75,7 +75,7 @@ def test_whole_numbers_of_every_width_are_brought_to_one(
 
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("extensible", [False, True])
-def test_floating_numbers_come_as_they_are(bits: int, extensible: bool) -> None:
+def test_floats_are_not_scaled(bits: int, extensible: bool) -> None:
     waveform = 1.5 * sound(200, 2)
     data = riff(
         format_chunk(3, 2, bits=bits, extensible=extensible),
@@ -91,7 +91,7 @@ def test_other_formats_give_what_libsndfile_gives(kind: tuple[str, str], channel
     data = encode(sound(5_000, channels), *kind)
     found = decode().apply(data, None)
     assert found.shape[0] == channels
-    # Opening an MP3 at another place changes its last bits.
+    # The last bits of an MP3 may differ between two readings.
     np.testing.assert_allclose(found, by_libsndfile(data), rtol=0, atol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_mono_is_the_mean_of_the_channels(kind: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100])
-def test_every_file_comes_at_the_rate_asked_for(rate: int) -> None:
+def test_every_file_is_resampled_to_the_given_rate(rate: int) -> None:
     data = wav(sound(3_000, 2), rate)
     found = decode(rate=16_000).apply(data, None)
     own = decode().apply(data, None)
@@ -113,7 +113,7 @@ def test_every_file_comes_at_the_rate_asked_for(rate: int) -> None:
     np.testing.assert_array_equal(decode(rate=rate).apply(data, None), own)
 
 
-def test_what_the_wave_module_writes_is_read() -> None:
+def test_files_of_the_wave_module_are_read() -> None:
     levels = np.round(sound(500, 2) * 32767).astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -123,7 +123,7 @@ def test_what_the_wave_module_writes_is_read() -> None:
     np.testing.assert_array_equal(found, levels / np.float32(32768))
 
 
-def test_other_chunks_are_passed_over_with_their_padding() -> None:
+def test_other_chunks_are_skipped_with_their_padding() -> None:
     plain = decode().apply(riff(format_chunk(), DATA), None)
     for data in (
         riff(chunk(b"LIST", b"INFOISFT\x03\x00\x00\x00abc\x00"), format_chunk(), DATA),
@@ -134,7 +134,7 @@ def test_other_chunks_are_passed_over_with_their_padding() -> None:
         np.testing.assert_array_equal(decode().apply(data, None), plain)
 
 
-def test_an_odd_number_of_bytes_is_padded_and_not_played() -> None:
+def test_the_padding_of_an_odd_number_of_bytes_is_not_read() -> None:
     data = riff(format_chunk(bits=8), chunk(b"data", bytes([128, 255, 0])), chunk(b"x   ", b"yy"))
     np.testing.assert_array_equal(decode().apply(data, None), [[0.0, 127 / 128, -1.0]])
 
@@ -143,9 +143,9 @@ def test_an_odd_number_of_bytes_is_padded_and_not_played() -> None:
     ("whole", "stated"),
     [(0xFFFFFFFF, 0xFFFFFFFF), (0, 0), (0xFFFFFFFF, 0), (0x7FFFF024, 0x7FFFF000)],
 )
-def test_a_stream_of_no_stated_length_goes_to_the_end(whole: int, stated: int) -> None:
+def test_a_stream_without_a_stated_length_is_read_to_the_end(whole: int, stated: int) -> None:
     values = numbers(16, 40)
-    content = packed(values, 16) + b"\x01"  # half a frame, as when the recorder was stopped
+    content = packed(values, 16) + b"\x01"  # half a frame, as when a recording is interrupted
     data = riff(format_chunk(), chunk(b"data", content, stated), size=whole)[:-1]
     np.testing.assert_array_equal(decode().apply(data, None)[0], values / np.float32(32768))
 
@@ -177,9 +177,9 @@ def test_a_file_cut_short_is_refused(kind: tuple[str, str], part: float) -> None
         (riff(format_chunk(), chunk(b"data", b"\x00")), "no sound"),
         (riff(format_chunk(), chunk(b"data", b"", 0xFFFFFFFF)), "no sound"),
         (riff(format_chunk()), "no chunk b'data'"),
-        (riff(DATA, format_chunk()), "before the chunk that tells its format"),
-        (riff(DATA), "before the chunk"),
-        (riff(format_chunk(), chunk(b"data", bytes(80), 82)), "82 bytes of sound, and 80"),
+        (riff(DATA, format_chunk()), "chunk b'data' comes before the chunk b'fmt '"),
+        (riff(DATA), "comes before the chunk"),
+        (riff(format_chunk(), chunk(b"data", bytes(80), 82)), "82 bytes of sound, but only 80"),
         (riff(format_chunk(), chunk(b"LIST", bytes(4), 2**32 - 1), DATA), "chunk b'LIST' has"),
         (riff(chunk(b"fmt ", bytes(14)), DATA), "format chunk has 14 bytes"),
         (riff(format_chunk(rate=0), DATA), "0 Hz"),
@@ -193,7 +193,7 @@ def test_a_file_cut_short_is_refused(kind: tuple[str, str], part: float) -> None
         (b"RIFF\x04\x00\x00\x00WAVE", "no chunk b'data'"),
         (b"RIFF", "libsndfile"),
         (b"RIFF\x10\x00\x00\x00AVI LIST", "libsndfile"),
-        (b"OggS", "last page is not an end"),
+        (b"OggS", "last page is not marked as the end"),
         (b"fLaC\x00\x00\x00\x22", "libsndfile"),
         (b"FORM\x00\x00\x00\x04AIFF", "libsndfile"),
         (b"<html>404</html>", "libsndfile"),
@@ -201,7 +201,7 @@ def test_a_file_cut_short_is_refused(kind: tuple[str, str], part: float) -> None
     ],
 )
 @pytest.mark.parametrize("mix", [False, True])
-def test_what_is_wrong_with_a_file_is_told(data: bytes, found: str, mix: bool) -> None:
+def test_the_error_says_what_is_wrong_with_a_file(data: bytes, found: str, mix: bool) -> None:
     with pytest.raises(SourceError, match=found) as caught:
         decode(rate=16_000, mono=mix).apply(data, None)
     assert f"{len(data):,} bytes that begin" in str(caught.value)
@@ -211,7 +211,7 @@ def test_a_header_that_claims_billions_of_frames_costs_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flac = bytearray(encode(sound(3_000), "FLAC", "PCM_16"))
-    flac[8 + 13] |= 0x0F  # the upper bits of a number of 36
+    flac[8 + 13] |= 0x0F  # the upper bits of the 36-bit frame count
     asked: list[int] = []
     read = soundfile.SoundFile.read
 
@@ -225,24 +225,24 @@ def test_a_header_that_claims_billions_of_frames_costs_no_memory(
     assert 0 < max(asked) <= 1 << 20
 
 
-def test_a_flac_that_does_not_tell_its_length_is_refused_with_the_remedy() -> None:
+def test_a_flac_without_a_stated_length_is_refused_with_the_remedy() -> None:
     flac = bytearray(encode(sound(3_000), "FLAC", "PCM_16"))
     flac[8 + 13] &= 0xF0
     flac[8 + 14 : 8 + 18] = bytes(4)
-    with pytest.raises(SourceError, match=r"does not tell how long it is.*Write it again"):
+    with pytest.raises(SourceError, match=r"does not state its length.*Write it again"):
         decode().apply(bytes(flac), None)
 
 
 def test_long_files_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(np.zeros((1, 50_000), np.float32), "FLAC", "PCM_16")
-    monkeypatch.setattr(libsndfile, "_FRAMES_AT_ONCE", 3_000)
-    monkeypatch.setattr(libsndfile, "_FRAMES_FOR_A_BYTE", 0)
+    monkeypatch.setattr(codec, "_FRAMES_AT_ONCE", 3_000)
+    monkeypatch.setattr(codec, "_FRAMES_FOR_A_BYTE", 0)
     np.testing.assert_array_equal(decode().apply(data, None), np.zeros((1, 50_000)))
 
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_damage_anywhere_gives_a_sound_or_an_error_that_says_so(data: st.DataObject) -> None:
+def test_damage_anywhere_gives_a_sound_or_a_source_error(data: st.DataObject) -> None:
     kinds = [("WAV", "PCM_24"), ("WAV", "IMA_ADPCM"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")]
     whole = bytearray(encode(sound(400, 2), *data.draw(st.sampled_from(kinds))))
     places = st.one_of(st.integers(0, 60), st.integers(0, len(whole) - 1))
@@ -254,7 +254,7 @@ def test_damage_anywhere_gives_a_sound_or_an_error_that_says_so(data: st.DataObj
         assert np.isfinite(found).all()
 
 
-def test_bytes_come_in_any_container() -> None:
+def test_any_container_of_bytes_is_accepted() -> None:
     for data in (wav(sound(300, 2)), encode(sound(300, 2), "FLAC", "PCM_16")):
         expected = decode().apply(data, None)
         spread = np.zeros(2 * len(data), np.uint8)
@@ -285,7 +285,7 @@ def test_no_bytes_are_refused(given_as: Any) -> None:
         (np.zeros(9, np.int16), "int16"),
     ],
 )
-def test_what_is_not_bytes_is_refused_with_what_it_is(given_as: Any, found: str) -> None:
+def test_values_that_are_not_bytes_are_refused_with_their_type(given_as: Any, found: str) -> None:
     with pytest.raises(SourceError, match=found):
         decode().apply(given_as, None)
 

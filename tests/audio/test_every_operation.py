@@ -1,4 +1,4 @@
-"""What every audio operation promises: its output, its input left alone, the same for a key."""
+"""The contract of every audio operation: stated output, unmodified input, same result per key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OPERATIONS = [*ON_WAVEFORMS, *ON_SPECTROGRAMS[:3]]
 CASES = [(operation, 2) for operation in ON_WAVEFORMS] + [(o, 3) for o in ON_SPECTROGRAMS]
 
 bad: Any = ps_audio
-"""The same operations, for arguments that a type checker would refuse."""
+"""The same operations, untyped, for arguments that a type checker would reject."""
 
 cases = st.sampled_from(CASES)
 frames_of = st.one_of(st.integers(1, 5), st.sampled_from([249, 250, 300, 380]), st.integers(1, 900))
@@ -85,7 +85,7 @@ def run(operation: Operation, value: Any, key: Key) -> Any:
 
 @given(cases, st.integers(1, 3), frames_of, st.integers(0, 1000))
 @settings(max_examples=500, deadline=None)
-def test_the_output_is_what_was_stated_and_the_input_is_left_alone(
+def test_the_output_matches_its_spec_and_the_input_is_not_modified(
     case: tuple[Operation, int], channels: int, frames: int, index: int
 ) -> None:
     operation, ndim = case
@@ -113,7 +113,7 @@ def test_an_output_of_unknown_size_agrees_with_the_real_one(
     assert stated.dtype == found.dtype
     assert len(stated.shape) == found.ndim
     assert all(
-        one is None or one == real for one, real in zip(stated.shape, found.shape, strict=True)
+        size is None or size == real for size, real in zip(stated.shape, found.shape, strict=True)
     )
 
 
@@ -179,7 +179,7 @@ def test_operations_are_frozen(operation: Any) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=repr)
-def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Operation) -> None:
+def test_wrong_inputs_are_refused_when_built_and_when_applied(operation: Operation) -> None:
     name = operation.name
     good = (1, 12, 90) if name == "spec_augment" else (1, 900)
     chosen = operation.draw(np.random.default_rng(0), good) if operation.random else None
@@ -218,8 +218,8 @@ def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Oper
         (lambda: bad.resample(16_000, 2.5), "to_rate is 2.5"),
         (lambda: bad.random_crop(), "neither frames nor seconds"),
         (lambda: bad.random_crop(100, seconds=1.0), "both frames and seconds"),
-        (lambda: bad.random_crop(100, rate=16_000), "beside frames"),
-        (lambda: bad.random_crop(seconds=1.0), "no rate is given"),
+        (lambda: bad.random_crop(100, rate=16_000), "together with frames"),
+        (lambda: bad.random_crop(seconds=1.0), "rate is missing"),
         (lambda: bad.random_crop(seconds=-1.0, rate=16_000), "seconds is -1.0"),
         (lambda: bad.random_crop(seconds=1e-9, rate=16_000), "less than one frame"),
         (lambda: bad.random_crop(0), "frames is 0"),
@@ -253,13 +253,13 @@ def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Oper
         (lambda: bad.spec_augment(fill=float("nan")), "fill is nan"),
     ],
 )
-def test_an_argument_that_cannot_work_is_refused_with_what_it_was(make: Any, found: str) -> None:
+def test_a_wrong_argument_is_refused_with_its_value(make: Any, found: str) -> None:
     with pytest.raises(PipelineError, match=found) as caught:
         make()
     assert "give " in str(caught.value).lower()
 
 
-def test_operations_are_called_what_users_write() -> None:
+def test_operations_have_the_names_users_write() -> None:
     for name in ps_audio.__all__:
         made = getattr(ps_audio, name)
         assert issubclass(made, Operation)

@@ -1,4 +1,4 @@
-"""Cutting, filling up, loudness and masks, by hand."""
+"""Cropping, padding, loudness and masks, compared with results worked out by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT = np.arange(1, 6, dtype=np.float32)[np.newaxis]
 
 
 def placed(operation: Any, length: int, keys: int = 400) -> list[int]:
-    """Where the clip begins, by key."""
+    """The drawn positions of the clip, one for each key."""
     at = Keyed(3, "crop").at
     return [operation.draw(at(Key(index)), (1, length)) for index in range(keys)]
 
@@ -37,7 +37,7 @@ def placed(operation: Any, length: int, keys: int = 400) -> list[int]:
         (-1, "repeat", [2, 3, 4, 5, 1, 2, 3, 4]),
     ],
 )
-def test_a_short_clip_is_filled_up(at: int, mode: str, expected: list[int]) -> None:
+def test_a_short_clip_is_padded(at: int, mode: str, expected: list[int]) -> None:
     found = random_crop(8, mode=mode).apply(COUNT, at)
     np.testing.assert_array_equal(found, [expected])
 
@@ -90,7 +90,7 @@ def test_every_place_is_drawn_and_no_other(operation: Any, length: int, places: 
         (8, "end", [0, 0, 0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_a_place_is_a_place_for_cutting_and_for_filling(
+def test_a_place_applies_to_cropping_and_to_padding(
     frames: int, place: str, expected: list[int]
 ) -> None:
     np.testing.assert_array_equal(crop_or_pad(frames, place=place).apply(COUNT, None), [expected])
@@ -125,7 +125,7 @@ def test_gain_is_drawn_evenly_in_decibels() -> None:
     np.testing.assert_array_equal(random_gain().apply(waveform, 0.5), waveform / 2)
 
 
-def test_normalizing_by_numbers_and_by_the_clip_itself() -> None:
+def test_normalizing_by_given_numbers_and_by_the_clip_itself() -> None:
     waveform = 3 * sound(5_000, 2) + 1
     found = normalize(mean=1.0, std=0.5).apply(waveform, None)
     np.testing.assert_allclose(found, (waveform - 1) / 0.5, rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Mel spectrograms: beside their definition and torchaudio."""
+"""Mel spectrograms, compared with their definition and with torchaudio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hz_to_mel(hz: Any, scale: str) -> Any:
 
 
 def by_definition(waveform: Any, rate: int, options: dict[str, Any]) -> Any:
-    """A Fourier sum and a filter bank, in float64, one number after the other."""
+    """The definition: a Fourier sum and a filter bank, in float64."""
     n_fft, hop = options.get("n_fft", 400), options.get("hop", 160)
     win, mels = options.get("win", n_fft), options.get("mels", 80)
     scale, low = options.get("scale", "htk"), options.get("f_min", 0.0)
@@ -50,7 +50,7 @@ def by_definition(waveform: Any, rate: int, options: dict[str, Any]) -> Any:
     cut = np.stack([waveform[t * hop : t * hop + n_fft] * window for t in range(steps)], axis=1)
     strength = np.abs(turn @ cut) ** options.get("power", 2.0)
     hz = np.linspace(0, rate // 2, len(bins))
-    # Mel to Hz by looking it up, so that nothing here is the inverse under test.
+    # Mel to Hz by interpolation, to be independent of the inverse under test.
     grid = np.linspace(0, rate / 2, 2_000_001)
     ends = np.linspace(hz_to_mel(low, scale), hz_to_mel(high, scale), mels + 2)
     tops = np.interp(ends, hz_to_mel(grid, scale), grid)
@@ -66,7 +66,7 @@ def by_definition(waveform: Any, rate: int, options: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("frames", [1_024, 3_001, 30_000])
-def test_it_is_a_fourier_transform_and_a_filter_bank(case: str, frames: int) -> None:
+def test_the_result_matches_the_definition(case: str, frames: int) -> None:
     waveform = sound(frames, seed=frames)
     found = mel_spectrogram(16_000, log=False, **CASES[case]).apply(waveform, None)
     expected = by_definition(waveform[0].astype(float), 16_000, CASES[case])
@@ -81,7 +81,7 @@ def torch_names(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_what_torchaudio_gives(torchaudio: Any, case: str) -> None:
+def test_the_result_matches_torchaudio(torchaudio: Any, case: str) -> None:
     torch = importlib.import_module("torch")
     options = CASES[case]
     waveform = sound(16_000, 2)
@@ -106,7 +106,7 @@ def test_decibels_are_torchaudios(torchaudio: Any, power: float, top_db: float |
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3)
 
 
-def test_logarithms_are_of_what_is_at_least_the_floor() -> None:
+def test_logarithms_are_of_values_of_at_least_the_floor() -> None:
     waveform = sound(16_000)
     waveform[:, 4_000:12_000] = 0
     plain = mel_spectrogram(16_000, log=False).apply(waveform, None)
@@ -129,7 +129,7 @@ def test_a_tone_is_strongest_in_its_own_filter() -> None:
         assert np.argmax(found) == np.argmin(np.abs(tops - hz_to_mel(hertz, "htk")))
 
 
-def test_clips_too_short_for_one_step_are_refused_when_that_is_known() -> None:
+def test_clips_too_short_for_one_step_are_refused() -> None:
     operation = mel_spectrogram(16_000, center=False)
     assert operation.output(ArraySpec.of((1, 400), np.float32)) == ArraySpec.of(
         (1, 80, 1), np.float32
@@ -140,6 +140,6 @@ def test_clips_too_short_for_one_step_are_refused_when_that_is_known() -> None:
         operation.apply(sound(399), None)
 
 
-def test_filters_that_would_always_give_nothing_are_told_of() -> None:
+def test_filters_that_are_always_zero_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="filters 0, 3, 6, 13 lie between two frequencies"):
         mel_spectrogram(16_000, mels=128)

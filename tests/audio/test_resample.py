@@ -1,4 +1,4 @@
-"""Resampling: beside its definition, torchaudio, and what the ear would notice."""
+"""Resampling, compared with its definition and with torchaudio, and on pure tones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATES = [
 
 
 def by_definition(waveform: Any, from_rate: int, to_rate: int) -> Any:
-    """Every output by itself, in float64: a sum over all inputs, weighted by a windowed sinc."""
+    """The definition: each output is a sum over all inputs, weighted by a windowed sinc."""
     frames = len(waveform)
     count = math.ceil(frames * to_rate / from_rate)
     cut = 0.99 * min(from_rate, to_rate)
@@ -43,7 +43,7 @@ def by_definition(waveform: Any, from_rate: int, to_rate: int) -> Any:
 
 @pytest.mark.parametrize("rates", RATES, ids=str)
 @pytest.mark.parametrize("frames", [1, 2, 100, 1_501])
-def test_it_is_a_windowed_sinc(rates: tuple[int, int], frames: int) -> None:
+def test_the_result_matches_the_definition(rates: tuple[int, int], frames: int) -> None:
     waveform = sound(frames, seed=frames)
     found = resample(*rates).apply(waveform, None)
     expected = by_definition(waveform[0].astype(float), *rates)
@@ -51,19 +51,19 @@ def test_it_is_a_windowed_sinc(rates: tuple[int, int], frames: int) -> None:
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
 
 
-# For 16,000 to 15,999 Hz torchaudio would make a filter of a gigabyte.
+# For 16,000 to 15,999 Hz torchaudio would build a filter of a gigabyte.
 @pytest.mark.parametrize("rates", [pair for pair in RATES if pair[1] != 15_999], ids=str)
-def test_it_is_what_torchaudio_gives(torchaudio: Any, rates: tuple[int, int]) -> None:
+def test_the_result_matches_torchaudio(torchaudio: Any, rates: tuple[int, int]) -> None:
     torch = importlib.import_module("torch")
     waveform = sound(5_000, 2)
     expected = torchaudio.transforms.Resample(*rates)(torch.from_numpy(waveform)).numpy()
     found = resample(*rates).apply(waveform, None)
     assert found.shape == expected.shape
-    # torchaudio works out a part of its filter in float32.
+    # torchaudio computes a part of its filter in float32.
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
-def test_long_sounds_are_done_in_blocks_without_a_seam() -> None:
+def test_long_sounds_are_resampled_in_blocks_without_a_seam() -> None:
     waveform = sound(400_000)
     found = resample(48_000, 16_000).apply(waveform, None)
     middle = resample(48_000, 16_000).apply(waveform[:, 150_000:160_000], None)
@@ -78,7 +78,7 @@ def test_channels_do_not_mix() -> None:
         np.testing.assert_array_equal(found[channel], alone[0])
 
 
-def test_a_tone_stays_and_what_the_rate_cannot_hold_goes() -> None:
+def test_a_low_tone_stays_and_one_above_the_nyquist_frequency_goes() -> None:
     time = np.arange(44_100) / 44_100
     keep = np.sin(2 * np.pi * 1_000 * time).astype(np.float32)
     drop = np.sin(2 * np.pi * 12_000 * time).astype(np.float32)

@@ -15,7 +15,7 @@ import penstock.audio as ps_audio
 import penstock.image as ps_image
 from penstock.audio.masking import SpecAugment
 from penstock.errors import PipelineError
-from penstock.image.augment_table import NAMES, WIDE
+from penstock.image.augment import NAMES, WIDE
 from penstock.image.boxes import Sizes
 from penstock.operation import LEVELS, Operation
 

@@ -1,4 +1,4 @@
-"""Images that tests work on, and torchvision to compare with."""
+"""Images for tests, and torchvision to compare with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Image = NDArray[np.uint8]
 
 @pytest.fixture(scope="session")
 def by_torchvision(torchvision: Any) -> Callable[..., NDArray[Any]]:
-    """Calls a function of torchvision, v2 functional by name, on an HWC array; gives one back."""
+    """Calls a torchvision function, or one of v2.functional by name, on an HWC array."""
     torch = importlib.import_module("torch")
 
     def call(function: str | Callable[..., Any], image: NDArray[Any], **options: Any) -> Any:
@@ -29,7 +29,7 @@ def by_torchvision(torchvision: Any) -> Callable[..., NDArray[Any]]:
 
 
 def make_photo(height: int = 240, width: int = 320, channels: int = 3, seed: int = 0) -> Image:
-    """Smooth areas, texture at every scale and noise: as busy as a photograph, and made up."""
+    """A synthetic photograph: smooth areas, texture at every scale, and noise."""
     rng = np.random.default_rng(seed)
     photo = np.full((height, width, channels), 120.0, np.float32)
     for step, strength in ((64, 60.0), (32, 40.0), (16, 25.0), (8, 15.0), (4, 9.0), (2, 6.0)):
@@ -68,5 +68,5 @@ IMAGES = make_images()
 @pytest.fixture(params=IMAGES)
 def image(request: pytest.FixtureRequest) -> Image:
     name: str = request.param
-    found: Image = IMAGES[name].copy()
-    return found
+    copy: Image = IMAGES[name].copy()
+    return copy

@@ -10,9 +10,7 @@ import pytest
 
 from penstock import native
 from penstock.image import auto_augment, rand_augment, trivial_augment
-from penstock.image.augment import applied
-from penstock.image.augment_table import NAMES, NARROW, WIDE, Step
-from penstock.image.policies import POLICIES
+from penstock.image.augment import NAMES, NARROW, POLICIES, WIDE, AugmentStep, apply_steps
 from penstock.keyed import Key, Keyed
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Brightness"]
@@ -22,8 +20,8 @@ BLENDED = ["Color", "Contrast", "Sharpness"]
 
 
 @pytest.fixture(params=["kernel", "lazy"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who makes our pixels."""
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the kernel or a lazy image applies the steps."""
     if request.param == "lazy":
         monkeypatch.setattr(native, "_switched_off", lambda: True)
     elif not native.kernel_available():
@@ -32,16 +30,20 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def change(road: str, torchvision: Any, by_torchvision: Callable[..., Any]) -> Callable[..., Any]:
+def change(
+    implementation: str, torchvision: Any, by_torchvision: Callable[..., Any]
+) -> Callable[..., Any]:
     """One change of torchvision's automatic augmentation."""
 
-    def call(image: Any, step: Step, fill: list[float] | None = None, smooth: bool = False) -> Any:
+    def call(
+        image: Any, step: AugmentStep, fill: list[float] | None = None, smooth: bool = False
+    ) -> Any:
         made = torchvision.transforms.v2.RandAugment(fill=fill)
         return by_torchvision(
             made._apply_image_or_video_transform,
             image,
             transform_id=step.name,
-            # Its solarize counts from 0 to 1.
+            # torchvision's solarize takes thresholds from 0 to 1.
             magnitude=step.magnitude / 255 if step.name == "Solarize" else step.magnitude,
             interpolation="bilinear" if smooth else "nearest",
             fill=made._fill,
@@ -50,11 +52,11 @@ def change(road: str, torchvision: Any, by_torchvision: Callable[..., Any]) -> C
     return call
 
 
-def take(image: Any, step: Step, fill: tuple[float, ...], smooth: bool) -> Any:
-    return applied(image, (step,), fill, smooth)
+def take(image: Any, step: AugmentStep, fill: tuple[float, ...], smooth: bool) -> Any:
+    return apply_steps(image, (step,), fill, smooth)
 
 
-def every_step(names: list[str], shape: tuple[int, ...]) -> list[Step]:
+def every_step(names: list[str], shape: tuple[int, ...]) -> list[AugmentStep]:
     return [
         space.step(name, strength, negative, shape[0], shape[1])
         for space in (NARROW, WIDE)
@@ -64,7 +66,7 @@ def every_step(names: list[str], shape: tuple[int, ...]) -> list[Step]:
     ]
 
 
-def test_the_groups_here_are_all_the_changes_there_are() -> None:
+def test_the_groups_of_this_file_cover_all_changes() -> None:
     assert sorted(EXACT + MOVED + BLENDED) == sorted([*NAMES, "Invert"])
 
 
@@ -84,7 +86,7 @@ def test_blends_are_within_one_level_of_torchvisions(
         assert np.abs(found.astype(int) - change(image, step)).max() <= 1, step
 
 
-def test_shears_and_turns_take_the_pixels_torchvision_takes(
+def test_shears_and_rotations_take_the_pixels_torchvision_takes(
     image: Any, change: Callable[..., Any]
 ) -> None:
     for step in every_step(MOVED, image.shape):
@@ -92,7 +94,7 @@ def test_shears_and_turns_take_the_pixels_torchvision_takes(
         assert (found != expected).any(axis=2).mean() <= 0.01, step
 
 
-def test_smooth_shears_and_turns_are_within_two_levels_of_torchvisions(
+def test_smooth_shears_and_rotations_are_within_two_levels_of_torchvisions(
     photo: Any, change: Callable[..., Any]
 ) -> None:
     for step in every_step(MOVED, photo.shape):
@@ -102,10 +104,10 @@ def test_smooth_shears_and_turns_are_within_two_levels_of_torchvisions(
 
 
 def test_halfway_between_two_pixels_either_is_taken(image: Any, change: Callable[..., Any]) -> None:
-    # A slope of a fifth puts every fifth row halfway, and there rounding decides.
+    # With a slope of a fifth every fifth row is halfway between pixels; rounding decides there.
     found, expected = (
-        take(image, Step("ShearX", 0.2), (0.0,), False),
-        change(image, Step("ShearX", 0.2)),
+        take(image, AugmentStep("ShearX", 0.2), (0.0,), False),
+        change(image, AugmentStep("ShearX", 0.2)),
     )
     rows = (found != expected).any(axis=(1, 2))
     assert not rows[np.arange(len(rows)) % 5 != 2].any()
@@ -117,13 +119,13 @@ def test_right_angles_are_torchvisions(
     change: Callable[..., Any], degrees: float, shape: tuple[int, ...]
 ) -> None:
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    step = Step("Rotate", degrees)
+    step = AugmentStep("Rotate", degrees)
     found, expected = take(image, step, (0.0,), False), change(image, step)
     assert (found != expected).any(axis=2).mean() <= (0.01 if degrees == 45.0 else 0.0)
 
 
 @pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate", "TranslateX", "TranslateY"])
-def test_what_comes_from_outside_is_filled(
+def test_pixels_from_outside_the_image_get_the_fill(
     photo: Any, change: Callable[..., Any], name: str
 ) -> None:
     step = NARROW.step(name, 0.8, False, *photo.shape[:2])
@@ -175,7 +177,11 @@ def test_rand_augment_chooses_every_change_equally_often() -> None:
 
 
 def test_rand_augment_applies_its_changes_in_turn(photo: Any, change: Callable[..., Any]) -> None:
-    steps = (Step("Rotate", 9.0), Step("Solarize", 178.5), Step("TranslateX", -30.0))
+    steps = (
+        AugmentStep("Rotate", 9.0),
+        AugmentStep("Solarize", 178.5),
+        AugmentStep("TranslateX", -30.0),
+    )
     expected = photo
     for step in steps:
         expected = change(expected, step)
@@ -204,7 +210,7 @@ def test_auto_augment_takes_each_change_with_its_probability() -> None:
     augment = auto_augment("cifar10")
     choices = Keyed(0, "augment")
     drawn = [augment.draw(choices.at(Key(i)), (331, 331, 3)) for i in range(20000)]
-    # Pair 22 is all there is of TranslateY at 0.9; pairs 4, 22 twice and 25 have 0.7, and 13 0.4.
+    # TranslateY has probability 0.9 in pair 22, 0.7 in pairs 4, 22 and 25, and 0.4 in pair 13.
     expected = (0.9 + 0.7 + 0.7 + 0.7 + 0.4) / 25
     found = sum(step.name == "TranslateY" for steps in drawn for step in steps) / len(drawn)
     assert found == pytest.approx(expected, abs=0.015)
@@ -216,7 +222,7 @@ def test_auto_augment_takes_each_change_with_its_probability() -> None:
 
 @pytest.mark.parametrize("make", [rand_augment, auto_augment, trivial_augment])
 def test_fill_and_interpolation_reach_the_pixels(photo: Any, make: Any) -> None:
-    steps = (Step("Rotate", 20.0),)
+    steps = (AugmentStep("Rotate", 20.0),)
     plain = make().apply(photo, steps)
     np.testing.assert_array_equal(plain[0, 0], [0, 0, 0])
     np.testing.assert_array_equal(make(fill=(1, 2, 3)).apply(photo, steps)[0, 0], [1, 2, 3])

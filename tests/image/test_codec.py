@@ -82,7 +82,7 @@ def test_mode_gray_gives_one_channel(picture: Any, kind: str) -> None:
     data = encode(picture, kind)
     found = decode(mode="gray").apply(data, None)
     assert found.shape == (240, 320, 1)
-    # A JPEG's own grey differs where its colours lie outside RGB.
+    # The grey of a JPEG differs from that of its RGB if its colours are outside RGB.
     assert np.abs(found - by_pil(data, "L")).mean() <= 0.5
 
 
@@ -94,7 +94,7 @@ def test_an_exif_orientation_is_not_followed(picture: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_bytes_come_in_any_container(picture: Any, kind: str) -> None:
+def test_any_container_of_bytes_is_accepted(picture: Any, kind: str) -> None:
     data = encode(picture, kind)
     expected = decode().apply(data, None)
     spread = np.zeros(2 * len(data), np.uint8)
@@ -120,7 +120,7 @@ def test_a_file_cut_short_is_refused(picture: Any, kind: str, part: float) -> No
     assert repr(cut[:8]) in str(caught.value)
     assert 'on_error="skip"' in str(caught.value)
     if kind == "JPEG" and part >= 0.5:
-        # From the strict decoder: others fill what is missing with grey.
+        # From the strict decoder. Other decoders fill the missing part with grey.
         assert "remature end" in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_png_is_refused(picture: Any) -> None:
         decode().apply(data[:200] + bytes(40) + data[240:], None)
 
 
-def test_stray_bytes_in_a_jpeg_are_passed_over(picture: Any) -> None:
+def test_stray_bytes_in_a_jpeg_are_ignored(picture: Any) -> None:
     data = encode(picture, "JPEG")
     stray = data[:-2] + bytes(range(1, 60)) + data[-2:]
     with pytest.raises(ValueError, match="extraneous bytes"):
@@ -139,7 +139,7 @@ def test_stray_bytes_in_a_jpeg_are_passed_over(picture: Any) -> None:
     np.testing.assert_array_equal(decode().apply(data + b"more", None), decode().apply(data, None))
 
 
-def test_what_simplejpeg_does_not_know_goes_to_opencv(
+def test_jpegs_that_simplejpeg_does_not_support_go_to_opencv(
     picture: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = encode(picture, "JPEG")
@@ -159,7 +159,7 @@ def test_no_bytes_are_refused(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [b"<html>404</html>", b"\xff\xd8\xff", b"\x00"])
-def test_what_is_no_image_is_refused(given: bytes) -> None:
+def test_files_that_are_not_images_are_refused(given: bytes) -> None:
     with pytest.raises(SourceError, match=f"{len(given)} bytes that begin"):
         decode().apply(given, None)
 
@@ -173,7 +173,7 @@ def test_what_is_no_image_is_refused(given: bytes) -> None:
         (np.zeros(9, np.float32), "float32"),
     ],
 )
-def test_what_is_not_bytes_is_refused_with_what_it_is(given: Any, found: str) -> None:
+def test_values_that_are_not_bytes_are_refused_with_their_type(given: Any, found: str) -> None:
     with pytest.raises(SourceError, match=found):
         decode().apply(given, None)
 
@@ -201,5 +201,5 @@ def test_a_missing_library_names_its_install_command(monkeypatch: pytest.MonkeyP
         native.load_simplejpeg.cache_clear()
 
 
-def test_opencv_keeps_to_the_calling_thread() -> None:
+def test_opencv_uses_only_the_calling_thread() -> None:
     assert native.load_cv2().getNumThreads() == 1

@@ -118,7 +118,7 @@ def test_jitter_draws_from_the_ranges_asked_for() -> None:
     assert min(counts) > 80
 
 
-def test_jitter_of_nothing_leaves_the_image(photo: Any) -> None:
+def test_jitter_without_ranges_leaves_the_image(photo: Any) -> None:
     for jitter in (color_jitter(), color_jitter(0, 0, 0, 0), color_jitter((1, 1), hue=(0, 0))):
         params = jitter.draw(np.random.default_rng(0), photo.shape)
         assert params.factors == (None, None, None, None)

@@ -141,7 +141,7 @@ def test_a_crop_below_a_channels_first_normalize_is_refused_when_built() -> None
 
 
 def test_means_of_another_number_of_channels_are_refused() -> None:
-    with pytest.raises(PipelineError, match="1 channel, and mean and std for 3"):
+    with pytest.raises(PipelineError, match="1 channel, but mean and std for 3"):
         normalize().output(ArraySpec.of((8, 9, 1), np.uint8))
-    with pytest.raises(PipelineError, match="1 channel, and mean and std for 3"):
+    with pytest.raises(PipelineError, match="1 channel, but mean and std for 3"):
         normalize().apply(np.zeros((8, 9, 1), np.uint8), None)

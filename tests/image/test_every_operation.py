@@ -1,4 +1,4 @@
-"""What every image operation promises: its output, its input left alone, the same for a key."""
+"""The contract of every image operation: stated output, unmodified input, same result per key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OPERATIONS: list[Operation] = [
 ]
 
 bad: Any = ps_image
-"""The same operations, for arguments that a type checker would refuse."""
+"""The same operations, untyped, for arguments that a type checker would reject."""
 
 operations = st.sampled_from(OPERATIONS)
 sides = st.one_of(st.just(1), st.just(2), st.integers(1, 48))
@@ -73,7 +73,7 @@ def pixels(height: int, width: int, channels: int, seed: int = 0) -> Any:
 
 @given(operations, sides, sides, st.sampled_from([1, 3]), st.integers(0, 1000))
 @settings(max_examples=600, deadline=None)
-def test_the_output_is_what_was_stated_and_the_input_is_left_alone(
+def test_the_output_matches_its_spec_and_the_input_is_not_modified(
     operation: Operation, height: int, width: int, channels: int, index: int
 ) -> None:
     image = pixels(height, width, channels, index)
@@ -97,7 +97,7 @@ def test_an_output_of_unknown_size_agrees_with_the_real_one(
     assert stated.dtype == found.dtype
     assert len(stated.shape) == found.ndim
     assert all(
-        one is None or one == real for one, real in zip(stated.shape, found.shape, strict=True)
+        size is None or size == real for size, real in zip(stated.shape, found.shape, strict=True)
     )
 
 
@@ -163,7 +163,7 @@ def test_operations_are_frozen(operation: Any) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=repr)
-def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Operation) -> None:
+def test_wrong_inputs_are_refused_when_built_and_when_applied(operation: Operation) -> None:
     name = operation.name
     chosen = operation.draw(np.random.default_rng(0), (8, 8, 3)) if operation.random else None
     with pytest.raises(PipelineError, match=rf"{name} got encoded bytes.*decode\(\)"):
@@ -228,13 +228,13 @@ def test_what_cannot_work_is_refused_when_built_and_when_applied(operation: Oper
         (lambda: bad.normalize(layout="nchw"), "layout is 'nchw'"),
     ],
 )
-def test_an_argument_that_cannot_work_is_refused_with_what_it_was(make: Any, found: str) -> None:
+def test_a_wrong_argument_is_refused_with_its_value(make: Any, found: str) -> None:
     with pytest.raises(PipelineError, match=found) as caught:
         make()
     assert "give " in str(caught.value).lower()
 
 
-def test_operations_are_called_what_users_write() -> None:
+def test_operations_have_the_names_users_write() -> None:
     for name in ps_image.__all__:
         made = getattr(ps_image, name)
         assert issubclass(made, Operation)

@@ -1,4 +1,4 @@
-"""Fusion: one step for decode, crop, flip and normalize, drawn alike and with the same pixels."""
+"""Fusion: decode, crop, flip and normalize in one step, with the same parameters and pixels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.contract import POOLS, Workers, plain
 image = ps.image
 
 TOLERANCE = {"kernel": 2.0, "partial": 0.0}
-"""Mean grey levels from the road of single operations, on busy pictures: the kernel antialiases
-exactly, where OpenCV's blur only comes near. Shrinks by 4 or more, which begin within libjpeg, have
-``GREAT`` for both."""
+"""Mean difference to the single operations in grey levels, on pictures with much detail. The kernel
+antialiases exactly; OpenCV's blur is an approximation. For shrinks by 4 or more, which libjpeg
+begins, it is ``GREAT`` for both."""
 
 GREAT = 2.0
 
@@ -34,7 +34,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def one_by_one(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The first batch of the road with nothing fused."""
+    """The first batch of the pipeline without fusion."""
     monkeypatch.setattr("penstock.pipeline.fused", lambda stops: stops)
     with pipeline.loader(workers=0, seed=3) as loader:
         assert "decode" in [s.name for s in loader.stats().stages]
@@ -53,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             coarse = rng.normal(0, strength, (150 // step + 2, 200 // step + 2, 3))
             picture += cv2.resize(coarse.astype(np.float32), (200, 150))
         picture = np.clip(picture + 128, 0, 255).astype(np.uint8)
-        ending = "png" if i == 5 else "jpg"  # what the kernel does not know goes the pure road
+        ending = "png" if i == 5 else "jpg"  # the kernel does not support it
         cv2.imwrite(str(folder / f"{i:02}.{ending}"), picture)
     return root
 
@@ -66,7 +66,7 @@ def road(photos: Path, *below: Any, crop: Any = None) -> Any:
     return pipeline.batch(24)
 
 
-BELOW = {
+BELOW: dict[str, list[Any]] = {
     "crop": [],
     "crop, flip": [image.random_flip()],
     "crop, flip, normalize": [image.random_flip(), image.normalize()],
@@ -90,11 +90,11 @@ def test_fused_and_unfused_roads_agree(
     assert fused[0].shape == alone[0].shape
     scale = 255 * 0.226 if fused[0].dtype == np.float32 else 1.0
     apart = np.abs(fused[0].astype(np.float32) - alone[0].astype(np.float32)) * scale
-    # Sample by sample: another box or a missed flip in one of them would be far off.
+    # By sample: one with another box, or without its flip, would be far off.
     assert apart.reshape(24, -1).mean(axis=1).max() <= TOLERANCE[decoder]
 
 
-FRAMINGS = {
+FRAMINGS: dict[str, list[Any]] = {
     "resize": [image.resize((70, 90))],
     "resize, center_crop": [image.resize(72), image.center_crop(64)],
     "resize, center_crop, flip, normalize": [
@@ -146,7 +146,7 @@ def test_great_shrinks_agree_with_one_by_one(
     assert 0 < apart.reshape(24, -1).mean(axis=1).max() <= GREAT
 
 
-def test_what_a_frame_cannot_tell_goes_one_by_one(photos: Path, decoder: str) -> None:
+def test_crops_that_pad_run_as_single_operations(photos: Path, decoder: str) -> None:
     padded = road(photos, crop=image.random_crop((160, 210), padding=8))
     small = road(photos, crop=image.center_crop(300))
     for pipeline, shape in ((padded, (160, 210, 3)), (small, (300, 300, 3))):
@@ -187,7 +187,7 @@ def test_a_fused_road_is_bit_equal_in_every_pool(
         assert [plain(b) for b in loader] == expected
 
 
-DECODED = {
+DECODED: dict[str, list[Any]] = {
     "crop": [image.random_resized_crop(64)],
     "crop, flip": [image.random_resized_crop(64), image.random_flip()],
     "crop, flip, normalize": [
@@ -200,10 +200,10 @@ DECODED = {
 
 
 @pytest.mark.parametrize("below", DECODED)
-def test_what_is_decoded_already_is_framed_in_one_step_too(
+def test_crops_of_decoded_images_are_fused_too(
     below: str, decoder: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operations: list[Any] = DECODED[below]
+    operations = DECODED[below]
     pipeline: Any = ps.from_folder(photos).map(image.decode()).cache("10MB")
     for operation in operations:
         pipeline = pipeline.map(operation)
@@ -214,7 +214,7 @@ def test_what_is_decoded_already_is_framed_in_one_step_too(
         fused = next(iter(loader))
     if decoder == "kernel":
         assert names == ["source", "decode", "cache", together]
-        assert "the compiled kernel takes only what is wanted" in pipeline.explain()
+        assert "the compiled kernel reads only the pixels it needs" in pipeline.explain()
     else:
         assert len(names) == 3 + len(operations)
     alone = one_by_one(pipeline, monkeypatch)
@@ -225,7 +225,7 @@ def test_what_is_decoded_already_is_framed_in_one_step_too(
     assert apart.reshape(24, -1).mean(axis=1).max() <= TOLERANCE[decoder]
 
 
-def test_images_that_the_kernel_cannot_resize_go_one_by_one() -> None:
+def test_images_that_the_kernel_cannot_resize_run_as_single_operations() -> None:
     rng = np.random.default_rng(0)
     pictures = [
         rng.integers(0, 256, (40, 50, 1), dtype=np.uint8),
@@ -240,7 +240,7 @@ def test_images_that_the_kernel_cannot_resize_go_one_by_one() -> None:
         assert np.abs(found.astype(int) - expected).mean() <= 6.0  # noise, the worst to resize
 
 
-def test_what_does_not_belong_together_is_not_fused(photos: Path) -> None:
+def test_operations_that_cannot_run_together_are_not_fused(photos: Path) -> None:
     def names(pipeline: Any) -> list[str]:
         return [stop.name for stop in fuse(pipeline.stops)]
 
@@ -270,7 +270,7 @@ def test_explain_says_what_runs(photos: Path, decoder: str) -> None:
         assert "PENSTOCK_NO_KERNEL is set" in lines[1]
 
 
-def test_the_explanation_of_a_sound_knows_no_pictures() -> None:
+def test_audio_operations_are_not_explained_as_image_operations() -> None:
     road = ps.from_dataset([b""], random=False).map(ps.audio.decode(rate=8000)).batch(1)
     assert road.explain().splitlines()[1] == "decode"
 
@@ -289,19 +289,22 @@ def test_a_damaged_file_leaves_its_neighbours_as_they_are(
     photos: Path, tmp_path: Path, decoder: str, on_error: Any
 ) -> None:
     files = sorted(photos.rglob("*.*g"))
-    hurt = [*files]
+    damaged = [*files]
     for place in (2, 3, 11):
-        hurt[place] = tmp_path / f"{place}.jpg"
-        hurt[place].write_bytes(files[place].read_bytes()[:900])
+        damaged[place] = tmp_path / f"{place}.jpg"
+        damaged[place].write_bytes(files[place].read_bytes()[:900])
 
     def pixels(files: list[Path]) -> list[Any]:
         pipeline = ps.from_files(files).map(image.decode()).map(image.random_resized_crop(16))
         options: dict[str, Any] = {"on_error": on_error, "seed": 3, "shuffle": False}
         with pipeline.batch(24).loader(workers=0, **options) as loader:
-            # The second epoch: by then it is known how long a sample takes.
-            return [next(iter(loader)).tolist() for _ in range(2)][1]
+            # The second epoch: by then the time per sample is known, so samples run in groups.
+            first, second = (next(iter(loader)).tolist() for _ in range(2))
+            assert isinstance(second, list)
+            assert first != second
+            return second
 
-    whole, found = pixels(files), pixels(hurt)
+    whole, found = pixels(files), pixels(damaged)
     kept = [place for place in range(24) if place not in (2, 3, 11)]
     if on_error == "substitute":
         assert len(found) == 24
@@ -309,11 +312,11 @@ def test_a_damaged_file_leaves_its_neighbours_as_they_are(
     assert found == [whole[place] for place in kept]
 
 
-def test_what_the_kernel_refuses_is_told_of_its_sample(photos: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_kernel_names_its_sample(photos: Path, tmp_path: Path) -> None:
     strip = tmp_path / "strip.jpg"
     assert cv2.imwrite(str(strip), np.zeros((20, 6_000, 3), np.uint8))
     files = [*sorted(photos.rglob("*.jpg"))[:3], strip]
-    # 256 high it would be 76,800 wide, which is more than the kernel makes.
+    # At a height of 256 it is 76,800 wide, more than the kernel supports.
     pipeline = ps.from_files(files).map(image.decode()).map(image.resize(256)).batch(1)
     with pipeline.loader(workers=0, shuffle=False, on_error="skip") as loader:
         found = [batch.shape for batch in loader]

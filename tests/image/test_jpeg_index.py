@@ -1,4 +1,4 @@
-"""What is remembered of a JPEG changes the time that its crops take, and nothing else."""
+"""The JPEG index changes the time that crops take, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.jpegs import KINDS, Box, Pixels, by_kernel, encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
 
-MARK = 10
-"""Bytes of a mark."""
+ENTRY = 10
+"""Bytes of one index entry."""
 
 
 @st.composite
 def looks(draw: st.DrawFn, most: int = 150) -> tuple[bytes, list[Box]]:
-    """A JPEG of any kind, and boxes that are taken out of it one after the other."""
+    """A JPEG of any kind, and boxes to decode from it one after the other."""
     height, width = draw(st.integers(1, most)), draw(st.integers(1, most))
     data = encode(picture(height, width, draw(st.integers(0, 99))), draw(st.sampled_from(KINDS)))
     boxes = []
@@ -41,53 +41,53 @@ def looks(draw: st.DrawFn, most: int = 150) -> tuple[bytes, list[Box]]:
 
 @settings(max_examples=300, deadline=None)
 @given(looks())
-def test_every_look_has_the_pixels_of_the_first(look: tuple[bytes, list[Box]]) -> None:
+def test_crops_with_index_entries_have_the_same_pixels(look: tuple[bytes, list[Box]]) -> None:
     data, boxes = look
-    marks = b""
+    entries = b""
     for box in boxes:
         out = np.empty((*box[2:], 3), np.uint8)
-        more = kernel.region(data, box, out, marks=marks)
+        more = kernel.region(data, box, out, entries=entries)
         np.testing.assert_array_equal(out, by_kernel(data, box, box[2:]))
         if more is not None:
-            assert len(more) > len(marks)
-            assert more.startswith(marks)
-            marks = more
+            assert len(more) > len(entries)
+            assert more.startswith(entries)
+            entries = more
 
 
-def test_what_lies_above_and_beside_is_not_read_again() -> None:
+def test_data_above_and_beside_the_crop_is_not_read_again() -> None:
     data = encode(picture(160, 160), "420")
     box = (96, 48, 30, 40)
     right = np.empty((30, 40, 3), np.uint8)
-    marks = kernel.region(data, (0, 0, 160, 160), np.empty((160, 160, 3), np.uint8), marks=b"")
-    assert marks is not None
-    assert len(marks) == MARK * 9  # of ten rows of 16 pixels, the first begins where the data does
+    entries = kernel.region(data, (0, 0, 160, 160), np.empty((160, 160, 3), np.uint8), entries=b"")
+    assert entries is not None
+    assert len(entries) == ENTRY * 9  # ten rows of 16 pixels; the first needs no entry
     kernel.region(data, box, right)
-    # Spoil the data of the first rows, without a marker and in the same length.
+    # Change the data of the first rows, without adding a marker or changing the length.
     begin = data.index(b"\xff\xda") + 14
     spoilt = bytearray(data)
     for at in range(begin + 10, begin + 60):
         if spoilt[at] != 0xFF and spoilt[at - 1] != 0xFF:
             spoilt[at] ^= 0x15
     found = np.empty_like(right)
-    kernel.region(bytes(spoilt), box, found, marks=marks)
+    kernel.region(bytes(spoilt), box, found, entries=entries)
     np.testing.assert_array_equal(found, right)
-    try:  # and without marks, it would have been read
+    try:  # without entries the changed data is read
         kernel.region(bytes(spoilt), box, found)
     except ps.errors.SourceError:
         return
     assert (found != right).any()
 
 
-def test_marks_grow_with_what_was_read_and_no_further() -> None:
+def test_entries_cover_the_rows_that_were_read_and_no_others() -> None:
     data = encode(picture(160, 160), "420")
     out = np.empty((40, 40, 3), np.uint8)
-    first = kernel.region(data, (0, 0, 40, 160), out, marks=b"")
+    first = kernel.region(data, (0, 0, 40, 160), out, entries=b"")
     assert first is not None
-    assert len(first) == MARK * 2
-    assert kernel.region(data, (20, 20, 20, 20), out, marks=first) is None
-    second = kernel.region(data, (100, 20, 20, 20), out, marks=first)
+    assert len(first) == ENTRY * 2
+    assert kernel.region(data, (20, 20, 20, 20), out, entries=first) is None
+    second = kernel.region(data, (100, 20, 20, 20), out, entries=first)
     assert second is not None
-    assert len(second) == MARK * 7
+    assert len(second) == ENTRY * 7
 
 
 def restarting() -> bytes:
@@ -99,50 +99,50 @@ def restarting() -> bytes:
 
 
 @pytest.mark.parametrize("data", [restarting(), encode(picture(160, 160), "progressive")])
-def test_files_of_another_kind_have_none(data: bytes) -> None:
+def test_progressive_files_and_files_with_restarts_get_no_entries(data: bytes) -> None:
     out = np.empty((40, 40, 3), np.uint8)
-    assert kernel.region(data, (80, 40, 40, 40), out, marks=b"") is None
-    # Nor do marks that somehow came to be lead astray.
-    kernel.region(data, (80, 40, 40, 40), out, marks=bytes(MARK * 20))
+    assert kernel.region(data, (80, 40, 40, 40), out, entries=b"") is None
+    # Entries that are given anyway do no harm.
+    kernel.region(data, (80, 40, 40, 40), out, entries=bytes(ENTRY * 20))
     np.testing.assert_array_equal(out, by_kernel(data, (80, 40, 40, 40), (40, 40)))
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(min_size=0, max_size=40 * MARK).map(lambda b: b[: len(b) // MARK * MARK]))
-def test_wrong_marks_give_wrong_pixels_or_an_error_and_nothing_worse(marks: bytes) -> None:
+@given(st.binary(min_size=0, max_size=40 * ENTRY).map(lambda b: b[: len(b) // ENTRY * ENTRY]))
+def test_wrong_entries_give_wrong_pixels_or_an_error_and_nothing_worse(entries: bytes) -> None:
     data = encode(picture(160, 160), "420")
     room = np.full(64 + 40 * 40 * 3 + 64, 9, np.uint8)
     with contextlib.suppress(ps.errors.SourceError):
-        kernel.region(data, (80, 40, 40, 40), room[64:-64].reshape(40, 40, 3), marks=marks)
+        kernel.region(data, (80, 40, 40, 40), room[64:-64].reshape(40, 40, 3), entries=entries)
     assert (room[:64] == 9).all()
     assert (room[-64:] == 9).all()
 
 
-def test_what_cannot_be_marks_is_refused() -> None:
+def test_bytes_that_cannot_be_entries_are_refused() -> None:
     data, out = encode(picture(32, 32)), np.empty((8, 8, 3), np.uint8)
-    with pytest.raises(PipelineError, match="13 bytes are no marks"):
-        kernel.region(data, (0, 0, 8, 8), out, marks=bytes(13))
+    with pytest.raises(PipelineError, match="13 bytes are not index entries"):
+        kernel.region(data, (0, 0, 8, 8), out, entries=bytes(13))
     with pytest.raises(PipelineError):
-        kernel.region(data, (0, 0, 8, 8), out, marks=bytes(MARK * 70_000))
+        kernel.region(data, (0, 0, 8, 8), out, entries=bytes(ENTRY * 70_000))
 
 
-def test_those_that_came_first_stay() -> None:
-    found = JpegIndex(2 * (OVERHEAD + 100))
-    assert found.known(1) == b""
-    found.add(1, bytes(100))
-    found.add(2, bytes(50))
-    assert found.known(3) == b""  # there is room
-    found.add(2, bytes(120))
-    found.add(2, bytes(60))  # another thread knew less
-    assert found.used == 2 * OVERHEAD + 220
-    assert found.known(3) is None
-    assert (found.known(1), found.known(2)) == (bytes(100), bytes(120))
-    assert len(found) == 2
+def test_files_that_came_first_stay_within_the_budget() -> None:
+    index = JpegIndex(2 * (OVERHEAD + 100))
+    assert index.entries(b"1") == b""
+    index.add(b"1", bytes(100))
+    index.add(b"2", bytes(50))
+    assert index.entries(b"3") == b""  # within the budget
+    index.add(b"2", bytes(120))
+    index.add(b"2", bytes(60))  # from another thread that had read less
+    assert index.used == 2 * OVERHEAD + 220
+    assert index.entries(b"3") is None
+    assert (index.entries(b"1"), index.entries(b"2")) == (bytes(100), bytes(120))
+    assert len(index) == 2
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> JpegIndex:
-    """Nothing is remembered yet."""
+    """An empty index, in place of that of the process."""
     found = JpegIndex(1 << 20)
     monkeypatch.setattr(jpeg_index, "_jpeg_index", found)
     return found
@@ -165,7 +165,7 @@ def epochs(folder: Path, **options: object) -> list[Pixels]:
         return [batch[0].copy() for _ in range(3) for batch in loader]
 
 
-def test_epochs_are_the_same_bits_with_and_without(
+def test_epochs_have_the_same_bits_with_and_without_the_index(
     tmp_path: Path, fresh: JpegIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photographs(tmp_path, 12)
@@ -174,32 +174,32 @@ def test_epochs_are_the_same_bits_with_and_without(
     monkeypatch.setattr(jpeg_index, "_jpeg_index", JpegIndex(0))
     for a, b in zip(remembered, epochs(folder, workers=0), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert len(jpeg_index.of_process()) == 0
+    assert len(jpeg_index.process_index()) == 0
 
 
-def test_a_file_that_is_changed_is_another_one(fresh: JpegIndex) -> None:
+def test_a_file_with_other_content_gets_its_own_entries(fresh: JpegIndex) -> None:
     box = (100, 60, 64, 64)
     for seed in range(3):
         data = encode(picture(240, 320, seed), "420", 95)
         out = np.empty((64, 64, 3), np.uint8)
         for _ in range(2):
-            jpeg_index.regions([kernel.Request(data, box, out)])
+            jpeg_index.regions([kernel.RegionRequest(data, box, out)])
             np.testing.assert_array_equal(out, by_kernel(data, box, (64, 64)))
     assert len(fresh) == 3
 
 
-def test_threads_share_them(fresh: JpegIndex) -> None:
+def test_threads_share_the_index(fresh: JpegIndex) -> None:
     data = [encode(picture(240, 320, seed), "420", 95) for seed in range(4)]
     wrong = []
 
     def work(first: int) -> None:
         rng = np.random.default_rng(first)
         for turn in range(60):
-            one = data[(first + turn) % 4]
+            file = data[(first + turn) % 4]
             top, left = int(rng.integers(0, 200)), int(rng.integers(0, 280))
             out = np.empty((40, 40, 3), np.uint8)
-            jpeg_index.regions([kernel.Request(one, (top, left, 40, 40), out)])
-            if (out != by_kernel(one, (top, left, 40, 40), (40, 40))).any():
+            jpeg_index.regions([kernel.RegionRequest(file, (top, left, 40, 40), out)])
+            if (out != by_kernel(file, (top, left, 40, 40), (40, 40))).any():
                 wrong.append((first, turn))
 
     threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
@@ -211,7 +211,7 @@ def test_threads_share_them(fresh: JpegIndex) -> None:
     assert len(fresh) == 4
 
 
-def test_the_budget_is_a_thousandth_of_the_memory_or_what_is_said(
+def test_the_budget_is_a_thousandth_of_the_memory_or_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PENSTOCK_JPEG_INDEX", raising=False)

@@ -1,9 +1,10 @@
-"""The compiled kernel makes the pixels that the pure road and PIL make."""
+"""The compiled kernel gives the pixels of the single operations and of PIL."""
 
 from __future__ import annotations
 
 import io
 import threading
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -49,11 +50,11 @@ def test_a_resized_region_is_within_rounding_of_pil(
     crop: tuple[bytes, Box], size: tuple[int, int], flip: bool
 ) -> None:
     data, box = crop
-    # Beyond a shrink by 4 libjpeg does part of it, and the filter is another one.
+    # For a shrink by 4 or more libjpeg does a part of it, with another filter.
     size = (max(size[0], -(-box[2] // 3)), max(size[1], -(-box[3] // 3)))
     found = by_kernel(data, box, size, flip)
     difference = np.abs((found[:, ::-1] if flip else found) - by_pil(data, box, size))
-    # PIL's own libjpeg may round a pixel the other way; both round once between the passes.
+    # PIL's libjpeg may round differently; both round once between the two passes.
     assert difference.max() <= 3
     assert difference.mean() <= 0.6
 
@@ -89,14 +90,14 @@ def test_extreme_boxes_and_sizes_agree_with_pil(box: Box, size: tuple[int, int])
 
 
 @pytest.mark.parametrize("kind", ["420", "444", "gray", "progressive"])
-def test_the_kernel_and_the_pure_road_see_the_same_picture(kind: str) -> None:
+def test_the_kernel_and_the_single_operations_give_the_same_picture(kind: str) -> None:
     crop = random_resized_crop(112)
     data = encode(picture(375, 500, seed=5), kind)
     whole = decode().apply(data, None)
     for seed in range(30):
         box = crop.draw(np.random.default_rng(seed), whole.shape)
         difference = np.abs(by_kernel(data, box, (112, 112)) - crop.apply(whole, box))
-        # The pure road approximates the filter: see resample.
+        # The single operations approximate the filter: see resample.
         assert difference.mean() <= 2.0
 
 
@@ -151,7 +152,7 @@ def test_an_exif_orientation_is_not_followed() -> None:
     )
 
 
-def test_bytes_come_in_any_container() -> None:
+def test_any_container_of_bytes_is_accepted() -> None:
     data = encode(picture(40, 60))
     expected = by_kernel(data, (1, 2, 30, 50), (20, 20))
     for same in (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
@@ -222,7 +223,7 @@ def test_levels_are_looked_up_channel_by_channel() -> None:
         (np.zeros((4, 5, 3), np.uint8), np.zeros((3, 256), np.float32), np.zeros((3, 4, 5), "f8")),
     ],
 )
-def test_looking_up_refuses_what_does_not_fit(
+def test_look_up_refuses_arrays_that_do_not_fit(
     image: np.ndarray, table: np.ndarray, out: np.ndarray
 ) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -267,7 +268,13 @@ def test_a_resize_beyond_the_image_or_of_another_kind_is_refused() -> None:
             kernel.resize(picture, box, out)
     with pytest.raises(PipelineError, match="within the resized box"):
         kernel.resize(picture, (0, 0, 8, 9), out, full=(5, 5), corner=(2, 0))
-    for other in (picture[:, :, 0], picture.astype(np.float32), picture[:, ::2], picture[:, :, :2]):
+    others: list[Any] = [
+        picture[:, :, 0],
+        picture.astype(np.float32),
+        picture[:, ::2],
+        picture[:, :, :2],
+    ]
+    for other in others:
         with pytest.raises(PipelineError, match="resize"):
             kernel.resize(other, (0, 0, 1, 1), out)
     for target in (np.empty((4, 4), np.uint8), np.empty((4, 4, 3), np.float32)):

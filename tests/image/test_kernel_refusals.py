@@ -1,4 +1,4 @@
-"""The compiled kernel refuses what it cannot do, and survives what is broken."""
+"""The compiled kernel refuses files it does not support, and survives broken ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_damage_above_the_box_is_an_error() -> None:
         by_kernel(bytes(data), (150, 0, 40, 300), (32, 32))
 
 
-def test_a_restart_that_is_out_of_turn_is_an_error() -> None:
+def test_a_restart_marker_out_of_order_is_an_error() -> None:
     file = io.BytesIO()
     PIL.Image.fromarray(picture(64, 64)).save(file, "JPEG", restart_marker_blocks=2)
     data = file.getvalue()
@@ -60,7 +60,7 @@ def test_a_restart_that_is_out_of_turn_is_an_error() -> None:
         by_kernel(data.replace(b"\xff\xd1", b"\xff\xd6"), (40, 0, 24, 64), (24, 24))
 
 
-def test_stray_bytes_are_passed_over_as_decode_does() -> None:
+def test_stray_bytes_are_ignored_as_in_decode() -> None:
     data = encode(picture(40, 60))
     expected = by_kernel(data, (0, 0, 40, 60), (40, 60))
     for stray in (data[:-2] + b"\x00\x01\x02" + data[-2:], data + b"more", data + bytes(9000)):
@@ -95,12 +95,12 @@ def patched(data: bytes, **changes: int) -> bytes:
         pytest.param(b"not a picture at all", id="text"),
     ],
 )
-def test_what_the_kernel_does_not_know_is_left_to_the_pure_road(data: bytes) -> None:
+def test_unsupported_files_are_left_to_the_single_operations(data: bytes) -> None:
     with pytest.raises(kernel.Unsupported, match=r"\w"):
         by_kernel(data, (0, 0, 8, 8), (8, 8))
 
 
-def test_a_progressive_file_that_would_take_gigabytes_is_left_to_the_pure_road() -> None:
+def test_a_progressive_file_that_would_take_gigabytes_is_left_to_the_single_operations() -> None:
     # 16,000 x 16,000 is below the limit on pixels; its coefficients are 1.5 GB.
     data = patched(encode(picture(32, 32), "progressive"), height=16000, width=16000)
     with pytest.raises(kernel.Unsupported, match="memory"):
@@ -108,7 +108,7 @@ def test_a_progressive_file_that_would_take_gigabytes_is_left_to_the_pure_road()
 
 
 def in_separate_scans(count: int) -> bytes:
-    """A sequential JPEG with one component a scan, and as many scans as one likes."""
+    """A sequential JPEG with one component in each of ``count`` scans."""
     grey = encode(picture(16, 16), "gray")
     frame, scan = grey.index(b"\xff\xc0"), grey.index(b"\xff\xda")
     header = struct.pack(">HHBHHB", 0xFFC0, 17, 8, 16, 16, 3)
@@ -119,7 +119,7 @@ def in_separate_scans(count: int) -> bytes:
     return grey[:frame] + header + components + grey[frame + 13 : scan] + b"".join(scans) + END
 
 
-def test_separate_scans_are_read_but_not_without_end() -> None:
+def test_separate_scans_are_read_up_to_a_limit() -> None:
     data = in_separate_scans(3)
     whole = decode().apply(data, None)
     np.testing.assert_array_equal(by_kernel(data, (3, 2, 9, 11), (9, 11)), whole[3:12, 2:13])
@@ -128,7 +128,7 @@ def test_separate_scans_are_read_but_not_without_end() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"GIF89a....", b"\x89PNG\r\n\x1a\n"])
-def test_size_leaves_other_files_to_the_pure_road(data: bytes) -> None:
+def test_size_leaves_other_files_to_the_single_operations(data: bytes) -> None:
     with pytest.raises(kernel.Unsupported, match="JPEG"):
         kernel.size(data)
 
@@ -141,7 +141,7 @@ def test_size_of_a_file_without_a_frame_is_an_error(cut: bytes) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_no_mutilated_file_does_more_than_raise(data: st.DataObject) -> None:
+def test_damaged_files_do_nothing_worse_than_raise(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     file = bytearray(encode(picture(40, 56, 2), kind, 60))
     for _ in range(data.draw(st.integers(1, 6))):
@@ -201,7 +201,7 @@ def test_an_out_that_cannot_hold_the_pixels_is_refused() -> None:
             kernel.region(data, (0, 0, 32, 48), np.empty((3, 8, 8), np.float32), table=wrong)
 
 
-def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "no_kernel", lambda: True)
     assert not native.kernel_available()
     assert "PENSTOCK_NO_KERNEL" in native.why_no_kernel()
@@ -209,7 +209,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel.size(encode(picture(8, 8)))
 
 
-def test_calls_leave_no_memory_behind() -> None:
+def test_calls_leak_no_memory() -> None:
     good = encode(picture(300, 400), "progressive")
     bad = good[: len(good) // 2] + b"\xff\xd9"
     process = psutil.Process()
@@ -223,11 +223,11 @@ def test_calls_leave_no_memory_behind() -> None:
     calls(20)
     before = process.memory_info().rss
     calls(100)
-    # One lost decoder is 0.7 MB of coefficients.
+    # One leaked decoder is 0.7 MB of coefficients.
     assert process.memory_info().rss - before < 20 << 20
 
 
-def test_buffers_are_let_go_whatever_happens() -> None:
+def test_buffers_are_released_after_success_and_after_errors() -> None:
     good = bytearray(encode(picture(32, 48)))
     out = bytearray(8 * 8 * 3)
     pixels: Any = np.frombuffer(out, np.uint8).reshape(8, 8, 3)
@@ -235,7 +235,7 @@ def test_buffers_are_let_go_whatever_happens() -> None:
         with contextlib.suppress(SourceError, kernel.Unsupported):
             kernel.size(data)
             kernel.region(data, (0, 0, 32, 48), pixels)
-        # A bytearray that someone still looks at cannot grow.
+        # A bytearray with an exported buffer cannot grow.
         data.append(0)
     with pytest.raises(PipelineError):
         kernel.region(good, (0, 0, 99, 48), pixels)

@@ -1,4 +1,4 @@
-"""Several parts of several files in one call, and the keys by which files are known again."""
+"""Parts of several files decoded in one call, and the keys that identify files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import native
 from penstock.errors import PipelineError, SourceError
 from penstock.image import kernel
-from penstock.image.kernel import Request
+from penstock.image.kernel import RegionRequest
 from tests.support.jpegs import encode, picture
 
 pytestmark = pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
@@ -24,13 +24,13 @@ DAMAGED = GOOD[0][: len(GOOD[0]) // 2]
 NO_JPEG = b"no picture" * 100
 
 
-def request(data: bytes, **options: Any) -> Request:
-    return Request(data, (4, 8, 32, 40), np.zeros((16, 16, 3), np.uint8), **options)
+def request(data: bytes, **options: Any) -> RegionRequest:
+    return RegionRequest(data, (4, 8, 32, 40), np.zeros((16, 16, 3), np.uint8), **options)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*GOOD, DAMAGED, NO_JPEG]), max_size=9), st.booleans())
-def test_each_has_the_outcome_that_it_has_alone(files: list[bytes], flip: bool) -> None:
+def test_each_request_has_the_same_outcome_as_alone(files: list[bytes], flip: bool) -> None:
     requests = [request(data, flip=flip) for data in files]
     found = kernel.regions(requests, [b""] * len(files))
     assert len(found) == len(files)
@@ -42,13 +42,13 @@ def test_each_has_the_outcome_that_it_has_alone(files: list[bytes], flip: bool) 
             assert isinstance(outcome, kernel.Unsupported)
         else:
             alone = request(one.data, flip=flip)
-            assert outcome == kernel.region(*alone, marks=b"")
+            assert outcome == kernel.region(*alone, entries=b"")
             np.testing.assert_array_equal(one.out, alone.out)
             assert one.out.any()
 
 
-def test_a_box_outside_its_picture_is_the_error_of_that_one() -> None:
-    outside = Request(GOOD[1], (0, 0, 99, 8), np.zeros((8, 8, 3), np.uint8))
+def test_a_box_outside_its_picture_is_an_error_of_that_request_only() -> None:
+    outside = RegionRequest(GOOD[1], (0, 0, 99, 8), np.zeros((8, 8, 3), np.uint8))
     first, second = kernel.regions([outside, request(GOOD[0])])
     assert isinstance(first, PipelineError)
     assert "(0, 0, 99, 8)" in str(first)
@@ -57,7 +57,7 @@ def test_a_box_outside_its_picture_is_the_error_of_that_one() -> None:
 
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_decoded() -> None:
     good = request(GOOD[0])
-    wrong = Request(GOOD[0], (0, 0, 8, 8), np.zeros((8, 8), np.uint8))
+    wrong = RegionRequest(GOOD[0], (0, 0, 8, 8), np.zeros((8, 8), np.uint8))
     with pytest.raises(PipelineError, match=r"shape \(8, 8\)"):
         kernel.regions([good, wrong])
     assert not good.out.any()
@@ -75,12 +75,12 @@ def test_the_compiled_module_reads_a_tuple_of_paths(asked: Any) -> None:
         kernel._kernel().read_files(asked)
 
 
-def test_nothing_stays_referred_to() -> None:
+def test_no_references_are_leaked() -> None:
     files = [*GOOD, DAMAGED, NO_JPEG]
     requests = [request(data) for data in files]
     table = np.zeros((3, 256), np.float32)
     floats = np.zeros((3, 16, 16), np.float32)
-    requests.append(Request(GOOD[0], (0, 0, 8, 8), floats, table=table))
+    requests.append(RegionRequest(GOOD[0], (0, 0, 8, 8), floats, table=table))
 
     def counts() -> list[int]:
         gc.collect()
@@ -91,13 +91,13 @@ def test_nothing_stays_referred_to() -> None:
     for _ in range(5):
         kernel.regions(requests)
         with pytest.raises(PipelineError):
-            kernel.regions([*requests, Request(GOOD[0], (0, 0, 8, 8), table)])
+            kernel.regions([*requests, RegionRequest(GOOD[0], (0, 0, 8, 8), table)])
     assert counts() == before
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200), st.data())
-def test_a_bit_more_or_less_makes_another_key(content: bytes, data: st.DataObject) -> None:
+def test_any_changed_bit_or_length_gives_another_key(content: bytes, data: st.DataObject) -> None:
     key = kernel.key(content)
     assert len(key) == 16
     assert kernel.key(memoryview(bytearray(content))) == key
@@ -128,7 +128,7 @@ def test_keys_of_data_that_differ_little_look_random() -> None:
     assert np.abs(both).max() < 0.15
 
 
-def test_swapped_parts_and_repetitions_have_keys_of_their_own() -> None:
+def test_swapped_parts_and_repetitions_have_different_keys() -> None:
     parts = [bytes([value]) * 8 for value in range(16)]
     contents = [b"".join(parts[i:] + parts[:i]) for i in range(16)]
     contents += [b"\0" * length for length in range(300)]

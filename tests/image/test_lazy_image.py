@@ -1,4 +1,4 @@
-"""Changes that are joined have the bits of changes applied one after the other, in fewer passes."""
+"""Joined changes have the bits of changes applied one after the other, in fewer passes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from penstock import native
 from penstock.image import color_jitter, colour, normalize, tone, warp
-from penstock.image.augment import applied, compiled, normalized
-from penstock.image.augment_table import CHANGES, NARROW, WIDE, Step
+from penstock.image.augment import (
+    CHANGES,
+    NARROW,
+    WIDE,
+    AugmentStep,
+    apply_and_normalize,
+    apply_except_table,
+    apply_steps,
+)
 from penstock.image.jitter import Jitter
 from penstock.image.lazy_image import LazyImage
 from penstock.image.tone import Tone, Tones
@@ -25,7 +32,7 @@ NEAREST = ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"]
 
 @pytest.fixture(autouse=True, scope="module")
 def without_the_kernel() -> Iterator[None]:
-    """Every image is drafted: what the kernel does has tests of its own."""
+    """Switch the kernel off, so that every image is a lazy image. The kernel has its own tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_switched_off", lambda: True)
         yield
@@ -33,7 +40,7 @@ def without_the_kernel() -> Iterator[None]:
 
 @st.composite
 def images(draw: Callable[..., Any]) -> Any:
-    """Noise, narrow ranges, few levels, flat: what tables and statistics could trip over."""
+    """Images with noise, narrow ranges, few levels, and of one colour."""
     height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     lows = rng.integers(0, 120, 3) if draw(st.booleans()) else np.zeros(3, int)
@@ -67,7 +74,7 @@ fills = st.sampled_from([(0.0,), (255.0,), (127.5,), (200.0, 100.0, 50.0), (0.0,
 
 def in_turn(image: Any, steps: Any, fill: tuple[float, ...], smooth: bool) -> Any:
     for step in steps:
-        image = applied(image, (step,), fill, smooth)
+        image = apply_steps(image, (step,), fill, smooth)
     return image
 
 
@@ -76,14 +83,14 @@ def in_turn(image: Any, steps: Any, fill: tuple[float, ...], smooth: bool) -> An
 def test_joined_changes_have_the_bits_of_changes_in_turn(
     image: Any, steps: Any, fill: tuple[float, ...], smooth: bool
 ) -> None:
-    found = applied(image, steps, fill, smooth)
+    found = apply_steps(image, steps, fill, smooth)
     np.testing.assert_array_equal(found, in_turn(image, steps, fill, smooth))
 
 
 @given(images(), step_lists(TABLES, most=7))
 @settings(max_examples=500, deadline=None)
-def test_any_row_of_tables_is_one_table(image: Any, steps: Any) -> None:
-    found, table = compiled(image, steps, (0.0,), False)
+def test_any_sequence_of_tables_becomes_one_table(image: Any, steps: Any) -> None:
+    found, table = apply_except_table(image, steps, (0.0,), False)
     if table is not None:
         assert table.shape == (image.shape[2], 256)
         found = np.stack([one[found[..., c]] for c, one in enumerate(table)], axis=2)
@@ -95,7 +102,7 @@ def test_any_row_of_tables_is_one_table(image: Any, steps: Any) -> None:
 def test_tables_and_moves_in_any_order_have_the_bits_of_changes_in_turn(
     image: Any, steps: Any, fill: tuple[float, ...]
 ) -> None:
-    found, table = compiled(image, steps, fill, False)
+    found, table = apply_except_table(image, steps, fill, False)
     if table is not None:
         found = np.stack([one[found[..., c]] for c, one in enumerate(table)], axis=2)
     np.testing.assert_array_equal(found, in_turn(image, steps, fill, False))
@@ -107,8 +114,8 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
     image: Any, steps: Any, fill: tuple[float, ...], smooth: bool, layout: str
 ) -> None:
     after = normalize(0.4, 0.2, layout=layout)
-    found = normalized(image, steps, fill, smooth, after, None)
-    np.testing.assert_array_equal(found, after.apply(applied(image, steps, fill, smooth), None))
+    found = apply_and_normalize(image, steps, fill, smooth, after, None)
+    np.testing.assert_array_equal(found, after.apply(apply_steps(image, steps, fill, smooth), None))
 
 
 @given(
@@ -117,7 +124,9 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
     fills,
 )
 @settings(max_examples=300, deadline=None)
-def test_any_row_of_shifts_is_one_shift(image: Any, shifts: Any, fill: tuple[float, ...]) -> None:
+def test_any_sequence_of_shifts_becomes_one_shift(
+    image: Any, shifts: Any, fill: tuple[float, ...]
+) -> None:
     lazy = LazyImage(image, fill)
     expected = image
     for down, right in shifts:
@@ -131,9 +140,9 @@ def shifted_pixel_by_pixel(image: Any, down: int, right: int, fill: tuple[float,
     out = np.empty_like(image)
     out[:] = levels[: image.shape[2]] if len(levels) > 1 else levels[0]
     rows, columns = np.indices(image.shape[:2])
-    there = (rows >= down) & (rows - down < len(image))
-    there &= (columns >= right) & (columns - right < image.shape[1])
-    out[there] = image[rows[there] - down, columns[there] - right]
+    inside = (rows >= down) & (rows - down < len(image))
+    inside &= (columns >= right) & (columns - right < image.shape[1])
+    out[inside] = image[rows[inside] - down, columns[inside] - right]
     return out
 
 
@@ -156,7 +165,7 @@ def test_a_sheared_row_is_the_row_moved_by_the_nearest_whole_number(
 
 
 def same_by_table_and_by_passes(tones: Tones, channels: int) -> None:
-    # Long enough, and of such a length, that OpenCV's vectors have a remainder.
+    # Long enough for OpenCV's vector code, and not a multiple of its vector length.
     ramp = np.resize(LEVELS, (1, 1031, 1)).repeat(channels, axis=2)
     by_table = tuple(Tone(one.table, one.rising) for one in tones)
     np.testing.assert_array_equal(tone.apply(tones, ramp, None), tone.apply(by_table, ramp, None))
@@ -200,9 +209,9 @@ def test_most_factors_and_ranges_need_no_table() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1), (4, 1, 3), (2, 2, 1), (1, 1, 3)])
-def test_a_few_pixels_are_an_image_too(shape: tuple[int, ...]) -> None:
+def test_images_of_a_few_pixels_work(shape: tuple[int, ...]) -> None:
     image = np.arange(10, 10 + np.prod(shape), dtype=np.uint8).reshape(shape)
-    found = applied(image, (Step("AutoContrast", 0.0),), (0.0,), False)
+    found = apply_steps(image, (AugmentStep("AutoContrast", 0.0),), (0.0,), False)
     low, high = image.min(axis=(0, 1)), image.max(axis=(0, 1))
     expected = (image - low) * np.where(low == high, 1.0, 255.0 / np.maximum(high - low, 1))
     expected = np.where(low == high, image, expected)
@@ -211,7 +220,7 @@ def test_a_few_pixels_are_an_image_too(shape: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which passes over the pixels there were."""
+    """The names of the passes over the pixels, as they happen."""
     made: list[str] = []
 
     def watch(place: Any, name: str) -> None:
@@ -230,34 +239,42 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_levels_are_counted_and_looked_up_once_for_any_row_of_tables(
+def test_levels_are_counted_and_looked_up_once_for_any_sequence_of_tables(
     photo: Any, calls: list[str]
 ) -> None:
     names = ["Equalize", "Invert", "AutoContrast", "Equalize", "Contrast", "Solarize", "Equalize"]
-    applied(photo, tuple(NARROW.step(name, 0.5, False, 9, 9) for name in names), (0.0,), False)
+    apply_steps(photo, tuple(NARROW.step(name, 0.5, False, 9, 9) for name in names), (0.0,), False)
     assert calls == ["count", "apply"]
 
 
 def test_a_range_follows_through_a_rising_table(photo: Any, calls: list[str]) -> None:
-    steps = (Step("Brightness", 0.27), Step("Posterize", 5.0), Step("AutoContrast", 0.0))
-    applied(photo, steps, (0.0,), False)
+    steps = (
+        AugmentStep("Brightness", 0.27),
+        AugmentStep("Posterize", 5.0),
+        AugmentStep("AutoContrast", 0.0),
+    )
+    apply_steps(photo, steps, (0.0,), False)
     assert calls == ["ranges", "apply"]
 
 
 def test_shifts_are_one_copy_even_with_tables_between(photo: Any, calls: list[str]) -> None:
     steps = (
-        Step("TranslateX", 20.0),
-        Step("Posterize", 4.0),
-        Step("TranslateY", -30.0),
-        Step("TranslateX", -5.0),
+        AugmentStep("TranslateX", 20.0),
+        AugmentStep("Posterize", 4.0),
+        AugmentStep("TranslateY", -30.0),
+        AugmentStep("TranslateX", -5.0),
     )
-    applied(photo, steps, (0.0,), False)
+    apply_steps(photo, steps, (0.0,), False)
     assert calls == ["_framed", "apply"]
 
 
 def test_shifts_that_fill_with_different_levels_stay_apart(photo: Any, calls: list[str]) -> None:
-    steps = (Step("TranslateX", 20.0), Step("Invert", 0.0), Step("TranslateY", 30.0))
-    found = applied(photo, steps, (0.0,), False)
+    steps = (
+        AugmentStep("TranslateX", 20.0),
+        AugmentStep("Invert", 0.0),
+        AugmentStep("TranslateY", 30.0),
+    )
+    found = apply_steps(photo, steps, (0.0,), False)
     assert calls == ["_framed", "_framed", "apply"]
     np.testing.assert_array_equal(found[:30], 0)
     np.testing.assert_array_equal(found[30:, :20], 255)
@@ -265,30 +282,38 @@ def test_shifts_that_fill_with_different_levels_stay_apart(photo: Any, calls: li
 
 
 def test_changes_that_change_nothing_touch_no_pixel(photo: Any, calls: list[str]) -> None:
-    # Even at its weakest, Solarize inverts white.
+    # Solarize inverts white even at a strength of 0.
     without = ("AutoContrast", "Equalize", "Invert", "Solarize")
     names = [name for name in CHANGES if name not in without]
     steps = tuple(space.step(name, 0.0, False, 9, 9) for name in names for space in (NARROW, WIDE))
-    assert applied(photo, steps, (7.0,), False) is photo
-    assert applied(photo, steps, (7.0,), True) is photo
+    assert apply_steps(photo, steps, (7.0,), False) is photo
+    assert apply_steps(photo, steps, (7.0,), True) is photo
     assert calls == []
 
 
-def test_a_table_waits_for_what_moves_pixels_where_the_fill_allows(photo: Any) -> None:
-    steps = (Step("Solarize", 100.0), Step("Rotate", 20.0))
+def test_a_table_stays_pending_while_pixels_move_if_the_fill_allows_it(photo: Any) -> None:
+    steps = (AugmentStep("Solarize", 100.0), AugmentStep("Rotate", 20.0))
     for fill, waits in ((0.0, True), (99.0, True), (130.0, True), (200.0, False)):
-        moved, table = compiled(photo, steps, (fill,), False)
+        moved, table = apply_except_table(photo, steps, (fill,), False)
         assert (table is not None) == waits, fill
         np.testing.assert_array_equal(
             moved[0, 0] if table is None else table[(0, 1, 2), moved[0, 0]], [fill] * 3
         )
-    assert compiled(photo, steps, (0.0,), True)[1] is None
+    assert apply_except_table(photo, steps, (0.0,), True)[1] is None
 
 
-def test_nothing_is_handed_on_where_nothing_is_left(photo: Any) -> None:
-    assert compiled(photo, (), (0.0,), False) == (photo, None)
-    assert compiled(photo, (Step("Brightness", 0.0),), (0.0,), False) == (photo, None)
-    assert compiled(photo, (Step("Invert", 0.0), Step("Color", 0.5)), (0.0,), False)[1] is None
+def test_there_is_no_table_if_nothing_is_pending(photo: Any) -> None:
+    assert apply_except_table(photo, (), (0.0,), False) == (photo, None)
+    assert apply_except_table(photo, (AugmentStep("Brightness", 0.0),), (0.0,), False) == (
+        photo,
+        None,
+    )
+    assert (
+        apply_except_table(
+            photo, (AugmentStep("Invert", 0.0), AugmentStep("Color", 0.5)), (0.0,), False
+        )[1]
+        is None
+    )
 
 
 def test_jitter_joins_its_tables_and_has_the_bits_of_changes_in_turn(
@@ -313,5 +338,5 @@ def test_jitter_joins_its_tables_and_has_the_bits_of_changes_in_turn(
 @pytest.mark.parametrize("name", NEAREST)
 def test_a_fill_between_two_levels_is_the_same_for_every_move(photo: Any, name: str) -> None:
     step = NARROW.step(name, 0.8, False, *photo.shape[:2])
-    found = applied(photo, (step,), (127.5,), False)
+    found = apply_steps(photo, (step,), (127.5,), False)
     assert (found == 128).all(axis=2).mean() > 0.05

@@ -1,4 +1,4 @@
-"""Without the kernel: only the rows that a crop needs, and great shrinks begun in libjpeg."""
+"""Without the kernel: only the rows that a crop needs are decoded; libjpeg begins large shrinks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def part_of(data: bytes, box: Box, size: tuple[int, int], **options: Any) -> np.
         ((0, 101, 340, 330), (61, 20)),  # by 5.6 one way, by 16 the other
     ],
 )
-def test_a_great_shrink_stays_close_to_pil(kind: str, box: Box, size: tuple[int, int]) -> None:
+def test_a_large_shrink_stays_close_to_pil(kind: str, box: Box, size: tuple[int, int]) -> None:
     data = encode(picture(420, 510), kind)
     expected = by_pil(data, box, size)
     apart = np.abs(part_of(data, box, size) - expected).mean()
@@ -89,7 +89,7 @@ def test_a_great_shrink_stays_close_to_pil(kind: str, box: Box, size: tuple[int,
 
 @pytest.mark.parametrize("corner", range(8))
 @pytest.mark.parametrize(("by", "within"), [(4, 0.6), (8, 0.8), (17, 1.0)])
-def test_a_great_shrink_moves_nothing(corner: int, by: int, within: float) -> None:
+def test_a_large_shrink_does_not_move_the_picture(corner: int, by: int, within: float) -> None:
     down, right = np.mgrid[0:300, 0:300] * 255 / 299
     data = encode(np.dstack([down, right, down]).round().astype(np.uint8), "444", 100)
     size = 280 // by
@@ -98,13 +98,13 @@ def test_a_great_shrink_moves_nothing(corner: int, by: int, within: float) -> No
     for axis, first, step in ((0, corner, by + 3 / size), (1, 7 - corner, by)):
         expected = (first + centres * step - 0.5) * 255 / 299
         means = found[..., axis].mean(axis=1 - axis)
-        # Half a pixel of what libjpeg makes is 0.9, 1.7 and 3.4 here.
+        # Half a pixel of libjpeg's output would be 0.9, 1.7 and 3.4 here.
         assert np.abs(means - expected)[1:-1].max() < within
 
 
 @pytest.mark.parametrize("kind", ["444", "420", "gray"])
 @pytest.mark.parametrize("by", [1, 2, 4, 8])
-def test_rows_that_are_left_out_change_no_bit_of_the_others(kind: str, by: int) -> None:
+def test_skipped_rows_change_no_bit_of_the_others(kind: str, by: int) -> None:
     data = memoryview(encode(picture(203, 151), kind))
     expected = partial._rows(data, 203, by)[0].copy()
     for upto in range(1, 203, 7):
@@ -114,7 +114,7 @@ def test_rows_that_are_left_out_change_no_bit_of_the_others(kind: str, by: int) 
         np.testing.assert_array_equal(rows[:wanted], expected[:wanted])
 
 
-def test_a_part_of_a_great_shrink_is_flipped_and_normalized() -> None:
+def test_a_part_of_a_large_shrink_is_flipped_and_normalized() -> None:
     data, box = encode(picture(420, 510)), (13, 27, 367, 403)
     full = part_of(data, box, (61, 73))
     found = part_of(data, box, (20, 30), full=(61, 73), corner=(5, 7), flip=True)
@@ -125,7 +125,7 @@ def test_a_part_of_a_great_shrink_is_flipped_and_normalized() -> None:
     np.testing.assert_array_equal(out, normalize().apply(full, None))
 
 
-def test_a_great_shrink_of_an_odd_file_is_left_to_decode() -> None:
+def test_a_large_shrink_of_an_unusual_file_is_left_to_decode() -> None:
     good = encode(picture(420, 510))
     odd, box = good[:-2] + bytes(5) + good[-2:], (13, 27, 407, 403)
     np.testing.assert_array_equal(part_of(odd, box, (61, 73)), whole(good, box, (61, 73)))
@@ -138,12 +138,12 @@ def test_the_size_is_read_from_the_header(kind: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG1234", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00"])
-def test_what_is_no_jpeg_is_left_to_others(data: bytes) -> None:
+def test_files_that_are_not_jpegs_are_unsupported(data: bytes) -> None:
     with pytest.raises(Unsupported):
         partial.size(data)
 
 
-def test_four_colours_are_left_to_others() -> None:
+def test_four_colours_are_unsupported() -> None:
     with pytest.raises(Unsupported, match="three colours"):
         partial.size(encode(picture(20, 20), "cmyk"))
 
@@ -170,17 +170,17 @@ def test_damage_above_the_end_of_the_crop_is_an_error() -> None:
     data = encode(picture(200, 160), quality=95)
     found = 0
     for at in range(len(data) // 4, len(data) // 2, 5):
-        hurt = bytearray(data)
-        hurt[at : at + 12] = b"\xff\x00" * 6
+        damaged = bytearray(data)
+        damaged[at : at + 12] = b"\xff\x00" * 6
         try:
-            decode().apply(bytes(hurt), None)
+            decode().apply(bytes(damaged), None)
         except SourceError as error:
             if "bad Huffman code" not in str(error):
                 continue
             found += 1
             with pytest.raises(SourceError):
-                # Down to the last row but three, so that something is left out.
-                partial.region(bytes(hurt), (0, 0, 197, 160), np.empty((197, 160, 3), np.uint8))
+                # All but the last three rows, so that some are skipped.
+                partial.region(bytes(damaged), (0, 0, 197, 160), np.empty((197, 160, 3), np.uint8))
     assert found > 1
 
 

@@ -54,24 +54,24 @@ def test_fine_stripes_turn_grey_and_not_into_coarse_stripes(factor: float) -> No
     stripes = np.zeros((210, 210, 3), np.uint8)
     stripes[:, ::2] = 255
     size = round(210 / factor)
-    # What sampling alone leaves of them is the stripes that are not there.
+    # Sampling alone turns them into coarse stripes that the image does not have.
     plain = cv2.resize(stripes, (size, size), interpolation=cv2.INTER_LINEAR)
     assert resize(stripes, size, size).std() < 0.6 * plain.std()
 
 
 @pytest.mark.parametrize("length", [201, 202, 203, 204, 205])
-def test_halving_an_odd_side_moves_nothing(length: int) -> None:
+def test_halving_an_odd_side_does_not_move_the_picture(length: int) -> None:
     ramp = np.repeat(np.linspace(0, 65535, length)[:, None], 8, axis=1)[..., None]
     found = resize(ramp.astype(np.uint16), 23, 8)[:, 0, 0].astype(float)
     step = length / 23
     centres = (np.arange(23) + 0.5) * step - 0.5
     expected = centres / (length - 1) * 65535
-    # The edges blend with what is beyond them; within, half a source pixel would be 160.
+    # The edges blend with the border; elsewhere, half a source pixel would be 160.
     assert np.abs(found - expected)[1:-1].max() < 40
 
 
 @pytest.mark.parametrize(("height", "width"), [(100, 90), (61, 70), (30, 23), (24, 160)])
-def test_a_part_of_whole_pixels_is_what_resizing_it_makes(
+def test_a_part_of_whole_pixels_is_the_same_as_resizing_it(
     photo: Any, height: int, width: int
 ) -> None:
     found = resize_part(photo, (20, 30, 200, 250), height, width)
@@ -89,7 +89,7 @@ def test_a_part_begins_and_ends_within_pixels(first: float, length: float) -> No
     assert np.abs(found - centres / 199 * 65535)[2:-2].max() < 33
 
 
-def test_the_same_size_costs_nothing(photo: Any) -> None:
+def test_the_same_size_returns_the_same_array(photo: Any) -> None:
     assert resize(photo, 240, 320) is photo
 
 

@@ -1,4 +1,4 @@
-"""What is built has the kernel where it must, and the check of a wheel sees what it lacks."""
+"""Builds contain the kernel when required, and the wheel check notices a missing library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import ROOT
 
 
 class Application:
-    """What hatchling offers a hook for speaking."""
+    """The part of hatchling's application that the hook uses for messages."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -42,7 +42,7 @@ def hook() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go, and an environment that asks for nothing."""
+    """A directory for temporary files, and an environment without build settings."""
     place = tmp_path / "scratch"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -66,7 +66,10 @@ def test_without_a_compiler_the_package_is_built_without_the_kernel(
     data, application, _ = build(hook)
     assert data == {"force_include": {}}
     (warning,) = application.warnings
-    assert "building without the optional image kernel: the compiler says nothing" in warning
+    assert (
+        "building without the optional image kernel: the compiler failed without a message"
+        in warning
+    )
     assert list(scratch.iterdir()) == []
 
 
@@ -82,7 +85,7 @@ def test_a_required_kernel_that_cannot_be_built_ends_the_build(
     assert list(scratch.iterdir()) == []
 
 
-def test_a_word_that_asks_for_nothing_known_ends_the_build(
+def test_an_unknown_value_of_penstock_kernel_ends_the_build(
     hook: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_KERNEL", "required")
@@ -91,7 +94,7 @@ def test_a_word_that_asks_for_nothing_known_ends_the_build(
 
 
 @pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
-def test_a_wheel_with_the_kernel_is_tagged_for_what_it_runs_on(
+def test_a_wheel_with_the_kernel_is_tagged_for_its_platform(
     hook: ModuleType, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_KERNEL", "require")
@@ -111,7 +114,7 @@ def test_a_wheel_with_the_kernel_is_tagged_for_what_it_runs_on(
 
 
 @pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
-def test_a_kernel_that_needs_the_systems_libjpeg_does_not_pass_for_self_contained() -> None:
+def test_a_kernel_that_needs_the_systems_libjpeg_fails_the_wheel_check() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/check_wheel.py"],
         cwd=ROOT,
@@ -122,7 +125,7 @@ def test_a_kernel_that_needs_the_systems_libjpeg_does_not_pass_for_self_containe
     )
     assert done.returncode == 1
     assert done.stderr.startswith("the kernel uses /")
-    assert f"and not one in {ROOT / 'penstock.libs'}" in done.stderr
+    assert f"instead of one in {ROOT / 'penstock.libs'}" in done.stderr
 
 
 def test_the_script_refuses_arguments_it_does_not_know() -> None:

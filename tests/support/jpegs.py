@@ -1,4 +1,4 @@
-"""JPEGs of every kind, and what the kernel and PIL make of them."""
+"""JPEGs of every kind, decoded by the kernel and by PIL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Box = tuple[int, int, int, int]
 
 
 def picture(height: int, width: int, seed: int = 0) -> Pixels:
-    """Smooth areas, edges and texture, of any size from one pixel on."""
+    """A picture with smooth areas, edges and texture, of at least one pixel."""
     rng = np.random.default_rng(seed)
     levels = np.full((height, width, 3), 120.0, np.float32)
     for step, strength in ((64, 60.0), (16, 25.0), (4, 12.0), (1, 3.0)):

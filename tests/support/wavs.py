@@ -1,4 +1,4 @@
-"""WAV files made byte by byte, right ones and wrong ones, and sounds to put into them."""
+"""WAV files built byte by byte, correct and broken ones, and sounds to put into them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sound(frames: int, channels: int = 1, seed: int = 0) -> NDArray[np.float32]:
 
 
 def chunk(name: bytes, content: bytes, size: int | None = None) -> bytes:
-    """A chunk, padded to an even length; ``size`` is what its header says, if not the truth."""
+    """A chunk, padded to an even length. ``size``: the size its header states, if a wrong one."""
     stated = len(content) if size is None else size
     return name + struct.pack("<I", stated) + content + b"\x00" * (len(content) % 2)
 
@@ -55,7 +55,7 @@ def riff(*chunks: bytes, size: int | None = None) -> bytes:
 
 
 def numbers(bits: int, count: int, seed: int = 0) -> NDArray[Any]:
-    """Whole numbers of every size that ``bits`` can hold, the ends included."""
+    """Random integers of ``bits`` bits, including the smallest and the largest."""
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     drawn = np.random.default_rng(seed).integers(low, high, count, endpoint=True)
     drawn[:2] = low, high
@@ -63,7 +63,7 @@ def numbers(bits: int, count: int, seed: int = 0) -> NDArray[Any]:
 
 
 def packed(values: NDArray[Any], bits: int) -> bytes:
-    """Whole numbers as the bytes of a WAV file."""
+    """Integers as the bytes of a WAV file."""
     if bits == 8:
         return bytes((values + 128).astype(np.uint8))
     if bits == 24:
@@ -72,6 +72,6 @@ def packed(values: NDArray[Any], bits: int) -> bytes:
 
 
 def wav(waveform: NDArray[Any], rate: int = 16_000) -> bytes:
-    """A plain file of 16 bits of a waveform (channels, frames)."""
+    """A plain 16-bit WAV file of a waveform (channels, frames)."""
     levels = np.round(waveform.T * 32767).astype("<i2")
     return riff(format_chunk(channels=len(waveform), rate=rate), chunk(b"data", levels.tobytes()))
