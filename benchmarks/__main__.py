@@ -9,26 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import (
-    accuracy,
-    analyze,
-    audio,
-    cache,
-    echo,
-    encode,
-    faults,
-    jobs,
-    load,
-    memory,
-    overhead,
-    randaugment,
-    refurbish,
-    start,
-)
-from benchmarks import chart as charts
-from benchmarks.arguments import count, drawing, positive
-from benchmarks.benchmark import Benchmark
-from benchmarks.report import show, write_json
+from benchmarks import cache, memory, overhead, start
+from benchmarks.analyze import analyze
+from benchmarks.audio import audio
+from benchmarks.echo import echo
+from benchmarks.faults import faults
+from benchmarks.harness import chart as charts
+from benchmarks.harness.arguments import count, drawing, positive
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.report import show, write_json
+from benchmarks.jobs import jobs
+from benchmarks.load import load, randaugment
+from benchmarks.reuse import accuracy, encode, refurbish
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.benchmark import Benchmark
-from benchmarks.measure import progress
-from benchmarks.report import Found, Table
-from benchmarks.workloads import image_files
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.measure import progress
+from benchmarks.harness.report import Found, Table
+from benchmarks.harness.workloads import image_files
 
 SHARES = (25, 50, 75, 100)
 EPOCHS = 3

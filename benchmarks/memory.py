@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from benchmarks.alone import AloneError, alone, memory_of_tree
-from benchmarks.arguments import count
-from benchmarks.benchmark import Benchmark
-from benchmarks.measure import progress
-from benchmarks.report import Found, Table
+from benchmarks.harness.alone import AloneError, alone, memory_of_tree
+from benchmarks.harness.arguments import count
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.measure import progress
+from benchmarks.harness.report import Found, Table
 
 LOOKS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 KINDS = ("threads", "processes")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from benchmarks.benchmark import Benchmark
-from benchmarks.courses import Throughput
-from benchmarks.measure import Contestant, chosen, peer_names, race
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.courses import Throughput
+from benchmarks.harness.measure import Contestant, chosen, peer_names, race
+from benchmarks.harness.race_table import COLUMNS, Versus, found, joined
+from benchmarks.harness.report import Found
+from benchmarks.harness.workloads import Arrays
 from benchmarks.peers import grain_threads, penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import COLUMNS, Versus, found, joined
-from benchmarks.report import Found
-from benchmarks.workloads import Arrays
 
 CONTESTANTS = (
     Contestant("torch DataLoader", torch_dataloader.arrays, ("torch",), env="torch"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from functools import partial
 
-from benchmarks.benchmark import Benchmark
-from benchmarks.courses import Starts
-from benchmarks.measure import Contestant, chosen, peer_names, race
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.courses import Starts
+from benchmarks.harness.measure import Contestant, chosen, peer_names, race
+from benchmarks.harness.race_table import FIRST, MEMORY, Column, found
+from benchmarks.harness.report import Found
+from benchmarks.harness.workloads import Arrays
 from benchmarks.peers import penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import FIRST, MEMORY, Column, found
-from benchmarks.report import Found
-from benchmarks.workloads import Arrays
 
 SHAPE = (3, 32, 32)
 LENGTH = 16_384

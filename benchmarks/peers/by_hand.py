@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos
 from benchmarks.peers.torchvision_pil import import_torchvision
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos
 
 ATTEMPTS = 10
 SCALE = (0.08, 1.0)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from benchmarks.audio_work import Recordings, mel_filters
+from benchmarks.audio.recordings import Recordings, mel_filters
 
 ONE_THREAD = (("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"))
 """The loader's workers are the parallelism; threads of BLAS would fight them."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos
 
 
 def photos(work: Photos) -> Make:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings
+from benchmarks.harness.measure import Make
 from benchmarks.peers.dali import built
 
 QUALITY = 28.0

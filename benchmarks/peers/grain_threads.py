@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import ArrayDataset, Arrays, Photos, image_files
 
 BUFFER = 8
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 from benchmarks.peers.by_hand_audio import cut, masked
-from benchmarks.workloads import loader_options
 
 
 class Sounds:

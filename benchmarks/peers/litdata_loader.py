@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files
 
 CHUNK = "64MB"
 """LitData's own choice in its examples."""

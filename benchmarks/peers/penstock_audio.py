@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from benchmarks.audio_work import SUFFIXES, Recordings
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import SUFFIXES, Recordings
+from benchmarks.harness.measure import Make
 
 
 def recordings(work: Recordings) -> Make:

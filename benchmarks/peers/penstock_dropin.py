@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, Photos, loader_options
 from benchmarks.peers.penstock_pipeline import import_what_decodes
 from benchmarks.peers.torchvision_pil import image_folder
-from benchmarks.workloads import ArrayDataset, Arrays, Photos, loader_options
 
 
 def arrays(work: Arrays) -> Make:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, ArrayDataset, Arrays, Photos
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, ArrayDataset, Arrays, Photos
 
 
 def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "threads") -> Make:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs_work import SharedPhotos
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.jobs.work import SharedPhotos
 
 PAUSE = 0.02
 """Seconds that a batch takes where batches are to come one by one."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
 from benchmarks.peers.by_hand_audio import Features, resampled
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files
 
 AHEAD = 2
 """Batches that wait to be taken."""

@@ -17,8 +17,8 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.jobs_work import SharedPhotos
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.jobs.work import SharedPhotos
 from benchmarks.peers.torch_simplejpeg import FastPhotos
 
 EPOCH = 512

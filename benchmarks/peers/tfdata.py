@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos, image_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, STD, Photos, image_files
 
 
 def photos(work: Photos) -> Make:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.audio_work import Recordings, mel_filters, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, mel_filters, sound_files
+from benchmarks.harness.measure import Make
 from benchmarks.peers.tfdata import Arrays, options_for
 
 CROSSINGS, ROLLOFF = 6, 0.99

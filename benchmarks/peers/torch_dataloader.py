@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.measure import Make
-from benchmarks.workloads import ArrayDataset, Arrays, loader_options
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, loader_options
 
 
 def arrays(work: Arrays) -> Make:

@@ -9,9 +9,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files, loader_options
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files, loader_options
 
 
 class FastPhotos:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 from benchmarks.peers.by_hand_audio import Features, resampled
-from benchmarks.workloads import loader_options
 
 
 class Sounds:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
-from benchmarks.workloads import loader_options
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 
 
 def import_torchaudio() -> Any:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 
 
 def import_torchvision() -> Any:

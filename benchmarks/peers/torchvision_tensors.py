@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 from benchmarks.peers.torchvision_pil import import_torchvision
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 
 
 def photos(work: Photos) -> Make:

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files
 
 SHARD = 32
 """Photographs in a tar file. Few, because every worker needs shards, and data here may be small."""

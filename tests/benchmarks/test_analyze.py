@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import analyze, analyze_work
-from benchmarks.analyze_work import Setting, Telling, analysed, at_pace, measured
-from benchmarks.pace import Pace
-from benchmarks.throttle import Disk, OnDisk
+from benchmarks.analyze import analyze
+from benchmarks.analyze import work as analyze_work
+from benchmarks.analyze.pace import Pace
+from benchmarks.analyze.work import Setting, Telling, analysed, at_pace, measured
+from benchmarks.harness.throttle import Disk, OnDisk
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.source.source import Source
 from tests.support.reports import report

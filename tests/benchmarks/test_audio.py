@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import audio
 from benchmarks.__main__ import main, parse
-from benchmarks.audio_work import (
+from benchmarks.audio import audio
+from benchmarks.audio.recordings import (
     Recordings,
     as_folder,
     mel_filters,

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from benchmarks import cache, memory
 from benchmarks.__main__ import BENCHMARKS, main, parse
-from benchmarks.alone import AloneError, alone, memory_of_tree
-from benchmarks.courses import Starts, Throughput
-from benchmarks.measure import (
+from benchmarks.harness.alone import AloneError, alone, memory_of_tree
+from benchmarks.harness.courses import Starts, Throughput
+from benchmarks.harness.measure import (
     Contestant,
     Conversion,
     Lane,
@@ -32,10 +32,10 @@ from benchmarks.measure import (
     ratios,
     turns,
 )
+from benchmarks.harness.race_table import RATE, Versus, found, joined
+from benchmarks.harness.report import Found, Table, show, write_json
+from benchmarks.harness.sameness import Look, difference, first_leaf, look
 from benchmarks.peers.by_hand import random_box
-from benchmarks.race_table import RATE, Versus, found, joined
-from benchmarks.report import Found, Table, show, write_json
-from benchmarks.sameness import Look, difference, first_leaf, look
 
 LOOK = Look((2,), "float32", 0.5, 0.25)
 

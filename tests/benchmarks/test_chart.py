@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import chart
 from benchmarks.__main__ import main
-from benchmarks.chart import panels, svg
-from benchmarks.measure import Lane, Run, Spread
-from benchmarks.race_table import RATE, found, joined
-from benchmarks.report import write_json
-from benchmarks.sameness import Look
+from benchmarks.harness import chart
+from benchmarks.harness.chart import panels, svg
+from benchmarks.harness.measure import Lane, Run, Spread
+from benchmarks.harness.race_table import RATE, found, joined
+from benchmarks.harness.report import write_json
+from benchmarks.harness.sameness import Look
 
 LOOK = Look((2,), "float32", 0.5, 0.25)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import encode
 from benchmarks.__main__ import main
-from benchmarks.encode import ANEW, Way, measure, ways
+from benchmarks.reuse import encode
+from benchmarks.reuse.encode import ANEW, Way, measure, ways
 
 pytest.importorskip("simplejpeg")
 pytest.importorskip("pyarrow")

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import faults
 from benchmarks.__main__ import main, parse
-from benchmarks.faults import FAULTS, Outcome, told
-from benchmarks.faults_count import Batch, Verdict, Wait, judged, waited
-from benchmarks.faults_member import SAVED, Life, read, written
-from benchmarks.faults_stage import Stage, StageError
-from benchmarks.faults_work import Numbered, epochs
+from benchmarks.faults import faults
+from benchmarks.faults.faults import FAULTS, Outcome, told
+from benchmarks.faults.member import SAVED, Life, read, written
+from benchmarks.faults.stage import Stage, StageError
+from benchmarks.faults.verdict import Batch, Verdict, Wait, judged, waited
+from benchmarks.faults.work import Numbered, epochs
 
 LENGTH, SIZE = 5, 3
 

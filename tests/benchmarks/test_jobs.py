@@ -12,17 +12,27 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import jobs, jobs_run
 from benchmarks.__main__ import main, parse
-from benchmarks.chart import panels
-from benchmarks.jobs import APART, AT_REST, AT_WORK, SHARED, TENSORSOCKET, Entry, delays, scaling
-from benchmarks.jobs_board import Board, Phase, Stand, wait_until
-from benchmarks.jobs_process import name_of, of_name
-from benchmarks.jobs_run import Reading, RunError, Timing, free_ports, run_jobs
-from benchmarks.jobs_work import SharedPhotos, Way
-from benchmarks.measure import Lane, Run
-from benchmarks.photographs import BY_HAND
-from benchmarks.sameness import Look
+from benchmarks.harness.chart import panels
+from benchmarks.harness.measure import Lane, Run
+from benchmarks.harness.photographs import BY_HAND
+from benchmarks.harness.sameness import Look
+from benchmarks.jobs import jobs
+from benchmarks.jobs import run as jobs_run
+from benchmarks.jobs.board import Board, Phase, Stand, wait_until
+from benchmarks.jobs.job import name_of, of_name
+from benchmarks.jobs.jobs import (
+    APART,
+    AT_REST,
+    AT_WORK,
+    SHARED,
+    TENSORSOCKET,
+    Entry,
+    delays,
+    scaling,
+)
+from benchmarks.jobs.run import Reading, RunError, Timing, free_ports, run_jobs
+from benchmarks.jobs.work import SharedPhotos, Way
 
 LOOK = Look((2,), "uint8", 100.0, 50.0)
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import environments, load
-from benchmarks.alone import ROOT, _pickled, alone
-from benchmarks.courses import Starts
-from benchmarks.measure import Contestant, Lane, race
-from benchmarks.race_table import FIRST, found
-from benchmarks.report import write_json
+from benchmarks.harness import environments
+from benchmarks.harness.alone import ROOT, _pickled, alone
+from benchmarks.harness.courses import Starts
+from benchmarks.harness.measure import Contestant, Lane, race
+from benchmarks.harness.race_table import FIRST, found
+from benchmarks.harness.report import write_json
+from benchmarks.load import load
 from penstock import native
 
 PEER = """
@@ -182,7 +183,7 @@ def test_what_a_peer_imports_is_neither_ours_nor_heavy() -> None:
     )
     heavy = "penstock rich matplotlib torch torchvision cv2 PIL grain tensorflow nvidia spdl ffcv"
     code = (
-        f"import sys, benchmarks.alone, benchmarks.courses, {peers}\n"
+        f"import sys, benchmarks.harness.alone, benchmarks.harness.courses, {peers}\n"
         f"print([name for name in {heavy.split()} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import plot
-from benchmarks.plot import Axis, Figure, Point, Range, Series, svg
+from benchmarks.harness import plot
+from benchmarks.harness.plot import Axis, Figure, Point, Range, Series, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import refurbish, reuse_courses
 from benchmarks.__main__ import main, parse
-from benchmarks.chart import panels
-from benchmarks.measure import Lane, Run
-from benchmarks.reuse_courses import WARM_UP, BatchTimes, Cycles, paced
-from benchmarks.reuse_roads import (
+from benchmarks.harness.chart import panels
+from benchmarks.harness.measure import Lane, Run
+from benchmarks.harness.sameness import Look
+from benchmarks.reuse import courses as reuse_courses
+from benchmarks.reuse import refurbish
+from benchmarks.reuse.courses import WARM_UP, BatchTimes, Cycles, paced
+from benchmarks.reuse.roads import (
     SEED,
     SIMPLIFIED,
     STANDARD,
@@ -29,7 +31,6 @@ from benchmarks.reuse_roads import (
     reference_count,
     refurbished,
 )
-from benchmarks.sameness import Look
 from penstock.order import Shuffled
 
 LOOK = Look((2,), "uint8", 100.0, 50.0)

@@ -11,12 +11,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, echo, echo_work, measure, training
 from benchmarks.__main__ import main, parse
-from benchmarks.alone import Watched
-from benchmarks.echo_table import figure, found
-from benchmarks.echo_work import BASE, PLACES, Mark, Outcome, Setting, Work
-from benchmarks.throttle import Bucket, Stopwatch, Throttled
+from benchmarks.echo import echo
+from benchmarks.echo import work as echo_work
+from benchmarks.echo.table import figure, found
+from benchmarks.echo.work import BASE, PLACES, Mark, Outcome, Setting, Work
+from benchmarks.harness import measure, training
+from benchmarks.harness.alone import Watched
+from benchmarks.harness.throttle import Bucket, Stopwatch, Throttled
+from benchmarks.reuse import accuracy
 from penstock.source import DatasetSource
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -312,7 +315,7 @@ def test_accuracy_counts_what_the_network_saw(
 def test_a_training_that_fails_is_said_and_the_others_go_on(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks.alone import AloneError
+    from benchmarks.harness.alone import AloneError
 
     def fail(_: Any, work: Any, setting: accuracy.Setting, seed: int, **__: Any) -> Watched:
         if setting is accuracy.STANDARD:

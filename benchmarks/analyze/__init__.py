@@ -1,0 +1,1 @@
+"""The benchmark ``analyze``: predictions of ``penstock analyze`` compared with real runs."""

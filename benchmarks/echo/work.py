@@ -1,0 +1,182 @@
+"""Data echoing as work: roads with an echo in three places, and training up to a target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from benchmarks.harness.throttle import Bucket, Stopwatch, Throttled
+from benchmarks.harness.training import (
+    PADDING,
+    SIDE,
+    Recipe,
+    Student,
+    as_images,
+    endless,
+    normalized,
+    rows,
+    stamped,
+)
+
+if TYPE_CHECKING:
+    import penstock as ps
+    from penstock.loader import Loader
+
+Where = Literal["before augmentation", "after augmentation", "after batch"]
+PLACES: tuple[Where, ...] = ("before augmentation", "after augmentation", "after batch")
+
+BESIDE = 2
+"""The factor at which the three places are compared."""
+
+WINDOW = 32
+"""Batches over which copies are spread: with 8, factor 5 took half as many fresh samples again. As
+many batches are prepared ahead, for a window begins with most of its fresh samples and ends with
+copies, and reading must go on meanwhile."""
+
+TESTED, EVERY = 2_000, 10
+"""Images of the test set, and after how many steps: a test takes about a third of a second, which
+counts for nobody."""
+
+WARM = 20
+"""Steps before the pace of training is measured."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An echo: where, and how often."""
+
+    place: Where
+    factor: int
+
+    @property
+    def title(self) -> str:
+        return "no echo" if self.factor == 1 else f"{self.place}, factor {self.factor}"
+
+    def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
+        import penstock as ps
+
+        window = WINDOW * batch
+        road = source.map(stamped).map(ps.image.decode())
+        if self.factor > 1 and self.place == "before augmentation":
+            road = road.echo(self.factor, window=window)
+        road = road.map(ps.image.random_crop(SIDE, padding=PADDING)).map(ps.image.random_flip())
+        road = road.map(normalized())
+        if self.factor > 1 and self.place == "after augmentation":
+            road = road.echo(self.factor, window=window)
+        road = road.batch(batch, drop_last=True)
+        if self.factor > 1 and self.place == "after batch":
+            road = road.echo(self.factor, window=WINDOW)
+        return road
+
+
+BASE = Setting(PLACES[0], 1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained on, and until when. ``rate`` is how many samples may be read a second;
+    ``None`` is as many as can be."""
+
+    train: Path
+    test: Path
+    samples: int | None
+    batch: int
+    workers: int
+    target: float
+    limit: float
+    recipe: Recipe
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far it was: seconds without tests, fresh samples, samples seen, and how good."""
+
+    seconds: float
+    fresh: int
+    seen: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One setting with one seed. The last mark is where it ended; ``step`` is the seconds that a
+    sample took apart from waiting, ``waited`` the share of the time that training stood still."""
+
+    seed: int
+    reached: bool
+    marks: tuple[Mark, ...]
+    step: float
+    waited: float
+
+    @property
+    def last(self) -> Mark:
+        return self.marks[-1]
+
+
+def pace(work: Work, seconds: float) -> float:
+    """Samples a second in training where reading takes no time. Runs in its own process."""
+    student = Student(work.recipe, 0)
+    with _loader(work, BASE, 0, Stopwatch()) as loader:
+        batches = endless(loader)
+        for pixels, labels, _ in islice(batches, WARM):
+            student.step(pixels, labels)
+        steps, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds or not steps:
+            pixels, labels, _ = next(batches)
+            student.step(pixels, labels)
+            steps += 1
+    return steps * work.batch / elapsed
+
+
+def until_good(work: Work, setting: Setting, seed: int) -> Outcome:
+    """Train until the target or the limit. Runs in its own process."""
+    images = as_images(work.test, TESTED)
+    student = Student(work.recipe, seed)
+    marks: list[Mark] = []
+    stamps: set[int] = set()
+    seen = 0
+    watch = Stopwatch()
+    with _loader(work, setting, seed, watch) as loader:
+        for pixels, labels, made in endless(loader):
+            student.step(pixels, labels)
+            stamps.update(made.tolist())
+            seen += len(labels)
+            late = watch() >= work.limit
+            if student.taken % EVERY and not late:
+                continue
+            with watch.stopped():
+                accuracy = student.accuracy(images)
+            marks.append(Mark(watch(), len(stamps), seen, accuracy))
+            if late or accuracy >= work.target:
+                break
+        wait = loader.stats().wait
+    end = marks[-1]
+    step = max(end.seconds - wait, 0.0) / seen
+    return Outcome(seed, end.accuracy >= work.target, tuple(marks), step, wait / end.seconds)
+
+
+def _loader(work: Work, setting: Setting, seed: int, watch: Stopwatch) -> Loader:
+    import penstock as ps
+    from penstock.source import DatasetSource
+    from penstock.source.source import Source
+
+    source: Source = DatasetSource(rows(work.train, work.samples))
+    if work.rate is not None:
+        # A batch at most is saved up while the workers are busy with something else.
+        source = Throttled(source, Bucket(work.rate, work.batch, watch))
+    road = setting.road(ps.Pipeline(source), work.batch)
+    # Threads: all of them draw on the one bucket.
+    return road.loader(workers=work.workers, kind="threads", seed=seed, prefetch=WINDOW)
+
+
+def settings(factors: Sequence[int]) -> list[Setting]:
+    """Without echo, every other factor before augmentation, and the other places at one of them."""
+    found = [BASE, *(Setting(PLACES[0], factor) for factor in factors if factor > 1)]
+    if BESIDE in factors:
+        found += [Setting(place, BESIDE) for place in PLACES[1:]]
+    return found

@@ -1,0 +1,300 @@
+"""What reuse costs in accuracy: a small CNN on a part of CIFAR-10, with and without it.
+
+Every setting trains on equally many samples. Copies of a sample are told by a number that is drawn
+with the partial augmentation, so that what the network really saw is counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.harness.alone import AloneError, alone
+from benchmarks.harness.arguments import count
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.courses import Throughput
+from benchmarks.harness.measure import Contestant, Lane, Make, Spread, progress, race
+from benchmarks.harness.plot import Figure, Point, Range, Series, add_plot_argument, write
+from benchmarks.harness.report import Found, Table
+from benchmarks.harness.training import (
+    DATA,
+    PADDING,
+    SIDE,
+    Recipe,
+    Student,
+    as_images,
+    check,
+    endless,
+    find,
+    normalized,
+    rows,
+    stamped,
+    surroundings,
+)
+
+if TYPE_CHECKING:
+    import penstock as ps
+
+SAMPLES, EPOCHS, SEEDS, BATCH = 1_000, 72, 3, 64
+"""Few samples and many epochs, because augmentation has little to do where data is always new: with
+4,000 samples and 12 epochs RandAugment did harm. 72 is a multiple of 2 and 3, so that echoes end
+with an epoch."""
+
+RECIPE = Recipe()
+
+TIMEOUT = 3600.0
+"""Seconds that one training may take."""
+
+HEADS = (
+    "setting",
+    "top-1",
+    "least - most",
+    "against standard",
+    "partial augmentations",
+    "images/s",
+    "least - most",
+    "CPU s per 1,000",
+    "training s",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where, and how often, samples are used again; ``augment`` is whether there is RandAugment."""
+
+    title: str
+    augment: bool = True
+    refurbish: int = 1
+    echo: int = 1
+
+    def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
+        """Partial augmentation, final augmentation, batches."""
+        import penstock as ps
+
+        road = source.map(ps.image.decode())
+        if self.augment:
+            road = road.map(ps.image.rand_augment(2, 9))
+        if self.refurbish > 1:
+            road = road.refurbish(reuse=self.refurbish)
+        road = road.map(ps.image.random_crop(SIDE, padding=PADDING)).map(ps.image.random_flip())
+        road = road.map(normalized())
+        if self.echo > 1:
+            road = road.echo(self.echo)
+        return road.batch(batch, drop_last=True)
+
+
+STANDARD = Setting("standard")
+SETTINGS = (
+    STANDARD,
+    Setting("simplified: no RandAugment", augment=False),
+    Setting("echo 2, after augmentation", echo=2),
+    Setting("echo 3, after augmentation", echo=3),
+    Setting("refurbish, reuse 2", refurbish=2),
+    Setting("refurbish, reuse 3", refurbish=3),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The first ``samples`` of the training set, as often as ``epochs`` says."""
+
+    train: Path
+    test: Path
+    samples: int
+    epochs: int
+    batch: int
+    workers: int
+    recipe: Recipe
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * (self.samples // self.batch)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One setting with one seed. ``fresh`` is how many different partial augmentations there were
+    among the samples ``seen``; ``waited`` is the share of the time that training stood still."""
+
+    accuracy: float
+    fresh: int
+    seen: int
+    seconds: float
+    waited: float
+
+
+def trained(work: Work, setting: Setting, seed: int) -> Trained:
+    """Train and test. Runs in its own process."""
+    import penstock as ps
+
+    source = ps.from_dataset(rows(work.train, work.samples)).map(stamped)
+    student = Student(work.recipe, seed, work.steps)
+    stamps = []
+    road = setting.road(source, work.batch)
+    with road.loader(workers=work.workers, kind="processes", seed=seed) as loader:
+        started = time.perf_counter()
+        for pixels, labels, made in islice(endless(loader), work.steps):
+            student.step(pixels, labels)
+            stamps.append(made.copy())
+        seconds = time.perf_counter() - started
+        waited = loader.stats().stall
+    seen = np.concatenate(stamps)
+    accuracy = student.accuracy(as_images(work.test))
+    return Trained(accuracy, len(np.unique(seen)), len(seen), seconds, waited)
+
+
+def prepared(work: Work, setting: Setting) -> Make:
+    """What makes the loader of a setting, where nobody trains."""
+    import penstock as ps
+
+    road = setting.road(ps.from_dataset(rows(work.train, work.samples)), work.batch)
+    return lambda: road.loader(workers=work.workers, kind="processes", seed=0)
+
+
+def run(options: Namespace) -> Found:
+    train, test = find(options.data, options.test)
+    samples = options.samples or SAMPLES
+    check(train, test, samples, options.batch)
+    work = Work(train, test, samples, options.epochs, options.batch, options.workers, RECIPE)
+    lanes = _raced(work, options)
+    runs: dict[str, list[Trained]] = {setting.title: [] for setting in SETTINGS}
+    wrong = [f"accuracy: {lane.title}: {lane.why_not}" for lane in lanes if lane.why_not]
+    started = time.perf_counter()
+    for seed in range(options.seeds):
+        for setting in SETTINGS:
+            progress(f"accuracy: seed {seed + 1} of {options.seeds}: {setting.title}")
+            try:
+                value: Trained = alone(
+                    trained, work, setting, seed, timeout=TIMEOUT, environment=surroundings()
+                ).value
+            except AloneError as error:
+                progress(error.printed or f"  {error}")
+                wrong.append(f"accuracy: {setting.title}, seed {seed}: failed: {error}")
+                continue
+            runs[setting.title].append(value)
+            progress(
+                f"  {value.accuracy:.2%}, {value.fresh:,} partial augmentations among "
+                f"{value.seen:,} samples, {value.seconds:.0f} s"
+            )
+    result = found(work, runs, lanes, time.perf_counter() - started, tuple(wrong))
+    if options.plot is not None:
+        write(options.plot, figure(result.data))
+    return result
+
+
+def _raced(work: Work, options: Namespace) -> list[Lane]:
+    """How fast each setting prepares, by itself."""
+    contestants = [
+        Contestant(setting.title, partial(prepared, setting=setting), ("cv2",), ours=True)
+        for setting in SETTINGS
+    ]
+    # A whole epoch goes by before the clock starts: in the first one there is nothing to reuse.
+    course = Throughput(options.seconds, work.samples, warm_up=options.warm_up)
+    timeout = 240 + options.warm_up + 10 * options.seconds
+    name = "accuracy, preparation"
+    return race(name, contestants, work, course, rounds=options.rounds, timeout=timeout)
+
+
+def found(
+    work: Work,
+    runs: Mapping[str, list[Trained]],
+    lanes: list[Lane],
+    seconds: float,
+    wrong: tuple[str, ...] = (),
+) -> Found:
+    """A row for each setting, whatever is known of it."""
+    data: dict[str, Any] = {}
+    cells: list[tuple[str, ...]] = []
+    base = [one.accuracy for one in runs[STANDARD.title]]
+    for lane in lanes:
+        values = runs[lane.title]
+        top = [one.accuracy for one in values]
+        data[lane.title] = {
+            "runs": [asdict(one) for one in values],
+            "accuracy": _summed(top),
+            "rate": asdict(lane.spread("rate")) if lane.runs else None,
+            "cpu": asdict(lane.spread("cpu")) if lane.runs else None,
+            "preparation": {number: one.values for number, one in lane.runs.items()},
+        }
+        shown = ("-",) * 3
+        if top:
+            over = f"{100 * (statistics.mean(top) - statistics.mean(base)):+.2f}" if base else "-"
+            shown = (f"{statistics.mean(top):.2%}", _span(Spread.of(top), "{:.2%}"), over)
+        fresh = f"{round(statistics.mean(one.fresh for one in values)):,}" if values else "-"
+        rate = ("-",) * 3
+        if lane.runs:
+            spread = lane.spread("rate")
+            cpu = f"{lane.spread('cpu').median:.3f}"
+            rate = (f"{spread.median:,.0f}", _span(spread, "{:,.0f}"), cpu)
+        took = f"{statistics.mean(one.seconds for one in values):.0f}" if values else "-"
+        cells.append((lane.title, *shown, fresh, *rate, took))
+    seeds = max((len(values) for values in runs.values()), default=0)
+    title = (
+        f"accuracy: {work.samples:,} images of CIFAR-10, {work.epochs} epochs, batches of "
+        f"{work.batch}, {seeds} seeds, {work.workers} workers"
+    )
+    notes = (f"accuracy: training all of them took {seconds / 60:.1f} minutes",)
+    return Found((Table(title, HEADS, tuple(cells)),), notes, wrong, data)
+
+
+def _summed(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
+
+
+def _span(spread: Spread, form: str) -> str:
+    return f"{form.format(spread.low)} - {form.format(spread.high)}"
+
+
+def figure(data: Mapping[str, Any]) -> Figure:
+    """Accuracy over how fast the batches for it are prepared."""
+    kinds: dict[str, list[Point]] = {"refurbish": [], "echo": [], "neither": []}
+    for title, entry in data.items():
+        top, rate = entry["accuracy"], entry["rate"]
+        if top is None or rate is None:
+            continue
+        kind = next((kind for kind in kinds if title.startswith(kind)), "neither")
+        across = Range(rate["median"], rate["low"], rate["high"])
+        up = Range(*(100 * top[which] for which in ("mean", "low", "high")))
+        kinds[kind].append(Point(across, up, title))
+    series = [Series(kind, tuple(points)) for kind, points in kinds.items() if points]
+    return Figure(
+        "accuracy over preparation speed",
+        "images prepared a second, nobody training",
+        "top-1 on the test set, %",
+        tuple(series),
+    )
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("test", type=Path, nargs="?", metavar="TEST", help="second file of --data")
+    parser.add_argument("--epochs", type=count, default=EPOCHS, help=f"how many ({EPOCHS})")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help=f"of each setting ({SEEDS})")
+    add_plot_argument(parser)
+    parser.set_defaults(batch=BATCH, rounds=3, seconds=2.0, warm_up=1.0)
+    parser.epilog = (
+        f"Here --samples is how many of the training set are used ({SAMPLES}); unless you say "
+        f"otherwise --batch is {BATCH}, --rounds 3, --seconds 2 and --warm-up 1, of a race in "
+        "which nobody trains."
+    )
+
+
+BENCHMARK = Benchmark(
+    "accuracy",
+    "what refurbish and echo cost in accuracy, and how fast they prepare (trains on CIFAR-10)",
+    run,
+    _arguments,
+    needs_data=True,
+    data=DATA,
+    files=(".parquet",),
+)
