@@ -14,7 +14,7 @@ from benchmarks.analyze.work import Setting, Telling, analysed, at_pace, measure
 from benchmarks.harness.arguments import positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.report import Report
 
@@ -86,7 +86,7 @@ class Line:
         )
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     base = Setting(str(options.data), 90e6, 0.0, 0.04, options.workers, options.batch)
     if options.sleeping:
         base = replace(base, sleep=SLEEP)
@@ -162,7 +162,7 @@ HEADS = (
 )
 
 
-def _found(grid: Sequence[Line], others: Sequence[Line]) -> Found:
+def _found(grid: Sequence[Line], others: Sequence[Line]) -> Result:
     errors = sorted(abs(line.error) for line in grid)
     unpaced = sorted(abs(line.unpaced_error) for line in grid)
     plain = sorted(abs(line.plain_error) for line in grid)
@@ -199,7 +199,7 @@ def _found(grid: Sequence[Line], others: Sequence[Line]) -> Found:
         }
         for line in (*grid, *others)
     }
-    return Found(tuple(tables), tuple(notes), data=data)
+    return Result(tuple(tables), tuple(notes), data=data)
 
 
 def _verdict(reached: bool) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from benchmarks.audio.recordings import Recordings, as_folder, sound_files
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.courses import Throughput
-from benchmarks.harness.measure import Contestant, chosen, peer_names, race
-from benchmarks.harness.race_table import COLUMNS, against_peers, found
-from benchmarks.harness.report import Found
+from benchmarks.harness.measure import Contestant, peer_names, race, select
+from benchmarks.harness.race_table import COLUMNS, against_peers, race_result
+from benchmarks.harness.report import Result
 from benchmarks.peers import (
     dali_audio,
     librosa_audio,
@@ -83,7 +83,7 @@ THREADS = Contestant(
 )
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     with as_folder(options.data) as folder:
         paths = sound_files(folder)[0]
         if len(paths) < options.batch:
@@ -94,14 +94,14 @@ def run(options: Namespace) -> Found:
         return _raced(Recordings(folder, options.batch, options.workers), paths, options)
 
 
-def _raced(work: Recordings, paths: Sequence[str], options: Namespace) -> Found:
+def _raced(work: Recordings, paths: Sequence[str], options: Namespace) -> Result:
     contestants, notes = [*PEERS, PIPELINE, THREADS], []
     if any(Path(path).suffix.lower() != ".wav" for path in paths):
         contestants.remove(TF_DATA)
         notes.append("audio: tf.data is left out: it reads WAV files alone")
     lanes = race(
         "audio",
-        chosen(contestants, options.peers),
+        select(contestants, options.peers),
         work,
         Throughput(options.seconds, CHECKED, options.samples, options.warm_up),
         rounds=options.rounds,
@@ -111,7 +111,7 @@ def _raced(work: Recordings, paths: Sequence[str], options: Namespace) -> Found:
         f"audio: {len(paths)} recordings to {work.seconds:g} s at {work.rate / 1000:g} kHz, "
         f"{work.mels} log-mels, SpecAugment, batches of {work.batch}, {work.workers} workers"
     )
-    result = found("audio", title, lanes, COLUMNS, against_peers(1.0))
+    result = race_result("audio", title, lanes, COLUMNS, against_peers(1.0))
     return replace(result, notes=(*result.notes, *notes))
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from benchmarks.echo.table import figure, found
 from benchmarks.echo.work import Outcome, Setting, Work, pace, settings, until_good
-from benchmarks.harness.alone import AloneError, alone
+from benchmarks.harness.alone import AloneError, run_alone
 from benchmarks.harness.arguments import count, positive, share
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
 from benchmarks.harness.plot import add_plot_argument, write
-from benchmarks.harness.report import Found
-from benchmarks.harness.training import DATA, Recipe, check, find, surroundings
+from benchmarks.harness.report import Result
+from benchmarks.harness.training import DATA, Recipe, check_files, find_files, training_environment
 
 FACTORS = (1, 2, 3, 4, 5)
 
@@ -28,9 +28,9 @@ RECIPE = Recipe(width=12, rate=0.05)
 """Narrow, so that steps are many and a target is reached within minutes."""
 
 
-def run(options: Namespace) -> Found:
-    train, test = find(options.data, options.test)
-    check(train, test, options.samples, options.batch)
+def run(options: Namespace) -> Result:
+    train, test = find_files(options.data, options.test)
+    check_files(train, test, options.samples, options.batch)
     work = Work(
         train,
         test,
@@ -44,8 +44,8 @@ def run(options: Namespace) -> Found:
     progress("echo: measuring the pace of training")
     timeout = 240 + 10 * options.seconds
     try:
-        downstream: float = alone(
-            pace, work, options.seconds, timeout=timeout, environment=surroundings()
+        downstream: float = run_alone(
+            pace, work, options.seconds, timeout=timeout, environment=training_environment()
         ).value
     except AloneError as error:
         progress(error.printed)
@@ -58,13 +58,13 @@ def run(options: Namespace) -> Found:
         for setting, found_so_far in outcomes.items():
             progress(f"echo: seed {seed + 1} of {options.seeds}: {setting.title}")
             try:
-                value: Outcome = alone(
+                value: Outcome = run_alone(
                     until_good,
                     work,
                     setting,
                     seed,
                     timeout=600 + 5 * work.limit,
-                    environment=surroundings(),
+                    environment=training_environment(),
                 ).value
             except AloneError as error:
                 progress(error.printed or f"  {error}")

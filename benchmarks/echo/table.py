@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from benchmarks.echo.work import BASE, PLACES, Outcome, Setting, Work
 from benchmarks.harness.plot import Figure, Point, Range, Series
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 
 PAPER = "the paper's best was 3.25 times, at factor 5 before augmentation"
 
@@ -32,7 +32,7 @@ def found(
     ratio: float,
     outcomes: Mapping[Setting, Sequence[Outcome]],
     wrong: tuple[str, ...] = (),
-) -> Found:
+) -> Result:
     """A row for each setting; those who never got there are said to."""
     rate = work.rate or downstream / ratio
     base = list(outcomes.get(BASE, ()))
@@ -67,7 +67,7 @@ def found(
         f"echo: CIFAR-10 to {work.target:.0%}, {rate:,.0f} samples/s read, {downstream:,.0f} "
         f"trained, batches of {work.batch}, {work.workers} workers"
     )
-    return Found((Table(title, HEADS, tuple(cells)),), tuple(notes), wrong, data)
+    return Result((Table(title, HEADS, tuple(cells)),), tuple(notes), wrong, data)
 
 
 def _kept(one: Outcome, rate: float) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from benchmarks.harness.training import (
     PADDING,
     SIDE,
     Recipe,
-    Student,
-    as_images,
+    Trainer,
     endless,
-    normalized,
-    rows,
-    stamped,
+    normalize,
+    read_images,
+    read_rows,
+    with_stamp,
 )
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class Setting:
         import penstock as ps
 
         window = WINDOW * batch
-        road = source.map(stamped).map(ps.image.decode())
+        road = source.map(with_stamp).map(ps.image.decode())
         if self.factor > 1 and self.place == "before augmentation":
             road = road.echo(self.factor, window=window)
         road = road.map(ps.image.random_crop(SIDE, padding=PADDING)).map(ps.image.random_flip())
-        road = road.map(normalized())
+        road = road.map(normalize())
         if self.factor > 1 and self.place == "after augmentation":
             road = road.echo(self.factor, window=window)
         road = road.batch(batch, drop_last=True)
@@ -120,37 +120,37 @@ class Outcome:
 
 def pace(work: Work, seconds: float) -> float:
     """Samples a second in training where reading takes no time. Runs in its own process."""
-    student = Student(work.recipe, 0)
+    trainer = Trainer(work.recipe, 0)
     with _loader(work, BASE, 0, Stopwatch()) as loader:
         batches = endless(loader)
         for pixels, labels, _ in islice(batches, WARM):
-            student.step(pixels, labels)
+            trainer.step(pixels, labels)
         steps, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds or not steps:
             pixels, labels, _ = next(batches)
-            student.step(pixels, labels)
+            trainer.step(pixels, labels)
             steps += 1
     return steps * work.batch / elapsed
 
 
 def until_good(work: Work, setting: Setting, seed: int) -> Outcome:
     """Train until the target or the limit. Runs in its own process."""
-    images = as_images(work.test, TESTED)
-    student = Student(work.recipe, seed)
+    images = read_images(work.test, TESTED)
+    trainer = Trainer(work.recipe, seed)
     marks: list[Mark] = []
     stamps: set[int] = set()
     seen = 0
     watch = Stopwatch()
     with _loader(work, setting, seed, watch) as loader:
         for pixels, labels, made in endless(loader):
-            student.step(pixels, labels)
+            trainer.step(pixels, labels)
             stamps.update(made.tolist())
             seen += len(labels)
             late = watch() >= work.limit
-            if student.taken % EVERY and not late:
+            if trainer.steps_taken % EVERY and not late:
                 continue
             with watch.stopped():
-                accuracy = student.accuracy(images)
+                accuracy = trainer.accuracy(images)
             marks.append(Mark(watch(), len(stamps), seen, accuracy))
             if late or accuracy >= work.target:
                 break
@@ -165,7 +165,7 @@ def _loader(work: Work, setting: Setting, seed: int, watch: Stopwatch) -> Loader
     from penstock.source import DatasetSource
     from penstock.source.source import Source
 
-    source: Source = DatasetSource(rows(work.train, work.samples))
+    source: Source = DatasetSource(read_rows(work.train, work.samples))
     if work.rate is not None:
         # A batch at most is saved up while the workers are busy with something else.
         source = Throttled(source, Bucket(work.rate, work.batch, watch))

@@ -20,7 +20,7 @@ from benchmarks.faults.work import epochs
 from benchmarks.harness.arguments import count, positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 
 OTHERS = ("a", "b")
 IT = "c"
@@ -202,7 +202,7 @@ FAULTS = (
 )
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     life = Life(options.items, options.batch, "threads", options.epochs, options.step)
     if life.work.batches < UNSAVED + 4 or options.epochs < 2:
         raise SystemExit(
@@ -268,7 +268,7 @@ def told(
     failed: Mapping[str, str],
     life: Life,
     options: Namespace,
-) -> Found:
+) -> Result:
     rows: list[tuple[str, ...]] = []
     wrong = [f"faults: {name}: {why}" for name, why in failed.items()]
     data: dict[str, Any] = {}
@@ -325,7 +325,7 @@ def told(
         "faults: members ask for a few batches ahead, also beyond the last epoch: these are "
         "prepared too",
     )
-    return Found((Table(title, heads, tuple(rows)),), notes, tuple(wrong), {"faults": data})
+    return Result((Table(title, heads, tuple(rows)),), notes, tuple(wrong), {"faults": data})
 
 
 def _ms(seconds: Sequence[float]) -> str:

@@ -1,1 +1,1 @@
-"""What the benchmarks share: races in fresh processes, workloads, tables, charts and JSON."""
+"""Code that several benchmarks share: races in fresh processes, workloads, tables, charts, JSON."""

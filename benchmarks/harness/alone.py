@@ -18,23 +18,24 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Where ``benchmarks`` can be imported from, whatever the current directory is."""
+"""The directory from which ``benchmarks`` can be imported."""
 
 WATCH_EVERY = 0.25
-"""Seconds between two looks at memory. A look costs the watched process about a millisecond."""
+"""Seconds between two measurements of memory. Each costs the watched process about a
+millisecond."""
 
-ENDING = 20.0
-"""Seconds a process may take to end after it was asked to."""
+END_TIMEOUT = 20.0
+"""Seconds a process may take to end after a signal."""
 
-KEPT = 4000
-"""Characters of what a failed process said that are worth showing."""
+OUTPUT_TAIL = 4000
+"""Characters of a failed process's output to keep."""
 
 PROTOCOL = 4
-"""Of the pickles that go to and fro: the process may run another version of Python."""
+"""Pickle protocol for both directions. The process may run another version of Python."""
 
 
 class AloneError(Exception):
-    """The process failed, or did not end in time; ``printed`` is the end of what it said."""
+    """The process failed or did not end in time. ``printed``: the end of its output."""
 
     def __init__(self, message: str, printed: str = "") -> None:
         super().__init__(message)
@@ -43,22 +44,22 @@ class AloneError(Exception):
 
 @dataclass(frozen=True)
 class Watched:
-    """What the function returned, and the most memory its process tree took (PSS, bytes)."""
+    """Return value of the function, and peak memory of its process tree (PSS, bytes)."""
 
     value: Any
     peak: int
 
 
-def alone(
+def run_alone(
     function: Callable[..., Any],
     *args: Any,
     timeout: float,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> Watched:
-    """``function(*args)`` in a process of its own. Both must pickle.
+    """Run ``function(*args)`` in a fresh process. Function and arguments must pickle.
 
-    ``environment`` is the whole environment of that process; ``None`` leaves it as it is here.
+    ``environment`` is the complete environment of that process. ``None``: the same as here.
     """
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as place:
         job, answer, printed = (Path(place) / name for name in ("job", "answer", "printed"))
@@ -78,14 +79,14 @@ def alone(
         finally:
             _end(process)
         if process.returncode != 0 or not answer.exists():
-            said = printed.read_text(errors="replace").strip()
-            last = said.splitlines()[-1] if said else f"ended with code {process.returncode}"
-            raise AloneError(last.strip(), said[-KEPT:])
+            output = printed.read_text(errors="replace").strip()
+            last = output.splitlines()[-1] if output else f"ended with code {process.returncode}"
+            raise AloneError(last.strip(), output[-OUTPUT_TAIL:])
         return Watched(pickle.loads(answer.read_bytes()), peak)
 
 
 def memory_of_tree(pid: int) -> int:
-    """The memory of a process and all below it: PSS, so that what they share counts once."""
+    """Memory of a process and all its descendants, as PSS: shared pages count once."""
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
@@ -101,7 +102,7 @@ def memory_of_tree(pid: int) -> int:
 
 
 def _pss(pid: int) -> int:
-    """As the kernel adds it up: to read it map by map would take time from those watched."""
+    """PSS from the kernel's summary. Reading it map by map would slow down the watched process."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -110,7 +111,7 @@ def _pss(pid: int) -> int:
 
 
 def cpu_of_tree() -> float:
-    """CPU seconds of this process, its living children, and those it has waited for."""
+    """CPU seconds of this process, its living descendants, and the children it has waited for."""
     root = psutil.Process()
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
@@ -132,25 +133,25 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> int:
         except subprocess.TimeoutExpired:
             peak = max(peak, memory_of_tree(process.pid))
         if time.monotonic() > give_up:
-            raise AloneError(f"not done after {timeout:.0f} s; it was ended")
+            raise AloneError(f"did not finish within {timeout:.0f} s and was ended")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it started: they are a session of their own."""
+    """End the process and all processes it started: they form one session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             break
         try:
-            process.wait(timeout=ENDING)
+            process.wait(timeout=END_TIMEOUT)
         except subprocess.TimeoutExpired:
             continue
     process.wait()
 
 
 class _Pickler(pickle.Pickler):
-    """Paths travel as text: their classes live in other modules from one Python to the next."""
+    """Pickles paths as text: the module of the path classes differs between Python versions."""
 
     def reducer_override(self, value: Any) -> Any:
         return (_path, (str(value),)) if isinstance(value, PurePath) else NotImplemented

@@ -1,4 +1,4 @@
-"""The kinds of arguments that benchmarks take, with what is said of wrong ones."""
+"""Argument types of the benchmarks' command lines, with their error messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.harness.chart import SUFFIXES
 
 
 def count(text: str) -> int:
-    """Counts something."""
+    """A whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """Seconds, or a ratio."""
+    """A number above 0: seconds, or a ratio."""
     value = _number(text)
     if not value > 0:
         raise ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -24,6 +24,7 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
+    """A number between 0 and 1, both excluded."""
     value = _number(text)
     if not 0 < value < 1:
         raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
@@ -31,10 +32,10 @@ def share(text: str) -> float:
 
 
 def drawing(text: str) -> Path:
-    """A file to draw into."""
+    """The path of a chart to write, by its suffix SVG or PNG."""
     path = Path(text)
     if path.suffix not in SUFFIXES:
-        raise ArgumentTypeError(f"{text!r} ends in none of {', '.join(SUFFIXES)}")
+        raise ArgumentTypeError(f"{text!r} must end in one of {', '.join(SUFFIXES)}")
     return path
 
 

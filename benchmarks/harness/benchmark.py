@@ -1,4 +1,4 @@
-"""What a benchmark is: a name, a line that says what it measures, its arguments, and a function."""
+"""The description of a benchmark that ``python -m benchmarks`` runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.harness.report import Found
+from benchmarks.harness.report import Result
 
 
-def _nothing_more(parser: ArgumentParser) -> None:
+def _no_arguments(parser: ArgumentParser) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """``arguments`` adds what only this one takes; ``needs_data`` makes --data required, ``data``
-    says what that is, and ``files`` how files end that may be given for it instead of a folder;
-    ``peers`` are the names that --peers takes."""
+    """A benchmark: its ``name``, one ``line`` that says what it measures, and its ``run`` function.
+
+    ``arguments`` adds the options that only this benchmark has. ``needs_data`` makes --data
+    required, ``data`` is the help text of --data, and ``files`` lists the suffixes of files that
+    --data accepts besides folders. ``peers`` are the names that --peers accepts.
+    """
 
     name: str
     line: str
-    run: Callable[[Namespace], Found]
-    arguments: Callable[[ArgumentParser], None] = _nothing_more
+    run: Callable[[Namespace], Result]
+    arguments: Callable[[ArgumentParser], None] = _no_arguments
     needs_data: bool = False
     peers: tuple[str, ...] = ()
     data: str = "folder of classes, each a folder of JPEGs"

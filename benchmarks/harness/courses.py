@@ -1,4 +1,4 @@
-"""What contestants run: each function here measures one loader, in a process of its own."""
+"""Courses of races: each class here measures one loader, in a fresh process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from benchmarks.harness.sameness import first_leaf, look
 
 @dataclass(frozen=True)
 class Throughput:
-    """Takes batches, touches one element of each, and drops them, for so many seconds (or, where
-    that is given, samples). ``checked`` samples are looked at before the clock starts, and then
-    ``warm_up`` seconds go by: workers may still be starting after the first batch.
+    """Takes batches for ``seconds``, or for ``samples`` samples if given, touching one element of
+    each batch before dropping it. Before the clock starts, ``checked`` samples are inspected, and
+    then batches are taken for ``warm_up`` seconds: workers may still be starting after the first
+    batch.
 
-    ``rate`` is samples a second, ``cpu`` seconds of all processes for 1000 samples, ``first`` the
-    seconds from making the loader to its first batch.
+    Measures ``rate``, samples per second; ``cpu``, CPU seconds of all processes per 1000 samples;
+    ``first``, seconds from making the loader to its first batch.
     """
 
     seconds: float
@@ -57,8 +58,8 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Starts:
-    """Two epochs: ``first`` is the seconds from making the loader to its first batch, ``second``
-    those from asking for the second epoch to its first batch."""
+    """Runs two epochs. Measures ``first``, seconds from making the loader to its first batch, and
+    ``second``, seconds from starting the second epoch to its first batch."""
 
     checked: int
 
@@ -82,7 +83,8 @@ class Starts:
 
 
 def _take(batches: Any) -> int:
-    """One batch, touched; nothing of it is kept, so loaders that use memory again can."""
+    """Take one batch, touch one element and return its length. Keeps no reference to the batch, so
+    that a loader can reuse its memory."""
     leaf = first_leaf(next(batches))
     leaf[(0,) * leaf.ndim]
     return len(leaf)

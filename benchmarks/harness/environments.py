@@ -1,5 +1,5 @@
-"""Which interpreter runs a contestant: a peer has an environment of its own in ``.bench``, made by
-``scripts/bench-setup``, so that what one peer asks for does not decide what another gets."""
+"""Python environments of contestants. ``scripts/bench-setup`` makes one per peer in ``.bench``, so
+that the requirements of one peer do not affect the versions another peer gets."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from typing import Any
 from benchmarks.harness.alone import ROOT
 
 BENCH = ROOT / ".bench"
-"""A folder for each environment; ``installed.txt`` or ``failed.txt`` in it says how it went."""
+"""One folder per environment. It holds ``installed.txt``, or ``failed.txt`` with the reason."""
 
-PATIENCE = 60.0
-"""Seconds that an interpreter may take to say what it has."""
+TIMEOUT = 60.0
+"""Seconds an interpreter may take to list its modules or packages."""
 
-_LOOK = """\
+_LIST_MISSING = """\
 import json, sys
-from benchmarks.harness.environments import lacking
-print(json.dumps([name for name in sys.argv[1:] if lacking(name)]))
+from benchmarks.harness.environments import is_missing
+print(json.dumps([name for name in sys.argv[1:] if is_missing(name)]))
 """
 
-_TELL = """\
+_LIST_VERSIONS = """\
 import json, platform
 from importlib.metadata import distributions
-packages = {found.metadata["Name"]: found.version for found in distributions()}
+packages = {package.metadata["Name"]: package.version for package in distributions()}
 print(json.dumps({"python": platform.python_version(), "packages": packages}))
 """
 
-# A search path that was meant for this interpreter would lead another to the wrong packages.
+# Search paths for this interpreter would lead another one to the wrong packages.
 _NOT_FOR_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """What a contestant runs with; ``why_not`` says why there is none."""
+    """The path of a contestant's interpreter, or in ``why_not`` the reason why there is none."""
 
     python: str
     why_not: str = ""
 
 
 def interpreter(env: str, needs: tuple[str, ...]) -> Interpreter:
-    """The environment of that name if it was made, else this interpreter if it has what is
-    needed."""
+    """The interpreter of environment ``env`` if it is installed, else this interpreter if it has
+    the modules in ``needs``."""
     place = BENCH / env
     if env and (place / "installed.txt").exists():
         python = str(place / "bin" / "python")
@@ -72,15 +72,15 @@ def interpreter(env: str, needs: tuple[str, ...]) -> Interpreter:
 
 @cache
 def missing(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the modules that this interpreter does not find."""
+    """The modules that the interpreter ``python`` cannot find."""
     if python == sys.executable:
-        return tuple(name for name in modules if lacking(name))
-    found = _ask(python, _LOOK, *modules)
-    return modules if found is None else tuple(found)
+        return tuple(name for name in modules if is_missing(name))
+    absent = _run_json(python, _LIST_MISSING, *modules)
+    return modules if absent is None else tuple(absent)
 
 
-def lacking(module: str) -> bool:
-    """Whether this interpreter has no such module. Nothing but its parents is imported."""
+def is_missing(module: str) -> bool:
+    """Whether this interpreter lacks a module. Imports only the module's parent packages."""
     try:
         return find_spec(module) is None
     except ModuleNotFoundError:
@@ -88,28 +88,29 @@ def lacking(module: str) -> bool:
 
 
 @cache
-def facts(python: str) -> dict[str, Any]:
-    """The version of an interpreter, and of every package it has."""
-    return _ask(python, _TELL) or {}
+def installed_versions(python: str) -> dict[str, Any]:
+    """Version of an interpreter, and of every package installed for it."""
+    return _run_json(python, _LIST_VERSIONS) or {}
 
 
-def surroundings(python: str, place: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a contestant: its home and its temporary files are in
-    ``place``, because some loaders keep state in the one and clear folders in the other."""
-    found = dict(os.environ)
+def process_environment(python: str, place: Path, more: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of a contestant's process, with ``more`` added. Home and temporary
+    directory are ``place``, because some loaders keep state in the home directory or clear
+    folders in the temporary one."""
+    variables = dict(os.environ)
     if python == sys.executable:
-        # Packages that were installed for the user are found through the home.
-        found.setdefault("PYTHONUSERBASE", site.getuserbase())
+        # Python finds packages installed with --user through the home directory.
+        variables.setdefault("PYTHONUSERBASE", site.getuserbase())
     else:
         for name in _NOT_FOR_OTHERS:
-            found.pop(name, None)
-    found.update(dict.fromkeys(("HOME", "TMPDIR", "TEMP", "TMP"), str(place)))
-    found.update(more)
-    return found
+            variables.pop(name, None)
+    variables.update(dict.fromkeys(("HOME", "TMPDIR", "TEMP", "TMP"), str(place)))
+    variables.update(more)
+    return variables
 
 
-def _ask(python: str, code: str, *args: str) -> Any:
-    """What the code prints, read as JSON; ``None`` where the interpreter does not run."""
+def _run_json(python: str, code: str, *args: str) -> Any:
+    """Run code in an interpreter and parse its output as JSON; ``None`` if that fails."""
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_OTHERS}
     try:
         done = subprocess.run(
@@ -118,7 +119,7 @@ def _ask(python: str, code: str, *args: str) -> Any:
             check=True,
             cwd=ROOT,
             env=environment if python != sys.executable else None,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         return json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):

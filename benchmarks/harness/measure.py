@@ -1,4 +1,4 @@
-"""Races: contestants take turns in fresh processes, so that what disturbs one disturbs all."""
+"""Races: contestants take turns in fresh processes, so that a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from benchmarks.harness.alone import AloneError, Watched, alone
-from benchmarks.harness.environments import interpreter, surroundings
+from benchmarks.harness.alone import AloneError, Watched, run_alone
+from benchmarks.harness.environments import interpreter, process_environment
 from benchmarks.harness.sameness import Look
 
 W = TypeVar("W")
 
 Make = Callable[[], Iterable[Any]]
-"""Makes the loader; everything that is not the loader's own was done before."""
+"""Makes the loader. Imports and the dataset are ready before, so only the loader is timed."""
 
 Prepare = Callable[[W], Make]
-"""Imports what is needed, makes the dataset of a workload, and returns what makes the loader."""
+"""Imports modules, makes the dataset of a workload, and returns the function that makes the
+loader."""
 
-
-CONVERTING = 3600.0
-"""Seconds that writing the data anew may take."""
+CONVERSION_TIMEOUT = 3600.0
+"""Seconds that converting the data may take."""
 
 
 @dataclass(frozen=True)
 class Contestant(Generic[W]):
-    """Who runs. ``needs`` are the modules it imports, ``ours`` tells Penstock from its peers.
+    """A loader in a race. ``needs``: the modules it imports. ``ours``: Penstock, not a peer.
 
-    ``env`` names the environment in ``.bench`` that it runs in; ``environment`` are variables set
-    for its process. ``convert`` writes the data anew under the temporary directory, for loaders
-    that read a format of their own: once, before the first round, off the clock.
+    ``env`` names its environment in ``.bench``; ``environment`` are variables set for its process.
+    ``convert`` is for loaders with their own file format: it writes the data in that format under
+    the temporary directory, once before the first round. The time is reported but not raced.
     """
 
     title: str
@@ -48,19 +48,19 @@ class Contestant(Generic[W]):
 
 @dataclass(frozen=True)
 class Run:
-    """One contestant, once: what was measured, by name, and what its batches looked like."""
+    """One run of one contestant: measured values by name, and a summary of its batches."""
 
     values: dict[str, float]
     look: Look
 
 
 Course = Callable[[Prepare[Any], Any], Run]
-"""What every contestant of a race has to run, in its own process; see ``courses``."""
+"""Measures one contestant, in a fresh process; see ``courses``."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several rounds, and the extremes."""
+    """Median, least and most of several rounds."""
 
     median: float
     low: float
@@ -69,13 +69,13 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if not values:
-            raise ValueError("a spread of nothing")
+            raise ValueError("a spread needs at least one value")
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What writing the data anew cost: seconds, and bytes on disk."""
+    """Cost of converting the data: seconds, and bytes on disk."""
 
     seconds: float
     bytes: int
@@ -83,9 +83,9 @@ class Conversion:
 
 @dataclass
 class Lane:
-    """The runs of one contestant by round; ``why_not`` says why some, or all, are missing.
+    """The runs of one contestant by round. ``why_not``: why some or all runs are missing.
 
-    ``python`` is the interpreter that ran it, in the environment ``env``.
+    ``python`` is its interpreter, of the environment ``env``.
     """
 
     title: str
@@ -95,24 +95,30 @@ class Lane:
     env: str = ""
     python: str = ""
     conversion: Conversion | None = None
+    failed: bool = False
+
+    def fail(self, error: object) -> None:
+        """Record an error of this contestant: it makes the whole race invalid."""
+        self.failed = True
+        self.why_not = f"failed: {error}"
 
     def spread(self, what: str) -> Spread:
         return Spread.of([run.values[what] for run in self.runs.values()])
 
 
 def turns(count: int, rounds: int) -> Iterator[tuple[int, list[int]]]:
-    """Who runs when: everybody once a round, and each round begins with the next one."""
+    """The order of contestants in each round: all run once, and the first one rotates."""
     for number in range(rounds):
         yield number, [(number + place) % count for place in range(count)]
 
 
 def peer_names(contestants: Iterable[Contestant[Any]]) -> tuple[str, ...]:
-    """The environments of the peers among them, each once."""
+    """The distinct environment names of the peers among the contestants."""
     return tuple(dict.fromkeys(one.env for one in contestants if not one.ours))
 
 
-def chosen(contestants: Iterable[Contestant[W]], peers: Sequence[str]) -> tuple[Contestant[W], ...]:
-    """Ours, and the peers of these environments."""
+def select(contestants: Iterable[Contestant[W]], peers: Sequence[str]) -> tuple[Contestant[W], ...]:
+    """Penstock's own contestants, and the peers whose environment is in ``peers``."""
     return tuple(one for one in contestants if one.ours or one.env in peers)
 
 
@@ -125,8 +131,11 @@ def race(
     rounds: int,
     timeout: float,
 ) -> list[Lane]:
-    """Every contestant on the same workload and course, interleaved."""
-    # Made for the race and kept between rounds: converted data are there.
+    """Run every contestant on the same workload and course, in turns.
+
+    A contestant that fails is left out of the later rounds.
+    """
+    # Kept for all rounds, because converted data are in it.
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as top:
         entries = [
             _Entry(contestant, _lane(contestant), Path(top) / str(number))
@@ -157,7 +166,7 @@ def _lane(contestant: Contestant[Any]) -> Lane:
 
 @dataclass(frozen=True)
 class _Entry(Generic[W]):
-    """A contestant in a race; ``place`` is its temporary directory."""
+    """A contestant in a race. ``place``: its temporary directory."""
 
     contestant: Contestant[W]
     lane: Lane
@@ -167,34 +176,40 @@ class _Entry(Generic[W]):
         if self.contestant.convert is None:
             return
         progress(f"{name}: converting the data: {self.lane.title}")
-        watched = self._alone(timed, self.contestant.convert, workload, timeout=CONVERTING)
+        watched = self._run_alone(
+            timed, self.contestant.convert, workload, timeout=CONVERSION_TIMEOUT
+        )
         if watched is not None:
             size = sum(file.stat().st_size for file in self.place.rglob("*") if file.is_file())
             self.lane.conversion = Conversion(watched.value, size)
             progress(f"  {watched.value:.1f} s, {size / 1e6:.1f} MB")
 
     def run(self, number: int, course: Course, workload: W, timeout: float) -> None:
-        watched = self._alone(course, self.contestant.prepare, workload, timeout=timeout)
+        watched = self._run_alone(course, self.contestant.prepare, workload, timeout=timeout)
         if watched is not None:
             run: Run = watched.value
             run = replace(run, values={**run.values, "memory": float(watched.peak)})
             self.lane.runs[number] = run
             progress("  " + ", ".join(f"{key} {value:.4g}" for key, value in run.values.items()))
 
-    def _alone(self, function: Callable[..., Any], *args: Any, timeout: float) -> Watched | None:
-        """In the contestant's own interpreter and place. What goes wrong is noted in its lane."""
+    def _run_alone(
+        self, function: Callable[..., Any], *args: Any, timeout: float
+    ) -> Watched | None:
+        """Run with the contestant's interpreter and directory. Errors are recorded in its lane."""
         python = self.lane.python
-        environment = surroundings(python, self.place, dict(self.contestant.environment))
+        environment = process_environment(python, self.place, dict(self.contestant.environment))
         try:
-            return alone(function, *args, timeout=timeout, python=python, environment=environment)
+            return run_alone(
+                function, *args, timeout=timeout, python=python, environment=environment
+            )
         except AloneError as error:
-            self.lane.why_not = f"failed: {error}"
+            self.lane.fail(error)
             progress(error.printed or f"  {error}")
             return None
 
 
 def timed(function: Callable[[W], None], workload: W) -> float:
-    """Seconds that a function takes. Runs in its own process."""
+    """Seconds that a function takes. Runs in a fresh process."""
     started = time.perf_counter()
     function(workload)
     return time.perf_counter() - started
@@ -203,16 +218,17 @@ def timed(function: Callable[[W], None], workload: W) -> float:
 def ratios(
     lane: Lane, peers: Sequence[Lane], what: str, best: Callable[[list[float]], float]
 ) -> list[float]:
-    """This lane over the best peer of the same round, for each round that has both."""
+    """Ratios of a lane's value ``what`` to the best peer's in the same round, for each round with
+    both."""
     found = []
     for number, run in lane.runs.items():
         others = [peer.runs[number].values[what] for peer in peers if number in peer.runs]
-        # Memory of a process that was over before anybody looked is 0, and compares with nothing.
+        # Memory is 0 if the process ended before the first measurement: no ratio then.
         if others and best(others) > 0:
             found.append(run.values[what] / best(others))
     return found
 
 
 def progress(line: str) -> None:
-    """Say on stderr how far it is."""
+    """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)

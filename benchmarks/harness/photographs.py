@@ -1,5 +1,4 @@
-"""Who loads photographs, and their race: shared by the benchmarks that differ in what they do to
-an image."""
+"""Contestants that load photographs, and the race between them, for the benchmarks over images."""
 
 from __future__ import annotations
 
@@ -7,9 +6,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from benchmarks.harness.courses import Throughput
-from benchmarks.harness.measure import Contestant, chosen, race
-from benchmarks.harness.race_table import COLUMNS, Versus, found
-from benchmarks.harness.report import Found
+from benchmarks.harness.measure import Contestant, race, select
+from benchmarks.harness.race_table import COLUMNS, Versus, race_result
+from benchmarks.harness.report import Result
 from benchmarks.harness.workloads import Photos
 from benchmarks.peers import (
     dali,
@@ -27,7 +26,7 @@ from benchmarks.peers import (
 )
 
 CHECKED = 512
-"""Photographs that are looked at; about as many as make means of random crops agree."""
+"""Photographs inspected per contestant: enough for the means of random crops to agree."""
 
 LAYOUTS = {"uint8": "HWC", "float32": "CHW normalised"}
 
@@ -89,18 +88,21 @@ DROP_IN = Contestant(
 )
 
 
-def raced(
+def race_photos(
     name: str,
     contestants: Sequence[Contestant[Photos]],
     work: Photos,
     options: Namespace,
     versus: Sequence[Versus],
     beside: Sequence[str] = (),
-) -> Found:
-    """One race over photographs; of the peers, those that were asked for."""
+) -> Result:
+    """Race the contestants over photographs, with only the peers in ``options.peers``.
+
+    ``beside``: titles of the contestants to compare with, instead of all peers.
+    """
     lanes = race(
         name,
-        chosen(contestants, options.peers),
+        select(contestants, options.peers),
         work,
         Throughput(options.seconds, CHECKED, options.samples, options.warm_up),
         rounds=options.rounds,
@@ -111,4 +113,4 @@ def raced(
     title = f"{what} {LAYOUTS[work.form]}: {steps}, batches of {work.batch}"
     if not beside:
         title += f", {work.workers} workers"
-    return found(name, title, lanes, COLUMNS, versus, beside)
+    return race_result(name, title, lanes, COLUMNS, versus, beside)

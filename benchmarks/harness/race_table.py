@@ -1,4 +1,4 @@
-"""A race as a table: medians and extremes, ratios to the best peer, targets reached or missed."""
+"""Results of races as tables: medians, ranges, ratios to the best peer, targets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.harness.environments import facts
+from benchmarks.harness.environments import installed_versions
 from benchmarks.harness.measure import Lane, Spread, ratios
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 from benchmarks.harness.sameness import difference
 
 
 @dataclass(frozen=True)
 class Column:
-    """One thing that was measured, and how it is written."""
+    """A measured value and how to print it: its ``key``, format ``form`` and ``scale``."""
 
     title: str
     key: str
@@ -24,8 +24,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Versus:
-    """A ratio to the best peer of each round; reached when not worse than ``target``, or than what
-    ``own`` gives for a contestant's title."""
+    """A ratio to the best peer of each round, with an optional ``target`` for its median.
+
+    ``own`` maps the titles of single contestants to targets that replace ``target``.
+    """
 
     title: str
     key: str
@@ -54,8 +56,11 @@ COLUMNS = (RATE, CPU, MEMORY, FIRST)
 
 
 def against_peers(rate: float, own: Mapping[str, float] | None = None) -> tuple[Versus, ...]:
-    """So many times as fast as the fastest peer, and no more CPU time, memory or waiting than the
-    peer that takes least of it; ``own`` are the targets for rate of single contestants."""
+    """Targets of most races: ``rate`` times the rate of the fastest peer, and at most the CPU time,
+    memory and time to the first batch of the best peer in each.
+
+    ``own`` maps titles of single contestants to their targets for the rate.
+    """
     return (
         Versus("rate / best peer", "rate", True, rate, own or {}),
         Versus("CPU / best peer", "cpu", False, 1.0),
@@ -64,16 +69,18 @@ def against_peers(rate: float, own: Mapping[str, float] | None = None) -> tuple[
     )
 
 
-def found(
+def race_result(
     name: str,
     title: str,
     lanes: Sequence[Lane],
     columns: Sequence[Column],
     versus: Sequence[Versus],
     beside: Sequence[str] = (),
-) -> Found:
-    """One race, as it is printed and kept. Ours are compared with the peers, or with those whose
-    titles are in ``beside``."""
+    different: Sequence[str] = (),
+) -> Result:
+    """The result of one race. Penstock's contestants are compared with the peers, or with the
+    contestants whose titles are in ``beside``. ``different``: titles of contestants that do other
+    work on purpose, so that their batches are not checked."""
     others = [lane for lane in lanes if (lane.title in beside if beside else not lane.ours)]
     compared = [lane for lane in lanes if lane.ours and lane not in others]
     heads = ("contestant", *(c.title for c in columns), *(v.title for v in versus))
@@ -81,7 +88,7 @@ def found(
         lane.title: [v.ratios(lane, others) if lane in compared else [] for v in versus]
         for lane in lanes
     }
-    return Found(
+    return Result(
         (Table(title, heads, tuple(_row(lane, columns, against[lane.title]) for lane in lanes)),),
         (
             *(note for lane in lanes for note in _conversion(name, lane)),
@@ -91,15 +98,15 @@ def found(
                 for note in _notes(name, lane, zip(versus, against[lane.title], strict=True))
             ),
         ),
-        tuple(_wrong(name, lanes)),
+        tuple(_wrong(name, lanes, different)),
         {name: {lane.title: _data(lane, versus, against[lane.title]) for lane in lanes}},
-        {lane.env: facts(lane.python) for lane in lanes if lane.env and lane.python},
+        {lane.env: installed_versions(lane.python) for lane in lanes if lane.env and lane.python},
     )
 
 
-def joined(parts: Sequence[Found]) -> Found:
-    """Several races of one benchmark."""
-    return Found(
+def join_results(parts: Sequence[Result]) -> Result:
+    """Combine the results of several races of one benchmark."""
+    return Result(
         tuple(table for part in parts for table in part.tables),
         tuple(note for part in parts for note in part.notes),
         tuple(wrong for part in parts for wrong in part.wrong),
@@ -112,7 +119,7 @@ def _row(
     lane: Lane, columns: Sequence[Column], against: Sequence[Sequence[float]]
 ) -> tuple[str, ...]:
     if not lane.runs:
-        # Beside the title, where the column is wide enough for a sentence.
+        # In the first column, the only one wide enough for a sentence.
         return (f"{lane.title}\n{lane.why_not}", *[""] * (len(columns) + len(against)))
     return (
         lane.title,
@@ -132,7 +139,7 @@ def _conversion(name: str, lane: Lane) -> list[str]:
     if lane.conversion is None:
         return []
     cost = f"{lane.conversion.seconds:.1f} s and {lane.conversion.bytes / 1e6:,.1f} MB"
-    return [f"{name}: {lane.title}: converting the data took {cost}, off the clock"]
+    return [f"{name}: {lane.title}: converting the data took {cost}, not counted in the race"]
 
 
 def _notes(name: str, lane: Lane, versus: Iterable[tuple[Versus, Sequence[float]]]) -> list[str]:
@@ -151,13 +158,15 @@ def _notes(name: str, lane: Lane, versus: Iterable[tuple[Versus, Sequence[float]
     return notes
 
 
-def _wrong(name: str, lanes: Sequence[Lane]) -> list[str]:
-    """What makes the race worthless: a contestant that failed, or did something else."""
+def _wrong(name: str, lanes: Sequence[Lane], different: Sequence[str]) -> list[str]:
+    """Reasons why the race is invalid: a contestant failed, or its batches differ."""
     wrong = []
     first = next((run for lane in lanes for run in lane.runs.values()), None)
     for lane in lanes:
-        if lane.why_not.startswith("failed"):
+        if lane.failed:
             wrong.append(f"{name}: {lane.title} {lane.why_not}")
+        if lane.title in different:
+            continue
         for run in list(lane.runs.values())[:1]:
             apart = difference(first.look, run.look) if first is not None else None
             if apart is not None:

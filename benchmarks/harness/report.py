@@ -1,4 +1,4 @@
-"""What a benchmark found: tables for people, JSON with the facts of the machine for later."""
+"""Results of benchmarks: tables to print, and JSON with a description of the machine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 WIDTH = 170
-"""Of a table that goes to a file, where there is no terminal to ask."""
+"""Width of tables in characters where the output is not a terminal."""
 
 NAME, HEAD = 40, 12
-"""Letters in a line of the first column, and of a heading."""
+"""Maximum line width in characters: of the first column, and of headings."""
 
 PACKAGES = (
     "penstock",
@@ -41,7 +41,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title; everything but the first column is set to the right."""
+    """A title, column headings and rows. All columns but the first are right-aligned."""
 
     title: str
     columns: tuple[str, ...]
@@ -50,13 +50,15 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{len(row)} cells in a table of {len(self.columns)}: {row}")
+                raise ValueError(
+                    f"a row has {len(row)} cells, the table {len(self.columns)} columns: {row}"
+                )
 
 
 @dataclass(frozen=True)
-class Found:
-    """The outcome of a benchmark. ``wrong`` says what makes it worthless, if anything does;
-    ``environments`` are the versions that peers ran with."""
+class Result:
+    """The result of a benchmark. ``wrong``: reasons why it is invalid, if any; ``environments``:
+    versions of Python and packages that the peers ran with."""
 
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
@@ -65,15 +67,15 @@ class Found:
     environments: dict[str, Any] = field(default_factory=dict)
 
 
-def show(found: Found, console: Console | None = None) -> None:
-    """Print it."""
+def show(result: Result, console: Console | None = None) -> None:
+    """Print tables, notes and errors."""
     if console is None:
         console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     wide = min(NAME, console.width // 4)
-    for table in found.tables:
+    for table in result.tables:
         drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
         for place, column in enumerate(table.columns):
-            # Names are what rows are found by, so that numbers fold before they do.
+            # The name identifies the row, so the other columns wrap first.
             drawn.add_column(
                 "\n".join(textwrap.wrap(column, HEAD)),
                 justify="right" if place else "left",
@@ -84,34 +86,34 @@ def show(found: Found, console: Console | None = None) -> None:
             lines = (line for part in name.splitlines() for line in textwrap.wrap(part, wide))
             drawn.add_row("\n".join(lines), *cells)
         console.print(drawn)
-    for line in found.notes:
+    for line in result.notes:
         console.print(line, markup=False)
-    for line in found.wrong:
+    for line in result.wrong:
         console.print(f"WRONG: {line}", markup=False)
 
 
-def write_json(path: Path, name: str, options: dict[str, Any], found: Found) -> None:
-    """Everything that was found, and where."""
+def write_json(path: Path, name: str, options: dict[str, Any], result: Result) -> None:
+    """Write the result with the options, the command and the machine that produced it."""
     content = {
         "benchmark": name,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks", *sys.argv[1:]]),
         "options": options,
         "machine": machine(),
-        "environments": found.environments,
-        "data": found.data,
+        "environments": result.environments,
+        "data": result.data,
         "tables": [
             {"title": table.title, "columns": table.columns, "rows": table.rows}
-            for table in found.tables
+            for table in result.tables
         ],
-        "notes": found.notes,
-        "wrong": found.wrong,
+        "notes": result.notes,
+        "wrong": result.wrong,
     }
     path.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made on; load says how busy it was with other things."""
+    """Hardware and software of this machine, and its current load."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -124,7 +126,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of those that are installed."""
+    """Versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""Sources that are slow on purpose: a token bucket, or a disk of a stated rate."""
+"""Sources that are slow on purpose: limited by a token bucket, or by a simulated disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.diagnose.analyze.chosen import nbytes_of
 from penstock.operation import Spec
 from penstock.source.source import Source
 
-NAP = 0.001
-"""The shortest sleep: who is due while the clock stands still would else not sleep at all."""
+MIN_SLEEP = 0.001
+"""The shortest sleep in seconds. While the clock is stopped, shorter ones would busy-wait."""
 
 
 class Stopwatch:
-    """Seconds since it was made, without those in which it was stopped."""
+    """Seconds since it was made, not counting the time it was stopped."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -30,22 +30,22 @@ class Stopwatch:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Let it stand still."""
+        """Stop the watch inside a ``with`` block."""
         since = self._clock()
         self._stopped = since
         try:
             yield
         finally:
-            # First what was lost: it may show less for a moment, but never more.
+            # In this order a concurrent reader may see too little time, but never too much.
             self._lost += self._clock() - since
             self._stopped = None
 
 
 class Bucket:
-    """A token bucket: ``rate`` tokens fall into it a second, and it holds ``burst`` at most.
+    """A token bucket: gains ``rate`` tokens per second, and holds at most ``burst``.
 
-    Whoever takes more than there are waits, after those who came before. Its clock is an argument:
-    where that stands still, no tokens fall.
+    A caller that takes more tokens than there are waits, after earlier callers. The bucket gains
+    no tokens while ``clock`` is stopped.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class Bucket:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        # When the last token that was taken falls: the bucket is empty at first.
+        # The time at which the last token taken is gained. The bucket is empty at first.
         self._taken = clock()
 
     def take(self, tokens: int) -> None:
-        """Wait until so many were there."""
+        """Take tokens, waiting until there are enough."""
         with self._lock:
             self._taken = max(self._taken, self._clock() - self._saved) + tokens / self.rate
             due = self._taken
         while (left := due - self._clock()) > 0:
-            self._sleep(max(left, NAP))
+            self._sleep(max(left, MIN_SLEEP))
 
 
-class _Held(Source):
-    """Another source, whose samples are kept waiting. It serves threads of one process, a node's
-    for instance: each process would have a bucket, or a disk, of its own."""
+class _Delayed(Source):
+    """Wraps a source to delay its samples. For threads of one process only (a node's, for
+    instance): several processes would each have their own bucket or disk."""
 
     threadsafe: ClassVar[bool] = True
 
@@ -94,8 +94,8 @@ class _Held(Source):
         return self._source.fields()
 
 
-class Throttled(_Held):
-    """Another source, of which every sample costs a token."""
+class Throttled(_Delayed):
+    """Wraps a source so that every sample costs a token."""
 
     def __init__(self, source: Source, bucket: Bucket) -> None:
         super().__init__(source)
@@ -107,7 +107,7 @@ class Throttled(_Held):
 
 
 class Disk:
-    """A device that gives so many bytes a second, to one reader after the other."""
+    """A simulated disk: ``rate`` bytes per second, one reader after the other."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.rate = rate
@@ -119,7 +119,7 @@ class Disk:
         return Disk, (self.rate,)
 
     def serve(self, nbytes: int) -> None:
-        """Wait until it has given so many."""
+        """Wait until the disk has read ``nbytes`` bytes."""
         with self._lock:
             self._free = max(self._free, self._clock()) + nbytes / self.rate
             due = self._free
@@ -128,10 +128,10 @@ class Disk:
             time.sleep(left)
 
 
-class OnDisk(_Held):
-    """Another source, whose samples come from a slow device.
+class OnDisk(_Delayed):
+    """Wraps a source so that its samples seem to come from a slow disk.
 
-    They have no files: those they are read from lie on another device.
+    Its samples have no file names, because the real files are on another device.
     """
 
     def __init__(self, source: Source, disk: Disk) -> None:
@@ -140,7 +140,7 @@ class OnDisk(_Held):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         samples = self._source.read(indices)
-        # One after the other, as files are read.
+        # One after the other, as a reader of files does.
         for sample in samples:
             self.disk.serve(nbytes_of(sample))
         return samples

@@ -1,6 +1,6 @@
-"""A small CNN on CIFAR-10: what benchmarks that train have in common.
+"""Training a small CNN on CIFAR-10, for the benchmarks that train: data, network and optimizer.
 
-Which images, which network and how it learns; what comes to it is each benchmark's own.
+Each benchmark makes its own pipeline.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIDE = 32
-"""Pixels of an image in either direction."""
+"""Width and height of an image in pixels."""
 
 CLASSES = 10
 
 PADDING = 4
-"""Pixels that an image may be shifted by; what everybody does with CIFAR-10."""
+"""Pixels by which an image may be shifted: the usual value for CIFAR-10."""
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
-"""Of the levels of CIFAR-10, by channel."""
+"""Mean and standard deviation of each channel of CIFAR-10."""
 
 COLUMNS = ("image", "label")
 
 TESTED = 500
-"""Images that are tested at once."""
+"""Batch size for tests."""
 
 DATA = (
     "folder with CIFAR-10 as two Parquet files, one with train and one with test in its name, and "
@@ -39,7 +39,7 @@ Row = tuple[bytes, int]
 
 
 class Images(NamedTuple):
-    """Images as a network takes them, and their classes."""
+    """Images as input of a network, and their classes."""
 
     pixels: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -47,8 +47,8 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: ``rate`` is the highest learning rate, ``width`` the channels of
-    its first layer. Measured on a core of an EPYC, a sample takes 0.7 ms at a width of 20."""
+    """Hyperparameters: ``rate`` is the highest learning rate, ``width`` the number of channels of
+    the first layer. With a width of 20 a sample takes 0.7 ms, measured on one core of an EPYC."""
 
     width: int = 20
     rate: float = 0.2
@@ -56,46 +56,48 @@ class Recipe:
     decay: float = 5e-4
 
 
-def find(data: Path, test: Path | None) -> tuple[Path, Path]:
-    """The files of the training set and of the test set."""
+def find_files(data: Path, test: Path | None) -> tuple[Path, Path]:
+    """The Parquet files of the training set and of the test set."""
     if data.is_file():
         if test is None or not test.is_file():
             raise SystemExit(
-                f"{data} is one file; give that of the test set behind it, or the folder with both."
+                f"{data} is one file: give the file of the test set too, or the folder of both."
             )
         return data, test
     if test is not None:
-        raise SystemExit(f"{data} is a folder, and {test} is given too; give one or the other.")
-    return _named(data, "train"), _named(data, "test")
+        raise SystemExit(
+            f"{data} is a folder, but the file {test} is given too: give one or the other."
+        )
+    return _find_file(data, "train"), _find_file(data, "test")
 
 
-def _named(folder: Path, word: str) -> Path:
+def _find_file(folder: Path, word: str) -> Path:
     found = [path for path in sorted(folder.glob("*.parquet")) if word in path.name]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise SystemExit(
-            f"{folder} should have one Parquet file with {word!r} in its name, and has: {names}. "
+            f"{folder} must have one Parquet file with {word!r} in its name, but has: {names}. "
             "Give the two files instead."
         )
     return found[0]
 
 
-def rows(path: Path, most: int | None = None) -> list[Row]:
-    """The images of a file as they are kept, with their classes: all, or the first ``most``."""
+def read_rows(path: Path, most: int | None = None) -> list[Row]:
+    """The encoded images of a file with their classes: all, or the first ``most``."""
     import pyarrow.parquet
 
     found: list[Row] = []
     with pyarrow.parquet.ParquetFile(path) as file:
         for part in file.iter_batches(columns=list(COLUMNS)):
             images, labels = (part.column(name).to_pylist() for name in COLUMNS)
-            found += zip(map(_bytes, images), labels, strict=True)
+            found += zip(map(_image_bytes, images), labels, strict=True)
             if most is not None and len(found) >= most:
                 break
     return found[:most]
 
 
-def check(train: Path, test: Path, samples: int | None, batch: int) -> None:
-    """Refuse files that lack what is needed, before anybody has trained for minutes."""
+def check_files(train: Path, test: Path, samples: int | None, batch: int) -> None:
+    """Exit if a file lacks a column or has too few images, before minutes of training."""
     import pyarrow.parquet
 
     for path in (train, test):
@@ -103,68 +105,68 @@ def check(train: Path, test: Path, samples: int | None, batch: int) -> None:
             lacking = [name for name in COLUMNS if name not in file.schema_arrow.names]
             there = file.metadata.num_rows
         if lacking:
-            raise SystemExit(f"{path} has no column {' and none '.join(lacking)}.")
+            raise SystemExit(f"{path} has no column {' and no column '.join(lacking)}.")
         least = max(batch, samples or 0) if path == train else 1
         if there < least:
             raise SystemExit(
-                f"{path} has {there} images, and at least {least} are needed; give another file, "
-                "or fewer with --samples and --batch."
+                f"{path} has {there} images, but at least {least} are needed: give another file, "
+                "or a smaller --samples or --batch."
             )
     if samples is not None and samples < batch:
         raise SystemExit(
-            f"--samples {samples} are fewer than a batch of {batch}; give a smaller --batch."
+            f"--samples {samples} is less than one batch of {batch}: give a smaller --batch."
         )
 
 
-def _bytes(value: Any) -> bytes:
-    """Hugging Face keeps the bytes in a struct, beside a path."""
+def _image_bytes(value: Any) -> bytes:
+    """The bytes of an image. Hugging Face stores them in a struct together with a path."""
     found: bytes = value["bytes"] if isinstance(value, dict) else value
     return found
 
 
-def as_images(path: Path, most: int | None = None) -> Images:
-    """A file of images, ready for a network."""
+def read_images(path: Path, most: int | None = None) -> Images:
+    """Decode and normalise the images of a file: all, or the first ``most``."""
     import penstock as ps
 
-    road = ps.from_dataset(rows(path, most)).map(ps.image.decode()).map(normalized())
+    road = ps.from_dataset(read_rows(path, most)).map(ps.image.decode()).map(normalize())
     with road.batch(TESTED).loader(workers=0, shuffle=False) as loader:
         parts = [(pixels.copy(), labels.copy()) for pixels, labels in loader]
     pixels, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Images(pixels, labels)
 
 
-def normalized() -> Any:
-    """The last map of every road. Channels last is how a CPU convolves fastest."""
+def normalize() -> Any:
+    """The last map of every pipeline. Convolutions on a CPU are fastest with channels last."""
     import penstock as ps
 
     return ps.image.normalize(MEAN, STD, layout="hwc")
 
 
-def stamped(sample: Row, rng: np.random.Generator) -> tuple[bytes, int, int]:
-    """A sample with a number that no other has: copies of it are known by that wherever they are
-    made, so that what a network saw can be counted."""
+def with_stamp(sample: Row, rng: np.random.Generator) -> tuple[bytes, int, int]:
+    """Add a unique number to a sample. Copies share it, whichever stage makes them, so that the
+    distinct samples a network saw can be counted."""
     return (*sample, int(rng.integers(1 << 62)))
 
 
 def endless(loader: Any) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """Yield the batches of all epochs, without end."""
     while True:
         yield from loader
 
 
-def surroundings() -> dict[str, str]:
-    """The environment of a process that trains beside workers: threads of torch that wait for each
-    other would else spin, and keep the workers from the cores that they wait for."""
+def training_environment() -> dict[str, str]:
+    """Environment variables for a process that trains beside workers. By default, waiting threads
+    of torch spin, and take the cores that the workers need."""
     return {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
 def cores() -> int:
-    """How many threads train."""
+    """Number of threads for training."""
     return len(os.sched_getaffinity(0))
 
 
 def network(width: int) -> Any:
-    """Four convolutions. Its parameters come from torch's global generator."""
+    """Four convolutions, with parameters drawn from torch's global generator."""
     from torch import nn
 
     def layer(before: int, after: int, kernel: int, stride: int, pool: int) -> list[Any]:
@@ -174,7 +176,7 @@ def network(width: int) -> Any:
         return [*made, nn.MaxPool2d(pool)] if pool > 1 else made
 
     return nn.Sequential(
-        # Half the pixels at once: at full size a CPU would spend most of its time here.
+        # Stride 2: at full resolution a CPU would spend most of its time in this layer.
         *layer(3, width, 4, 2, 1),
         *layer(width, 2 * width, 3, 1, 2),
         *layer(2 * width, 4 * width, 3, 1, 2),
@@ -186,17 +188,17 @@ def network(width: int) -> Any:
 
 
 @dataclass
-class Student:
-    """A network that learns. The same seed and batches make the same network, on one machine.
+class Trainer:
+    """Trains a network. On one machine, the same seed and batches give the same network.
 
-    With ``steps`` the learning rate goes up and down once (one-cycle); without it is constant
-    after a short warm-up, and an average of the latest parameters is what is tested.
+    With ``steps`` the learning rate follows a one-cycle schedule. Without, it is constant after a
+    short warm-up, and ``accuracy`` tests an average of the latest parameters.
     """
 
     recipe: Recipe
     seed: int
     steps: int | None = None
-    taken: int = field(default=0, init=False)
+    steps_taken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         import torch
@@ -228,7 +230,7 @@ class Student:
             )
 
     def step(self, pixels: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-        """Learn from a batch."""
+        """Train on one batch."""
         import torch
 
         self._model.train()
@@ -239,10 +241,10 @@ class Student:
         self._schedule.step()
         if self._average is not None:
             self._average.update_parameters(self._model)
-        self.taken += 1
+        self.steps_taken += 1
 
     def accuracy(self, images: Images) -> float:
-        """The share of images whose class it names."""
+        """Share of the images that the network classifies correctly."""
         import torch
 
         model = self._model if self._average is None else self._average
@@ -257,14 +259,14 @@ class Student:
 
 
 WARM_UP = 50
-"""Steps in which a constant learning rate is reached."""
+"""Steps until the constant learning rate is reached."""
 
 AVERAGED = 0.98
-"""The weight of what was before in the average of parameters: about the latest 50 steps."""
+"""Decay of the moving average of parameters: covers about the latest 50 steps."""
 
 
 def _as_input(pixels: NDArray[np.float32]) -> Any:
-    """A view: torch names channels first wherever they lie."""
+    """A tensor of shape (batch, channels, height, width) over the same memory."""
     import torch
 
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""What contestants are asked to do, and the datasets they share."""
+"""Workloads of races, and the datasets that contestants share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 RAND_AUGMENT = (2, 9)
-"""Operations for each image, and their magnitude."""
+"""Number of operations per image, and their magnitude."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples that are in memory already: ``length`` views of ``kept`` arrays, shuffled."""
+    """Samples in memory: ``length`` views of ``kept`` arrays, shuffled."""
 
     shape: tuple[int, ...]
     length: int
@@ -27,7 +27,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Photos:
-    """Folders of JPEGs: a random crop resized to ``side``, flipped by chance, shuffled.
+    """Folders of JPEGs: random crop resized to ``side``, random horizontal flip, shuffled.
 
     ``form`` is ``"uint8"`` (height, width, channels) or ``"float32"`` (channels first, normalised).
     ``augment`` adds RandAugment after the flip, before normalising.
@@ -42,7 +42,7 @@ class Photos:
 
 
 class Batched(Protocol):
-    """What all workloads for loaders have."""
+    """A workload with a batch size and a number of workers."""
 
     @property
     def batch(self) -> int: ...
@@ -52,7 +52,7 @@ class Batched(Protocol):
 
 
 def loader_options(work: Batched) -> dict[str, Any]:
-    """What every DataLoader, torch's or the drop-in, is told: the same for a fair race."""
+    """Arguments for every DataLoader, torch's or the drop-in: the same for a fair race."""
     return {
         "batch_size": work.batch,
         "shuffle": True,
@@ -62,7 +62,7 @@ def loader_options(work: Batched) -> dict[str, Any]:
 
 
 class ArrayDataset:
-    """The plainest dataset there is; what a loader adds to it is the loader's own cost."""
+    """A dataset with almost no cost, so that a benchmark measures the loader alone."""
 
     def __init__(self, work: Arrays) -> None:
         generator = np.random.default_rng(0)
@@ -78,7 +78,7 @@ class ArrayDataset:
 
 
 def image_files(folder: Path) -> tuple[list[str], list[int]]:
-    """JPEGs in class folders, with the number of their class."""
+    """Paths of the JPEGs in class folders, and the class number of each."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     paths, labels = [], []
     for label, place in enumerate(classes):

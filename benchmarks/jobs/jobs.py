@@ -14,10 +14,10 @@ from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.measure import Contestant, Lane, peer_names, progress, turns
 from benchmarks.harness.photographs import BY_HAND, CHECKED, DALI_PLAIN, PIPELINE
-from benchmarks.harness.race_table import Column, Versus, found, joined
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.race_table import Column, Versus, join_results, race_result
+from benchmarks.harness.report import Result, Table
 from benchmarks.harness.workloads import image_files
-from benchmarks.jobs.run import RunError, Timing, run_jobs
+from benchmarks.jobs.run import JobsRunError, Timing, run_jobs
 from benchmarks.jobs.work import SharedPhotos, Way, jobs_of
 from benchmarks.peers import penstock_pipeline, penstock_shared, tensorsocket_loader
 
@@ -108,7 +108,7 @@ class Entry:
         for _ in range(1 if self.lane.ours else TRIES):
             try:
                 run = run_jobs(self.way, self.lane.python, place, work, self.jobs, timing)
-            except RunError as error:
+            except JobsRunError as error:
                 progress(f"  {error}\n{error.printed}".rstrip())
                 self.stuck.append(str(error))
                 continue
@@ -116,7 +116,7 @@ class Entry:
             progress("  " + ", ".join(f"{key} {value:.4g}" for key, value in run.values.items()))
             return
         if self.lane.ours or not self.lane.runs:
-            self.lane.why_not = f"failed: {self.stuck[-1]}"
+            self.lane.fail(self.stuck[-1])
 
     def notes(self) -> list[str]:
         if not self.stuck or not self.lane.runs:
@@ -126,7 +126,7 @@ class Entry:
         return [f"jobs, {self.jobs}: {self.lane.title} got stuck {times}: {why}"]
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     if not image_files(options.data)[0]:
         raise SystemExit(f"{options.data} has no JPEG files in class folders")
     work = SharedPhotos(options.data, "uint8", options.batch, options.workers)
@@ -141,7 +141,7 @@ def run(options: Namespace) -> Found:
         _race(jobs, [entry for entry in raced if entry.jobs == jobs], work) for jobs in numbers
     ]
     ours = {entry.jobs: entry.lane for entry in raced if entry.way is SHARED}
-    return joined([*tables, scaling(ours), delays(timed)])
+    return join_results([*tables, scaling(ours), delays(timed)])
 
 
 def take_turns(entries: Sequence[Entry], work: SharedPhotos, timing: Timing, rounds: int) -> None:
@@ -155,7 +155,7 @@ def take_turns(entries: Sequence[Entry], work: SharedPhotos, timing: Timing, rou
                     entry.run(number, Path(place), work, timing)
 
 
-def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Found:
+def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Result:
     name = f"jobs, {jobs}"
     title = (
         f"{name}: crop to {work.side}, flip, uint8 HWC, batches of {work.batch}, "
@@ -170,11 +170,11 @@ def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Found:
             f"rate / {TENSORSOCKET.title}", "rate", True, own=equal, titles=(TENSORSOCKET.title,)
         ),
     )
-    made = found(name, title, [entry.lane for entry in entries], COLUMNS, versus)
+    made = race_result(name, title, [entry.lane for entry in entries], COLUMNS, versus)
     return replace(made, notes=(*made.notes, *(n for entry in entries for n in entry.notes())))
 
 
-def scaling(ours: dict[int, Lane]) -> Found:
+def scaling(ours: dict[int, Lane]) -> Result:
     """What more jobs take than the fewest do, where all share."""
     lanes = [
         replace(lane, title=jobs_of(jobs), runs=_besides_frameworks(lane))
@@ -188,7 +188,7 @@ def scaling(ours: dict[int, Lane]) -> Found:
     )
     title = f"jobs, scaling: {SHARED.title}; memory is that of the node and all jobs"
     columns = (RATE, CPU_PREPARED, READ, MEMORY, FRAMEWORKS, OWN)
-    return found("jobs, scaling", title, lanes, columns, versus, beside=(first,))
+    return race_result("jobs, scaling", title, lanes, columns, versus, beside=(first,))
 
 
 def _besides_frameworks(lane: Lane) -> dict[int, Any]:
@@ -199,7 +199,7 @@ def _besides_frameworks(lane: Lane) -> dict[int, Any]:
     return found
 
 
-def delays(entries: Iterable[Entry]) -> Found:
+def delays(entries: Iterable[Entry]) -> Result:
     """From a batch that is ready to a batch that a job has."""
     rows: list[tuple[str, ...]] = []
     notes, wrong, data = [], [], {}
@@ -222,7 +222,7 @@ def delays(entries: Iterable[Entry]) -> Found:
             )
     title = "jobs, latency: from the last sample of a batch ready in the node to the batch in a job"
     heads = ("node", "median ms", "99th percentile ms")
-    return Found(
+    return Result(
         (Table(title, heads, tuple(rows)),), tuple(notes), tuple(wrong), {"jobs, latency": data}
     )
 

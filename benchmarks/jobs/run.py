@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.harness.alone import ROOT, memory_of_tree
-from benchmarks.harness.environments import surroundings
+from benchmarks.harness.environments import process_environment
 from benchmarks.harness.measure import Run
 from benchmarks.harness.sameness import Look
 from benchmarks.harness.workloads import image_files
@@ -41,7 +41,7 @@ KEPT = 4000
 """Characters of what a failed process said that are worth showing."""
 
 
-class RunError(Exception):
+class JobsRunError(Exception):
     """A process failed, or got stuck; ``printed`` is the end of what it said."""
 
     def __init__(self, message: str, printed: str = "") -> None:
@@ -143,7 +143,7 @@ class _Together:
     def _values(self, before: Reading, after: Reading) -> dict[str, float]:
         each = [now - then for now, then in zip(after.given, before.given, strict=True)]
         if not all(each):
-            raise RunError(f"{each.count(0)} of {jobs_of(self._jobs)} came to a stop")
+            raise JobsRunError(f"{each.count(0)} of {jobs_of(self._jobs)} came to a stop")
         given, prepared = sum(each), after.prepared - before.prepared
         cpu, seconds = after.cpu - before.cpu, after.at - before.at
         epochs = given / self._jobs / self._samples
@@ -161,7 +161,7 @@ class _Together:
         way, serves = self._way, place == self._jobs
         function = way.serve if serves else way.contestant.prepare
         if function is None:
-            raise RunError(f"{way.title} has nobody who serves")
+            raise JobsRunError(f"{way.title} has nobody who serves")
         part = Part(
             name_of(function),
             self._work.as_plain(),
@@ -193,7 +193,7 @@ class _Together:
             "PENSTOCK_NODE_IDLE": "2",
         }
         own = dict(self._way.contestant.environment)
-        return surroundings(self._python, self._files, {**node, **own})
+        return process_environment(self._python, self._files, {**node, **own})
 
     def _said(self, place: int) -> Path:
         return self._files / f"said-{place}"
@@ -210,7 +210,7 @@ class _Together:
                 what,
             )
         except TimeoutError as error:
-            raise RunError(str(error), self._last_words()) from None
+            raise JobsRunError(str(error), self._last_words()) from None
 
     def _check(self) -> None:
         """Nobody may end before it is told to."""
@@ -218,7 +218,7 @@ class _Together:
             if process.poll() is not None:
                 said = self._said(place).read_text(errors="replace").strip()
                 last = said.splitlines()[-1] if said else f"ended with code {process.returncode}"
-                raise RunError(last.strip(), said[-KEPT:])
+                raise JobsRunError(last.strip(), said[-KEPT:])
 
     def _last_words(self) -> str:
         said = (self._said(place).read_text(errors="replace") for place in range(self._jobs + 1))

@@ -1,4 +1,4 @@
-"""Photographs to training batches: read, decode, crop at random, flip, stack."""
+"""Photographs to training batches: read, decode, random crop, flip, stack."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmarks.harness.photographs import (
     SPDL,
     TF_DATA,
     WEBDATASET,
-    raced,
+    race_photos,
 )
-from benchmarks.harness.race_table import Versus, against_peers, joined
-from benchmarks.harness.report import Found
+from benchmarks.harness.race_table import Versus, against_peers, join_results
+from benchmarks.harness.report import Result
 from benchmarks.harness.workloads import Photos
 from benchmarks.peers import penstock_pipeline
 
-# The first is what most scripts do, and so what the others' batches are compared with.
+# The first is what most scripts do. The batches of the others are compared with its batches.
 PEERS = (
     PIL,
     BY_HAND,
@@ -60,27 +60,27 @@ ONE_WORKER, TWO_WORKERS = (
 SCALING = Versus("rate / 1 worker", "rate", True, 1.85)
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     pixels = Photos(options.data, "uint8", options.batch, options.workers)
     numbers = replace(pixels, form="float32")
-    return joined(
+    return join_results(
         [
-            # The drop-in takes over transforms that end in a float tensor: it has no uint8 form.
-            raced(
+            # Not the drop-in: it replaces only transforms that end in a float tensor.
+            race_photos(
                 "load, uint8",
                 (*PEERS, PIPELINE, NO_KERNEL),
                 pixels,
                 options,
                 against_peers(1.3, {NO_KERNEL.title: 1.0}),
             ),
-            raced(
+            race_photos(
                 "load, float32",
                 (*PEERS, PIPELINE, NO_KERNEL, DROP_IN),
                 numbers,
                 options,
                 against_peers(1.7, {NO_KERNEL.title: 1.0, DROP_IN.title: 1.3}),
             ),
-            raced(
+            race_photos(
                 "load, scaling",
                 (ONE_WORKER, TWO_WORKERS),
                 pixels,
@@ -94,7 +94,7 @@ def run(options: Namespace) -> Found:
 
 BENCHMARK = Benchmark(
     "load",
-    "JPEG folders to batches: decode, crop at random, flip",
+    "JPEG folders to batches: decode, random crop, flip",
     run,
     needs_data=True,
     peers=peer_names(PEERS),

@@ -1,4 +1,4 @@
-"""Photographs to training batches with RandAugment: what ImageNet training does today."""
+"""Photographs to training batches with RandAugment, as in current ImageNet training."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from benchmarks.harness.photographs import (
     SPDL,
     TENSORS,
     WEBDATASET,
-    raced,
+    race_photos,
 )
 from benchmarks.harness.race_table import against_peers
-from benchmarks.harness.report import Found
+from benchmarks.harness.report import Result
 from benchmarks.harness.workloads import Photos
 
 # FFCV and tf.data have no RandAugment.
 PEERS = (PIL, TENSORS, BY_HAND, DALI, GRAIN, SPDL, WEBDATASET, LITDATA)
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     work = Photos(options.data, "float32", options.batch, options.workers, augment=True)
-    return raced("randaugment", (*PEERS, PIPELINE, DROP_IN), work, options, against_peers(3.0))
+    return race_photos(
+        "randaugment", (*PEERS, PIPELINE, DROP_IN), work, options, against_peers(3.0)
+    )
 
 
 BENCHMARK = Benchmark(

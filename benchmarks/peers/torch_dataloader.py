@@ -19,7 +19,7 @@ def restarting(work: Arrays) -> Make:
     return _loader(work, persistent_workers=False)
 
 
-def alone(work: Arrays) -> Make:
+def without_workers(work: Arrays) -> Make:
     """Without workers."""
     return _loader(replace(work, workers=0))
 

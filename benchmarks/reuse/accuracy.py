@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.alone import AloneError, alone
+from benchmarks.harness.alone import AloneError, run_alone
 from benchmarks.harness.arguments import count
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.courses import Throughput
 from benchmarks.harness.measure import Contestant, Lane, Make, Spread, progress, race
 from benchmarks.harness.plot import Figure, Point, Range, Series, add_plot_argument, write
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 from benchmarks.harness.training import (
     DATA,
     PADDING,
     SIDE,
     Recipe,
-    Student,
-    as_images,
-    check,
+    Trainer,
+    check_files,
     endless,
-    find,
-    normalized,
-    rows,
-    stamped,
-    surroundings,
+    find_files,
+    normalize,
+    read_images,
+    read_rows,
+    training_environment,
+    with_stamp,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Setting:
         if self.refurbish > 1:
             road = road.refurbish(reuse=self.refurbish)
         road = road.map(ps.image.random_crop(SIDE, padding=PADDING)).map(ps.image.random_flip())
-        road = road.map(normalized())
+        road = road.map(normalize())
         if self.echo > 1:
             road = road.echo(self.echo)
         return road.batch(batch, drop_last=True)
@@ -136,19 +136,19 @@ def trained(work: Work, setting: Setting, seed: int) -> Trained:
     """Train and test. Runs in its own process."""
     import penstock as ps
 
-    source = ps.from_dataset(rows(work.train, work.samples)).map(stamped)
-    student = Student(work.recipe, seed, work.steps)
+    source = ps.from_dataset(read_rows(work.train, work.samples)).map(with_stamp)
+    trainer = Trainer(work.recipe, seed, work.steps)
     stamps = []
     road = setting.road(source, work.batch)
     with road.loader(workers=work.workers, kind="processes", seed=seed) as loader:
         started = time.perf_counter()
         for pixels, labels, made in islice(endless(loader), work.steps):
-            student.step(pixels, labels)
+            trainer.step(pixels, labels)
             stamps.append(made.copy())
         seconds = time.perf_counter() - started
         waited = loader.stats().stall
     seen = np.concatenate(stamps)
-    accuracy = student.accuracy(as_images(work.test))
+    accuracy = trainer.accuracy(read_images(work.test))
     return Trained(accuracy, len(np.unique(seen)), len(seen), seconds, waited)
 
 
@@ -156,14 +156,14 @@ def prepared(work: Work, setting: Setting) -> Make:
     """What makes the loader of a setting, where nobody trains."""
     import penstock as ps
 
-    road = setting.road(ps.from_dataset(rows(work.train, work.samples)), work.batch)
+    road = setting.road(ps.from_dataset(read_rows(work.train, work.samples)), work.batch)
     return lambda: road.loader(workers=work.workers, kind="processes", seed=0)
 
 
-def run(options: Namespace) -> Found:
-    train, test = find(options.data, options.test)
+def run(options: Namespace) -> Result:
+    train, test = find_files(options.data, options.test)
     samples = options.samples or SAMPLES
-    check(train, test, samples, options.batch)
+    check_files(train, test, samples, options.batch)
     work = Work(train, test, samples, options.epochs, options.batch, options.workers, RECIPE)
     lanes = _raced(work, options)
     runs: dict[str, list[Trained]] = {setting.title: [] for setting in SETTINGS}
@@ -173,8 +173,13 @@ def run(options: Namespace) -> Found:
         for setting in SETTINGS:
             progress(f"accuracy: seed {seed + 1} of {options.seeds}: {setting.title}")
             try:
-                value: Trained = alone(
-                    trained, work, setting, seed, timeout=TIMEOUT, environment=surroundings()
+                value: Trained = run_alone(
+                    trained,
+                    work,
+                    setting,
+                    seed,
+                    timeout=TIMEOUT,
+                    environment=training_environment(),
                 ).value
             except AloneError as error:
                 progress(error.printed or f"  {error}")
@@ -210,7 +215,7 @@ def found(
     lanes: list[Lane],
     seconds: float,
     wrong: tuple[str, ...] = (),
-) -> Found:
+) -> Result:
     """A row for each setting, whatever is known of it."""
     data: dict[str, Any] = {}
     cells: list[tuple[str, ...]] = []
@@ -243,7 +248,7 @@ def found(
         f"{work.batch}, {seeds} seeds, {work.workers} workers"
     )
     notes = (f"accuracy: training all of them took {seconds / 60:.1f} minutes",)
-    return Found((Table(title, HEADS, tuple(cells)),), notes, wrong, data)
+    return Result((Table(title, HEADS, tuple(cells)),), notes, wrong, data)
 
 
 def _summed(values: list[float]) -> dict[str, float] | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
-from benchmarks.harness.report import Found, Table
+from benchmarks.harness.report import Result, Table
 from benchmarks.harness.workloads import RAND_AUGMENT, image_files
 
 IMAGES = 200
@@ -179,7 +179,7 @@ def works(paths: Sequence[str], rounds: int) -> list[Work]:
     return found
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     paths = image_files(options.data)[0]
     wanted = min(options.samples or IMAGES, len(paths))
     # Evenly over all classes.
@@ -208,7 +208,7 @@ def run(options: Namespace) -> Found:
             "anew": work.anew,
             "ways": {title: asdict(cost) for title, cost in costs.items()},
         }
-    return Found(tuple(tables), wrong=tuple(wrong), data=data)
+    return Result(tuple(tables), wrong=tuple(wrong), data=data)
 
 
 BENCHMARK = Benchmark(

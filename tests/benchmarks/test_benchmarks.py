@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks import cache, memory
 from benchmarks.__main__ import BENCHMARKS, main, parse
-from benchmarks.harness.alone import AloneError, alone, memory_of_tree
+from benchmarks.harness.alone import AloneError, memory_of_tree, run_alone
 from benchmarks.harness.courses import Starts, Throughput
 from benchmarks.harness.measure import (
     Contestant,
@@ -26,14 +26,14 @@ from benchmarks.harness.measure import (
     Make,
     Run,
     Spread,
-    chosen,
     peer_names,
     race,
     ratios,
+    select,
     turns,
 )
-from benchmarks.harness.race_table import RATE, Versus, found, joined
-from benchmarks.harness.report import Found, Table, show, write_json
+from benchmarks.harness.race_table import RATE, Versus, join_results, race_result
+from benchmarks.harness.report import Result, Table, show, write_json
 from benchmarks.harness.sameness import Look, difference, first_leaf, look
 from benchmarks.peers.by_hand import random_box
 
@@ -49,7 +49,7 @@ def lane(title: str, rates: dict[int, float], *, ours: bool = False, seen: Look 
     return Lane(title, ours, {number: Run({"rate": rate}, seen) for number, rate in rates.items()})
 
 
-def shown(what: Found) -> str:
+def shown(what: Result) -> str:
     text = io.StringIO()
     show(what, Console(file=text, width=160))
     return text.getvalue()
@@ -91,13 +91,16 @@ def test_benchmarks_of_photographs_have_no_default_folder(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["overhead", "--rounds", "0"], "whole number from 1"),
+        (["overhead", "--rounds", "0"], "whole number of at least 1"),
         (["overhead", "--seconds", "soon"], "number above 0"),
         (["overhead", "--seconds", "-1"], "number above 0"),
         (["load", "--data", "/nowhere/at/all"], "is not a folder"),
-        (["memory", "--epochs", "-2"], "whole number from 1"),
-        (["overhead", "--peers", "torch,grian"], "no peer 'grian' here; there are: torch, grain"),
-        (["overhead", "--chart", "out.gif"], "none of .svg, .png"),
+        (["memory", "--epochs", "-2"], "whole number of at least 1"),
+        (
+            ["overhead", "--peers", "torch,grian"],
+            "no peer 'grian' in this benchmark; there are: torch, grain",
+        ),
+        (["overhead", "--chart", "out.gif"], "one of .svg, .png"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
@@ -142,8 +145,8 @@ def test_ours_run_whichever_peers_are_chosen() -> None:
         Contestant("mine", batches_of_two, (), ours=True),
     )
     assert peer_names(contestants) == ("torch", "grain")
-    assert [one.title for one in chosen(contestants, ("torch",))] == ["a", "c", "mine"]
-    assert [one.title for one in chosen(contestants, ())] == ["mine"]
+    assert [one.title for one in select(contestants, ("torch",))] == ["a", "c", "mine"]
+    assert [one.title for one in select(contestants, ())] == ["mine"]
 
 
 # Statistics.
@@ -156,7 +159,7 @@ def test_every_round_begins_with_the_next_contestant() -> None:
 def test_a_spread_is_median_least_and_most() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
     assert Spread.of([4.0, 1.0]) == Spread(2.5, 1.0, 4.0)
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="at least one value"):
         Spread.of([])
 
 
@@ -186,7 +189,7 @@ def test_memory_that_nobody_saw_compares_with_nothing() -> None:
 
 def test_a_race_shows_medians_extremes_ratio_and_verdict() -> None:
     lanes = [lane("peer", {0: 100.0, 1: 200.0}), lane("mine", {0: 300.0, 1: 400.0}, ours=True)]
-    text = shown(found("r", "title", lanes, (RATE,), (Versus("ratio", "rate", True, 2.0),)))
+    text = shown(race_result("r", "title", lanes, (RATE,), (Versus("ratio", "rate", True, 2.0),)))
     assert "150" in text
     assert "100 - 200" in text
     assert "2.00 - 3.00" in text
@@ -195,7 +198,7 @@ def test_a_race_shows_medians_extremes_ratio_and_verdict() -> None:
 
 def test_a_missed_target_is_said() -> None:
     lanes = [lane("peer", {0: 100.0}), lane("mine", {0: 120.0}, ours=True)]
-    made = found("r", "t", lanes, (RATE,), (Versus("ratio", "rate", True, 1.3),))
+    made = race_result("r", "t", lanes, (RATE,), (Versus("ratio", "rate", True, 1.3),))
     assert made.notes == ("r: mine: ratio 1.20, target at least 1.3: MISSED",)
 
 
@@ -209,7 +212,7 @@ def test_a_peer_that_is_not_installed_stays_in_the_table(
     # No rounds: nothing is started.
     lanes = race("r", contestants, 3, Starts(2), rounds=0, timeout=1)
     assert lanes[0].why_not == "not installed: no_such_package_anywhere"
-    made = found("r", "t", lanes, (RATE,), ())
+    made = race_result("r", "t", lanes, (RATE,), ())
     assert "not installed: no_such_package_anywhere" in shown(made)
     assert made.wrong == ()
 
@@ -217,7 +220,7 @@ def test_a_peer_that_is_not_installed_stays_in_the_table(
 def test_ours_can_be_compared_with_ours() -> None:
     lanes = [lane("one", {0: 100.0}, ours=True), lane("two", {0: 180.0}, ours=True)]
     versus = (Versus("rate / one", "rate", True, 1.85),)
-    made = found("r", "t", lanes, (RATE,), versus, beside=("one",))
+    made = race_result("r", "t", lanes, (RATE,), versus, beside=("one",))
     assert made.notes == ("r: two: rate / one 1.80, target at least 1.85: MISSED",)
     assert made.tables[0].rows == (("one", "100", ""), ("two", "180", "1.80"))
 
@@ -225,20 +228,22 @@ def test_ours_can_be_compared_with_ours() -> None:
 def test_what_converting_cost_is_said_and_kept() -> None:
     slow = lane("peer", {0: 100.0})
     slow.conversion = Conversion(seconds=3.25, bytes=54_000_000)
-    made = found("r", "t", [slow], (RATE,), ())
-    assert made.notes == ("r: peer: converting the data took 3.2 s and 54.0 MB, off the clock",)
+    made = race_result("r", "t", [slow], (RATE,), ())
+    assert made.notes == (
+        "r: peer: converting the data took 3.2 s and 54.0 MB, not counted in the race",
+    )
     assert made.data["r"]["peer"]["conversion"] == {"seconds": 3.25, "bytes": 54_000_000}
 
 
 def test_a_row_that_does_not_fit_its_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 cells in a table of 1"):
+    with pytest.raises(ValueError, match="2 cells, the table 1 columns"):
         Table("t", ("a",), (("1", "2"),))
 
 
 def test_json_carries_the_machine_the_command_and_every_round(tmp_path: Path) -> None:
-    parts = [found(n, n, [lane("peer", {0: 100.0})], (RATE,), ()) for n in ("x", "y")]
+    parts = [race_result(n, n, [lane("peer", {0: 100.0})], (RATE,), ()) for n in ("x", "y")]
     path = tmp_path / "out.json"
-    write_json(path, "overhead", {"rounds": 1, "data": tmp_path}, joined(parts))
+    write_json(path, "overhead", {"rounds": 1, "data": tmp_path}, join_results(parts))
     read = json.loads(path.read_text())
     assert read["benchmark"] == "overhead"
     assert "-m benchmarks" in read["command"]
@@ -280,7 +285,7 @@ def test_the_first_leaf_is_found_below_lists_tuples_and_dicts() -> None:
 def test_work_is_the_same_within_the_tolerance_only(other: Look, same: bool) -> None:
     assert (difference(LOOK, other) is None) is same
     lanes = [lane("one", {0: 1.0}), lane("two", {0: 1.0}, seen=other)]
-    wrong = found("r", "t", lanes, (RATE,), ()).wrong
+    wrong = race_result("r", "t", lanes, (RATE,), ()).wrong
     assert (wrong == ()) is same
     if not same:
         assert "two does other work" in wrong[0]
@@ -321,14 +326,14 @@ def test_starts_times_two_epochs_of_one_loader() -> None:
 
 
 def test_a_function_runs_in_a_process_of_its_own_and_is_watched() -> None:
-    watched = alone(sum, [1, 2, 3], timeout=60)
+    watched = run_alone(sum, [1, 2, 3], timeout=60)
     assert watched.value == 6
     assert memory_of_tree(psutil.Process().pid) > 1_000_000
 
 
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(AloneError, match="ValueError: invalid literal") as caught:
-        alone(int, "x", timeout=60)
+        run_alone(int, "x", timeout=60)
     assert "Traceback" in caught.value.printed
 
 

@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.harness import chart
 from benchmarks.harness.chart import panels, svg
 from benchmarks.harness.measure import Lane, Run, Spread
-from benchmarks.harness.race_table import RATE, found, joined
+from benchmarks.harness.race_table import RATE, join_results, race_result
 from benchmarks.harness.report import write_json
 from benchmarks.harness.sameness import Look
 
@@ -33,14 +33,14 @@ def racers() -> list[Lane]:
 
 
 def test_a_panel_has_the_fastest_first_and_the_absent_last() -> None:
-    (panel,) = panels(found("r", "t", racers(), (RATE,), ()).data)
+    (panel,) = panels(race_result("r", "t", racers(), (RATE,), ()).data)
     assert [bar.title for bar in panel.bars] == ["mine", "peer", "mine too", "absent & gone"]
     assert panel.bars[0].spread == Spread(350.0, 300.0, 400.0)
     assert panel.most == 400.0
 
 
 def test_a_chart_draws_each_contestant_to_scale_and_ours_apart() -> None:
-    root = ElementTree.fromstring(svg(panels(found("r", "t", racers(), (RATE,), ()).data)))
+    root = ElementTree.fromstring(svg(panels(race_result("r", "t", racers(), (RATE,), ()).data)))
     name = "{http://www.w3.org/2000/svg}"
     bars = [bar for bar in root.iter(f"{name}rect") if bar.get("class") in ("ours", "peer")]
     assert [bar.get("class") for bar in bars] == ["ours", "peer", "ours"]
@@ -53,10 +53,10 @@ def test_a_chart_draws_each_contestant_to_scale_and_ours_apart() -> None:
 
 
 def test_a_race_of_ours_alone_is_not_drawn_beside_others() -> None:
-    data = joined(
+    data = join_results(
         [
-            found("peers", "t", racers(), (RATE,), ()),
-            found("scaling", "t", [lane("one", {0: 1.0}, ours=True)], (RATE,), ()),
+            race_result("peers", "t", racers(), (RATE,), ()),
+            race_result("scaling", "t", [lane("one", {0: 1.0}, ours=True)], (RATE,), ()),
         ]
     ).data
     assert [panel.title for panel in panels(data)] == ["peers"]
@@ -65,7 +65,7 @@ def test_a_race_of_ours_alone_is_not_drawn_beside_others() -> None:
 
 def test_a_race_to_the_first_batch_is_drawn_in_milliseconds_least_first() -> None:
     lanes = [Lane(t, False, {0: Run({"first": s}, LOOK)}) for t, s in (("a", 0.5), ("b", 0.2))]
-    (panel,) = panels(found("start", "t", lanes, (), ()).data)
+    (panel,) = panels(race_result("start", "t", lanes, (), ()).data)
     assert [(bar.title, bar.spread) for bar in panel.bars] == [
         ("b", Spread(200.0, 200.0, 200.0)),
         ("a", Spread(500.0, 500.0, 500.0)),
@@ -73,7 +73,7 @@ def test_a_race_to_the_first_batch_is_drawn_in_milliseconds_least_first() -> Non
 
 
 def test_a_chart_is_redrawn_from_json(tmp_path: Path) -> None:
-    made = found("r", "t", racers(), (RATE,), ())
+    made = race_result("r", "t", racers(), (RATE,), ())
     write_json(tmp_path / "out.json", "load", {}, made)
     drawn = tmp_path / "out.svg"
     assert main(["chart", str(tmp_path / "out.json"), "--chart", str(drawn)]) == 0
@@ -82,7 +82,7 @@ def test_a_chart_is_redrawn_from_json(tmp_path: Path) -> None:
 
 def test_a_chart_is_also_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    chart.write(tmp_path / "out.png", found("r", "t", racers(), (RATE,), ()).data)
+    chart.write(tmp_path / "out.png", race_result("r", "t", racers(), (RATE,), ()).data)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 

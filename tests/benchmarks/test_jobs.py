@@ -31,7 +31,7 @@ from benchmarks.jobs.jobs import (
     delays,
     scaling,
 )
-from benchmarks.jobs.run import Reading, RunError, Timing, free_ports, run_jobs
+from benchmarks.jobs.run import JobsRunError, Reading, Timing, free_ports, run_jobs
 from benchmarks.jobs.work import SharedPhotos, Way
 
 LOOK = Look((2,), "uint8", 100.0, 50.0)
@@ -120,7 +120,7 @@ def test_what_is_delivered_and_what_is_prepared_are_counted_apart(tmp_path: Path
 
 def test_a_job_that_came_to_a_stop_makes_a_run_worthless(tmp_path: Path) -> None:
     before, after = Reading(0.0, (0, 5), 0, 0, 0), Reading(1.0, (9, 5), 9, 1, 1)
-    with pytest.raises(RunError, match="1 of 2 jobs came to a stop"):
+    with pytest.raises(JobsRunError, match="1 of 2 jobs came to a stop"):
         values(SHARED, 2, before, after, tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
     def run(*_: Any) -> Run:
         tries.append(1)
         if len(tries) < 3:
-            raise RunError("2 of 2 jobs came to a stop")
+            raise JobsRunError("2 of 2 jobs came to a stop")
         return Run({"rate": 1.0}, LOOK)
 
     monkeypatch.setattr(jobs, "run_jobs", run)
@@ -192,7 +192,7 @@ def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
 
 def test_ours_may_not_get_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(*_: Any) -> Run:
-        raise RunError("no batch")
+        raise JobsRunError("no batch")
 
     monkeypatch.setattr(jobs, "run_jobs", run)
     made = Entry(SHARED, 2)
@@ -221,7 +221,7 @@ def test_a_job_that_fails_is_heard_and_the_others_are_ended(tmp_path: Path) -> N
     data = photographs(tmp_path / "data")
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"no photograph")
-    with pytest.raises(RunError) as failed:
+    with pytest.raises(JobsRunError) as failed:
         run_jobs(APART, sys.executable, tmp_path, work(data), 2, Timing(0.1, 0.1, patience=30))
     assert ".jpg" in failed.value.printed
     assert [pid for pid in psutil.pids() if _is_job(pid, tmp_path)] == []

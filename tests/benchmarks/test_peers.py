@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import environments
-from benchmarks.harness.alone import ROOT, _pickled, alone
+from benchmarks.harness.alone import ROOT, _pickled, run_alone
 from benchmarks.harness.courses import Starts
 from benchmarks.harness.measure import Contestant, Lane, race
-from benchmarks.harness.race_table import FIRST, found
+from benchmarks.harness.race_table import FIRST, race_result
 from benchmarks.harness.report import write_json
 from benchmarks.load import load
 from penstock import native
@@ -155,7 +155,7 @@ def test_json_has_the_versions_of_each_peers_environment(
         replace(contestant(peer, "b", env="lacking"), needs=("dali",)),
         contestant(peer, "mine", ours=True),
     ]
-    made_of = found("r", "t", raced(contestants, tmp_path / "diary", rounds=0), (FIRST,), ())
+    made_of = race_result("r", "t", raced(contestants, tmp_path / "diary", rounds=0), (FIRST,), ())
     write_json(tmp_path / "out.json", "load", {}, made_of)
     read = json.loads((tmp_path / "out.json").read_text())
     assert set(read["environments"]) == {"other"}
@@ -168,8 +168,8 @@ def test_search_paths_of_this_interpreter_do_not_reach_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/for/this/one")
-    own = environments.surroundings(sys.executable, tmp_path, {"MARK": "1"})
-    other = environments.surroundings("/other/python", tmp_path, {"MARK": "1"})
+    own = environments.process_environment(sys.executable, tmp_path, {"MARK": "1"})
+    other = environments.process_environment("/other/python", tmp_path, {"MARK": "1"})
     assert own["PYTHONPATH"] == "/for/this/one"
     assert "PYTHONPATH" not in other
     for found_there in (own, other):
@@ -195,7 +195,7 @@ def test_jobs_can_be_read_by_other_versions_of_python() -> None:
     assert next(argument for _, argument, _ in pickletools.genops(written)) == 4
     # Where the class of a path lives depends on the version.
     assert b"pathlib" not in written
-    assert alone(os.fspath, Path("/some/where"), timeout=60).value == "/some/where"
+    assert run_alone(os.fspath, Path("/some/where"), timeout=60).value == "/some/where"
 
 
 # Places of their own.
@@ -236,7 +236,7 @@ def test_a_peer_that_cannot_convert_is_reported_and_the_others_run(
     lanes = raced(contestants, diary, rounds=1)
     assert [len(lane.runs) for lane in lanes] == [0, 1]
     assert lanes[0].why_not == "failed: OSError: no room for shards"
-    assert found("r", "t", lanes, (FIRST,), ()).wrong == (
+    assert race_result("r", "t", lanes, (FIRST,), ()).wrong == (
         "r: a failed: OSError: no room for shards",
     )
 

@@ -289,7 +289,7 @@ def test_a_chart_of_another_kind_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         options(tmp_path, "--chart", "out.gif")
-    assert "none of .svg, .png" in capsys.readouterr().err
+    assert "one of .svg, .png" in capsys.readouterr().err
 
 
 def test_the_benchmark_runs_and_writes_what_it_found(

@@ -64,7 +64,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         return Watched(function(*args), 0)
 
     for module in (accuracy, echo, measure):
-        monkeypatch.setattr(module, "alone", run)
+        monkeypatch.setattr(module, "run_alone", run)
 
 
 # Data.
@@ -72,54 +72,54 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_two_files_are_found_by_name_or_given(data: Path) -> None:
     train, test = data / "c-train.parquet", data / "c-test.parquet"
-    assert training.find(data, None) == (train, test)
-    assert training.find(test, train) == (test, train)
+    assert training.find_files(data, None) == (train, test)
+    assert training.find_files(test, train) == (test, train)
     for name in ("accuracy", "echo"):
         options = parse([name, "--data", str(train), str(test), "--seeds", "2"])[1]
         assert (options.data, options.test, options.seeds) == (train, test, 2)
-    with pytest.raises(SystemExit, match="is one file; give that of the test set behind it"):
-        training.find(train, None)
-    with pytest.raises(SystemExit, match=r"is a folder, and .* is given too"):
-        training.find(data, test)
+    with pytest.raises(SystemExit, match="is one file: give the file of the test set too"):
+        training.find_files(train, None)
+    with pytest.raises(SystemExit, match=r"is a folder, but the file .* is given too"):
+        training.find_files(data, test)
 
 
 def test_a_folder_without_both_files_is_an_error_that_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "train-0.parquet").touch()
     (tmp_path / "train-1.parquet").touch()
     with pytest.raises(SystemExit, match=r"'train' .*has: train-0.parquet, train-1.parquet"):
-        training.find(tmp_path, None)
+        training.find_files(tmp_path, None)
 
 
 def test_too_few_images_or_columns_are_an_error_before_anybody_trains(
     data: Path, tmp_path: Path
 ) -> None:
-    train, test = training.find(data, None)
-    training.check(train, test, 96, 8)
+    train, test = training.find_files(data, None)
+    training.check_files(train, test, 96, 8)
     for samples, batch, said in (
-        (97, 8, "has 96 images, and at least 97"),
-        (None, 100, "has 96 images, and at least 100"),
-        (4, 8, "--samples 4 are fewer than a batch of 8"),
+        (97, 8, "has 96 images, but at least 97"),
+        (None, 100, "has 96 images, but at least 100"),
+        (4, 8, "--samples 4 is less than one batch of 8"),
     ):
         with pytest.raises(SystemExit, match=said):
-            training.check(train, test, samples, batch)
+            training.check_files(train, test, samples, batch)
     import pyarrow as pa
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pa.table({"image": [b""]}), tmp_path / "x.parquet")
     with pytest.raises(SystemExit, match=r"x.parquet has no column label"):
-        training.check(train, tmp_path / "x.parquet", None, 8)
+        training.check_files(train, tmp_path / "x.parquet", None, 8)
 
 
 def test_rows_are_bytes_and_classes_from_the_first_on(data: Path, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    everything = training.rows(data / "c-test.parquet")
+    everything = training.read_rows(data / "c-test.parquet")
     assert len(everything) == 64
-    assert training.rows(data / "c-test.parquet", 5) == everything[:5]
+    assert training.read_rows(data / "c-test.parquet", 5) == everything[:5]
     structs = {"image": [{"bytes": b"abc", "path": None}], "label": [3]}
     pyarrow.parquet.write_table(pa.table(structs), tmp_path / "s.parquet")
-    assert training.rows(tmp_path / "s.parquet") == [(b"abc", 3)]
+    assert training.read_rows(tmp_path / "s.parquet") == [(b"abc", 3)]
 
 
 # Learning.
@@ -127,15 +127,15 @@ def test_rows_are_bytes_and_classes_from_the_first_on(data: Path, tmp_path: Path
 
 def test_the_same_seed_and_batches_make_the_same_network(data: Path) -> None:
     pytest.importorskip("torch")
-    images = training.as_images(data / "c-test.parquet")
+    images = training.read_images(data / "c-test.parquet")
     assert images.pixels.shape == (64, 32, 32, 3)
 
     def learned(seed: int, steps: int | None) -> tuple[float, list[float]]:
-        student = training.Student(training.Recipe(width=4, rate=0.05), seed, steps)
+        trainer = training.Trainer(training.Recipe(width=4, rate=0.05), seed, steps)
         for first in range(0, 64, 8):
-            student.step(images.pixels[first : first + 8], images.labels[first : first + 8])
-        weights = [float(part.detach().sum()) for part in student._model.parameters()]
-        return student.accuracy(images), weights
+            trainer.step(images.pixels[first : first + 8], images.labels[first : first + 8])
+        weights = [float(part.detach().sum()) for part in trainer._model.parameters()]
+        return trainer.accuracy(images), weights
 
     for steps in (8, None):
         assert learned(1, steps) == learned(1, steps)
@@ -144,13 +144,13 @@ def test_the_same_seed_and_batches_make_the_same_network(data: Path) -> None:
 
 def test_a_network_learns_classes_that_can_be_told_apart(data: Path) -> None:
     pytest.importorskip("torch")
-    images = training.as_images(data / "c-test.parquet")
-    student = training.Student(training.Recipe(width=8), 0, 60)
+    images = training.read_images(data / "c-test.parquet")
+    trainer = training.Trainer(training.Recipe(width=8), 0, 60)
     for step in range(60):
         part = slice(step * 16 % 64, step * 16 % 64 + 16)
-        student.step(images.pixels[part], images.labels[part])
-    assert student.taken == 60
-    assert student.accuracy(images) > 0.9
+        trainer.step(images.pixels[part], images.labels[part])
+    assert trainer.steps_taken == 60
+    assert trainer.accuracy(images) > 0.9
 
 
 # The slow source.
@@ -266,10 +266,10 @@ def test_the_places_are_compared_where_their_factor_runs() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--chart", "out.gif"], "none of .svg, .png"),
+        (["--chart", "out.gif"], "one of .svg, .png"),
         (["--target", "55"], "share between 0 and 1"),
         (["--limit", "0"], "number above 0"),
-        (["--factors", "1,x"], "whole number from 1"),
+        (["--factors", "1,x"], "whole number of at least 1"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
@@ -322,7 +322,7 @@ def test_a_training_that_fails_is_said_and_the_others_go_on(
             raise AloneError("out of memory")
         return Watched(accuracy.Trained(0.5, 10, 20, 1.0, 0.0), 0)
 
-    monkeypatch.setattr(accuracy, "alone", fail)
+    monkeypatch.setattr(accuracy, "run_alone", fail)
     lanes = [measure.Lane(one.title, True, why_not="no cv2") for one in accuracy.SETTINGS]
     monkeypatch.setattr(accuracy, "race", lambda *_, **__: lanes)
     options = parse(["accuracy", "--data", str(data), "--samples", "64", "--seeds", "2"])[1]
