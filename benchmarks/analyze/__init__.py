@@ -1,1 +1,1 @@
-"""The benchmark ``analyze``: predictions of ``penstock analyze`` compared with real runs."""
+"""The benchmark ``analyze``: predictions of an analysis compared with real runs."""

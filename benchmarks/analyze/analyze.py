@@ -1,4 +1,4 @@
-"""Predictions of one analysis beside real runs: of storage, cache, workers, reuse and jobs."""
+"""Predictions of one analysis compared with real runs: storage, cache, workers, reuse and jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from functools import partial
 from statistics import median
 
 from benchmarks.analyze.pace import Pace
-from benchmarks.analyze.work import Setting, Telling, analysed, at_pace, measured, shared
+from benchmarks.analyze.work import (
+    PhaseLog,
+    Scenario,
+    measure_rate,
+    measure_shared_rate,
+    run_analysis,
+    scale_costs,
+)
 from benchmarks.harness.arguments import positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
@@ -19,7 +26,7 @@ from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.report import Report
 
 STORAGE = (30e6, 90e6, 300e6)
-HELD = (0.0, 0.5)
+CACHED = (0.0, 0.5)
 STEPS = (0.02, 0.08)
 WORKERS = (1, 2, 4)
 REUSE = (2, 3)
@@ -27,25 +34,28 @@ SLEEP = 0.002
 JOBS = (2, 4)
 
 MEDIAN, WORST, WORST_OTHER = 0.03, 0.08, 0.10
-"""Errors that are aimed at: over the grid, and for reuse and jobs."""
+"""Targets for the errors: median and worst over the grid, and worst for reuse and jobs."""
 
 
 @dataclass
-class Line:
-    """One setting: in each round, what was found, and what that round's analysis says of it: for
-    the pace of the cores while it ran, and ``unpaced``, as if that were the analysis's."""
+class Comparison:
+    """Measured and predicted rates of one scenario, by round.
+
+    ``predicted``: prediction of the round's analysis, corrected for the pace of the cores while the
+    scenario ran. ``unpaced``: without that correction. ``bound``: min(F, P, G).
+    """
 
     title: str
     change: Change
     measure: Callable[[float, float], float]
-    found: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
     unpaced: list[float] = field(default_factory=list)
     bound: list[float] = field(default_factory=list)
-    """What min(F, P, G) says."""
     verdict: str = ""
 
     def predict(self, paced: Report, report: Report) -> None:
+        """Add the predictions of a round. ``paced``: the report corrected for the pace."""
         made = predict(paced, self.change)
         self.predicted.append(made.speed)
         self.unpaced.append(predict(report, self.change).speed)
@@ -54,29 +64,30 @@ class Line:
 
     @property
     def errors(self) -> list[float]:
-        return self._off(self.predicted)
+        return self._relative_errors(self.predicted)
 
     @property
     def error(self) -> float:
-        """That of the middle round."""
+        """Median of the errors of all rounds."""
         return median(self.errors)
 
     @property
     def unpaced_error(self) -> float:
-        return median(self._off(self.unpaced))
+        return median(self._relative_errors(self.unpaced))
 
     @property
     def plain_error(self) -> float:
-        return median(self._off(self.bound))
+        return median(self._relative_errors(self.bound))
 
-    def _off(self, said: Sequence[float]) -> list[float]:
-        """By how much of what was found this is off, round by round."""
-        return [one / was - 1 for one, was in zip(said, self.found, strict=True)]
+    def _relative_errors(self, predictions: Sequence[float]) -> list[float]:
+        """Errors relative to the measured rate, by round."""
+        pairs = zip(predictions, self.rates, strict=True)
+        return [predicted / rate - 1 for predicted, rate in pairs]
 
     def row(self) -> tuple[str, ...]:
         return (
             self.title,
-            f"{median(self.found):,.0f}",
+            f"{median(self.rates):,.0f}",
             f"{median(self.predicted):,.0f}",
             f"{self.error:+.1%}",
             f"{min(self.errors):+.0%} to {max(self.errors):+.0%}",
@@ -87,117 +98,125 @@ class Line:
 
 
 def run(options: Namespace) -> Result:
-    base = Setting(str(options.data), 90e6, 0.0, 0.04, options.workers, options.batch)
+    base = Scenario(str(options.data), 90e6, 0.0, 0.04, options.workers, options.batch)
     if options.sleeping:
         base = replace(base, sleep=SLEEP)
     augmented = replace(base, storage=1e9, step=0.005, augment=True)
     grid = [
-        Line(_title(one), one.change(base), partial(measured, one))
-        for one in (
-            replace(base, storage=storage, held=held, step=step, workers=workers)
+        Comparison(_title(scenario), scenario.change(base), partial(measure_rate, scenario))
+        for scenario in (
+            replace(base, storage=storage, cached=cached, step=step, workers=workers)
             for storage in STORAGE
-            for held in HELD
+            for cached in CACHED
             for step in STEPS
             for workers in WORKERS
         )
     ]
-    others = [
-        Line(
+    reuse_and_jobs = [
+        Comparison(
             f"RandAugment, refurbish with reuse {reuse}" if reuse > 1 else "RandAugment",
             Change(reuse=reuse),
-            partial(measured, replace(augmented, reuse=reuse)),
+            partial(measure_rate, replace(augmented, reuse=reuse)),
         )
         for reuse in (1, *REUSE)
     ]
-    others += [
-        Line(
+    reuse_and_jobs += [
+        Comparison(
             f"RandAugment, {jobs} jobs that share, each",
             Change(jobs=jobs, share=True),
-            partial(shared, augmented, jobs),
+            partial(measure_shared_rate, augmented, jobs),
         )
         for jobs in JOBS
     ]
     _compare(base, grid, options)
     if options.sleeping:
-        return _found(grid, ())
-    _compare(augmented, others, options)
-    return _found(grid, others)
+        return _make_result(grid, ())
+    _compare(augmented, reuse_and_jobs, options)
+    return _make_result(grid, reuse_and_jobs)
 
 
-def _compare(base: Setting, lines: Sequence[Line], options: Namespace) -> None:
-    """In each round, analyse one setting and run all of them."""
+def _compare(base: Scenario, comparisons: Sequence[Comparison], options: Namespace) -> None:
+    """In each round, analyse the scenario ``base`` and run all scenarios."""
     with Pace(options.data) as pace:
         for number in range(options.rounds):
-            says = f"analyze: round {number + 1} of {options.rounds}"
-            progress(f"{says}: the analysis")
-            telling = Telling()
-            report = analysed(base, options.analysis, telling)
-            then = pace.between(*telling.during("workers"))
-            then_reused = pace.between(*telling.during("refurbish"))
-            for line in lines:
-                progress(f"{says}: {line.title}")
+            label = f"analyze: round {number + 1} of {options.rounds}"
+            progress(f"{label}: the analysis")
+            phases = PhaseLog()
+            report = run_analysis(base, options.analysis, phases)
+            then = pace.between(*phases.during("workers"))
+            then_reused = pace.between(*phases.during("refurbish"))
+            for comparison in comparisons:
+                progress(f"{label}: {comparison.title}")
                 began = time.perf_counter()
-                line.found.append(line.measure(options.warm_up, options.seconds))
+                comparison.rates.append(comparison.measure(options.warm_up, options.seconds))
                 now = pace.between(began, time.perf_counter())
-                line.predict(at_pace(report, now / then, now / then_reused), report)
-                progress(f"  {line.found[-1]:,.0f}/s, predicted {line.predicted[-1]:,.0f}")
+                comparison.predict(scale_costs(report, now / then, now / then_reused), report)
+                progress(
+                    f"  {comparison.rates[-1]:,.0f}/s, predicted {comparison.predicted[-1]:,.0f}"
+                )
 
 
-def _title(one: Setting) -> str:
+def _title(scenario: Scenario) -> str:
     return (
-        f"{one.storage / 1e6:.0f} MB/s, {one.held:.0%} cached, step {one.step * 1e3:.0f} ms, "
-        f"{one.workers} workers"
+        f"{scenario.storage / 1e6:.0f} MB/s, {scenario.cached:.0%} cached, "
+        f"step {scenario.step * 1e3:.0f} ms, {scenario.workers} workers"
     )
 
 
 HEADS = (
     "setting",
-    "found/s",
+    "measured/s",
     "predicted/s",
     "error",
-    "in single rounds",
-    "if pace were not known",
+    "range of rounds",
+    "error without pace correction",
     "error of min(F, P, G)",
     "bound",
 )
 
 
-def _found(grid: Sequence[Line], others: Sequence[Line]) -> Result:
-    errors = sorted(abs(line.error) for line in grid)
-    unpaced = sorted(abs(line.unpaced_error) for line in grid)
-    plain = sorted(abs(line.plain_error) for line in grid)
+def _make_result(grid: Sequence[Comparison], reuse_and_jobs: Sequence[Comparison]) -> Result:
+    errors = sorted(abs(comparison.error) for comparison in grid)
+    unpaced = sorted(abs(comparison.unpaced_error) for comparison in grid)
+    plain = sorted(abs(comparison.plain_error) for comparison in grid)
     notes = [
         f"analyze: median error {median(errors):.1%}, target at most {MEDIAN:.0%}: "
         f"{_verdict(median(errors) <= MEDIAN)}",
         f"analyze: worst error {errors[-1]:.1%}, target at most {WORST:.0%}: "
         f"{_verdict(errors[-1] <= WORST)}",
-        f"analyze: if the pace of the cores were not known: median {median(unpaced):.1%}, worst "
-        f"{unpaced[-1]:.1%}",
+        f"analyze: without correction for the pace of the cores: median {median(unpaced):.1%}, "
+        f"worst {unpaced[-1]:.1%}",
         f"analyze: of min(F, P, G): median {median(plain):.1%}, worst {plain[-1]:.1%}",
     ]
     tables = [
         Table(
-            f"analyze: {len(grid)} settings predicted by one analysis; the accelerator is "
+            f"analyze: {len(grid)} settings, predicted by one analysis; the accelerator is "
             "simulated (it sleeps)",
             HEADS,
-            tuple(line.row() for line in grid),
+            tuple(comparison.row() for comparison in grid),
         )
     ]
-    if others:
-        other = max(abs(line.error) for line in others)
+    if reuse_and_jobs:
+        worst_other = max(abs(comparison.error) for comparison in reuse_and_jobs)
         notes.append(
-            f"analyze: reuse and jobs: worst error {other:.1%}, target at most "
-            f"{WORST_OTHER:.0%}: {_verdict(other <= WORST_OTHER)}"
+            f"analyze: reuse and jobs: worst error {worst_other:.1%}, target at most "
+            f"{WORST_OTHER:.0%}: {_verdict(worst_other <= WORST_OTHER)}"
         )
-        tables.append(Table("analyze: reuse and jobs", HEADS, tuple(line.row() for line in others)))
+        tables.append(
+            Table(
+                "analyze: reuse and jobs",
+                HEADS,
+                tuple(comparison.row() for comparison in reuse_and_jobs),
+            )
+        )
     data = {
-        line.title: {
-            "found": line.found,
-            "predicted": line.predicted,
-            "unpaced": line.unpaced,
-            "bound": line.bound,
+        comparison.title: {
+            "found": comparison.rates,
+            "predicted": comparison.predicted,
+            "unpaced": comparison.unpaced,
+            "bound": comparison.bound,
         }
-        for line in (*grid, *others)
+        for comparison in (*grid, *reuse_and_jobs)
     }
     return Result(tuple(tables), tuple(notes), data=data)
 
@@ -208,18 +227,22 @@ def _verdict(reached: bool) -> str:
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--analysis", type=positive, default=60.0, metavar="SECONDS", help="of each analysis (60)"
+        "--analysis",
+        type=positive,
+        default=60.0,
+        metavar="SECONDS",
+        help="seconds of each analysis (60)",
     )
     parser.add_argument(
         "--sleeping",
         action="store_true",
-        help="simulate preparing too: the model by itself, however busy the machine is",
+        help="simulate preparation by sleeping too: tests the model alone, on a busy machine too",
     )
 
 
 BENCHMARK = Benchmark(
     "analyze",
-    "predictions of one analysis beside real runs, in 36 settings; reuse; jobs that share",
+    "predictions of one analysis compared with real runs: 36 settings, reuse, jobs that share",
     run,
     _arguments,
     needs_data=True,

@@ -1,10 +1,10 @@
-"""How fast the cores are from moment to moment, while something else is measured on them.
+"""The speed of the cores over time, sampled while something else is measured on them.
 
-Cores that are lent to others as well have more than one speed, and a run and the prediction it is
-held against meet different mixtures of them. So on each core a thread decodes one small photograph
-every now and then, and notes the CPU time that this took: not the wall's, which would count those
-who had the core meanwhile. Two are decoded first, since a core that had nothing to do is slow to
-begin with. That takes a fiftieth of a core, from everything that is measured.
+Cores shared with other virtual machines change their speed, so a run and the analysis that predicts
+it may meet different speeds. A thread on each core regularly decodes one small photograph and
+records its CPU time (not wall time, which would include other threads on the core). Two more are
+decoded before it, because a core that was idle is slow at first. This takes a fiftieth of a core
+away from the measurement.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from statistics import fmean
 
 import penstock as ps
 
-EVERY = 0.06
-"""Seconds from one look to the next."""
+INTERVAL = 0.06
+"""Seconds between two samples."""
 
-WARMING = 2
+WARM_UP = 2
+"""Photographs decoded before each sample."""
 
-SMALL = 30_000
-"""Bytes of the photograph, about: half a millisecond."""
+PHOTOGRAPH_BYTES = 30_000
+"""Preferred size of the photograph: takes about half a millisecond to decode."""
 
 
 class Pace:
-    """Looks at all cores as long as it is open."""
+    """Samples the speed of all cores inside a ``with`` block."""
 
     def __init__(self, data: Path) -> None:
         files = (*data.rglob("*.jpg"), *data.rglob("*.jpeg"))
-        self._photograph = min(files, key=lambda one: (_off(one), one)).read_bytes()
-        self._looks: list[tuple[float, float]] = []
+        self._photograph = min(files, key=lambda path: (_size_difference(path), path)).read_bytes()
+        self._samples: list[tuple[float, float]] = []
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._look, args=(core,), daemon=True)
+            threading.Thread(target=self._sample, args=(core,), daemon=True)
             for core in sorted(os.sched_getaffinity(0))
         ]
 
@@ -50,19 +51,19 @@ class Pace:
             thread.join()
 
     def between(self, start: float, end: float) -> float:
-        """CPU seconds of a photograph between two moments of ``time.perf_counter``."""
-        return fmean(took for when, took in list(self._looks) if start <= when <= end)
+        """Mean CPU seconds to decode the photograph, between two times of ``time.perf_counter``."""
+        return fmean(took for when, took in list(self._samples) if start <= when <= end)
 
-    def _look(self, core: int) -> None:
+    def _sample(self, core: int) -> None:
         os.sched_setaffinity(0, {core})
         decode = ps.image.decode()
-        while not self._over.wait(EVERY):
-            for _ in range(WARMING):
+        while not self._over.wait(INTERVAL):
+            for _ in range(WARM_UP):
                 decode.apply(self._photograph, None)
             before = time.thread_time()
             decode.apply(self._photograph, None)
-            self._looks.append((time.perf_counter(), time.thread_time() - before))
+            self._samples.append((time.perf_counter(), time.thread_time() - before))
 
 
-def _off(file: Path) -> int:
-    return abs(file.stat().st_size - SMALL)
+def _size_difference(file: Path) -> int:
+    return abs(file.stat().st_size - PHOTOGRAPH_BYTES)

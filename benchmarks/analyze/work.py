@@ -1,4 +1,4 @@
-"""What predictions are made of and held against: pipelines on a slow disk, and how fast they are.
+"""Scenarios of the benchmark: pipelines on a simulated disk, analysed and measured.
 
 The accelerator is simulated: a step sleeps for a stated time and uses no CPU.
 """
@@ -29,23 +29,24 @@ from penstock.diagnose.analyze.report import Report
 from penstock.pipeline import Pipeline
 
 SIDE = 224
-SLEEPERS = 64
+SLEEPING_CORES = 64
 
 FAST = 100e9
-"""Bytes a second of a disk that is as good as none."""
+"""Bytes per second of a disk that is never the bottleneck."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One way to run it: bytes a second, the share that is cached, seconds of a step.
+class Scenario:
+    """A pipeline and its conditions: ``storage`` in bytes per second, the share of the data that is
+    ``cached``, seconds of a ``step``.
 
-    With ``sleep`` preparing is simulated too: it takes so many seconds for a photograph of the mean
-    size, and no CPU.
+    With ``sleep``, preparation is simulated too: it sleeps that many seconds for a photograph of
+    mean size, and uses no CPU.
     """
 
     data: str
     storage: float
-    held: float
+    cached: float
     step: float
     workers: int
     batch: int = 64
@@ -55,47 +56,47 @@ class Setting:
     sleep: float = 0.0
 
     def loader(self, storage: float | None = None) -> Any:
-        """Its loader, and the disk that it reads from."""
+        """The loader, and its disk. ``storage`` overrides the rate of the disk."""
         pipeline = ps.from_folder(self.data, extensions=(".jpg", ".jpeg"))
         disk = Disk(self.storage if storage is None else storage)
         pipeline = replace(pipeline, source=OnDisk(pipeline.source, disk))  # type: ignore[arg-type]
-        if self.held:
-            pipeline = pipeline.cache(int(self.held * self.nbytes()))
+        if self.cached:
+            pipeline = pipeline.cache(int(self.cached * self.nbytes()))
         if self.sleep:
-            slow = Slow(self.sleep * len(pipeline.source) / self.nbytes())  # type: ignore[arg-type]
-            return self._made(pipeline.map(slow, on=0, random=False)), disk
+            slow = SlowDecode(self.sleep * len(pipeline.source) / self.nbytes())  # type: ignore[arg-type]
+            return self._batched(pipeline.map(slow, on=0, random=False)), disk
         pipeline = pipeline.map(ps.image.decode())
         if self.augment:
             pipeline = pipeline.map(ps.image.rand_augment(2, 9))
         if self.reuse > 1:
             pipeline = pipeline.refurbish(reuse=self.reuse)
         pipeline = pipeline.map(ps.image.random_resized_crop(SIDE)).map(ps.image.random_flip())
-        return self._made(pipeline), disk
+        return self._batched(pipeline), disk
 
-    def _made(self, pipeline: Pipeline) -> Any:
+    def _batched(self, pipeline: Pipeline) -> Any:
         return pipeline.batch(self.batch, drop_last=True).loader(
             workers=self.workers, kind="threads", seed=0, share=self.share
         )
 
     def nbytes(self) -> int:
-        found = Path(self.data).rglob("*.jp*g")
-        return sum(one.stat().st_size for one in found)
+        """Total size of the photographs."""
+        return sum(path.stat().st_size for path in Path(self.data).rglob("*.jp*g"))
 
-    def change(self, base: Setting) -> Change:
-        """What it changes about another one."""
+    def change(self, base: Scenario) -> Change:
+        """The change from the scenario ``base`` to this one, for the model."""
         return Change(
-            cache=int(self.held * self.nbytes()),
+            cache=int(self.cached * self.nbytes()),
             workers=self.workers,
             storage=self.storage,
             accelerator=base.step / self.step,
             reuse=self.reuse,
-            # Those who sleep need no core of their own.
-            cores=SLEEPERS if self.sleep else None,
+            # Workers that sleep need no core.
+            cores=SLEEPING_CORES if self.sleep else None,
         )
 
 
-class Slow:
-    """Takes its time over bytes, and makes a number of them."""
+class SlowDecode:
+    """Sleeps ``seconds`` per byte, and returns a number."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -105,24 +106,25 @@ class Slow:
         return np.uint8(len(data) % 256)
 
 
-class Telling:
-    """What an analysis said it does, and when it began with that."""
+class PhaseLog:
+    """Records when an analysis began each of its phases."""
 
     def __init__(self) -> None:
-        self._said: list[tuple[float, str]] = []
+        self._begun: list[tuple[float, str]] = []
 
     def __call__(self, what: str) -> None:
-        self._said.append((time.perf_counter(), what))
+        self._begun.append((time.perf_counter(), what))
 
     def during(self, word: str) -> tuple[float, float]:
-        """From when to when it was at what this word stands in; all of it where that never came."""
+        """Start and end of the first phase whose name contains ``word``, else of the whole
+        analysis."""
         self("the end")
-        spans = [(now, then) for (now, what), (then, _) in pairwise(self._said) if word in what]
-        return spans[0] if spans else (self._said[0][0], self._said[-1][0])
+        spans = [(now, then) for (now, what), (then, _) in pairwise(self._begun) if word in what]
+        return spans[0] if spans else (self._begun[0][0], self._begun[-1][0])
 
 
-def at_pace(report: Report, prep: float, reuse: float) -> Report:
-    """The report as it would be where preparing takes longer by a factor; of kept samples, too."""
+def scale_costs(report: Report, prep: float, reuse: float) -> Report:
+    """The report with costs of preparation scaled by ``prep``, and costs of reuse by ``reuse``."""
     costs = report.costs
     return replace(
         report,
@@ -136,36 +138,36 @@ def at_pace(report: Report, prep: float, reuse: float) -> Report:
     )
 
 
-def analysed(base: Setting, seconds: float, told: Telling | None = None) -> Report:
-    """One analysis of a setting, in a loop like a training script's."""
+def run_analysis(base: Scenario, seconds: float, phases: PhaseLog | None = None) -> Report:
+    """Analyse a scenario in a loop like that of a training script."""
     loader, _ = base.loader()
-    probe = Probe(LoaderSubject(loader), seconds=seconds, told=told)
+    probe = Probe(LoaderSubject(loader), seconds=seconds, told=phases)
     for batch in probe.run(endless(loader)):
         del batch
         time.sleep(base.step)
     loader.close()
     if probe.report is None:
-        raise RuntimeError("the analysis has no report")
+        raise RuntimeError("the analysis ended without a report")
     return probe.report
 
 
-def measured(setting: Setting, warm_up: float, seconds: float) -> float:
-    """Samples a second of a real run."""
-    # What is kept is put there before the clock starts, from a disk that does not hold it up.
-    loader, disk = setting.loader(FAST)
-    epochs = 1 + (setting.reuse > 1)
-    for _ in range(epochs if setting.held or setting.reuse > 1 else 0):
+def measure_rate(scenario: Scenario, warm_up: float, seconds: float) -> float:
+    """Samples per second of a real run."""
+    # Fill caches before the measurement, from a fast disk.
+    loader, disk = scenario.loader(FAST)
+    epochs = 1 + (scenario.reuse > 1)
+    for _ in range(epochs if scenario.cached or scenario.reuse > 1 else 0):
         for batch in loader:
             del batch
-    disk.rate = setting.storage
-    found = timed(loader, setting.step, warm_up, seconds)
+    disk.rate = scenario.storage
+    rate = time_epochs(loader, scenario.step, warm_up, seconds)
     loader.close()
-    return found
+    return rate
 
 
-def timed(loader: Any, step: float, warm_up: float, seconds: float) -> float:
-    """Samples a second over whole epochs: a part of one has photographs of another mean size, and
-    in every run the same."""
+def time_epochs(loader: Any, step: float, warm_up: float, seconds: float) -> float:
+    """Samples per second over whole epochs. Part of an epoch would be biased: its photographs have
+    another mean size, and every run would begin with the same ones."""
     start = end = time.perf_counter()
     samples = 0
     counting = False
@@ -186,42 +188,44 @@ def timed(loader: Any, step: float, warm_up: float, seconds: float) -> float:
 
 
 def endless(loader: Any) -> Iterator[Any]:
+    """Yield the batches of all epochs, without end."""
     while True:
         yield from loader
 
 
-def shared(setting: Setting, jobs: int, warm_up: float, seconds: float) -> float:
-    """Samples a second of a job among several that share one preparation: the median."""
+def measure_shared_rate(scenario: Scenario, jobs: int, warm_up: float, seconds: float) -> float:
+    """Samples per second of one of several jobs that share: the median of the jobs."""
     with tempfile.TemporaryDirectory() as place:
         environment = {
             **os.environ,
             "PENSTOCK_RUNTIME_DIR": place,
-            "PENSTOCK_NODE_WORKERS": str(setting.workers),
+            "PENSTOCK_NODE_WORKERS": str(scenario.workers),
         }
-        told = json.dumps([asdict(replace(setting, share="jobs")), warm_up, seconds])
-        started = [
+        argument = json.dumps([asdict(replace(scenario, share="jobs")), warm_up, seconds])
+        processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.analyze.work", told],
+                [sys.executable, "-m", "benchmarks.analyze.work", argument],
                 env=environment,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for _ in range(jobs)
         ]
-        answers = [one.communicate()[0] for one in started]
+        answers = [process.communicate()[0] for process in processes]
     return median(float(answer) for answer in answers)
 
 
-def _job(told: str) -> None:
-    plain, warm_up, seconds = json.loads(told)
-    setting = Setting(**plain)
-    loader, _ = setting.loader()
-    print(timed(loader, setting.step, warm_up, seconds))
-    # Others may still be measuring: to leave would give them its part.
+def _job(argument: str) -> None:
+    """The program of one of several jobs that share: prints its samples per second."""
+    plain, warm_up, seconds = json.loads(argument)
+    scenario = Scenario(**plain)
+    loader, _ = scenario.loader()
+    print(time_epochs(loader, scenario.step, warm_up, seconds))
+    # The other jobs may still be measuring, and would speed up if this one left.
     until = time.perf_counter() + 2.0
     for batch in endless(loader):
         del batch
-        time.sleep(setting.step)
+        time.sleep(scenario.step)
         if time.perf_counter() > until:
             break
     loader.close()

@@ -1,5 +1,7 @@
-"""Members of a group that come and go, lag and die, and a node that does: what each costs the rest,
-and whether anybody lost a sample or had one twice."""
+"""Faults of shared preparation: members of a group join late, lag, die or resume, or the node dies.
+
+Measures how long the other members wait, and whether a member lost a sample or received one twice.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.faults.member import Life
-from benchmarks.faults.stage import Stage, StageError
-from benchmarks.faults.verdict import Epochs, Verdict, judged, waited
+from benchmarks.faults.member import MemberPlan
+from benchmarks.faults.run import FaultRun, FaultRunError
+from benchmarks.faults.verdict import Reference, Verdict, judge, longest_wait
 from benchmarks.faults.work import epochs
 from benchmarks.harness.arguments import count, positive
 from benchmarks.harness.benchmark import Benchmark
@@ -23,20 +25,23 @@ from benchmarks.harness.measure import progress
 from benchmarks.harness.report import Result, Table
 
 OTHERS = ("a", "b")
-IT = "c"
-"""The member that something happens to."""
+SUBJECT = "c"
+"""The member that the fault happens to."""
 
 SLOWER = 3.0
 
 UNSAVED = 5
-"""Batches that a member has behind its checkpoint, and loses when it is killed."""
+"""Batches that a member receives after its checkpoint, and loses when it is killed."""
 
 
 @dataclass(frozen=True)
-class Happened:
-    """The moment, and who was who. ``it`` are the processes of the member that it happened to, if
-    that goes on; ``began`` is when it could begin, where it had nothing before, and ``pause`` what
-    it did not have to wait for, but stood still or was slow by itself."""
+class Event:
+    """When a fault happened, and the roles of the members.
+
+    ``it``: processes of the affected member, if it continues. ``began``: the time at which it could
+    start, if it had no batches before. ``pause``: seconds that it was stopped or slow by itself,
+    which do not count as waiting.
+    """
 
     since: float
     others: tuple[str, ...] = OTHERS
@@ -47,20 +52,24 @@ class Happened:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens, and what follows from it."""
+    """A fault, its expected consequence, and the function that provokes it."""
 
     name: str
     title: str
     follows: str
-    provoke: Callable[[Stage, Namespace], Happened]
+    provoke: Callable[[FaultRun, Namespace], Event]
     kind: Literal["threads", "processes"] = "threads"
     lag: Literal["detach", "wait"] = "detach"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One fault, once. ``others`` and ``it`` are seconds that the longest wait was longer than is
-    usual; ``prepared`` batches of ``distinct`` different ones."""
+class FaultOutcome:
+    """The outcome of one run of a fault.
+
+    ``others`` and ``it``: seconds by which the longest wait of the other members, and of the
+    affected one, exceeds the usual wait. ``prepared``: batches prepared in total, of ``distinct``
+    different batches.
+    """
 
     verdict: Verdict
     others: float
@@ -69,206 +78,211 @@ class Outcome:
     distinct: int
 
 
-# What can happen. Each is in the second epoch, unless it is about joining the first.
+# The faults. All happen in the second epoch, except joining, which happens in the first.
 
 
-def _joins(stage: Stage, options: Namespace) -> Happened:
-    stage.start(*OTHERS, IT)
-    stage.go(*OTHERS)
-    stage.has("a", _third(stage))
-    began = stage.go(IT)
-    return Happened(began, it=(IT,), began=began)
+def _join(run: FaultRun, options: Namespace) -> Event:
+    run.start(*OTHERS, SUBJECT)
+    run.go(*OTHERS)
+    run.wait_for_batches("a", _third(run))
+    began = run.go(SUBJECT)
+    return Event(began, it=(SUBJECT,), began=began)
 
 
-def _leaves(stage: Stage, options: Namespace) -> Happened:
-    at = stage.epoch + _third(stage)
-    _together(stage, leave_at=at)
-    stage.cut(IT)
-    return Happened(stage.has(IT, at))
+def _leave(run: FaultRun, options: Namespace) -> Event:
+    at = run.batches_per_epoch + _third(run)
+    _start_all(run, leave_at=at)
+    run.expect_cut_off(SUBJECT)
+    return Event(run.wait_for_batches(SUBJECT, at))
 
 
-def _is_killed(stage: Stage, options: Namespace) -> Happened:
-    _together(stage)
-    stage.has(IT, stage.epoch + _third(stage))
-    return Happened(stage.send(IT, signal.SIGKILL))
+def _kill(run: FaultRun, options: Namespace) -> Event:
+    _start_all(run)
+    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
+    return Event(run.send(SUBJECT, signal.SIGKILL))
 
 
-def _is_stopped(stage: Stage, options: Namespace) -> Happened:
-    _together(stage)
-    stage.has(IT, stage.epoch + _third(stage))
-    since = stage.send(IT, signal.SIGSTOP)
+def _stop(run: FaultRun, options: Namespace) -> Event:
+    _start_all(run)
+    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
+    since = run.send(SUBJECT, signal.SIGSTOP)
     time.sleep(options.stop)
-    stage.send(IT, signal.SIGCONT)
-    return Happened(since, it=(IT,), pause=options.stop)
+    run.send(SUBJECT, signal.SIGCONT)
+    return Event(since, it=(SUBJECT,), pause=options.stop)
 
 
-def _is_slow(stage: Stage, options: Namespace) -> Happened:
-    at = stage.epoch
-    _together(stage, slow_from=at, slower=SLOWER)
-    pause = (SLOWER - 1) * stage.life.step
-    return Happened(stage.has(IT, at), it=(IT,), pause=pause)
+def _slow_down(run: FaultRun, options: Namespace) -> Event:
+    at = run.batches_per_epoch
+    _start_all(run, slow_from=at, slower=SLOWER)
+    pause = (SLOWER - 1) * run.plan.step
+    return Event(run.wait_for_batches(SUBJECT, at), it=(SUBJECT,), pause=pause)
 
 
-def _resumes(stage: Stage, options: Namespace) -> Happened:
-    at, again = stage.epoch + _third(stage), f"{IT}-again"
-    stage.start(again, resume=str(stage.papers(IT).state))
-    _together(stage, save_at=at)
-    stage.saved(IT)
-    stage.has(IT, at + UNSAVED)
-    since = stage.send(IT, signal.SIGKILL)
-    return Happened(since, it=(IT, again), began=stage.go(again))
+def _resume(run: FaultRun, options: Namespace) -> Event:
+    at, again = run.batches_per_epoch + _third(run), f"{SUBJECT}-again"
+    run.start(again, resume=str(run.files(SUBJECT).state))
+    _start_all(run, save_at=at)
+    run.wait_for_checkpoint(SUBJECT)
+    run.wait_for_batches(SUBJECT, at + UNSAVED)
+    since = run.send(SUBJECT, signal.SIGKILL)
+    return Event(since, it=(SUBJECT, again), began=run.go(again))
 
 
-def _finishes(stage: Stage, options: Namespace) -> Happened:
-    _together(stage, epochs=1)
-    return Happened(stage.has(IT, stage.epoch))
+def _finish(run: FaultRun, options: Namespace) -> Event:
+    _start_all(run, epochs=1)
+    return Event(run.wait_for_batches(SUBJECT, run.batches_per_epoch))
 
 
-def _node_dies(stage: Stage, options: Namespace) -> Happened:
-    _together(stage)
-    stage.has(IT, stage.epoch + _third(stage))
-    return Happened(stage.kill_node(), others=(*OTHERS, IT))
+def _kill_node(run: FaultRun, options: Namespace) -> Event:
+    _start_all(run)
+    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
+    return Event(run.kill_node(), others=(*OTHERS, SUBJECT))
 
 
-def _worker_dies(stage: Stage, options: Namespace) -> Happened:
-    _together(stage)
-    stage.has(IT, stage.epoch + _third(stage))
-    return Happened(stage.kill_worker(), others=(*OTHERS, IT))
+def _kill_worker(run: FaultRun, options: Namespace) -> Event:
+    _start_all(run)
+    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
+    return Event(run.kill_worker(), others=(*OTHERS, SUBJECT))
 
 
-def _together(stage: Stage, **life_of_it: Any) -> None:
-    stage.start(*OTHERS)
-    stage.start(IT, **life_of_it)
-    stage.go(*OTHERS, IT)
+def _start_all(run: FaultRun, **changes: Any) -> None:
+    run.start(*OTHERS)
+    run.start(SUBJECT, **changes)
+    run.go(*OTHERS, SUBJECT)
 
 
-def _third(stage: Stage) -> int:
-    return max(1, stage.epoch // 3)
+def _third(run: FaultRun) -> int:
+    return max(1, run.batches_per_epoch // 3)
 
 
 FAULTS = (
     Fault(
         "join",
         "a member joins in the middle of an epoch",
-        "begins with the batch that the others are at; what it missed comes last",
-        _joins,
+        "starts with the current batch of the others; the batches it missed come last",
+        _join,
     ),
     Fault(
         "leave",
         "a member leaves in the middle of an epoch",
-        "what was there for it alone is dropped",
-        _leaves,
+        "batches that only it still needed are dropped",
+        _leave,
     ),
-    Fault("kill", "a member is killed with -9", "as if it had left: its line closes", _is_killed),
+    Fault(
+        "kill", "a member is killed with -9", "the same as leaving: its connection closes", _kill
+    ),
     Fault(
         "stop",
-        "a member is stopped, and goes on",
-        "the others go on; what it finds gone is prepared again",
-        _is_stopped,
+        "a member is stopped, then continues",
+        "the others go on; batches it finds dropped are prepared again",
+        _stop,
     ),
     Fault(
         "slow",
         "a member becomes 3 times slower",
-        "the others go on; what it finds gone is prepared again",
-        _is_slow,
+        "the others go on; batches it finds dropped are prepared again",
+        _slow_down,
     ),
     Fault(
         "wait",
         'a member becomes 3 times slower, lag="wait"',
-        "all go at its pace, and nothing is prepared again",
-        _is_slow,
+        "all members run at its pace; nothing is prepared again",
+        _slow_down,
         lag="wait",
     ),
     Fault(
         "resume",
-        "a member is killed, and resumes from a checkpoint",
-        "goes on behind the batch where the checkpoint was taken",
-        _resumes,
+        "a member is killed and resumes from a checkpoint",
+        "continues after the last batch of the checkpoint",
+        _resume,
     ),
-    Fault("finish", "a member finishes early", "the others go on", _finishes),
+    Fault("finish", "a member finishes early", "the others go on", _finish),
     Fault(
         "node",
         "the node is killed with -9",
-        "a member starts another; each goes on from where it stands",
-        _node_dies,
+        "a member starts a new one; each continues from its own position",
+        _kill_node,
     ),
     Fault(
         "worker",
         "a worker of the node is killed with -9",
-        "another takes its place and prepares its samples again",
-        _worker_dies,
+        "a new worker replaces it and prepares its samples again",
+        _kill_worker,
         kind="processes",
     ),
 )
 
 
 def run(options: Namespace) -> Result:
-    life = Life(options.items, options.batch, "threads", options.epochs, options.step)
-    if life.work.batches < UNSAVED + 4 or options.epochs < 2:
+    plan = MemberPlan(options.items, options.batch, "threads", options.epochs, options.step)
+    if plan.work.batches < UNSAVED + 4 or options.epochs < 2:
         raise SystemExit(
-            f"{options.items} samples in batches of {options.batch} are {life.work.batches} "
-            f"batches an epoch, and {options.epochs} epochs: give at least {UNSAVED + 4} batches "
-            "and 2 epochs, or there is no middle for anything to happen in."
+            f"{options.items} samples in batches of {options.batch} are {plan.work.batches} "
+            f"batches per epoch, for {options.epochs} epochs. Faults happen in the middle of an "
+            f"epoch: give at least {UNSAVED + 4} batches per epoch and 2 epochs."
         )
-    reference = dict(epochs(life.work, options.epochs))
+    reference = dict(epochs(plan.work, options.epochs))
     chosen = [fault for fault in FAULTS if fault.name in options.only]
-    outcomes: dict[str, list[Outcome]] = {fault.name: [] for fault in chosen}
+    outcomes: dict[str, list[FaultOutcome]] = {fault.name: [] for fault in chosen}
     failed: dict[str, str] = {}
     for number in range(options.rounds):
         for fault in chosen:
             progress(f"faults: round {number + 1} of {options.rounds}: {fault.title}")
             try:
-                outcome = provoked(fault, life, reference, options)
-            except StageError as error:
+                outcome = provoke_fault(fault, plan, reference, options)
+            except FaultRunError as error:
                 failed[fault.name] = str(error)
                 progress(f"  {error}")
                 continue
             outcomes[fault.name].append(outcome)
             progress(f"  {outcome}")
-    return told(chosen, outcomes, failed, life, options)
+    return make_result(chosen, outcomes, failed, plan, options)
 
 
-def provoked(fault: Fault, life: Life, reference: Epochs, options: Namespace) -> Outcome:
-    """Let it happen once, among real processes."""
-    life = replace(life, kind=fault.kind, lag=fault.lag)
+def provoke_fault(
+    fault: Fault, plan: MemberPlan, reference: Reference, options: Namespace
+) -> FaultOutcome:
+    """Provoke a fault once, with real processes."""
+    plan = replace(plan, kind=fault.kind, lag=fault.lag)
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as place,
-        Stage(Path(place), life, options.workers) as stage,
+        FaultRun(Path(place), plan, options.workers) as run,
     ):
-        happened = fault.provoke(stage, options)
-        stage.end()
-        it = happened.it or (IT,)
-        verdict = judged(stage.had(*it), reference, ended=stage.ended(it[-1]))
+        event = fault.provoke(run, options)
+        run.end()
+        it = event.it or (SUBJECT,)
+        verdict = judge(run.received(*it), reference, ended=run.is_complete(it[-1]))
         for name in OTHERS:
-            verdict += judged(stage.had(name), reference, ended=stage.ended(name))
-        waits = [waited(stage.had(name), happened.since) for name in happened.others]
-        return Outcome(
+            verdict += judge(run.received(name), reference, ended=run.is_complete(name))
+        waits = [longest_wait(run.received(name), event.since) for name in event.others]
+        return FaultOutcome(
             verdict,
             max((wait.more for wait in waits if wait is not None), default=0.0),
-            _own(stage, happened),
-            stage.prepared,
+            _own_wait(run, event),
+            run.prepared,
             sum(len(batches) for batches in reference.values()),
         )
 
 
-def _own(stage: Stage, happened: Happened) -> float | None:
-    """What the one that it happened to had to wait."""
-    if not happened.it:
+def _own_wait(run: FaultRun, event: Event) -> float | None:
+    """Seconds that the affected member waited longer than usual."""
+    if not event.it:
         return None
-    had = stage.had(happened.it[-1])
-    if happened.began is not None:
-        return had[0].at - happened.began if had else None
-    wait = waited(had, happened.since)
-    return None if wait is None else max(0.0, wait.more - happened.pause)
+    received = run.received(event.it[-1])
+    if event.began is not None:
+        return received[0].at - event.began if received else None
+    wait = longest_wait(received, event.since)
+    return None if wait is None else max(0.0, wait.more - event.pause)
 
 
-def told(
+def make_result(
     faults: Sequence[Fault],
-    outcomes: Mapping[str, Sequence[Outcome]],
+    outcomes: Mapping[str, Sequence[FaultOutcome]],
     failed: Mapping[str, str],
-    life: Life,
+    plan: MemberPlan,
     options: Namespace,
 ) -> Result:
+    """One row per fault. Samples lost or repeated make the result invalid."""
     rows: list[tuple[str, ...]] = []
     wrong = [f"faults: {name}: {why}" for name, why in failed.items()]
     data: dict[str, Any] = {}
@@ -284,46 +298,46 @@ def told(
         if not seen:
             rows.append((name, *[""] * 7))
             continue
-        all_of_it = sum((outcome.verdict for outcome in seen), Verdict())
-        if not all_of_it.good:
+        total = sum((outcome.verdict for outcome in seen), Verdict())
+        if not total.good:
             wrong.append(
-                f"faults: {fault.name}: {all_of_it.lost} samples lost, {all_of_it.repeated} "
-                f"repeated, {all_of_it.different} batches differ from an unshared loader's"
+                f"faults: {fault.name}: {total.lost} samples lost, {total.repeated} "
+                f"repeated, {total.different} batches differ from an unshared loader's"
             )
         rows.append(
             (
                 name,
-                f"{all_of_it.samples:,}",
-                str(all_of_it.lost),
-                str(all_of_it.repeated),
-                "all" if not all_of_it.different else f"all but {all_of_it.different}",
+                f"{total.samples:,}",
+                str(total.lost),
+                str(total.repeated),
+                "all" if not total.different else f"all but {total.different}",
                 _ms([outcome.others for outcome in seen]),
                 _ms([outcome.it for outcome in seen if outcome.it is not None]),
                 f"{statistics.median(o.prepared for o in seen):.0f} of {seen[0].distinct}",
             )
         )
     title = (
-        f"faults: {len(OTHERS) + 1} members, {options.epochs} epochs of {life.work.batches} "
-        f"batches of {life.batch}, {1e3 * life.step:g} ms a batch; rounds: {options.rounds}"
+        f"faults: {len(OTHERS) + 1} members, {options.epochs} epochs of {plan.work.batches} "
+        f"batches of {plan.batch}, {1e3 * plan.step:g} ms a batch; rounds: {options.rounds}"
     )
     heads = (
-        "what happens, and what follows",
-        "samples had",
+        "fault, and expected consequence",
+        "samples received",
         "lost",
         "repeated",
         "batches equal to an unshared loader's",
-        "others wait longer by ms",
-        "it waits longer by ms",
+        "extra wait of the others, ms",
+        "extra wait of the member, ms",
         "batches prepared",
     )
     notes = (
-        "faults: waits are the longest from one batch to the next since it happened, less the "
-        "usual one before, and less what a member stood still or was slow by itself; of one that "
-        "begins, the time to its first batch",
-        f"faults: stopped for {options.stop:g} s; the checkpoint is {UNSAVED} batches old when its "
-        "member is killed, and what it had since then is not counted",
-        "faults: members ask for a few batches ahead, also beyond the last epoch: these are "
-        "prepared too",
+        "faults: an extra wait is the longest time between two batches after the fault, minus the "
+        "usual time before it, and minus the time that a member was stopped or slow by itself; for "
+        "a member that starts, the time to its first batch",
+        f"faults: a stopped member is stopped for {options.stop:g} s; a member that resumes is "
+        f"killed {UNSAVED} batches after its checkpoint, and those batches are not counted",
+        "faults: members request a few batches ahead, even past the last epoch, so more batches "
+        "are prepared than received",
     )
     return Result((Table(title, heads, tuple(rows)),), notes, tuple(wrong), {"faults": data})
 
@@ -346,24 +360,26 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _arguments(parser: ArgumentParser) -> None:
     known = tuple(fault.name for fault in FAULTS)
-    parser.add_argument("--items", type=count, default=4096, help="samples (4096)")
-    parser.add_argument("--epochs", type=count, default=4, help="of each member (4)")
+    parser.add_argument("--items", type=count, default=4096, help="number of samples (4096)")
+    parser.add_argument("--epochs", type=count, default=4, help="epochs of each member (4)")
     parser.add_argument(
-        "--step", type=positive, default=0.01, help="seconds that a member takes for a batch (0.01)"
+        "--step", type=positive, default=0.01, help="seconds of a member's step for a batch (0.01)"
     )
-    parser.add_argument("--stop", type=positive, default=3.0, help="seconds it is stopped for (3)")
+    parser.add_argument(
+        "--stop", type=positive, default=3.0, help="seconds for which a member is stopped (3)"
+    )
     parser.add_argument(
         "--only",
         type=_names,
         default=known,
         metavar="LIST",
-        help=f"some of: {', '.join(known)}",
+        help=f"run only these faults, of: {', '.join(known)}",
     )
 
 
 BENCHMARK = Benchmark(
     "faults",
-    "members that join late, lag, die and resume, and a node that dies: what is lost (nothing)",
+    "members that join late, lag, die or resume, and a node that dies: samples lost (none)",
     run,
     _arguments,
 )

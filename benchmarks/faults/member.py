@@ -1,4 +1,4 @@
-"""A member of a group, as a program: it takes batches at its own pace and keeps a diary of them."""
+"""The program of a member of a group: takes batches at its own pace and writes a log of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.faults.verdict import Batch
-from benchmarks.faults.work import Numbered, as_batch
-from benchmarks.jobs.board import NAP, die_with_parent
+from benchmarks.faults.verdict import BatchRecord
+from benchmarks.faults.work import NumberedSamples, record_batch
+from benchmarks.harness.processes import POLL_INTERVAL, die_with_parent
 
 GROUP = "faults"
 
 SAVED = "saved"
-"""What a diary says after the batch that the checkpoint was taken behind."""
+"""The line in a log after the last batch that the checkpoint covers."""
 
 
 @dataclass(frozen=True)
-class Life:
-    """What a member does, and what becomes of it without anybody's help.
+class MemberPlan:
+    """What a member does.
 
-    It goes through ``epochs``, with ``step`` seconds for a batch, and from batch ``slow_from`` on
-    ``slower`` times as many. It leaves behind batch ``leave_at``; behind ``save_at`` it writes a
-    checkpoint, and with ``resume`` it goes on from one. Batches are counted from its beginning.
+    It runs ``epochs`` epochs with a step of ``step`` seconds per batch, and ``slower`` times that
+    from batch ``slow_from`` on. It leaves after batch ``leave_at``, writes a checkpoint after batch
+    ``save_at``, and starts from the checkpoint ``resume``. Batches are numbered from its start.
     """
 
     samples: int
@@ -43,13 +43,13 @@ class Life:
     resume: str | None = None
 
     @property
-    def work(self) -> Numbered:
-        return Numbered(self.samples, self.batch, self.kind)
+    def work(self) -> NumberedSamples:
+        return NumberedSamples(self.samples, self.batch, self.kind)
 
 
 @dataclass(frozen=True)
-class Papers:
-    """Where a member's files are; it begins when ``go`` is there."""
+class MemberFiles:
+    """Paths of a member's files. The member waits until ``go`` exists."""
 
     place: Path
     name: str
@@ -63,43 +63,43 @@ class Papers:
         return self.place / f"{self.name}.ready"
 
     @property
-    def diary(self) -> Path:
-        return self.place / f"{self.name}.diary"
+    def log(self) -> Path:
+        return self.place / f"{self.name}.log"
 
     @property
     def state(self) -> Path:
         return self.place / f"{self.name}.state"
 
     @property
-    def said(self) -> Path:
-        return self.place / f"{self.name}.said"
+    def output(self) -> Path:
+        return self.place / f"{self.name}.output"
 
 
 @dataclass(frozen=True)
-class Diary:
-    """What a member had, and how many batches of that a checkpoint knows of."""
+class MemberLog:
+    """Batches that a member received. ``saved``: how many of them its checkpoint covers."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchRecord, ...]
     saved: int | None = None
 
 
-def read(path: Path) -> Diary:
-    """A diary as far as it was written: the last line of a killed member may be half a line."""
+def read_log(path: Path) -> MemberLog:
+    """Read a member's log. The last line of a killed member may be incomplete and is skipped."""
     if not path.exists():
-        return Diary(())
-    had: list[Batch] = []
+        return MemberLog(())
+    received: list[BatchRecord] = []
     saved = None
     for line in path.read_text().split("\n")[:-1]:
         if line == SAVED:
-            saved = len(had)
+            saved = len(received)
             continue
         at, epoch, indices, digest = json.loads(line)
-        had.append(Batch(at, epoch, tuple(indices), digest))
-    return Diary(tuple(had), saved)
+        received.append(BatchRecord(at, epoch, tuple(indices), digest))
+    return MemberLog(tuple(received), saved)
 
 
-def written(path: Path) -> int:
-    """How many batches there are in a diary: quicker than reading it, for those who wait."""
+def count_batches(path: Path) -> int:
+    """Number of batches in a log: faster than ``read_log``, for polling."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -107,30 +107,30 @@ def written(path: Path) -> int:
     return sum(line.startswith(b"[") for line in lines[:-1])
 
 
-def live(life: Life, papers: Papers) -> None:
-    """Go through the epochs."""
-    loader = life.work.loader(share=GROUP, lag=life.lag)
-    papers.ready.touch()
-    while not papers.go.exists():
-        time.sleep(NAP)
-    if life.resume is not None:
-        loader.load_state_dict(json.loads(Path(life.resume).read_text()))
-    # Unbuffered: what was had must stand there, whatever happens to this process next.
-    diary = os.open(papers.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for count, (epoch, batch) in enumerate(_batches(loader, life.epochs), start=1):
-        had = as_batch(time.monotonic(), epoch, batch)
+def run_member(plan: MemberPlan, files: MemberFiles) -> None:
+    """Carry out a plan."""
+    loader = plan.work.loader(share=GROUP, lag=plan.lag)
+    files.ready.touch()
+    while not files.go.exists():
+        time.sleep(POLL_INTERVAL)
+    if plan.resume is not None:
+        loader.load_state_dict(json.loads(Path(plan.resume).read_text()))
+    # Unbuffered: the log must be complete if this process is killed after any batch.
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for count, (epoch, batch) in enumerate(_batches(loader, plan.epochs), start=1):
+        record = record_batch(time.monotonic(), epoch, batch)
         del batch
-        os.write(diary, (json.dumps(had) + "\n").encode())
-        if count == life.save_at:
-            # Into place at once: whoever sees it may kill this process.
-            half = papers.state.with_suffix(".half")
+        os.write(log, (json.dumps(record) + "\n").encode())
+        if count == plan.save_at:
+            # Renamed when complete: this process may be killed as soon as the file exists.
+            half = files.state.with_suffix(".half")
             half.write_text(json.dumps(loader.state_dict()))
-            os.write(diary, f"{SAVED}\n".encode())
-            half.rename(papers.state)
-        if count == life.leave_at:
+            os.write(log, f"{SAVED}\n".encode())
+            half.rename(files.state)
+        if count == plan.leave_at:
             break
-        slow = life.slow_from is not None and count >= life.slow_from
-        time.sleep(life.step * (life.slower if slow else 1.0))
+        slow = plan.slow_from is not None and count >= plan.slow_from
+        time.sleep(plan.step * (plan.slower if slow else 1.0))
     loader.close()
 
 
@@ -144,5 +144,5 @@ def _batches(loader: Any, epochs: int) -> Iterator[tuple[int, Any]]:
 
 if __name__ == "__main__":
     die_with_parent()
-    told = json.loads(sys.argv[1])
-    live(Life(**told["life"]), Papers(Path(told["place"]), told["name"]))
+    spec = json.loads(sys.argv[1])
+    run_member(MemberPlan(**spec["plan"]), MemberFiles(Path(spec["place"]), spec["name"]))

@@ -1,5 +1,5 @@
-"""What a member's diary says: samples lost and repeated, batches that differ, and how long it
-waited. Pure: diaries in, verdicts out."""
+"""Verdicts on the batches of a member: samples lost and repeated, batches that differ, and the
+longest wait. Pure functions of the members' logs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 
-class Batch(NamedTuple):
-    """A batch as it was had: when, in which epoch, which samples, and a digest of all its bytes."""
+class BatchRecord(NamedTuple):
+    """A batch that a member received: when, in which epoch, which samples, and a digest of its
+    bytes."""
 
     at: float
     epoch: int
@@ -20,13 +21,14 @@ class Batch(NamedTuple):
     digest: str
 
 
-Epochs = Mapping[int, Sequence[Batch]]
-"""What a loader delivers that shares with nobody, by epoch."""
+Reference = Mapping[int, Sequence[BatchRecord]]
+"""The batches of an unshared loader, by epoch."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Over all epochs of a member; ``different`` batches are not to be had without sharing."""
+    """Counts over all epochs of a member. ``different``: batches that an unshared loader does not
+    deliver."""
 
     samples: int = 0
     lost: int = 0
@@ -46,60 +48,66 @@ class Verdict:
         return not (self.lost or self.repeated or self.different)
 
 
-def judged(had: Sequence[Batch], reference: Epochs, *, ended: bool) -> Verdict:
-    """What a member had, against what it should have had.
+def judge(received: Sequence[BatchRecord], reference: Reference, *, ended: bool) -> Verdict:
+    """Compare the batches of a member with those of an unshared loader.
 
-    One that ``ended`` by itself has had its last epoch whole; of one that was cut off, all up to
-    there is due.
+    ``ended``: the member ended by itself, so its last epoch must be complete. A member that was
+    cut off must have all batches up to that point.
     """
-    by_epoch: dict[int, list[Batch]] = {}
-    for batch in had:
+    by_epoch: dict[int, list[BatchRecord]] = {}
+    for batch in received:
         by_epoch.setdefault(batch.epoch, []).append(batch)
     last = max(by_epoch, default=-1)
-    found = Verdict()
+    verdict = Verdict()
     for epoch in range(last + 1):
         whole = ended or epoch < last
-        found += _epoch(by_epoch.get(epoch, []), reference[epoch], whole=whole)
-    return found
+        verdict += _judge_epoch(by_epoch.get(epoch, []), reference[epoch], whole=whole)
+    return verdict
 
 
-def _epoch(had: Sequence[Batch], reference: Sequence[Batch], *, whole: bool) -> Verdict:
-    due = list(reference) if whole else _turned(had, reference)
+def _judge_epoch(
+    received: Sequence[BatchRecord], reference: Sequence[BatchRecord], *, whole: bool
+) -> Verdict:
+    due = list(reference) if whole else _due_batches(received, reference)
     wanted = Counter(index for batch in due for index in batch.indices)
-    given = Counter(index for batch in had for index in batch.indices)
+    given = Counter(index for batch in received for index in batch.indices)
     right = Counter(batch.digest for batch in due)
     return Verdict(
         samples=given.total(),
         lost=sum(1 for index in wanted if index not in given),
         repeated=sum(max(0, times - max(1, wanted[index])) for index, times in given.items()),
-        different=(Counter(batch.digest for batch in had) - right).total(),
+        different=(Counter(batch.digest for batch in received) - right).total(),
     )
 
 
-def _turned(had: Sequence[Batch], reference: Sequence[Batch]) -> list[Batch]:
-    """As many batches as were had, from the first of them on: an epoch may begin in the middle."""
+def _due_batches(
+    received: Sequence[BatchRecord], reference: Sequence[BatchRecord]
+) -> list[BatchRecord]:
+    """The batches that are due, as many as were received. An epoch may begin in the middle, so they
+    are counted from the first batch received."""
     digests = [batch.digest for batch in reference]
-    first = digests.index(had[0].digest) if had and had[0].digest in digests else 0
-    turned = [*reference[first:], *reference[:first]]
-    return turned[: len(had)]
+    start = received[0].digest if received else ""
+    first = digests.index(start) if start in digests else 0
+    rotated = [*reference[first:], *reference[:first]]
+    return rotated[: len(received)]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Seconds from one batch to the next: what was usual, and the longest since something
-    happened."""
+    """Seconds between batches: the median before an event, and the longest after it."""
 
     usual: float
     longest: float
 
     @property
     def more(self) -> float:
+        """Seconds by which the longest wait exceeds the usual one."""
         return max(0.0, self.longest - self.usual)
 
 
-def waited(had: Sequence[Batch], since: float) -> Wait | None:
-    """How long a member waited; ``None`` where it had too little before or after."""
-    times = [batch.at for batch in had]
+def longest_wait(received: Sequence[BatchRecord], since: float) -> Wait | None:
+    """How long a member waited after the event at ``since``; ``None`` with too few batches."""
+    times = [batch.at for batch in received]
     gaps = [(end, end - begin) for begin, end in pairwise(times)]
     before = [gap for end, gap in gaps if end <= since]
     after = [gap for end, gap in gaps if end > since]

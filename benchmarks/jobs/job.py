@@ -1,4 +1,4 @@
-"""One of several jobs that run together, as a program: it takes batches, and counts them."""
+"""The program of one job: takes batches and counts them, together with other jobs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.processes import die_with_parent
 from benchmarks.harness.sameness import first_leaf, look
-from benchmarks.jobs.board import Board, Phase, Stand, die_with_parent
+from benchmarks.jobs.board import Board, JobState, Phase
 from benchmarks.jobs.work import SharedPhotos
 
-SEEN = 16
-"""Samples of a batch that are looked at."""
+INSPECTED = 16
+"""Samples inspected per batch."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a process is told. ``function`` is that of a peer, by name; ``serves`` tells the process
-    that prepares for all from those that take; ``checked`` samples are looked at in the end."""
+class JobSpec:
+    """The argument of a process. ``function``: path of the peer's function. ``serves``: the process
+    prepares batches for all jobs instead of taking them. ``checked``: samples to inspect at the
+    end."""
 
     function: str
     work: dict[str, Any]
@@ -35,31 +37,33 @@ class Part:
     checked: int = 0
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def function_path(function: Callable[..., Any]) -> str:
+    """The path ``module:name`` of a function."""
     return f"{function.__module__}:{function.__qualname__}"
 
 
-def of_name(name: str) -> Any:
-    module, _, function = name.partition(":")
+def import_function(path: str) -> Any:
+    """The function at a path ``module:name``."""
+    module, _, function = path.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
-def serve(part: Part) -> None:
-    """Prepare for the others, until it is ended from without."""
-    board, work = Board(Path(part.board), part.places), SharedPhotos.of_plain(part.work)
+def serve(spec: JobSpec) -> None:
+    """Prepare batches for the jobs until this process is killed."""
+    board, work = Board(Path(spec.board), spec.places), SharedPhotos.from_plain(spec.work)
 
-    def gave(samples: int) -> None:
-        board.add(part.place, samples)
-        board.stands(part.place, Stand.RUNNING)
+    def count_batch(samples: int) -> None:
+        board.add(spec.place, samples)
+        board.set_state(spec.place, JobState.RUNNING)
 
-    of_name(part.function)(work, gave)
+    import_function(spec.function)(work, count_batch)
 
 
-def take(part: Part) -> None:
-    """Take batches from the moment all may, until all should end."""
-    board, work = Board(Path(part.board), part.places), SharedPhotos.of_plain(part.work)
-    make = of_name(part.function)(work)
-    board.stands(part.place, Stand.IMPORTED)
+def take(spec: JobSpec) -> None:
+    """Take batches from phase RUN until phase END."""
+    board, work = Board(Path(spec.board), spec.places), SharedPhotos.from_plain(spec.work)
+    make = import_function(spec.function)(work)
+    board.set_state(spec.place, JobState.IMPORTED)
     board.wait_for(Phase.RUN)
 
     started = time.perf_counter()
@@ -67,28 +71,28 @@ def take(part: Part) -> None:
     batches = _endless(loader)
     delays: list[tuple[int, int]] = []
 
-    def one() -> None:
+    def take_batch() -> None:
         batch = next(batches)
-        if part.stamped:
+        if spec.stamped:
             now = time.monotonic_ns()
             delays.append((now, now - int(batch[-1].max())))
         leaf = first_leaf(batch)
         leaf[(0,) * leaf.ndim]
-        board.add(part.place, len(leaf))
+        board.add(spec.place, len(leaf))
 
-    one()
+    take_batch()
     answer: dict[str, Any] = {"first": time.perf_counter() - started}
-    board.stands(part.place, Stand.RUNNING)
-    while board.phase < Phase.LOOK:
-        one()
+    board.set_state(spec.place, JobState.RUNNING)
+    while board.phase < Phase.INSPECT:
+        take_batch()
     answer["delays"] = delays
-    # After the clock has stopped, because whoever looks falls behind the others.
-    if part.checked:
-        answer["look"] = asdict(look(_some_of(batches), part.checked))
-    Path(part.answer).write_text(json.dumps(answer))
-    board.stands(part.place, Stand.LOOKED)
+    # After the measurement, because inspecting makes this job fall behind the others.
+    if spec.checked:
+        answer["look"] = asdict(look(_some_of(batches), spec.checked))
+    Path(spec.answer).write_text(json.dumps(answer))
+    board.set_state(spec.place, JobState.INSPECTED)
     while board.phase < Phase.END:
-        one()
+        take_batch()
     batches.close()
     close = getattr(loader, "close", None)
     if close is not None:
@@ -101,13 +105,13 @@ def _endless(loader: Iterable[Any]) -> Any:
 
 
 def _some_of(batches: Iterable[Any]) -> Iterator[Any]:
-    """A few samples of each batch: some loaders give up a job that takes long over one."""
+    """A few samples of each batch: some loaders drop a job that takes long for one batch."""
     for batch in batches:
-        yield first_leaf(batch)[:SEEN]
+        yield first_leaf(batch)[:INSPECTED]
         del batch
 
 
 if __name__ == "__main__":
     die_with_parent()
-    told = Part(**json.loads(sys.argv[1]))
-    (serve if told.serves else take)(told)
+    spec = JobSpec(**json.loads(sys.argv[1]))
+    (serve if spec.serves else take)(spec)

@@ -1,4 +1,4 @@
-"""Several jobs on one machine over the same photographs: prepared once for all, or by each."""
+"""Several jobs on one machine over the same photographs: prepared once for all, or by each job."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from benchmarks.harness.race_table import Column, Versus, join_results, race_res
 from benchmarks.harness.report import Result, Table
 from benchmarks.harness.workloads import image_files
 from benchmarks.jobs.run import JobsRunError, Timing, run_jobs
-from benchmarks.jobs.work import SharedPhotos, Way, jobs_of
+from benchmarks.jobs.work import JobSetup, SharedPhotos, count_jobs
 from benchmarks.peers import penstock_pipeline, penstock_shared, tensorsocket_loader
 
 JOBS = (1, 2, 4, 8)
 
 RACED = 4
-"""The number of jobs for which there is a target against others, and what it is: so many times the
-fastest that does not share, and no less than one that does."""
+"""The number of jobs with a target for the rate: this many times the fastest contestant that does
+not share, and at least the rate of TensorSocket."""
 
 SAME_CPU, SAME_READ, MORE_MEMORY = 1.1, 1.05, 1.5
-"""At most so many times what one job takes: CPU for each image prepared, bytes read for an epoch
-(of which some are read ahead when counting begins, or ends), memory besides frameworks."""
+"""Limits as multiples of one job: CPU time per image prepared, bytes read per epoch (reading ahead
+makes them vary), and memory besides the frameworks."""
 
 DELAY = 2.0
-"""Milliseconds from a batch that is ready to a batch that a job has: the median should be less."""
+"""Target for the median latency in milliseconds, from a batch being ready to a job receiving it."""
 
 TRIES = 3
-"""How often a peer may try: one that gets stuck once may come through the next time."""
+"""Attempts of a peer per round: one that got stuck may succeed the next time."""
 
-SHARED = Way(
+SHARED = JobSetup(
     Contestant("Penstock, shared", penstock_shared.photos, PIPELINE.needs, ours=True), node=True
 )
-APART = Way(Contestant("Penstock, not shared", penstock_pipeline.photos, PIPELINE.needs, ours=True))
-TENSORSOCKET = Way(
+UNSHARED = JobSetup(
+    Contestant("Penstock, not shared", penstock_pipeline.photos, PIPELINE.needs, ours=True)
+)
+TENSORSOCKET = JobSetup(
     Contestant(
         "TensorSocket",
         tensorsocket_loader.photos,
@@ -50,21 +52,21 @@ TENSORSOCKET = Way(
     ),
     serve=tensorsocket_loader.serve,
 )
-WAYS = (Way(BY_HAND), Way(DALI_PLAIN), TENSORSOCKET, APART, SHARED)
+SETUPS = (JobSetup(BY_HAND), JobSetup(DALI_PLAIN), TENSORSOCKET, UNSHARED, SHARED)
 
-AT_REST = Way(
+IDLE_NODE = JobSetup(
     Contestant(
         "node at rest",
         penstock_shared.stamped_one_by_one,
         (),
         ours=True,
-        # One by one in their order: a batch that is ready before its turn would seem to be late.
+        # One worker, so that batches become ready in order: an early one would seem to be late.
         environment=(("PENSTOCK_NODE_WORKERS", "1"),),
     ),
     node=True,
     stamped=True,
 )
-AT_WORK = Way(
+BUSY_NODE = JobSetup(
     Contestant("node at work", penstock_shared.stamped_photos, PIPELINE.needs, ours=True),
     node=True,
     stamped=True,
@@ -82,7 +84,7 @@ COLUMNS = (RATE, CPU, CPU_PREPARED, MEMORY, FRAMEWORKS, READ)
 
 @dataclass(frozen=True)
 class Among(Versus):
-    """A ratio to the best of some peers."""
+    """A ratio to the best of the peers in ``titles``."""
 
     titles: tuple[str, ...] = ()
 
@@ -92,22 +94,22 @@ class Among(Versus):
 
 @dataclass
 class Entry:
-    """A contestant with so many jobs; ``stuck`` says why tries came to nothing."""
+    """A setup with a number of jobs. ``stuck``: errors of failed attempts."""
 
-    way: Way
+    setup: JobSetup
     jobs: int
     lane: Lane = field(init=False)
     stuck: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        one = self.way.contestant
-        by = interpreter(one.env, one.needs)
-        self.lane = Lane(one.title, one.ours, why_not=by.why_not, env=one.env, python=by.python)
+        who = self.setup.contestant
+        by = interpreter(who.env, who.needs)
+        self.lane = Lane(who.title, who.ours, why_not=by.why_not, env=who.env, python=by.python)
 
     def run(self, number: int, place: Path, work: SharedPhotos, timing: Timing) -> None:
         for _ in range(1 if self.lane.ours else TRIES):
             try:
-                run = run_jobs(self.way, self.lane.python, place, work, self.jobs, timing)
+                run = run_jobs(self.setup, self.lane.python, place, work, self.jobs, timing)
             except JobsRunError as error:
                 progress(f"  {error}\n{error.printed}".rstrip())
                 self.stuck.append(str(error))
@@ -132,20 +134,22 @@ def run(options: Namespace) -> Result:
     work = SharedPhotos(options.data, "uint8", options.batch, options.workers)
     timing = Timing(options.seconds, options.warm_up, options.samples, checked=CHECKED)
     numbers = sorted(set(options.jobs))
-    ways = [way for way in WAYS if way.contestant.ours or way.contestant.env in options.peers]
-    raced = [Entry(way, jobs) for jobs in numbers for way in ways]
+    setups = [
+        setup for setup in SETUPS if setup.contestant.ours or setup.contestant.env in options.peers
+    ]
+    raced = [Entry(setup, jobs) for jobs in numbers for setup in setups]
     ends = sorted({numbers[0], numbers[-1]})
-    timed = [Entry(way, jobs) for way in (AT_REST, AT_WORK) for jobs in ends]
+    timed = [Entry(setup, jobs) for setup in (IDLE_NODE, BUSY_NODE) for jobs in ends]
     take_turns([*raced, *timed], work, timing, options.rounds)
     tables = [
         _race(jobs, [entry for entry in raced if entry.jobs == jobs], work) for jobs in numbers
     ]
-    ours = {entry.jobs: entry.lane for entry in raced if entry.way is SHARED}
+    ours = {entry.jobs: entry.lane for entry in raced if entry.setup is SHARED}
     return join_results([*tables, scaling(ours), delays(timed)])
 
 
 def take_turns(entries: Sequence[Entry], work: SharedPhotos, timing: Timing, rounds: int) -> None:
-    """Everybody once a round, in turns, so that what disturbs one disturbs all."""
+    """Run every entry once a round, in turns, so that a disturbance affects all of them."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as place:
         for number, order in turns(len(entries), rounds):
             for entry in (entries[turn] for turn in order):
@@ -161,7 +165,7 @@ def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Result:
         f"{name}: crop to {work.side}, flip, uint8 HWC, batches of {work.batch}, "
         f"{work.workers} workers for each loader or node"
     )
-    alone = tuple(entry.lane.title for entry in entries if not entry.way.shares)
+    alone = tuple(entry.lane.title for entry in entries if not entry.setup.shares)
     target = {SHARED.title: float(RACED)} if jobs == RACED else {}
     equal = {SHARED.title: 1.0} if jobs == RACED else {}
     versus = (
@@ -175,9 +179,9 @@ def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Result:
 
 
 def scaling(ours: dict[int, Lane]) -> Result:
-    """What more jobs take than the fewest do, where all share."""
+    """Compare the costs of more jobs with those of the fewest, for jobs that share."""
     lanes = [
-        replace(lane, title=jobs_of(jobs), runs=_besides_frameworks(lane))
+        replace(lane, title=count_jobs(jobs), runs=_besides_frameworks(lane))
         for jobs, lane in ours.items()
     ]
     first, last = lanes[0].title, lanes[-1].title
@@ -200,11 +204,11 @@ def _besides_frameworks(lane: Lane) -> dict[int, Any]:
 
 
 def delays(entries: Iterable[Entry]) -> Result:
-    """From a batch that is ready to a batch that a job has."""
+    """Latency from a batch being ready in the node to a job receiving it."""
     rows: list[tuple[str, ...]] = []
     notes, wrong, data = [], [], {}
     for entry in entries:
-        lane, name = entry.lane, f"{entry.lane.title}, {jobs_of(entry.jobs)}"
+        lane, name = entry.lane, f"{entry.lane.title}, {count_jobs(entry.jobs)}"
         if not lane.runs:
             rows.append((f"{name}\n{lane.why_not}", "", ""))
             wrong.append(f"jobs, latency: {name} {lane.why_not}")
@@ -214,13 +218,15 @@ def delays(entries: Iterable[Entry]) -> Result:
         data[name] = {
             key: [run.values[key] for run in lane.runs.values()] for key in ("delay", "delay_99")
         }
-        if entry.way is AT_REST:
+        if entry.setup is IDLE_NODE:
             reached = "reached" if 1e3 * middle.median < DELAY else "MISSED"
             notes.append(
                 f"jobs, latency: {name}: median {_ms(middle.median)} ms, "
                 f"target below {DELAY:g}: {reached}"
             )
-    title = "jobs, latency: from the last sample of a batch ready in the node to the batch in a job"
+    title = (
+        "jobs, latency: from a batch's last sample being ready in the node to a job receiving it"
+    )
     heads = ("node", "median ms", "99th percentile ms")
     return Result(
         (Table(title, heads, tuple(rows)),), tuple(notes), tuple(wrong), {"jobs, latency": data}
@@ -238,15 +244,15 @@ def _arguments(parser: ArgumentParser) -> None:
         nargs="+",
         default=list(JOBS),
         metavar="JOBS",
-        help="how many run together (1 2 4 8)",
+        help="numbers of jobs that run together (1 2 4 8)",
     )
 
 
 BENCHMARK = Benchmark(
     "jobs",
-    "several jobs over the same JPEG folders: prepared once for all, or by each",
+    "several jobs over the same JPEG folders: prepared once for all, or by each job",
     run,
     _arguments,
     needs_data=True,
-    peers=peer_names(way.contestant for way in WAYS),
+    peers=peer_names(setup.contestant for setup in SETUPS),
 )

@@ -1,4 +1,4 @@
-"""One run of several jobs together: starts them, lets all begin at once, counts what all had."""
+"""One run of several jobs: starts them, lets them begin together, and counts their samples."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ import psutil
 from benchmarks.harness.alone import ROOT, memory_of_tree
 from benchmarks.harness.environments import process_environment
 from benchmarks.harness.measure import Run
+from benchmarks.harness.processes import end_node, wait_until
 from benchmarks.harness.sameness import Look
 from benchmarks.harness.workloads import image_files
-from benchmarks.jobs.board import NAP, Board, Phase, Stand, wait_until
-from benchmarks.jobs.job import Part, name_of
-from benchmarks.jobs.work import SharedPhotos, Way, jobs_of
+from benchmarks.jobs.board import Board, JobState, Phase
+from benchmarks.jobs.job import JobSpec, function_path
+from benchmarks.jobs.work import JobSetup, SharedPhotos, count_jobs
 
-ENDING = 5.0
+END_TIMEOUT = 5.0
 """Seconds that jobs may take to end by themselves."""
 
-LOOKS, BETWEEN = 4, 0.25
-"""How often memory is looked at, and the seconds from one look to the next. Jobs go on meanwhile,
-but nothing is counted: looking takes time from those who run."""
+MEMORY_LOOKS, MEMORY_INTERVAL = 4, 0.25
+"""Number of memory measurements, and seconds between them. They follow the counted seconds while
+the jobs go on, because measuring memory slows the jobs down."""
 
-STOPPED = 60.0
-"""Seconds after which a job that has not had so many samples never will."""
+STALL_TIMEOUT = 60.0
+"""Seconds after which a run that counts samples instead of seconds is given up."""
 
-KEPT = 4000
-"""Characters of what a failed process said that are worth showing."""
+OUTPUT_TAIL = 4000
+"""Characters of a failed process's output to keep."""
 
 
 class JobsRunError(Exception):
-    """A process failed, or got stuck; ``printed`` is the end of what it said."""
+    """A process failed or got stuck. ``printed``: the end of its output."""
 
     def __init__(self, message: str, printed: str = "") -> None:
         super().__init__(message)
@@ -51,7 +52,10 @@ class JobsRunError(Exception):
 
 @dataclass(frozen=True)
 class Timing:
-    """How long is counted: ``seconds``, or until all jobs together had ``samples``."""
+    """How long samples are counted: for ``seconds``, or until all jobs together have ``samples``.
+
+    ``patience``: seconds that jobs may take for one phase. ``checked``: samples to inspect.
+    """
 
     seconds: float
     warm_up: float
@@ -61,8 +65,8 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How everything stood at a moment."""
+class Snapshot:
+    """Counters of all processes at one moment. ``given``: samples of each job."""
 
     at: float
     given: tuple[int, ...]
@@ -72,42 +76,44 @@ class Reading:
 
 
 def run_jobs(
-    way: Way, python: str, place: Path, work: SharedPhotos, jobs: int, timing: Timing
+    setup: JobSetup, python: str, place: Path, work: SharedPhotos, jobs: int, timing: Timing
 ) -> Run:
-    """Run so many jobs of this kind. What ``place`` has stays there for the next run.
+    """Run ``jobs`` jobs with a setup. Files in the directory ``place`` stay for the next run.
 
-    ``rate`` is samples a second of all jobs together; ``cpu`` and ``cpu_prepared`` are CPU seconds
-    of all processes for 1000 samples that jobs had, and that were prepared; ``read`` bytes are
-    those of all processes while each job had every sample once; ``memory`` is PSS of all processes,
-    and ``frameworks`` that of the jobs when they had imported everything and nothing else.
+    Measures ``rate``, samples per second of all jobs together; ``cpu`` and ``cpu_prepared``, CPU
+    seconds of all processes per 1000 samples delivered and per 1000 samples prepared; ``read``,
+    bytes read by all processes per epoch; ``memory``, PSS of all processes; ``frameworks``, PSS of
+    the jobs after their imports, before they make a loader.
     """
     with tempfile.TemporaryDirectory(prefix="run-", dir=place) as files:
-        together = _Together(way, python, Path(files), work, jobs, timing)
+        group = _JobGroup(setup, python, Path(files), work, jobs, timing)
         try:
-            return together.run()
+            return group.run()
         finally:
-            together.end()
+            group.end()
 
 
-class _Together:
+class _JobGroup:
+    """The processes of one run."""
+
     def __init__(
         self,
-        way: Way,
+        setup: JobSetup,
         python: str,
         files: Path,
         work: SharedPhotos,
         jobs: int,
         timing: Timing,
     ) -> None:
-        self._way = way
+        self._setup = setup
         self._python = python
         self._files = files
-        ports = free_ports(4) if way.serve is not None else ()
+        ports = free_ports(4) if setup.serve is not None else ()
         self._work = replace(work, jobs=jobs, ports=ports)
         self._jobs = jobs
         self._timing = timing
         self._samples = len(image_files(work.data)[0])
-        # The last place is that of a process that serves the others.
+        # The last entry is for a process that serves the jobs.
         self._board = Board(files / "board", jobs + 1)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -115,24 +121,24 @@ class _Together:
         jobs = range(self._jobs)
         for place in jobs:
             self._start(place)
-        self._are(jobs, Stand.IMPORTED, "not all jobs had imported what they need")
+        self._await_state(jobs, JobState.IMPORTED, "not all jobs had imported their modules")
         frameworks = sum(memory_of_tree(process.pid) for process in self._processes)
-        if self._way.serve is not None:
+        if self._setup.serve is not None:
             self._start(self._jobs)
-            self._are([self._jobs], Stand.RUNNING, "nobody could be served")
+            self._await_state([self._jobs], JobState.RUNNING, "the serving process was not ready")
         self._board.phase = Phase.RUN
-        self._are(jobs, Stand.RUNNING, "not all jobs had a batch")
+        self._await_state(jobs, JobState.RUNNING, "not all jobs had a batch")
         self._sleep(self._timing.warm_up)
 
         family = list(self._family())
-        before = self._reading(family)
+        before = self._snapshot(family)
         while not self._over(before):
             self._sleep(0.02)
-        after = self._reading(family)
+        after = self._snapshot(family)
         values = self._values(before, after)
-        memory = max(self._memory() for _ in range(LOOKS))
-        self._board.phase = Phase.LOOK
-        self._are(jobs, Stand.LOOKED, "not all jobs could be looked at")
+        memory = max(self._memory() for _ in range(MEMORY_LOOKS))
+        self._board.phase = Phase.INSPECT
+        self._await_state(jobs, JobState.INSPECTED, "not all jobs had inspected their batches")
         answers = [json.loads(self._answer(place).read_text()) for place in jobs]
         values.update(memory=float(memory), frameworks=float(frameworks))
         values["first"] = max(answer["first"] for answer in answers)
@@ -140,10 +146,10 @@ class _Together:
         look = answers[0]["look"]
         return Run(values, Look(**{**look, "shape": tuple(look["shape"])}))
 
-    def _values(self, before: Reading, after: Reading) -> dict[str, float]:
+    def _values(self, before: Snapshot, after: Snapshot) -> dict[str, float]:
         each = [now - then for now, then in zip(after.given, before.given, strict=True)]
         if not all(each):
-            raise JobsRunError(f"{each.count(0)} of {jobs_of(self._jobs)} came to a stop")
+            raise JobsRunError(f"{each.count(0)} of {count_jobs(self._jobs)} came to a stop")
         given, prepared = sum(each), after.prepared - before.prepared
         cpu, seconds = after.cpu - before.cpu, after.at - before.at
         epochs = given / self._jobs / self._samples
@@ -158,24 +164,24 @@ class _Together:
     # Processes.
 
     def _start(self, place: int) -> None:
-        way, serves = self._way, place == self._jobs
-        function = way.serve if serves else way.contestant.prepare
+        setup, serves = self._setup, place == self._jobs
+        function = setup.serve if serves else setup.contestant.prepare
         if function is None:
-            raise JobsRunError(f"{way.title} has nobody who serves")
-        part = Part(
-            name_of(function),
+            raise JobsRunError(f"{setup.title} has no function that serves jobs")
+        spec = JobSpec(
+            function_path(function),
             self._work.as_plain(),
             str(self._files / "board"),
             self._jobs + 1,
             place,
             str(self._answer(place)),
             serves=serves,
-            stamped=way.stamped,
+            stamped=setup.stamped,
             checked=0 if place else self._timing.checked,
         )
-        with self._said(place).open("wb") as out:
+        with self._output(place).open("wb") as out:
             process = subprocess.Popen(
-                [self._python, "-m", "benchmarks.jobs.job", json.dumps(asdict(part))],
+                [self._python, "-m", "benchmarks.jobs.job", json.dumps(asdict(spec))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -189,66 +195,67 @@ class _Together:
         node = {
             "PENSTOCK_RUNTIME_DIR": str(self._files / "node"),
             "PENSTOCK_NODE_WORKERS": str(self._work.workers),
-            # Ended from here; should that fail, it ends by itself.
+            # ``end_node`` ends the node. If that fails, it ends by itself.
             "PENSTOCK_NODE_IDLE": "2",
         }
-        own = dict(self._way.contestant.environment)
+        own = dict(self._setup.contestant.environment)
         return process_environment(self._python, self._files, {**node, **own})
 
-    def _said(self, place: int) -> Path:
-        return self._files / f"said-{place}"
+    def _output(self, place: int) -> Path:
+        return self._files / f"output-{place}"
 
     def _answer(self, place: int) -> Path:
         return self._files / f"answer-{place}"
 
-    def _are(self, places: Sequence[int], stand: Stand, what: str) -> None:
+    def _await_state(self, places: Sequence[int], state: JobState, failure: str) -> None:
         try:
             wait_until(
-                lambda: all(self._board.stand(place) >= stand for place in places),
+                lambda: all(self._board.state(place) >= state for place in places),
                 self._check,
                 self._timing.patience,
-                what,
+                failure,
             )
         except TimeoutError as error:
-            raise JobsRunError(str(error), self._last_words()) from None
+            raise JobsRunError(str(error), self._outputs()) from None
 
     def _check(self) -> None:
-        """Nobody may end before it is told to."""
+        """Raise if a process has ended: none may before phase END."""
         for place, process in enumerate(self._processes):
             if process.poll() is not None:
-                said = self._said(place).read_text(errors="replace").strip()
-                last = said.splitlines()[-1] if said else f"ended with code {process.returncode}"
-                raise JobsRunError(last.strip(), said[-KEPT:])
+                output = self._output(place).read_text(errors="replace").strip()
+                lines = output.splitlines() or [f"ended with code {process.returncode}"]
+                raise JobsRunError(lines[-1].strip(), output[-OUTPUT_TAIL:])
 
-    def _last_words(self) -> str:
-        said = (self._said(place).read_text(errors="replace") for place in range(self._jobs + 1))
-        return "\n".join(words[-KEPT // 4 :] for words in said if words)
+    def _outputs(self) -> str:
+        places = range(len(self._processes))
+        outputs = (self._output(place).read_text(errors="replace") for place in places)
+        return "\n".join(output[-OUTPUT_TAIL // 4 :] for output in outputs if output)
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
         self._check()
 
     def end(self) -> None:
-        """End everybody, whatever became of the run."""
+        """End all processes, also after an error."""
         self._board.phase = Phase.END
-        give_up = time.monotonic() + ENDING
+        give_up = time.monotonic() + END_TIMEOUT
         for place, process in enumerate(self._processes):
             if place < self._jobs:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, give_up - time.monotonic()))
-            # Workers of a job are in its session.
+            # A job's workers are in its session.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if self._way.node:
+        if self._setup.node:
             end_node(self._files / "node")
 
-    # Looking.
+    # Counters and memory.
 
-    def _over(self, before: Reading) -> bool:
+    def _over(self, before: Snapshot) -> bool:
         if self._timing.samples is not None:
-            had = sum(self._board.counts()[: self._jobs]) - sum(before.given)
-            return had >= self._timing.samples or time.monotonic() - before.at > STOPPED
+            taken = sum(self._board.counts()[: self._jobs]) - sum(before.given)
+            return taken >= self._timing.samples or time.monotonic() - before.at > STALL_TIMEOUT
         return time.monotonic() - before.at >= self._timing.seconds
 
     def _roots(self) -> list[int]:
@@ -257,36 +264,36 @@ class _Together:
         return roots if node is None else [*roots, int(node["pid"])]
 
     def _family(self) -> Iterator[psutil.Process]:
-        """All processes, looked up before time counts: to find them takes some."""
+        """All processes. Listed before the measurement, because that takes time."""
         for pid in self._roots():
             root = psutil.Process(pid)
             yield root
             yield from root.children(recursive=True)
 
     def _memory(self) -> int:
-        self._sleep(BETWEEN)
+        self._sleep(MEMORY_INTERVAL)
         return sum(memory_of_tree(pid) for pid in self._roots())
 
-    def _reading(self, family: Sequence[psutil.Process]) -> Reading:
+    def _snapshot(self, family: Sequence[psutil.Process]) -> Snapshot:
         at = time.monotonic()
         *given, served = self._board.counts()
         node = self._node()
         prepared = float(sum(given))
         if node is not None:
             batches = sum(group["prepared"] for group in node["groups"])
-            # On average: the last batch of an epoch may have fewer samples.
+            # By the mean batch size, because the last batch of an epoch may be smaller.
             prepared = batches * self._samples / -(-self._samples // self._work.batch)
-        elif self._way.serve is not None:
+        elif self._setup.serve is not None:
             prepared = float(served)
         cpu, read = 0.0, 0
         for process in family:
             times = process.cpu_times()
             cpu += times.user + times.system + times.children_user + times.children_system
             read += process.io_counters().read_chars
-        return Reading(at, tuple(given), prepared, cpu, read)
+        return Snapshot(at, tuple(given), prepared, cpu, read)
 
     def _node(self) -> dict[str, Any] | None:
-        if not self._way.node:
+        if not self._setup.node:
             return None
         from penstock.node.look import look
         from penstock.node.place import Place
@@ -294,26 +301,8 @@ class _Together:
         return look(Place(self._files / "node"))
 
 
-def end_node(directory: Path) -> None:
-    """End the node of this directory, and wait until it is gone."""
-    from penstock.node.look import stop
-    from penstock.node.place import Place
-
-    found = None
-    with contextlib.suppress(OSError):
-        found = stop(Place(directory))
-    if found is None:
-        return
-    # It is nobody's child, so it may stay a zombie for as long as the system likes.
-    give_up = time.monotonic() + ENDING
-    with contextlib.suppress(psutil.NoSuchProcess):
-        node = psutil.Process(int(found["pid"]))
-        while node.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up:
-            time.sleep(NAP)
-
-
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of this machine that nobody listens on."""
+    """TCP ports of this machine that are not in use."""
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):
@@ -324,7 +313,10 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _delays(answers: Sequence[dict[str, Any]], since: float, until: float) -> dict[str, float]:
-    """Seconds from a batch that is ready to a batch that a job has, where batches say when."""
+    """Median and 99th percentile of the seconds from a batch being ready to a job receiving it.
+
+    Empty if the batches carry no times.
+    """
     found = [
         delay / 1e9
         for answer in answers

@@ -1,4 +1,4 @@
-"""What several jobs ask for at once, and the ways of giving it to them."""
+"""The workload of several jobs, and the setups that serve it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from benchmarks.harness.workloads import Photos
 
 @dataclass(frozen=True)
 class SharedPhotos(Photos):
-    """Photographs for ``jobs`` that run together. ``share`` names them; ``ports`` are free, for
-    loaders that need some."""
+    """Photographs for ``jobs`` jobs that run together. ``share`` names their group. ``ports`` are
+    free ports, for loaders that need some."""
 
     jobs: int = 1
     share: str = "jobs"
     ports: tuple[int, ...] = ()
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON: a pickle would have to be read by another version of Python."""
+        """The workload for JSON. A job may run another version of Python, so it is not pickled."""
         return {
-            **{one.name: getattr(self, one.name) for one in fields(self)},
+            **{field.name: getattr(self, field.name) for field in fields(self)},
             "data": str(self.data),
         }
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> SharedPhotos:
+    def from_plain(cls, plain: dict[str, Any]) -> SharedPhotos:
         return cls(**{**plain, "data": Path(plain["data"]), "ports": tuple(plain["ports"])})
 
 
-Serve = Callable[[SharedPhotos, Callable[[int], None]], None]
-"""Prepares for all jobs, in a process of its own. It says how many samples each batch has, and
-before the first one 0, as soon as jobs may come."""
+ServeFunction = Callable[[SharedPhotos, Callable[[int], None]], None]
+"""Prepares batches for all jobs, in a separate process. Calls its second argument with 0 when it
+is ready for jobs, then with the number of samples of each batch."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a contestant serves several jobs: each by itself, by a process that runs ``serve``, or by
-    Penstock's node. ``stamped`` batches say in their last field when each sample was ready."""
+class JobSetup:
+    """How a contestant serves several jobs: each job loads for itself, or a process that runs
+    ``serve`` loads for all, or Penstock's node does. With ``stamped``, the last field of a batch is
+    the time at which each sample was ready."""
 
     contestant: Contestant[Any]
-    serve: Serve | None = None
+    serve: ServeFunction | None = None
     node: bool = False
     stamped: bool = False
 
@@ -56,6 +57,6 @@ class Way:
         return self.node or self.serve is not None
 
 
-def jobs_of(number: int) -> str:
-    """So many of them, in words."""
+def count_jobs(number: int) -> str:
+    """The number of jobs in words: ``1 job``, ``2 jobs``."""
     return "1 job" if number == 1 else f"{number} jobs"

@@ -15,86 +15,86 @@ from hypothesis import strategies as st
 
 from benchmarks.__main__ import main, parse
 from benchmarks.faults import faults
-from benchmarks.faults.faults import FAULTS, Outcome, told
-from benchmarks.faults.member import SAVED, Life, read, written
-from benchmarks.faults.stage import Stage, StageError
-from benchmarks.faults.verdict import Batch, Verdict, Wait, judged, waited
-from benchmarks.faults.work import Numbered, epochs
+from benchmarks.faults.faults import FAULTS, FaultOutcome, make_result
+from benchmarks.faults.member import SAVED, MemberPlan, count_batches, read_log
+from benchmarks.faults.run import FaultRun, FaultRunError
+from benchmarks.faults.verdict import BatchRecord, Verdict, Wait, judge, longest_wait
+from benchmarks.faults.work import NumberedSamples, epochs
 
 LENGTH, SIZE = 5, 3
 
 
-def batch(epoch: int, number: int, at: float = 0.0) -> Batch:
+def batch(epoch: int, number: int, at: float = 0.0) -> BatchRecord:
     indices = tuple(range(number * SIZE, (number + 1) * SIZE))
-    return Batch(at, epoch, indices, f"{epoch}-{number}")
+    return BatchRecord(at, epoch, indices, f"{epoch}-{number}")
 
 
 REFERENCE = {epoch: [batch(epoch, number) for number in range(LENGTH)] for epoch in range(3)}
 WHOLE = [one for epoch in REFERENCE.values() for one in epoch]
-LIFE = Life(samples=96, batch=8, kind="threads", epochs=2, step=0.002)
+PLAN = MemberPlan(samples=96, batch=8, kind="threads", epochs=2, step=0.002)
 
 
 # Counting.
 
 
 def test_what_an_unshared_loader_delivers_is_good() -> None:
-    assert judged(WHOLE, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 0)
+    assert judge(WHOLE, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 0)
 
 
 @given(first=st.integers(0, LENGTH - 1))
 def test_an_epoch_that_begins_in_the_middle_is_good(first: int) -> None:
     had = [*REFERENCE[0][first:], *REFERENCE[0][:first]]
-    assert judged(had, REFERENCE, ended=True).good
+    assert judge(had, REFERENCE, ended=True).good
 
 
 @given(first=st.integers(0, LENGTH - 1), had=st.integers(1, LENGTH))
 def test_a_member_that_is_cut_off_has_lost_nothing_before(first: int, had: int) -> None:
     turned = [*REFERENCE[1][first:], *REFERENCE[1][:first]]
-    assert judged([*REFERENCE[0], *turned[:had]], REFERENCE, ended=False).good
+    assert judge([*REFERENCE[0], *turned[:had]], REFERENCE, ended=False).good
 
 
 @given(missing=st.integers(0, 3 * LENGTH - 1))
 def test_a_batch_that_never_came_is_lost(missing: int) -> None:
     had = [one for number, one in enumerate(WHOLE) if number != missing]
-    assert judged(had, REFERENCE, ended=True).lost == SIZE
+    assert judge(had, REFERENCE, ended=True).lost == SIZE
 
 
 @given(missing=st.integers(1, LENGTH - 2))
 def test_a_batch_left_out_before_a_member_was_cut_off_is_lost(missing: int) -> None:
     had = [one for number, one in enumerate(REFERENCE[0]) if number != missing]
-    found = judged(had, REFERENCE, ended=False)
+    found = judge(had, REFERENCE, ended=False)
     assert (found.lost, found.repeated) == (SIZE, 0)
 
 
 @given(again=st.integers(0, 3 * LENGTH - 1), place=st.integers(0, 3 * LENGTH))
 def test_a_batch_that_came_twice_is_repeated(again: int, place: int) -> None:
     had = [*WHOLE[:place], WHOLE[again], *WHOLE[place:]]
-    found = judged(had, REFERENCE, ended=True)
+    found = judge(had, REFERENCE, ended=True)
     assert (found.lost, found.repeated, found.different) == (0, SIZE, 1)
 
 
 def test_an_epoch_that_was_left_out_is_lost() -> None:
-    found = judged([*REFERENCE[0], *REFERENCE[2]], REFERENCE, ended=True)
+    found = judge([*REFERENCE[0], *REFERENCE[2]], REFERENCE, ended=True)
     assert found.lost == LENGTH * SIZE
 
 
 def test_the_right_samples_with_other_bytes_are_different() -> None:
     had = [WHOLE[0]._replace(digest="other"), *WHOLE[1:]]
-    assert judged(had, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 1)
+    assert judge(had, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 1)
 
 
 def test_a_batch_of_another_epoch_is_different() -> None:
     had = [REFERENCE[1][0]._replace(epoch=0), *WHOLE[1:]]
-    assert judged(had, REFERENCE, ended=True).different == 1
+    assert judge(had, REFERENCE, ended=True).different == 1
 
 
 def test_a_wait_is_the_longest_since_over_what_was_usual() -> None:
     times = (0.0, 1.0, 2.0, 9.0, 10.0, 14.0, 15.0)
     had = [batch(0, 0, at) for at in times]
-    assert waited(had, since=9.0) == Wait(usual=1.0, longest=4.0)
+    assert longest_wait(had, since=9.0) == Wait(usual=1.0, longest=4.0)
     # A wait that was under way counts too.
-    assert waited(had, since=8.9) == Wait(usual=1.0, longest=7.0)
-    assert waited(had, since=20.0) is None
+    assert longest_wait(had, since=8.9) == Wait(usual=1.0, longest=7.0)
+    assert longest_wait(had, since=20.0) is None
 
 
 # Diaries.
@@ -104,19 +104,19 @@ def test_a_diary_is_read_up_to_where_its_member_was_killed(tmp_path: Path) -> No
     path = tmp_path / "diary"
     lines = [json.dumps(batch(0, 0, 1.5)), json.dumps(batch(0, 1, 2.5)), SAVED]
     path.write_text("\n".join([*lines, json.dumps(batch(0, 2))[:10]]))
-    found = read(path)
+    found = read_log(path)
     assert found.batches == (batch(0, 0, 1.5), batch(0, 1, 2.5))
     assert found.saved == 2
-    assert written(path) == 2
+    assert count_batches(path) == 2
 
 
 def test_a_member_that_has_not_begun_has_had_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path / "none").batches == ()
-    assert written(tmp_path / "none") == 0
+    assert read_log(tmp_path / "none").batches == ()
+    assert count_batches(tmp_path / "none") == 0
 
 
 def test_no_two_epochs_have_an_equal_batch() -> None:
-    made = dict(epochs(Numbered(samples=20, batch=8), 2))
+    made = dict(epochs(NumberedSamples(samples=20, batch=8), 2))
     assert [len(made[epoch]) for epoch in made] == [3, 3]
     assert sorted(index for one in made[0] for index in one.indices) == list(range(20))
     assert len({one.digest for batches in made.values() for one in batches}) == 6
@@ -129,13 +129,13 @@ def options(*more: str) -> Namespace:
     return parse(["faults", *more])[1]
 
 
-def outcome(**verdict: int) -> Outcome:
-    return Outcome(Verdict(samples=300, **verdict), 0.012, None, 256, 256)
+def outcome(**verdict: int) -> FaultOutcome:
+    return FaultOutcome(Verdict(samples=300, **verdict), 0.012, None, 256, 256)
 
 
-def said(outcomes: Sequence[Outcome], failed: dict[str, str] | None = None) -> Any:
+def said(outcomes: Sequence[FaultOutcome], failed: dict[str, str] | None = None) -> Any:
     kill = next(fault for fault in FAULTS if fault.name == "kill")
-    return told([kill], {"kill": outcomes}, failed or {}, LIFE, options("--rounds", "2"))
+    return make_result([kill], {"kill": outcomes}, failed or {}, PLAN, options("--rounds", "2"))
 
 
 def test_where_nothing_is_lost_nothing_is_wrong() -> None:
@@ -164,7 +164,7 @@ def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_too_few_batches_for_anything_to_happen_in_are_refused() -> None:
-    with pytest.raises(SystemExit, match="there is no middle"):
+    with pytest.raises(SystemExit, match="give at least 9 batches per epoch and 2 epochs"):
         main(["faults", "--items", "64", "--batch", "32"])
 
 
@@ -186,26 +186,26 @@ def test_a_node_that_dies_costs_nobody_a_sample(
 
 def test_of_a_member_that_resumes_both_lives_are_counted() -> None:
     resume = next(fault for fault in FAULTS if fault.name == "resume")
-    reference = dict(epochs(LIFE.work, LIFE.epochs))
-    found = faults.provoked(resume, LIFE, reference, options())
+    reference = dict(epochs(PLAN.work, PLAN.epochs))
+    found = faults.provoke_fault(resume, PLAN, reference, options())
     assert found.verdict == Verdict(3 * 2 * 96, 0, 0, 0)
     assert found.it is not None
 
 
 def test_a_member_that_fails_is_heard_and_one_that_is_killed_is_not_missed(tmp_path: Path) -> None:
-    with Stage(tmp_path, LIFE, workers=1) as stage:
-        stage.start("a", "b", resume=str(tmp_path / "no-such-checkpoint"))
-        stage.send("b", signal.SIGKILL)
-        stage.go("a")
-        with pytest.raises(StageError, match=r"(?s)^a failed; a said: .*FileNotFoundError"):
-            stage.end()
-        assert (stage.ended("a"), stage.ended("b")) == (True, False)
+    with FaultRun(tmp_path, PLAN, workers=1) as run:
+        run.start("a", "b", resume=str(tmp_path / "no-such-checkpoint"))
+        run.send("b", signal.SIGKILL)
+        run.go("a")
+        with pytest.raises(FaultRunError, match=r"(?s)^a failed; a wrote: .*FileNotFoundError"):
+            run.end()
+        assert (run.is_complete("a"), run.is_complete("b")) == (True, False)
 
 
 def test_what_a_member_had_behind_its_checkpoint_is_not_counted(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, LIFE, workers=1)
+    run = FaultRun(tmp_path, PLAN, workers=1)
     lines = [json.dumps(batch(0, number)) for number in range(4)]
-    stage.papers("c").diary.write_text("\n".join([*lines[:2], SAVED, *lines[2:], ""]))
-    stage.papers("d").diary.write_text("\n".join([*lines[2:], ""]))
-    assert stage.had("c", "d") == REFERENCE[0][:4]
-    assert list(stage.had("c")) == REFERENCE[0][:4]
+    run.files("c").log.write_text("\n".join([*lines[:2], SAVED, *lines[2:], ""]))
+    run.files("d").log.write_text("\n".join([*lines[2:], ""]))
+    assert run.received("c", "d") == REFERENCE[0][:4]
+    assert list(run.received("c")) == REFERENCE[0][:4]
