@@ -1,4 +1,4 @@
-"""Recordings to training batches: read, decode, resample, crop at random, log-mel, SpecAugment."""
+"""Recordings to training batches: read, decode, resample, random crop, log-mel, SpecAugment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from benchmarks.peers import (
 from benchmarks.peers.by_hand_audio import ONE_THREAD
 
 CHECKED = 1024
-"""Recordings that are looked at. Most of a short one is silence, so means agree less readily than
-those of photographs."""
+"""Recordings inspected per contestant. Short ones are mostly silence, so means need more of them
+to agree than those of photographs."""
 
 TORCHAUDIO = Contestant(
     "torch DataLoader, torchaudio",
@@ -69,7 +69,7 @@ SPDL, SPDL_THREADS = (
         ("threads", spdl_audio.recordings),
     )
 )
-# The first is what most scripts do, and so what the others' batches are compared with.
+# The first is what most scripts do. The batches of the others are compared with its batches.
 PEERS = (TORCHAUDIO, TORCHAUDIO_IN_BATCHES, SOUNDFILE, LIBROSA, DALI, TF_DATA, SPDL, SPDL_THREADS)
 
 PIPELINE = Contestant(
@@ -88,17 +88,17 @@ def run(options: Namespace) -> Result:
         paths = sound_files(folder)[0]
         if len(paths) < options.batch:
             raise SystemExit(
-                f"{options.data} has {len(paths)} WAV or FLAC files in class folders, and a batch "
-                f"takes {options.batch}; give more recordings, or a smaller --batch."
+                f"{options.data} has {len(paths)} WAV or FLAC files in class folders, but a batch "
+                f"needs {options.batch}: give more recordings, or a smaller --batch."
             )
-        return _raced(Recordings(folder, options.batch, options.workers), paths, options)
+        return _race(Recordings(folder, options.batch, options.workers), paths, options)
 
 
-def _raced(work: Recordings, paths: Sequence[str], options: Namespace) -> Result:
+def _race(work: Recordings, paths: Sequence[str], options: Namespace) -> Result:
     contestants, notes = [*PEERS, PIPELINE, THREADS], []
     if any(Path(path).suffix.lower() != ".wav" for path in paths):
         contestants.remove(TF_DATA)
-        notes.append("audio: tf.data is left out: it reads WAV files alone")
+        notes.append("audio: tf.data is left out: it reads only WAV files")
     lanes = race(
         "audio",
         select(contestants, options.peers),

@@ -1,9 +1,9 @@
-"""What contestants are asked to do with recordings, and what of it is the same for all of them.
+"""The workload of the benchmark ``audio``, and the code that all contestants share.
 
-The spectrogram is that of Whisper's front end but for its logarithm: power in 80 mels on Slaney's
-scale, each filter divided by its width, then ``ln(max(mel, floor))``. A floor of 1e-6 is some 60 dB
-below a loud voice. It hides most of what resamplers leave above the highest frequency of a file, in
-which they differ.
+The spectrogram is that of Whisper's front end except for the logarithm: power in 80 mels on
+Slaney's scale, each filter divided by its width, then ``ln(max(mel, floor))``. A floor of 1e-6 is
+about 60 dB below a loud voice. It hides most of the differences between resamplers above the
+highest frequency of a file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 SUFFIXES = (".wav", ".flac")
 
 COLUMNS = ("audio", "label")
-"""Of a Parquet file: the bytes of a recording, and a whole number."""
+"""Columns of a Parquet file: the bytes of a recording, and the number of its class."""
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """Folders of WAV or FLAC files: one channel at ``rate``, a random part of ``seconds`` (or that
-    much silence with the recording at a random place), log-mel spectrogram, SpecAugment; shuffled.
+    """Folders of WAV or FLAC files: one channel at ``rate``, a random crop of ``seconds`` (short
+    recordings are padded with silence on both sides), log-mel spectrogram, SpecAugment; shuffled.
 
     SpecAugment masks ``masks`` bands of up to ``time`` steps, and as many of up to ``freq`` mels,
     with the mean of the clip. Samples are float32, (1, mels, steps).
@@ -56,7 +56,7 @@ class Recordings:
 
 
 def sound_files(folder: Path) -> tuple[list[str], list[int]]:
-    """Recordings in class folders, with the number of their class."""
+    """Paths of the recordings in class folders, and the class number of each."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     paths, labels = [], []
     for label, place in enumerate(classes):
@@ -69,8 +69,8 @@ def sound_files(folder: Path) -> tuple[list[str], list[int]]:
 
 @contextmanager
 def as_folder(data: Path) -> Iterator[Path]:
-    """The folder of recordings; what is in a Parquet file is unpacked for as long as it is needed,
-    so that everybody reads the same files."""
+    """The folder of recordings. A Parquet file is unpacked into a temporary folder, so that all
+    contestants read the same files."""
     if data.is_dir():
         yield data
         return
@@ -86,7 +86,7 @@ def unpack(parquet: Path, folder: Path) -> None:
     with pyarrow.parquet.ParquetFile(parquet) as file:
         lacking = [name for name in COLUMNS if name not in file.schema_arrow.names]
         if lacking:
-            raise ValueError(f"{parquet} has no column {' and none '.join(lacking)}")
+            raise ValueError(f"{parquet} has no column {' and no column '.join(lacking)}")
         number = 0
         for part in file.iter_batches(columns=list(COLUMNS)):
             for row in part.to_pylist():
@@ -99,9 +99,9 @@ def unpack(parquet: Path, folder: Path) -> None:
 
 
 def _sound(value: Any) -> bytes:
-    """The bytes of a recording; Hugging Face keeps them in a struct, beside a path."""
-    found: bytes = value["bytes"] if isinstance(value, dict) else value
-    return found
+    """The bytes of a recording. Hugging Face stores them in a struct together with a path."""
+    sound: bytes = value["bytes"] if isinstance(value, dict) else value
+    return sound
 
 
 def _suffix(sound: bytes, where: str) -> str:
@@ -112,8 +112,8 @@ def _suffix(sound: bytes, where: str) -> str:
 
 
 def mel_filters(work: Recordings) -> NDArray[np.float32]:
-    """The filters as (mels, frequencies), for loaders that have none of this kind: as librosa and
-    ``torchaudio.functional.melscale_fbanks`` give them for Slaney's scale and norm."""
+    """Mel filters of shape (mels, frequencies), for loaders without such filters. The same as those
+    of librosa and ``torchaudio.functional.melscale_fbanks`` with Slaney's scale and norm."""
     linear, edge, step = 200 / 3, 1000.0, np.log(6.4) / 27
     highest = edge / linear + np.log(work.rate / 2 / edge) / step
     pitches = np.linspace(0, highest, work.mels + 2)

@@ -1,4 +1,4 @@
-"""Data echoing as work: roads with an echo in three places, and training up to a target."""
+"""Pipelines with an echo in one of three places, and training up to a target accuracy."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 Where = Literal["before augmentation", "after augmentation", "after batch"]
 PLACES: tuple[Where, ...] = ("before augmentation", "after augmentation", "after batch")
 
-BESIDE = 2
-"""The factor at which the three places are compared."""
+PLACES_FACTOR = 2
+"""The factor with which the three places are compared."""
 
 WINDOW = 32
-"""Batches over which copies are spread: with 8, factor 5 took half as many fresh samples again. As
-many batches are prepared ahead, for a window begins with most of its fresh samples and ends with
-copies, and reading must go on meanwhile."""
+"""Batches over which copies are spread: with 8, factor 5 took half as many fresh samples again. The
+loader prefetches as many batches: a window begins with most of its fresh samples and ends with
+copies, and reading must continue during the copies."""
 
 TESTED, EVERY = 2_000, 10
-"""Images of the test set, and after how many steps: a test takes about a third of a second, which
-counts for nobody."""
+"""Test images per test, and steps between tests. A test takes about a third of a second, which is
+not counted."""
 
-WARM = 20
+WARM_UP = 20
 """Steps before the pace of training is measured."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """An echo: where, and how often."""
+class EchoSetting:
+    """The place of the echo in the pipeline, and its factor."""
 
     place: Where
     factor: int
@@ -57,6 +57,7 @@ class Setting:
         return "no echo" if self.factor == 1 else f"{self.place}, factor {self.factor}"
 
     def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
+        """The pipeline from a source of encoded images to batches."""
         import penstock as ps
 
         window = WINDOW * batch
@@ -73,13 +74,13 @@ class Setting:
         return road
 
 
-BASE = Setting(PLACES[0], 1)
+BASE = EchoSetting(PLACES[0], 1)
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is trained on, and until when. ``rate`` is how many samples may be read a second;
-    ``None`` is as many as can be."""
+class EchoWork:
+    """The data, the loader and the target of a training. ``rate``: samples per second of the
+    source; ``None`` is unlimited."""
 
     train: Path
     test: Path
@@ -94,7 +95,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far it was: seconds without tests, fresh samples, samples seen, and how good."""
+    """Progress at one test: seconds without tests, fresh samples, samples seen, accuracy."""
 
     seconds: float
     fresh: int
@@ -103,9 +104,9 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One setting with one seed. The last mark is where it ended; ``step`` is the seconds that a
-    sample took apart from waiting, ``waited`` the share of the time that training stood still."""
+class EchoOutcome:
+    """One training. ``marks``: one per test, the last at the end. ``step``: seconds per sample
+    without waiting. ``waited``: share of the time that training waited for batches."""
 
     seed: int
     reached: bool
@@ -118,12 +119,12 @@ class Outcome:
         return self.marks[-1]
 
 
-def pace(work: Work, seconds: float) -> float:
-    """Samples a second in training where reading takes no time. Runs in its own process."""
+def measure_pace(work: EchoWork, seconds: float) -> float:
+    """Samples per second of training with an unlimited source. Runs in a fresh process."""
     trainer = Trainer(work.recipe, 0)
     with _loader(work, BASE, 0, Stopwatch()) as loader:
         batches = endless(loader)
-        for pixels, labels, _ in islice(batches, WARM):
+        for pixels, labels, _ in islice(batches, WARM_UP):
             trainer.step(pixels, labels)
         steps, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds or not steps:
@@ -133,8 +134,8 @@ def pace(work: Work, seconds: float) -> float:
     return steps * work.batch / elapsed
 
 
-def until_good(work: Work, setting: Setting, seed: int) -> Outcome:
-    """Train until the target or the limit. Runs in its own process."""
+def train_to_target(work: EchoWork, setting: EchoSetting, seed: int) -> EchoOutcome:
+    """Train until the target or the time limit. Runs in a fresh process."""
     images = read_images(work.test, TESTED)
     trainer = Trainer(work.recipe, seed)
     marks: list[Mark] = []
@@ -157,26 +158,26 @@ def until_good(work: Work, setting: Setting, seed: int) -> Outcome:
         wait = loader.stats().wait
     end = marks[-1]
     step = max(end.seconds - wait, 0.0) / seen
-    return Outcome(seed, end.accuracy >= work.target, tuple(marks), step, wait / end.seconds)
+    return EchoOutcome(seed, end.accuracy >= work.target, tuple(marks), step, wait / end.seconds)
 
 
-def _loader(work: Work, setting: Setting, seed: int, watch: Stopwatch) -> Loader:
+def _loader(work: EchoWork, setting: EchoSetting, seed: int, watch: Stopwatch) -> Loader:
     import penstock as ps
     from penstock.source import DatasetSource
     from penstock.source.source import Source
 
     source: Source = DatasetSource(read_rows(work.train, work.samples))
     if work.rate is not None:
-        # A batch at most is saved up while the workers are busy with something else.
+        # The bucket saves at most one batch while the workers do something else.
         source = Throttled(source, Bucket(work.rate, work.batch, watch))
     road = setting.road(ps.Pipeline(source), work.batch)
-    # Threads: all of them draw on the one bucket.
+    # Threads, because all workers must share one bucket.
     return road.loader(workers=work.workers, kind="threads", seed=seed, prefetch=WINDOW)
 
 
-def settings(factors: Sequence[int]) -> list[Setting]:
-    """Without echo, every other factor before augmentation, and the other places at one of them."""
-    found = [BASE, *(Setting(PLACES[0], factor) for factor in factors if factor > 1)]
-    if BESIDE in factors:
-        found += [Setting(place, BESIDE) for place in PLACES[1:]]
-    return found
+def settings(factors: Sequence[int]) -> list[EchoSetting]:
+    """No echo, each factor before augmentation, and the other places with one factor."""
+    chosen = [BASE, *(EchoSetting(PLACES[0], factor) for factor in factors if factor > 1)]
+    if PLACES_FACTOR in factors:
+        chosen += [EchoSetting(place, PLACES_FACTOR) for place in PLACES[1:]]
+    return chosen

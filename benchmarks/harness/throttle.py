@@ -109,9 +109,15 @@ class Throttled(_Delayed):
 class Disk:
     """A simulated disk: ``rate`` bytes per second, one reader after the other."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        rate: float,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.rate = rate
         self._clock = clock
+        self._sleep = sleep
         self._lock = threading.Lock()
         self._free = clock()
 
@@ -125,7 +131,7 @@ class Disk:
             due = self._free
         left = due - self._clock()
         if left > 0:
-            time.sleep(left)
+            self._sleep(left)
 
 
 class OnDisk(_Delayed):

@@ -120,8 +120,8 @@ def check_files(train: Path, test: Path, samples: int | None, batch: int) -> Non
 
 def _image_bytes(value: Any) -> bytes:
     """The bytes of an image. Hugging Face stores them in a struct together with a path."""
-    found: bytes = value["bytes"] if isinstance(value, dict) else value
-    return found
+    image: bytes = value["bytes"] if isinstance(value, dict) else value
+    return image
 
 
 def read_images(path: Path, most: int | None = None) -> Images:

@@ -10,12 +10,12 @@ from benchmarks.harness.workloads import ArrayDataset, Arrays, loader_options
 
 
 def arrays(work: Arrays) -> Make:
-    """With workers that stay between epochs, as its documentation advises."""
+    """With persistent workers, as its documentation advises."""
     return _loader(work)
 
 
 def restarting(work: Arrays) -> Make:
-    """As it is by default: workers are started for every epoch."""
+    """With default options: workers are started for every epoch."""
     return _loader(work, persistent_workers=False)
 
 

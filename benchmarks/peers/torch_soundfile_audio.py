@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader over a dataset written by hand: soundfile, NumPy and SciPy."""
+"""PyTorch's DataLoader over a hand-written dataset, with soundfile, NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers.by_hand_audio import Features, resampled
 
 
 class Sounds:
-    """Files as spectrograms."""
+    """A dataset of spectrograms of sound files."""
 
     def __init__(self, work: Recordings) -> None:
         self._work = work

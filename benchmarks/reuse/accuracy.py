@@ -1,7 +1,7 @@
-"""What reuse costs in accuracy: a small CNN on a part of CIFAR-10, with and without it.
+"""Accuracy with and without reuse, for a small CNN on part of CIFAR-10.
 
-Every setting trains on equally many samples. Copies of a sample are told by a number that is drawn
-with the partial augmentation, so that what the network really saw is counted.
+Every setting trains on the same number of samples. Each partial augmentation draws a unique number,
+which identifies its copies: so the distinct samples that the network saw are counted.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     import penstock as ps
 
 SAMPLES, EPOCHS, SEEDS, BATCH = 1_000, 72, 3, 64
-"""Few samples and many epochs, because augmentation has little to do where data is always new: with
-4,000 samples and 12 epochs RandAugment did harm. 72 is a multiple of 2 and 3, so that echoes end
-with an epoch."""
+"""Few samples and many epochs, because augmentation helps little if samples are seldom repeated:
+with 4,000 samples and 12 epochs RandAugment lowered the accuracy. 72 is a multiple of 2 and 3, so
+that an echo ends with an epoch."""
 
 RECIPE = Recipe()
 
 TIMEOUT = 3600.0
-"""Seconds that one training may take."""
+"""Limit for one training in seconds."""
 
 HEADS = (
     "setting",
@@ -68,8 +68,8 @@ HEADS = (
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Where, and how often, samples are used again; ``augment`` is whether there is RandAugment."""
+class ReuseSetting:
+    """How samples are reused: the factors of refurbish and echo. ``augment``: use RandAugment."""
 
     title: str
     augment: bool = True
@@ -77,7 +77,7 @@ class Setting:
     echo: int = 1
 
     def road(self, source: ps.Pipeline, batch: int) -> ps.Pipeline:
-        """Partial augmentation, final augmentation, batches."""
+        """The pipeline: partial augmentation, final augmentation, batches."""
         import penstock as ps
 
         road = source.map(ps.image.decode())
@@ -92,20 +92,20 @@ class Setting:
         return road.batch(batch, drop_last=True)
 
 
-STANDARD = Setting("standard")
+STANDARD = ReuseSetting("standard")
 SETTINGS = (
     STANDARD,
-    Setting("simplified: no RandAugment", augment=False),
-    Setting("echo 2, after augmentation", echo=2),
-    Setting("echo 3, after augmentation", echo=3),
-    Setting("refurbish, reuse 2", refurbish=2),
-    Setting("refurbish, reuse 3", refurbish=3),
+    ReuseSetting("simplified: no RandAugment", augment=False),
+    ReuseSetting("echo 2, after augmentation", echo=2),
+    ReuseSetting("echo 3, after augmentation", echo=3),
+    ReuseSetting("refurbish, reuse 2", refurbish=2),
+    ReuseSetting("refurbish, reuse 3", refurbish=3),
 )
 
 
 @dataclass(frozen=True)
-class Work:
-    """The first ``samples`` of the training set, as often as ``epochs`` says."""
+class TrainingWork:
+    """Training on the first ``samples`` of the training set for ``epochs`` epochs."""
 
     train: Path
     test: Path
@@ -121,9 +121,9 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """One setting with one seed. ``fresh`` is how many different partial augmentations there were
-    among the samples ``seen``; ``waited`` is the share of the time that training stood still."""
+class TrainingOutcome:
+    """One training. ``fresh``: number of distinct partial augmentations among the samples ``seen``.
+    ``waited``: share of the time that training waited for batches."""
 
     accuracy: float
     fresh: int
@@ -132,8 +132,8 @@ class Trained:
     waited: float
 
 
-def trained(work: Work, setting: Setting, seed: int) -> Trained:
-    """Train and test. Runs in its own process."""
+def train_and_test(work: TrainingWork, setting: ReuseSetting, seed: int) -> TrainingOutcome:
+    """Train and test. Runs in a fresh process."""
     import penstock as ps
 
     source = ps.from_dataset(read_rows(work.train, work.samples)).map(with_stamp)
@@ -149,11 +149,11 @@ def trained(work: Work, setting: Setting, seed: int) -> Trained:
         waited = loader.stats().stall
     seen = np.concatenate(stamps)
     accuracy = trainer.accuracy(read_images(work.test))
-    return Trained(accuracy, len(np.unique(seen)), len(seen), seconds, waited)
+    return TrainingOutcome(accuracy, len(np.unique(seen)), len(seen), seconds, waited)
 
 
-def prepared(work: Work, setting: Setting) -> Make:
-    """What makes the loader of a setting, where nobody trains."""
+def prepare_loader(work: TrainingWork, setting: ReuseSetting) -> Make:
+    """The function that makes the loader of a setting, to measure preparation without training."""
     import penstock as ps
 
     road = setting.road(ps.from_dataset(read_rows(work.train, work.samples)), work.batch)
@@ -164,17 +164,19 @@ def run(options: Namespace) -> Result:
     train, test = find_files(options.data, options.test)
     samples = options.samples or SAMPLES
     check_files(train, test, samples, options.batch)
-    work = Work(train, test, samples, options.epochs, options.batch, options.workers, RECIPE)
-    lanes = _raced(work, options)
-    runs: dict[str, list[Trained]] = {setting.title: [] for setting in SETTINGS}
+    work = TrainingWork(
+        train, test, samples, options.epochs, options.batch, options.workers, RECIPE
+    )
+    lanes = _race_preparation(work, options)
+    runs: dict[str, list[TrainingOutcome]] = {setting.title: [] for setting in SETTINGS}
     wrong = [f"accuracy: {lane.title}: {lane.why_not}" for lane in lanes if lane.why_not]
     started = time.perf_counter()
     for seed in range(options.seeds):
         for setting in SETTINGS:
             progress(f"accuracy: seed {seed + 1} of {options.seeds}: {setting.title}")
             try:
-                value: Trained = run_alone(
-                    trained,
+                value: TrainingOutcome = run_alone(
+                    train_and_test,
                     work,
                     setting,
                     seed,
@@ -190,68 +192,68 @@ def run(options: Namespace) -> Result:
                 f"  {value.accuracy:.2%}, {value.fresh:,} partial augmentations among "
                 f"{value.seen:,} samples, {value.seconds:.0f} s"
             )
-    result = found(work, runs, lanes, time.perf_counter() - started, tuple(wrong))
+    result = make_result(work, runs, lanes, time.perf_counter() - started, tuple(wrong))
     if options.plot is not None:
         write(options.plot, figure(result.data))
     return result
 
 
-def _raced(work: Work, options: Namespace) -> list[Lane]:
-    """How fast each setting prepares, by itself."""
+def _race_preparation(work: TrainingWork, options: Namespace) -> list[Lane]:
+    """Measure how fast each setting prepares batches, without training."""
     contestants = [
-        Contestant(setting.title, partial(prepared, setting=setting), ("cv2",), ours=True)
+        Contestant(setting.title, partial(prepare_loader, setting=setting), ("cv2",), ours=True)
         for setting in SETTINGS
     ]
-    # A whole epoch goes by before the clock starts: in the first one there is nothing to reuse.
+    # A whole epoch passes before the measurement, because the first has nothing to reuse.
     course = Throughput(options.seconds, work.samples, warm_up=options.warm_up)
     timeout = 240 + options.warm_up + 10 * options.seconds
     name = "accuracy, preparation"
     return race(name, contestants, work, course, rounds=options.rounds, timeout=timeout)
 
 
-def found(
-    work: Work,
-    runs: Mapping[str, list[Trained]],
+def make_result(
+    work: TrainingWork,
+    runs: Mapping[str, list[TrainingOutcome]],
     lanes: list[Lane],
     seconds: float,
     wrong: tuple[str, ...] = (),
 ) -> Result:
-    """A row for each setting, whatever is known of it."""
+    """One row per setting, with ``-`` for missing values."""
     data: dict[str, Any] = {}
     cells: list[tuple[str, ...]] = []
-    base = [one.accuracy for one in runs[STANDARD.title]]
+    base = [run.accuracy for run in runs[STANDARD.title]]
     for lane in lanes:
         values = runs[lane.title]
-        top = [one.accuracy for one in values]
+        top = [run.accuracy for run in values]
         data[lane.title] = {
-            "runs": [asdict(one) for one in values],
-            "accuracy": _summed(top),
+            "runs": [asdict(run) for run in values],
+            "accuracy": _summary(top),
             "rate": asdict(lane.spread("rate")) if lane.runs else None,
             "cpu": asdict(lane.spread("cpu")) if lane.runs else None,
-            "preparation": {number: one.values for number, one in lane.runs.items()},
+            "preparation": {number: run.values for number, run in lane.runs.items()},
         }
         shown = ("-",) * 3
         if top:
             over = f"{100 * (statistics.mean(top) - statistics.mean(base)):+.2f}" if base else "-"
             shown = (f"{statistics.mean(top):.2%}", _span(Spread.of(top), "{:.2%}"), over)
-        fresh = f"{round(statistics.mean(one.fresh for one in values)):,}" if values else "-"
+        fresh = f"{round(statistics.mean(run.fresh for run in values)):,}" if values else "-"
         rate = ("-",) * 3
         if lane.runs:
             spread = lane.spread("rate")
             cpu = f"{lane.spread('cpu').median:.3f}"
             rate = (f"{spread.median:,.0f}", _span(spread, "{:,.0f}"), cpu)
-        took = f"{statistics.mean(one.seconds for one in values):.0f}" if values else "-"
+        took = f"{statistics.mean(run.seconds for run in values):.0f}" if values else "-"
         cells.append((lane.title, *shown, fresh, *rate, took))
     seeds = max((len(values) for values in runs.values()), default=0)
     title = (
         f"accuracy: {work.samples:,} images of CIFAR-10, {work.epochs} epochs, batches of "
         f"{work.batch}, {seeds} seeds, {work.workers} workers"
     )
-    notes = (f"accuracy: training all of them took {seconds / 60:.1f} minutes",)
+    notes = (f"accuracy: all trainings together took {seconds / 60:.1f} minutes",)
     return Result((Table(title, HEADS, tuple(cells)),), notes, wrong, data)
 
 
-def _summed(values: list[float]) -> dict[str, float] | None:
+def _summary(values: list[float]) -> dict[str, float] | None:
     if not values:
         return None
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
@@ -262,7 +264,7 @@ def _span(spread: Spread, form: str) -> str:
 
 
 def figure(data: Mapping[str, Any]) -> Figure:
-    """Accuracy over how fast the batches for it are prepared."""
+    """A plot of the accuracy over the speed of preparation."""
     kinds: dict[str, list[Point]] = {"refurbish": [], "echo": [], "neither": []}
     for title, entry in data.items():
         top, rate = entry["accuracy"], entry["rate"]
@@ -275,28 +277,32 @@ def figure(data: Mapping[str, Any]) -> Figure:
     series = [Series(kind, tuple(points)) for kind, points in kinds.items() if points]
     return Figure(
         "accuracy over preparation speed",
-        "images prepared a second, nobody training",
+        "images prepared per second, without training",
         "top-1 on the test set, %",
         tuple(series),
     )
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("test", type=Path, nargs="?", metavar="TEST", help="second file of --data")
-    parser.add_argument("--epochs", type=count, default=EPOCHS, help=f"how many ({EPOCHS})")
-    parser.add_argument("--seeds", type=count, default=SEEDS, help=f"of each setting ({SEEDS})")
+    parser.add_argument(
+        "test", type=Path, nargs="?", metavar="TEST", help="the test set, if --data is one file"
+    )
+    parser.add_argument("--epochs", type=count, default=EPOCHS, help=f"number of epochs ({EPOCHS})")
+    parser.add_argument(
+        "--seeds", type=count, default=SEEDS, help=f"number of seeds per setting ({SEEDS})"
+    )
     add_plot_argument(parser)
     parser.set_defaults(batch=BATCH, rounds=3, seconds=2.0, warm_up=1.0)
     parser.epilog = (
-        f"Here --samples is how many of the training set are used ({SAMPLES}); unless you say "
-        f"otherwise --batch is {BATCH}, --rounds 3, --seconds 2 and --warm-up 1, of a race in "
-        "which nobody trains."
+        f"Here --samples is the number of training images to use ({SAMPLES}). The defaults are "
+        f"--batch {BATCH}, and --rounds 3, --seconds 2 and --warm-up 1 for the measurement of "
+        "preparation without training."
     )
 
 
 BENCHMARK = Benchmark(
     "accuracy",
-    "what refurbish and echo cost in accuracy, and how fast they prepare (trains on CIFAR-10)",
+    "accuracy with refurbish and echo, and their speed of preparation (trains on CIFAR-10)",
     run,
     _arguments,
     needs_data=True,

@@ -1,4 +1,4 @@
-"""What the roads of the refurbish benchmark run, each in a process of its own."""
+"""Courses of the benchmark ``refurbish``: each measures a pipeline in a fresh process."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from typing import Any
 from benchmarks.harness.alone import cpu_of_tree
 from benchmarks.harness.measure import Prepare, Run
 from benchmarks.harness.sameness import Look, first_leaf, look
-from benchmarks.reuse.roads import Reused
+from benchmarks.reuse.roads import ReuseWorkload
 
 WARM_UP = 2
-"""Epochs before the clock starts. The first fills the store; while the second is consumed the next
-is begun early, as while any later one, so that what was begun before the clock starts is as much as
-what is begun and left when it stops."""
+"""Epochs before the measurement. The first fills the store. From the second on, the loader begins
+the next epoch early: so as many samples are prepared ahead at the start of the measurement as at
+its end."""
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Takes batches as fast as they come, for whole cycles of epochs: as many as ``seconds`` take,
-    or, where that is given, ``samples``. Part of a cycle would be unfair, because epochs differ.
+    """Takes batches as fast as possible for whole cycles of epochs: for at least ``seconds``, or at
+    least ``samples`` if given. Part of a cycle would be unfair, because its epochs differ.
 
-    ``rate`` is samples a second, ``cpu`` seconds of all processes for 1000 samples, ``fresh`` the
-    share of samples that were prepared anew.
+    Measures ``rate``, samples per second; ``cpu``, CPU seconds of all processes per 1000 samples;
+    ``fresh``, the share of samples that were not reused.
     """
 
     seconds: float
     samples: int | None = None
 
-    def __call__(self, prepare: Prepare[Reused], work: Reused) -> Run:
+    def __call__(self, prepare: Prepare[ReuseWorkload], work: ReuseWorkload) -> Run:
         loader: Any = prepare(work)()
-        seen = warmed(loader, work)
-        before = prepared_anew(loader)
+        seen = run_warm_up(loader, work)
+        before = fresh_samples(loader)
         samples, elapsed = 0, 0.0
         cpu = cpu_of_tree()
         started = time.perf_counter()
         while elapsed < self.seconds if self.samples is None else samples < self.samples:
             for batch in chain.from_iterable(loader for _ in range(work.cycle)):
-                samples += _touched(batch)
-                # Kept while the next is asked for, it would count as memory of the loader.
+                samples += _touch(batch)
+                # A batch kept while the next is requested would count as memory of the loader.
                 del batch
             elapsed = time.perf_counter() - started
         cpu = cpu_of_tree() - cpu
-        fresh = prepared_anew(loader) - before
+        fresh = fresh_samples(loader) - before
         loader.close()
         values = {"rate": samples / elapsed, "cpu": 1000 * cpu / samples, "fresh": fresh / samples}
         return Run(values, seen)
@@ -54,14 +54,15 @@ class Cycles:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The time of every batch of one cycle, without workers, so that nothing is prepared ahead.
+    """Times every batch of one cycle, without workers, so that nothing is prepared ahead.
 
-    ``variation`` is the deviation of these times over their mean.
+    Measures ``median`` and ``slowest`` batch in seconds, and ``variation``, the standard deviation
+    of the times over their mean.
     """
 
-    def __call__(self, prepare: Prepare[Reused], work: Reused) -> Run:
+    def __call__(self, prepare: Prepare[ReuseWorkload], work: ReuseWorkload) -> Run:
         loader: Any = prepare(replace(work, workers=0))()
-        seen = warmed(loader, work)
+        seen = run_warm_up(loader, work)
         times = batch_times(loader, work.cycle)
         loader.close()
         return Run(
@@ -74,26 +75,29 @@ class BatchTimes:
         )
 
 
-def paced(
-    pacemaker: Prepare[Reused], runners: Sequence[Prepare[Reused]], work: Reused
+def run_at_pace(
+    pacemaker: Prepare[ReuseWorkload],
+    runners: Sequence[Prepare[ReuseWorkload]],
+    work: ReuseWorkload,
 ) -> list[Run]:
-    """A cycle of each runner for an accelerator that takes as long for a batch as the pacemaker
-    takes to prepare one, which is measured just before. Runs in its own process.
+    """Run one cycle of each runner with a simulated accelerator. Its step takes as long as the
+    pacemaker takes to prepare a batch, measured just before. Runs in a fresh process.
 
-    ``busy`` is the share of time that the accelerator has work, ``pace`` its seconds for a batch.
+    Measures ``rate``, samples per second; ``busy``, the share of time that the accelerator works;
+    ``pace``, its seconds per batch.
     """
     loader: Any = pacemaker(work)()
-    warmed(loader, work)
+    run_warm_up(loader, work)
     pace = statistics.median(batch_times(loader, work.cycle))
     loader.close()
     runs = []
     for prepare in runners:
         loader = prepare(work)()
-        seen = warmed(loader, work)
+        seen = run_warm_up(loader, work)
         batches = samples = 0
         started = time.perf_counter()
         for batch in chain.from_iterable(loader for _ in range(work.cycle)):
-            samples += _touched(batch)
+            samples += _touch(batch)
             batches += 1
             time.sleep(pace)
             del batch
@@ -104,8 +108,8 @@ def paced(
     return runs
 
 
-def warmed(loader: Any, work: Reused) -> Look:
-    """The epochs before the clock starts; all of the first is looked at."""
+def run_warm_up(loader: Any, work: ReuseWorkload) -> Look:
+    """Run the epochs before the measurement. Returns a summary of the first one."""
     batches = chain.from_iterable(loader for _ in range(WARM_UP))
     seen = look(batches, len(loader) * work.batch)
     for batch in batches:
@@ -114,25 +118,25 @@ def warmed(loader: Any, work: Reused) -> Look:
 
 
 def batch_times(loader: Iterable[Any], epochs: int) -> list[float]:
-    """Seconds from asking for a batch to having it, for all of some epochs."""
-    found = []
+    """Seconds from requesting a batch to receiving it, for all batches of some epochs."""
+    times = []
     started = time.perf_counter()
     for batch in chain.from_iterable(loader for _ in range(epochs)):
-        found.append(time.perf_counter() - started)
-        _touched(batch)
+        times.append(time.perf_counter() - started)
+        _touch(batch)
         del batch
         started = time.perf_counter()
-    return found
+    return times
 
 
-def prepared_anew(loader: Any) -> int:
-    """Samples that went the whole road so far."""
+def fresh_samples(loader: Any) -> int:
+    """Number of samples prepared from the file so far, not reused."""
     stats = loader.stats()
-    keeping = stats.refurbish or stats.echo
-    return int(stats.samples if keeping is None else keeping.fresh)
+    reuse = stats.refurbish or stats.echo
+    return int(stats.samples if reuse is None else reuse.fresh)
 
 
-def _touched(batch: Any) -> int:
+def _touch(batch: Any) -> int:
     leaf = first_leaf(batch)
     leaf[(0,) * leaf.ndim]
     return len(leaf)

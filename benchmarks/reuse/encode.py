@@ -1,5 +1,5 @@
-"""Encodings of kept samples: the room that images take, and the time to make them and to get them
-back, beside what was tried and left out. One thread, and only its own processor time counts."""
+"""Encodings of kept samples, and alternatives that Penstock does not use: size, and time to encode
+and decode. Measures the CPU time of one thread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SEED = 0
 
 Image = NDArray[np.uint8]
 
-HEADS = ("kept as", "KB", "of raw", "to keep ms", "to get back ms", "mean error", "worst error")
-ANEW = "not at all: prepared anew"
+HEADS = ("encoding", "KB", "size / raw", "encode ms", "decode ms", "mean error", "worst error")
+NOT_KEPT = "not kept: prepared again"
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to keep an image. ``decode`` is given the shape, which others keep beside it."""
+class Codec:
+    """An encoding of an image. ``decode`` also gets the shape, which a store keeps separately."""
 
     title: str
     encode: Callable[[Image], Any]
@@ -41,7 +41,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a way costs for an image, on average; errors are in levels of 0 to 255."""
+    """Mean costs of a codec for an image. Errors are in levels from 0 to 255."""
 
     nbytes: float
     encode: float
@@ -50,26 +50,26 @@ class Cost:
     worst: int
 
 
-def penstock(name: str) -> Way:
-    """One of Penstock's own."""
+def penstock_codec(name: str) -> Codec:
+    """One of Penstock's encodings."""
     from penstock.store.encoding import Encoding
 
     encoding = Encoding(name)
-    return Way(name, encoding.encode, lambda data, _: encoding.decode(data), not encoding.lossy)
+    return Codec(name, encoding.encode, lambda data, _: encoding.decode(data), not encoding.lossy)
 
 
-def opencv(title: str, suffix: str, *options: int) -> Way:
+def opencv_codec(title: str, suffix: str, *options: int) -> Codec:
     import cv2
 
     def decode(data: Any, _: tuple[int, ...]) -> Image:
         image: Any = cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
         return image  # type: ignore[no-any-return]
 
-    return Way(title, lambda image: cv2.imencode(suffix, image, options)[1], decode)
+    return Codec(title, lambda image: cv2.imencode(suffix, image, options)[1], decode)
 
 
-def predicted(title: str, level: int) -> Way:
-    """Each row as what it has more than the one above, by NumPy; then zlib."""
+def row_difference_codec(title: str, level: int) -> Codec:
+    """Differences between rows by NumPy, compressed with zlib."""
 
     def encode(image: Image) -> bytes:
         rows = image.copy()
@@ -80,13 +80,13 @@ def predicted(title: str, level: int) -> Way:
         rows = np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape)
         return np.add.accumulate(rows, axis=0, dtype=np.uint8)
 
-    return Way(title, encode, decode)
+    return Codec(title, encode, decode)
 
 
-def subsampled(title: str, quality: int) -> Way:
+def subsampled_jpeg_codec(title: str, quality: int) -> Codec:
     import simplejpeg
 
-    return Way(
+    return Codec(
         title,
         lambda image: simplejpeg.encode_jpeg(image, quality, "RGB", "420"),
         lambda data, _: simplejpeg.decode_jpeg(data, "RGB"),
@@ -94,40 +94,42 @@ def subsampled(title: str, quality: int) -> Way:
     )
 
 
-def ways() -> list[Way]:
+def codecs() -> list[Codec]:
     import cv2
 
     level, strategy = (cv2.IMWRITE_PNG_COMPRESSION, 1), cv2.IMWRITE_PNG_STRATEGY
     return [
-        *map(penstock, ("raw", "lossless", "jpeg:100", "jpeg", "jpeg:90")),
-        opencv("PNG, level 1, RLE", ".png", *level, strategy, cv2.IMWRITE_PNG_STRATEGY_RLE),
-        opencv("PNG, Huffman", ".png", *level, strategy, cv2.IMWRITE_PNG_STRATEGY_HUFFMAN_ONLY),
-        opencv("WebP, lossless", ".webp", cv2.IMWRITE_WEBP_QUALITY, 101),
-        predicted("rows by NumPy, zlib level 1", 1),
-        subsampled("JPEG 4:2:0, quality 95", 95),
+        *map(penstock_codec, ("raw", "lossless", "jpeg:100", "jpeg", "jpeg:90")),
+        opencv_codec("PNG, level 1, RLE", ".png", *level, strategy, cv2.IMWRITE_PNG_STRATEGY_RLE),
+        opencv_codec(
+            "PNG, Huffman", ".png", *level, strategy, cv2.IMWRITE_PNG_STRATEGY_HUFFMAN_ONLY
+        ),
+        opencv_codec("WebP, lossless", ".webp", cv2.IMWRITE_WEBP_QUALITY, 101),
+        row_difference_codec("rows by NumPy, zlib level 1", 1),
+        subsampled_jpeg_codec("JPEG 4:2:0, quality 95", 95),
     ]
 
 
-def measure(images: Sequence[Image], tried: Sequence[Way], rounds: int) -> dict[str, Cost]:
-    """Each image in every way in turn, so that what disturbs one disturbs all.
+def measure(images: Sequence[Image], tried: Sequence[Codec], rounds: int) -> dict[str, Cost]:
+    """Encode and decode each image with all codecs in turn, so that a disturbance affects all.
 
-    Of the rounds, the shortest time of each image counts.
+    The shortest time of all rounds counts, for each image.
     """
-    found: dict[str, list[Cost]] = {way.title: [] for way in tried}
+    found: dict[str, list[Cost]] = {codec.title: [] for codec in tried}
     for image in images:
-        for way in tried:
+        for codec in tried:
             encoding, decoding = [], []
             for _ in range(rounds):
                 started = time.thread_time()
-                kept = way.encode(image)
+                kept = codec.encode(image)
                 encoding.append(time.thread_time() - started)
                 started = time.thread_time()
-                again = way.decode(kept, image.shape)
+                again = codec.decode(kept, image.shape)
                 decoding.append(time.thread_time() - started)
             off = np.abs(again.astype(np.int16) - image)
             nbytes = memoryview(kept).nbytes
             cost = Cost(nbytes, min(encoding), min(decoding), float(off.mean()), int(off.max()))
-            found[way.title].append(cost)
+            found[codec.title].append(cost)
     return {title: _average(costs) for title, costs in found.items()}
 
 
@@ -140,16 +142,16 @@ def _average(costs: Sequence[Cost]) -> Cost:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Images to keep, and the time it took to prepare each."""
+class ImageSet:
+    """Images to encode. ``anew``: mean seconds to prepare one."""
 
     name: str
     images: list[Image]
     anew: float
 
 
-def works(paths: Sequence[str], rounds: int) -> list[Work]:
-    """Photographs as they are decoded, and small ones that are augmented already."""
+def image_sets(paths: Sequence[str], rounds: int) -> list[ImageSet]:
+    """Decoded photographs, and photographs that are also cropped and augmented."""
     from penstock.image import decode, rand_augment, random_resized_crop
     from penstock.keyed import Key, Keyed
 
@@ -175,27 +177,27 @@ def works(paths: Sequence[str], rounds: int) -> list[Work]:
     ):
         made = [prepared(path, operations, number) for number, path in enumerate(paths)]
         images = [image for image, _ in made]
-        found.append(Work(name, images, float(np.mean([seconds for _, seconds in made]))))
+        found.append(ImageSet(name, images, float(np.mean([seconds for _, seconds in made]))))
     return found
 
 
 def run(options: Namespace) -> Result:
     paths = image_files(options.data)[0]
     wanted = min(options.samples or IMAGES, len(paths))
-    # Evenly over all classes.
+    # Spread evenly over all classes.
     chosen = [paths[number * len(paths) // wanted] for number in range(wanted)]
     tables, data, wrong = [], {}, []
-    for work in works(chosen, options.rounds):
+    for work in image_sets(chosen, options.rounds):
         progress(f"encode: {len(work.images)} photographs, {work.name}")
-        tried = ways()
+        tried = codecs()
         costs = measure(work.images, tried, options.rounds)
         wrong += [
-            f"encode: {way.title} gave back other pixels"
-            for way in tried
-            if way.exact and costs[way.title].worst
+            f"encode: {codec.title} changed pixels, but claims to be exact"
+            for codec in tried
+            if codec.exact and costs[codec.title].worst
         ]
         raw = costs["raw"].nbytes
-        rows = [(ANEW, "", "", "", f"{work.anew * 1e3:.2f}", "", "")]
+        rows = [(NOT_KEPT, "", "", "", f"{work.anew * 1e3:.2f}", "", "")]
         for title, cost in costs.items():
             times = (f"{cost.encode * 1e3:.2f}", f"{cost.decode * 1e3:.2f}")
             errors = (f"{cost.mean:.2f}", str(cost.worst)) if cost.worst else ("", "")
@@ -213,7 +215,7 @@ def run(options: Namespace) -> Result:
 
 BENCHMARK = Benchmark(
     "encode",
-    "room and time of the encodings of kept samples, and of others",
+    "size and time of the encodings of kept samples, and of alternatives",
     run,
     needs_data=True,
 )

@@ -1,4 +1,5 @@
-"""What refurbishing gains, and what its eviction and its shuffle have to do with it (Revamper)."""
+"""The gain of refurbish, and how much balanced eviction and cache-aware shuffle contribute to it
+(Revamper)."""
 
 from __future__ import annotations
 
@@ -21,35 +22,35 @@ from benchmarks.harness.race_table import (
 )
 from benchmarks.harness.report import Result
 from benchmarks.harness.workloads import image_files
-from benchmarks.reuse.courses import WARM_UP, BatchTimes, Cycles, paced
+from benchmarks.reuse.courses import WARM_UP, BatchTimes, Cycles, run_at_pace
 from benchmarks.reuse.roads import (
     SIMPLIFIED,
     STANDARD,
-    Reused,
+    ReuseWorkload,
+    all_contestants,
     as_built,
     echo,
-    everyone,
     reference_count,
 )
 
 FASTER = {2: 1.5, 3: 1.9}
-"""How many times as fast as standard preparation it should be, by how often a sample is used."""
+"""Targets for the rate relative to standard preparation, by the number of uses of a sample."""
 
 LEVEL = 1.2
-"""How many times as fast as with eviction by counting, where an accelerator sets the pace."""
+"""Target for the rate relative to eviction by counting, with an accelerator."""
 
 AHEAD = 4
-"""Batches that may be prepared and not taken yet when counting begins, or when it ends."""
+"""Batches that may be prepared ahead when counting begins or ends."""
 
 PHOTOGRAPHS = 1024
-"""In an epoch, so that a cycle of six takes several seconds."""
+"""Samples per epoch: a cycle of six epochs takes several seconds."""
 
 ONE_BY_ONE = 8
-"""Batches in an epoch where each is timed: nothing is prepared ahead there, so few will do."""
+"""Batches per epoch where each batch is timed. Few are enough, as nothing is prepared ahead."""
 
-FRESH = Column("prepared anew %", "fresh", "{:.1f}", 100)
+FRESH = Column("fresh %", "fresh", "{:.1f}", 100)
 BUSY = Column("accelerator busy %", "busy", "{:.1f}", 100)
-PACE = Column("ms a batch of the accelerator", "pace", "{:.1f}", 1e3)
+PACE = Column("accelerator ms per batch", "pace", "{:.1f}", 1e3)
 VARIATION = Column("variation of batch times %", "variation", "{:.1f}", 100)
 MEDIAN = Column("median batch ms", "median", "{:.1f}", 1e3)
 SLOWEST = Column("slowest batch ms", "slowest", "{:.1f}", 1e3)
@@ -58,10 +59,10 @@ SLOWEST = Column("slowest batch ms", "slowest", "{:.1f}", 1e3)
 def run(options: Namespace) -> Result:
     if not image_files(options.data)[0]:
         raise SystemExit(f"{options.data} has no JPEG files in class folders")
-    # Whole batches, because a smaller one takes less time than the others.
+    # Whole batches, because a smaller last one would take less time.
     samples = max(1, options.photographs // options.batch) * options.batch
     reuse = tuple(sorted(set(options.reuse)))
-    work = Reused(options.data, samples, options.batch, options.workers, reuse)
+    work = ReuseWorkload(options.data, samples, options.batch, options.workers, reuse)
     made = join_results(
         [
             _throughput(work, options),
@@ -69,14 +70,14 @@ def run(options: Namespace) -> Result:
             _batch_times(work, options),
         ]
     )
-    return replace(made, notes=(*_said_first(work), *made.notes))
+    return replace(made, notes=(*_method_notes(work), *made.notes))
 
 
-def _throughput(work: Reused, options: Namespace) -> Result:
+def _throughput(work: ReuseWorkload, options: Namespace) -> Result:
     name = "refurbish, as fast as it goes"
     lanes = race(
         name,
-        everyone(work.reuse),
+        all_contestants(work.reuse),
         work,
         Cycles(options.seconds, options.samples),
         rounds=options.rounds,
@@ -85,17 +86,19 @@ def _throughput(work: Reused, options: Namespace) -> Result:
     targets = {as_built(number).title: FASTER[number] for number in work.reuse if number in FASTER}
     made = race_result(
         name,
-        f"{name}: {_what(work)}, {work.workers} workers",
+        f"{name}: {_describe(work)}, {work.workers} workers",
         lanes,
         (RATE, CPU, MEMORY, FRESH),
         (Versus("rate / standard", "rate", True, own=targets),),
         beside=(STANDARD.title,),
         different=(SIMPLIFIED.title,),
     )
-    return _coloured(replace(made, wrong=(*made.wrong, *_strays(name, lanes, work))), work.reuse)
+    return _highlight(
+        replace(made, wrong=(*made.wrong, *_wrong_shares(name, lanes, work))), work.reuse
+    )
 
 
-def _at_a_pace(work: Reused, number: int, options: Namespace) -> Result:
+def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
     name = f"refurbish, {number} times, beside an accelerator"
     ours, theirs = as_built(number), reference_count(number)
     lanes = [Lane(one.title, ours=True) for one in (theirs, ours)]
@@ -104,7 +107,7 @@ def _at_a_pace(work: Reused, number: int, options: Namespace) -> Result:
         progress(f"{name}: round {turn + 1} of {options.rounds}")
         try:
             runs = run_alone(
-                paced,
+                run_at_pace,
                 ours.prepare,
                 [runners[place] for place in order],
                 work,
@@ -117,19 +120,19 @@ def _at_a_pace(work: Reused, number: int, options: Namespace) -> Result:
             break
         for place, run in zip(order, runs, strict=True):
             lanes[place].runs[turn] = run
-            progress(f"  {lanes[place].title}: " + _said(run))
+            progress(f"  {lanes[place].title}: " + _format(run))
     made = race_result(
         name,
-        f"{name}: {_what(work)}, {work.workers} workers",
+        f"{name}: {_describe(work)}, {work.workers} workers",
         lanes,
         (RATE, BUSY, PACE),
         (Versus("rate / by counting", "rate", True, LEVEL),),
         beside=(theirs.title,),
     )
-    return _coloured(made, (number,))
+    return _highlight(made, (number,))
 
 
-def _batch_times(work: Reused, options: Namespace) -> Result:
+def _batch_times(work: ReuseWorkload, options: Namespace) -> Result:
     name = "refurbish, batch by batch"
     work = replace(work, samples=min(work.samples, ONE_BY_ONE * work.batch))
     both = [make(number) for number in work.reuse for make in (reference_count, as_built)]
@@ -143,34 +146,34 @@ def _batch_times(work: Reused, options: Namespace) -> Result:
     )
     made = race_result(
         name,
-        f"{name}: {_what(work)}, no workers",
+        f"{name}: {_describe(work)}, no workers",
         lanes,
         (VARIATION, MEDIAN, SLOWEST),
         (),
     )
-    # One level deeper than what is drawn: there is no rate in it.
+    # Nested one level deeper, so that a chart leaves it out: these runs have no rate.
     return replace(made, data={name: {"contestants": made.data[name]}})
 
 
-def _what(work: Reused) -> str:
+def _describe(work: ReuseWorkload) -> str:
     epochs = f"cycles of {work.cycle} epochs of {work.samples:,} samples"
     return f"{epochs}, batches of {work.batch}"
 
 
-def _said_first(work: Reused) -> tuple[str, ...]:
-    """What the tables have no room for."""
+def _method_notes(work: ReuseWorkload) -> tuple[str, ...]:
+    """Notes about the method, for which the tables have no room."""
     files = len(image_files(work.data)[0])
     return (
         f"refurbish: {files:,} photographs; decode and RandAugment, which refurbish keeps, then "
-        f"crop to {work.side} and flip, uint8. Everything is counted over whole cycles, after "
-        f"{WARM_UP} epochs",
-        "refurbish: as fast as it goes, the consumer does nothing. The accelerator is simulated: "
-        "it sleeps for every batch as long as one took to prepare just before (median over a "
-        "cycle of refurbish), and uses no CPU",
+        f"crop to {work.side} and flip, uint8. All values are over whole cycles, after {WARM_UP} "
+        "epochs of warm-up",
+        "refurbish: in the race as fast as it goes, the consumer does nothing. The accelerator is "
+        "simulated: for every batch it sleeps as long as refurbish took to prepare one (median of "
+        "a cycle just before), and uses no CPU",
     )
 
 
-def _said(run: Run) -> str:
+def _format(run: Run) -> str:
     return ", ".join(f"{key} {value:.4g}" for key, value in run.values.items())
 
 
@@ -178,8 +181,8 @@ def _timeout(options: Namespace) -> float:
     return float(600 + 10 * options.seconds)
 
 
-def _strays(name: str, lanes: Sequence[Lane], work: Reused) -> list[str]:
-    """Who prepared more or less than is due, and so was measured at something else."""
+def _wrong_shares(name: str, lanes: Sequence[Lane], work: ReuseWorkload) -> list[str]:
+    """Errors for contestants whose share of fresh samples is not as expected."""
     due = {
         make(number).title: 1 / number
         for number in work.reuse
@@ -192,15 +195,15 @@ def _strays(name: str, lanes: Sequence[Lane], work: Reused) -> list[str]:
         for run in lane.runs.values():
             if wanted is not None and abs(run.values["fresh"] - wanted) > allowed:
                 wrong.append(
-                    f"{name}: {lane.title} prepared {run.values['fresh']:.1%} of the samples anew, "
-                    f"where {wanted:.1%} are due"
+                    f"{name}: {lane.title}: {run.values['fresh']:.1%} of the samples were fresh, "
+                    f"but {wanted:.1%} are expected"
                 )
                 break
     return wrong
 
 
-def _coloured(made: Result, reuse: Sequence[int]) -> Result:
-    """In a chart refurbish as built stands out; in the table all are compared."""
+def _highlight(made: Result, reuse: Sequence[int]) -> Result:
+    """Highlight only Penstock's own refurbish in a chart. The table compares all contestants."""
     ours = {as_built(number).title for number in reuse}
     data = {
         name: {title: {**lane, "ours": title in ours} for title, lane in lanes.items()}
@@ -210,12 +213,14 @@ def _coloured(made: Result, reuse: Sequence[int]) -> Result:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--chart", type=drawing, metavar="FILE", help="draw it, as .svg or .png")
+    parser.add_argument(
+        "--chart", type=drawing, metavar="FILE", help="draw a chart, as .svg or .png"
+    )
     parser.add_argument(
         "--photographs",
         type=count,
         default=PHOTOGRAPHS,
-        help=f"that make an epoch; of fewer files, each comes several times ({PHOTOGRAPHS})",
+        help=f"samples per epoch; with fewer files, files are repeated ({PHOTOGRAPHS})",
     )
     parser.add_argument(
         "--reuse",
@@ -223,13 +228,13 @@ def _arguments(parser: ArgumentParser) -> None:
         nargs="+",
         default=list(FASTER),
         metavar="TIMES",
-        help="how often a sample is used (2 3)",
+        help="numbers of uses of a sample (2 3)",
     )
 
 
 BENCHMARK = Benchmark(
     "refurbish",
-    "JPEG folders with RandAugment kept and used again: rates, stalls, batch times",
+    "JPEG folders with reuse of images after RandAugment: rates, stalls, batch times",
     run,
     _arguments,
     needs_data=True,

@@ -1,6 +1,6 @@
-"""Roads that prepare photographs once for several uses, and what Penstock's way is compared with.
+"""Pipelines that reuse prepared photographs, and pipelines to compare them with.
 
-All of them decode and run RandAugment on the whole photograph, then crop and flip what comes of it.
+All decode a photograph, apply RandAugment to the whole of it, then crop and flip the result.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Reused:
-    """Photographs of a folder; ``reuse`` are the factors to compare.
+class ReuseWorkload:
+    """Photographs of a folder. ``reuse``: the factors to compare.
 
-    Where there are fewer files than ``samples`` each is several of them: an epoch has to be long
-    beside the few batches that are prepared ahead, as it is where people train.
+    With fewer files than ``samples``, files are repeated: an epoch must be long compared with the
+    few batches that are prepared ahead, as in real training.
     """
 
     data: Path
@@ -41,20 +41,20 @@ class Reused:
 
     @property
     def cycle(self) -> int:
-        """Epochs after which everything was prepared anew equally often, whatever the factor."""
+        """Epochs after which all samples have been prepared equally often, with any factor."""
         return math.lcm(*self.reuse)
 
     def files(self) -> ps.Pipeline:
-        """The source: files of all classes."""
+        """The source: files spread over all classes."""
         paths, labels = image_files(self.data)
         chosen = [number * len(paths) // self.samples for number in range(self.samples)]
         return ps.from_files([paths[i] for i in chosen], [labels[i] for i in chosen])
 
 
 class ReferenceCount(Generations):
-    """Eviction by counting: a sample is prepared anew when it was used ``reuse`` times.
+    """Eviction by reference counts: a sample is prepared again after ``reuse`` uses.
 
-    So all are due in the same epoch, and none in the others.
+    So all samples are renewed in the same epoch, and none in the others.
 
     >>> [ReferenceCount(n=4, reuse=2, kept=4, seed=0).fresh(epoch) for epoch in range(5)]
     [4, 0, 4, 0, 4]
@@ -71,8 +71,7 @@ class ReferenceCount(Generations):
 
 
 class PlainShuffle:
-    """Shuffles as ever; Penstock would put its own shuffle, that knows what is kept, in place of
-    ``Shuffled``."""
+    """A plain shuffle. With ``Shuffled`` itself, Penstock would use its cache-aware shuffle."""
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
         return Shuffled().indices(n, seed, epoch)
@@ -84,41 +83,43 @@ class PlainShuffle:
         return n
 
 
-def _above(work: Reused) -> ps.Pipeline:
+def _above(work: ReuseWorkload) -> ps.Pipeline:
     return work.files().map(ps.image.decode()).map(ps.image.rand_augment(*RAND_AUGMENT))
 
 
-def _below(above: ps.Pipeline, work: Reused) -> ps.Pipeline:
+def _below(above: ps.Pipeline, work: ReuseWorkload) -> ps.Pipeline:
     return above.map(ps.image.random_resized_crop(work.side)).map(ps.image.random_flip())
 
 
-def _loader(pipeline: ps.Pipeline, work: Reused, order: PlainShuffle | None = None) -> Loader:
+def _loader(
+    pipeline: ps.Pipeline, work: ReuseWorkload, order: PlainShuffle | None = None
+) -> Loader:
     batched = pipeline.batch(work.batch)
     return batched.loader(workers=work.workers, kind="threads", seed=SEED, order=order)
 
 
-def standard(work: Reused) -> Make:
-    """Everything is prepared anew every time."""
+def standard(work: ReuseWorkload) -> Make:
+    """No reuse: every sample is prepared from the file."""
     return lambda: _loader(_below(_above(work), work), work)
 
 
-def simplified(work: Reused) -> Make:
-    """The same without RandAugment: fast, for want of augmentation."""
+def simplified(work: ReuseWorkload) -> Make:
+    """No reuse and no RandAugment: faster, but with less augmentation."""
     return lambda: _loader(_below(work.files().map(ps.image.decode()), work), work)
 
 
-def echoed(work: Reused, reuse: int) -> Make:
-    """Echo after augmentation: the very same sample comes several times."""
+def echoed(work: ReuseWorkload, reuse: int) -> Make:
+    """Echo after augmentation: identical copies of each sample."""
     return lambda: _loader(_below(_above(work), work).echo(reuse), work)
 
 
-def refurbished(work: Reused, reuse: int) -> Make:
-    """As Penstock builds it: balanced eviction, and a shuffle that knows what is kept."""
+def refurbished(work: ReuseWorkload, reuse: int) -> Make:
+    """Refurbish as Penstock does it: balanced eviction and cache-aware shuffle."""
     return lambda: _loader(_below(_above(work).refurbish(reuse), work), work)
 
 
-def counted(work: Reused, reuse: int) -> Make:
-    """Refurbished too, but evicted by counting, and plainly shuffled."""
+def counted(work: ReuseWorkload, reuse: int) -> Make:
+    """Refurbish with eviction by reference counts and a plain shuffle."""
     renewal = ReferenceCount(work.samples, reuse, kept=work.samples, seed=SEED)
 
     def make() -> Loader:
@@ -138,23 +139,23 @@ STANDARD = Contestant("standard", standard, NEEDS, ours=True)
 SIMPLIFIED = Contestant("simplified: no RandAugment", simplified, NEEDS, ours=True)
 
 
-def echo(reuse: int) -> Contestant[Reused]:
+def echo(reuse: int) -> Contestant[ReuseWorkload]:
     prepare = partial(echoed, reuse=reuse)
     return Contestant(f"echo after augmentation, {reuse} times", prepare, NEEDS, ours=True)
 
 
-def as_built(reuse: int) -> Contestant[Reused]:
+def as_built(reuse: int) -> Contestant[ReuseWorkload]:
     return Contestant(
         f"refurbish, {reuse} times", partial(refurbished, reuse=reuse), NEEDS, ours=True
     )
 
 
-def reference_count(reuse: int) -> Contestant[Reused]:
+def reference_count(reuse: int) -> Contestant[ReuseWorkload]:
     prepare = partial(counted, reuse=reuse)
     return Contestant(f"refurbish by counting, {reuse} times", prepare, NEEDS, ours=True)
 
 
-def everyone(reuse: Sequence[int]) -> list[Contestant[Reused]]:
-    """Who runs for these factors, each only once."""
-    several = [make(number) for number in reuse for make in (echo, reference_count, as_built)]
-    return [STANDARD, SIMPLIFIED, *several]
+def all_contestants(reuse: Sequence[int]) -> list[Contestant[ReuseWorkload]]:
+    """The contestants for these factors."""
+    reusing = [make(number) for number in reuse for make in (echo, reference_count, as_built)]
+    return [STANDARD, SIMPLIFIED, *reusing]

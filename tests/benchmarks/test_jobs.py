@@ -1,4 +1,4 @@
-"""The benchmark of several jobs: what it counts, what it says, and that it clears up."""
+"""The benchmark ``jobs``: counters, tables and notes, and real processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def entry(setup: JobSetup, number: int, **values: float) -> Entry:
 # The board.
 
 
-def test_everybody_sees_the_same_board(tmp_path: Path) -> None:
+def test_all_processes_see_the_same_board(tmp_path: Path) -> None:
     mine, theirs = (Board(tmp_path / "board", 3) for _ in range(2))
     theirs.add(1, 64)
     theirs.add(1, 36)
@@ -74,17 +74,17 @@ def test_everybody_sees_the_same_board(tmp_path: Path) -> None:
     assert theirs.phase is Phase.INSPECT
 
 
-def test_who_waits_in_vain_gives_up_and_says_for_what() -> None:
+def test_a_wait_that_times_out_names_what_has_not_happened() -> None:
     with pytest.raises(TimeoutError, match="no batch after 0 s"):
         wait_until(lambda: False, lambda: None, 0.0, "no batch")
 
 
-def test_a_peer_is_found_again_by_its_name() -> None:
+def test_a_function_is_imported_by_its_path() -> None:
     for setup in jobs.SETUPS:
         assert import_function(function_path(setup.contestant.prepare)) is setup.contestant.prepare
 
 
-def test_work_travels_as_plain_data() -> None:
+def test_a_workload_survives_json() -> None:
     made = SharedPhotos(Path("a/b"), "uint8", 4, 2, jobs=3, ports=(1, 2))
     assert SharedPhotos.from_plain(json.loads(json.dumps(made.as_plain()))) == made
 
@@ -93,7 +93,7 @@ def test_free_ports_are_different_ones() -> None:
     assert len(set(free_ports(4))) == 4
 
 
-# Counting.
+# Counters.
 
 
 def values(setup: JobSetup, number: int, before: Snapshot, after: Snapshot, tmp_path: Path) -> Any:
@@ -106,7 +106,7 @@ def values(setup: JobSetup, number: int, before: Snapshot, after: Snapshot, tmp_
     return made._values(before, after)
 
 
-def test_what_is_delivered_and_what_is_prepared_are_counted_apart(tmp_path: Path) -> None:
+def test_samples_delivered_and_samples_prepared_are_counted_separately(tmp_path: Path) -> None:
     before = Snapshot(10.0, (0, 50), 25.0, 1.0, 1000)
     after = Snapshot(14.0, (200, 250), 225.0, 3.0, 5000)
     assert values(SHARED, 2, before, after, tmp_path) == {
@@ -114,18 +114,18 @@ def test_what_is_delivered_and_what_is_prepared_are_counted_apart(tmp_path: Path
         "cpu": 5.0,
         "cpu_prepared": 10.0,
         "prepared": 1.0,
-        # Each job had 200 samples, which are two epochs of the 100 files.
+        # Each job had 200 samples: two epochs of the 100 files.
         "read": 2000.0,
     }
 
 
-def test_a_job_that_came_to_a_stop_makes_a_run_worthless(tmp_path: Path) -> None:
+def test_a_job_that_came_to_a_stop_makes_a_run_invalid(tmp_path: Path) -> None:
     before, after = Snapshot(0.0, (0, 5), 0, 0, 0), Snapshot(1.0, (9, 5), 9, 1, 1)
     with pytest.raises(JobsRunError, match="1 of 2 jobs came to a stop"):
         values(SHARED, 2, before, after, tmp_path)
 
 
-# What it says.
+# Tables and notes.
 
 
 def test_more_jobs_are_compared_with_one() -> None:
@@ -136,13 +136,13 @@ def test_more_jobs_are_compared_with_one() -> None:
     assert found.notes == (
         "jobs, scaling: 8 jobs: CPU / 1 job 1.20, target at most 1.1: MISSED",
         "jobs, scaling: 8 jobs: read / 1 job 1.02, target at most 1.05: reached",
-        # 130 MB besides the frameworks, where one job has 80.
+        # 130 MB besides the frameworks, against 80 MB for one job.
         "jobs, scaling: 8 jobs: memory / 1 job 1.62, target at most 1.5: MISSED",
     )
     assert found.wrong == ()
 
 
-def test_rates_are_held_against_those_who_share_and_those_who_do_not() -> None:
+def test_the_rate_is_compared_with_shared_and_unshared_peers() -> None:
     usual = {"cpu": 1.0, "cpu_prepared": 1.0, "memory": 1.0, "frameworks": 1.0, "read": 1.0}
     rates = {JobSetup(BY_HAND): 800.0, TENSORSOCKET: 3000.0, UNSHARED: 1500.0, SHARED: 6000.0}
     four = [entry(setup, 4, rate=rate, **usual) for setup, rate in rates.items()]
@@ -158,7 +158,7 @@ def test_rates_are_held_against_those_who_share_and_those_who_do_not() -> None:
     assert jobs._race(2, two, work(Path("nowhere"))).notes == ()
 
 
-def test_the_target_for_latency_is_that_of_a_node_at_rest() -> None:
+def test_the_target_for_latency_applies_to_an_idle_node() -> None:
     found = delays(
         [
             entry(IDLE_NODE, 1, delay=0.0015, delay_99=0.004),
@@ -173,7 +173,7 @@ def test_the_target_for_latency_is_that_of_a_node_at_rest() -> None:
     assert found.tables[0].rows[2] == ("node at work, 8 jobs", "5.00", "9.00")
 
 
-def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
+def test_a_peer_that_gets_stuck_is_tried_again_and_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[int] = []
@@ -191,7 +191,7 @@ def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
     assert made.notes() == ["jobs, 2: TensorSocket got stuck 2 times: 2 of 2 jobs came to a stop"]
 
 
-def test_ours_may_not_get_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_penstock_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(*_: Any) -> Run:
         raise JobsRunError("no batch")
 
@@ -209,7 +209,7 @@ def test_a_peer_that_is_not_installed_is_in_the_table(monkeypatch: pytest.Monkey
     assert found.wrong == ()
 
 
-def test_a_folder_without_photographs_is_refused_before_anybody_runs(tmp_path: Path) -> None:
+def test_a_folder_without_photographs_is_refused_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(SystemExit, match="has no JPEG files in class folders"):
         main(["jobs", "--data", str(tmp_path)])
@@ -218,7 +218,7 @@ def test_a_folder_without_photographs_is_refused_before_anybody_runs(tmp_path: P
 # Real processes.
 
 
-def test_a_job_that_fails_is_heard_and_the_others_are_ended(tmp_path: Path) -> None:
+def test_a_failing_job_is_reported_and_the_others_are_ended(tmp_path: Path) -> None:
     data = photographs(tmp_path / "data")
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"no photograph")
@@ -235,7 +235,7 @@ def _is_job(pid: int, place: Path) -> bool:
         return False
 
 
-def test_the_benchmark_runs_and_writes_what_it_found(
+def test_the_benchmark_runs_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "CHECKED", 16)

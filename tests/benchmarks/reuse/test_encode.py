@@ -1,4 +1,4 @@
-"""The benchmark of encodings: what it tries, and that it finds out what is not exact."""
+"""The benchmark ``encode``: its codecs, its costs, and the check for exactness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.reuse import encode
-from benchmarks.reuse.encode import ANEW, Way, measure, ways
+from benchmarks.reuse.encode import NOT_KEPT, Codec, codecs, measure
 
 pytest.importorskip("simplejpeg")
 pytest.importorskip("pyarrow")
@@ -28,7 +28,7 @@ def photographs(place: Path, count: int) -> Path:
     return place
 
 
-def test_the_benchmark_runs_and_writes_what_it_found(
+def test_the_benchmark_runs_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, kept = photographs(tmp_path / "data", 4), tmp_path / "encode.json"
@@ -36,12 +36,12 @@ def test_the_benchmark_runs_and_writes_what_it_found(
     assert main(["encode", *arguments]) == 0
     said = capsys.readouterr().out
     assert "3 photographs, decoded;" in said
-    assert ANEW.split(":")[0] in said
+    assert NOT_KEPT.split(":")[0] in said
     found = json.loads(kept.read_text())["data"]
     assert [work["images"] for work in found.values()] == [3, 3]
     for work in found.values():
         costs = work["ways"]
-        assert list(costs) == [way.title for way in ways()]
+        assert list(costs) == [codec.title for codec in codecs()]
         sizes = [costs[title]["nbytes"] for title in ("raw", "lossless", "jpeg:90")]
         assert max(sizes) == sizes[0] > 100 * 100 * 3
         exact = {title for title, cost in costs.items() if cost["worst"] == 0}
@@ -49,19 +49,19 @@ def test_the_benchmark_runs_and_writes_what_it_found(
         assert "jpeg" not in exact
 
 
-def test_a_way_that_is_not_as_exact_as_it_says_is_found_out(
+def test_a_codec_that_is_not_exact_but_claims_to_be_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dark = Way("dark", lambda image: image, lambda kept, shape: kept // 2)
-    monkeypatch.setattr(encode, "ways", lambda: [encode.penstock("raw"), dark])
+    dark = Codec("dark", lambda image: image, lambda kept, shape: kept // 2)
+    monkeypatch.setattr(encode, "codecs", lambda: [encode.penstock_codec("raw"), dark])
     data = photographs(tmp_path, 2)
     assert main(["encode", "--data", str(data), "--rounds", "1"]) == 1
-    assert "dark gave back other pixels" in capsys.readouterr().out
+    assert "dark changed pixels, but claims to be exact" in capsys.readouterr().out
 
 
 def test_costs_are_means_and_the_worst_error_of_all() -> None:
     images = [np.zeros((2, 5, 3), np.uint8), np.full((4, 5, 3), 100, np.uint8)]
-    half = Way("half", lambda image: image[:1], lambda kept, shape: np.resize(kept // 2, shape))
+    half = Codec("half", lambda image: image[:1], lambda kept, shape: np.resize(kept // 2, shape))
     cost = measure(images, [half], rounds=2)["half"]
     assert (cost.nbytes, cost.mean, cost.worst) == (15, 25, 50)
     assert min(cost.encode, cost.decode) >= 0

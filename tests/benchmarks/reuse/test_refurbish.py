@@ -1,9 +1,10 @@
-"""The benchmark of refurbish: what it compares with, that cycles are whole, and what it says."""
+"""The benchmark ``refurbish``: contestants, whole cycles, targets, and a short run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +18,17 @@ from benchmarks.harness.measure import Lane, Run
 from benchmarks.harness.sameness import Look
 from benchmarks.reuse import courses as reuse_courses
 from benchmarks.reuse import refurbish
-from benchmarks.reuse.courses import WARM_UP, BatchTimes, Cycles, paced
+from benchmarks.reuse.courses import WARM_UP, BatchTimes, Cycles, run_at_pace
 from benchmarks.reuse.roads import (
     SEED,
     SIMPLIFIED,
     STANDARD,
     ReferenceCount,
-    Reused,
+    ReuseWorkload,
+    all_contestants,
     as_built,
     counted,
     echo,
-    everyone,
     reference_count,
     refurbished,
 )
@@ -37,7 +38,7 @@ LOOK = Look((2,), "uint8", 100.0, 50.0)
 
 
 def photographs(place: Path, count: int) -> Path:
-    """Noise on a grey of each photograph's own, in two classes of equal size."""
+    """Write photographs of noise in two classes of equal size."""
     simplejpeg = pytest.importorskip("simplejpeg")
     for module in ("cv2", "lmdb"):
         pytest.importorskip(module)
@@ -51,7 +52,7 @@ def photographs(place: Path, count: int) -> Path:
 
 
 class Clock:
-    """Time that passes only where somebody says so."""
+    """A clock that advances only by ``sleep``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,8 +65,7 @@ class Clock:
 
 
 class Prepared:
-    """A loader of 3 batches of 2 for whose batches ``seconds`` of its epoch pass; every other epoch
-    is fresh."""
+    """A loader of 3 batches of 2 samples. A batch takes ``seconds(epoch)``; even epochs are new."""
 
     def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
         self.clock, self.seconds = clock, seconds
@@ -96,21 +96,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def work(reuse: tuple[int, ...] = (2,), **other: Any) -> Reused:
-    return Reused(
+def work(reuse: tuple[int, ...] = (2,), **other: Any) -> ReuseWorkload:
+    return ReuseWorkload(
         **{"data": Path("nowhere"), "samples": 6, "batch": 2, "workers": 2, **other}, reuse=reuse
     )
 
 
-# Who runs.
+# Contestants.
 
 
 def test_a_cycle_has_room_for_every_factor() -> None:
     assert [work(reuse).cycle for reuse in ((2,), (3,), (2, 3), (4, 6))] == [2, 3, 6, 12]
 
 
-def test_everybody_runs_once_for_each_factor() -> None:
-    titles = [one.title for one in everyone((2, 3))]
+def test_each_contestant_runs_once_per_factor() -> None:
+    titles = [one.title for one in all_contestants((2, 3))]
     assert titles[:2] == [STANDARD.title, SIMPLIFIED.title]
     assert titles[2:] == [
         make(number).title for number in (2, 3) for make in (echo, reference_count, as_built)
@@ -126,7 +126,7 @@ def test_files_of_all_classes_make_an_epoch_of_any_length(tmp_path: Path, sample
     assert labels.tolist() == [0] * (samples // 2) + [1] * (samples // 2)
 
 
-def test_by_counting_all_are_due_at_once() -> None:
+def test_by_counting_all_samples_are_renewed_in_one_epoch() -> None:
     counting = ReferenceCount(n=5, reuse=3, kept=5, seed=0)
     assert [counting.fresh(epoch) for epoch in range(7)] == [5, 0, 0, 5, 0, 0, 5]
     assert [counting.is_fresh(2, epoch) for epoch in range(4)] == [True, False, False, True]
@@ -136,16 +136,16 @@ def test_by_counting_all_are_due_at_once() -> None:
         assert counting.generations(np.arange(5), epoch).tolist() == found
 
 
-def test_roads_prepare_as_many_anew_as_their_eviction_says(tmp_path: Path) -> None:
+def test_the_number_of_fresh_samples_follows_the_eviction(tmp_path: Path) -> None:
     small = work(data=photographs(tmp_path, 8), samples=16, batch=4, workers=0, side=16)
 
     def anew(loader: Any) -> list[int]:
         found = [0]
         for _ in range(6):
             list(loader)
-            found.append(reuse_courses.prepared_anew(loader))
+            found.append(reuse_courses.fresh_samples(loader))
         loader.close()
-        return np.diff(found).tolist()
+        return [after - before for before, after in pairwise(found)]
 
     assert anew(counted(small, 3)()) == [16, 0, 0, 16, 0, 0]
     assert anew(refurbished(small, 2)()) == [16, 8, 8, 8, 8, 8]
@@ -164,7 +164,7 @@ def test_by_counting_the_order_is_a_plain_shuffle(tmp_path: Path) -> None:
         loader.close()
 
 
-# What they run.
+# Courses.
 
 
 @pytest.mark.parametrize(("samples", "cycles"), [(1, 1), (12, 1), (13, 2), (25, 3)])
@@ -190,7 +190,7 @@ def test_batch_times_vary_by_their_deviation_over_their_mean(clock: Clock) -> No
     seen = []
     loader = Prepared(clock, lambda epoch: 3.0 if epoch % 2 else 1.0)
 
-    def prepare(given: Reused) -> Any:
+    def prepare(given: ReuseWorkload) -> Any:
         seen.append(given.workers)
         return lambda: loader
 
@@ -211,7 +211,7 @@ def test_the_accelerator_takes_as_long_as_the_pacemaker(clock: Clock) -> None:
         return lambda work: make
 
     level, uneven = prepare(lambda epoch: 2.0), prepare(lambda epoch: 0.0 if epoch % 2 else 6.0)
-    first, second = paced(level, [uneven, level], work())
+    first, second = run_at_pace(level, [uneven, level], work())
     # Nothing is prepared ahead here, so a batch takes its own time and the accelerator's.
     assert first.values == {"rate": 12 / 30, "busy": 12 / 30, "pace": 2.0}
     assert second.values == {"rate": 12 / 24, "busy": 0.5, "pace": 2.0}
@@ -239,7 +239,7 @@ def options(tmp_path: Path, *more: str) -> Any:
     return parse(["refurbish", "--data", str(tmp_path), "--rounds", "1", *more])[1]
 
 
-def test_expectations_are_met_or_missed_in_words(
+def test_targets_are_reported_as_reached_or_missed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rates = {STANDARD.title: 100.0, as_built(2).title: 150.0, as_built(3).title: 189.0}
@@ -265,7 +265,7 @@ def test_expectations_are_met_or_missed_in_words(
     assert {bar.title for bar in panel.bars if bar.ours} == {as_built(2).title, as_built(3).title}
 
 
-def test_a_store_that_lost_samples_makes_the_figures_worthless(
+def test_a_wrong_share_of_fresh_samples_makes_the_result_invalid(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     usual = {"rate": 1.0, "cpu": 1.0, "memory": 1e6}
@@ -273,12 +273,12 @@ def test_a_store_that_lost_samples_makes_the_figures_worthless(
     raced(monkeypatch, lambda title: {"fresh": shares.get(title, 0.5), **usual})
     found = refurbish._throughput(work(data=tmp_path, samples=600), options(tmp_path))
     assert found.wrong == (
-        "refurbish, as fast as it goes: refurbish, 2 times prepared 60.0% of the samples anew, "
-        "where 50.0% are due",
+        "refurbish, as fast as it goes: refurbish, 2 times: 60.0% of the samples were fresh, "
+        "but 50.0% are expected",
     )
 
 
-def test_a_folder_without_photographs_is_refused_before_anybody_runs(tmp_path: Path) -> None:
+def test_a_folder_without_photographs_is_refused_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(SystemExit, match="has no JPEG files in class folders"):
         main(["refurbish", "--data", str(tmp_path)])
@@ -292,7 +292,7 @@ def test_a_chart_of_another_kind_is_refused(
     assert "one of .svg, .png" in capsys.readouterr().err
 
 
-def test_the_benchmark_runs_and_writes_what_it_found(
+def test_the_benchmark_runs_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = photographs(tmp_path / "data", 12)
@@ -309,8 +309,8 @@ def test_the_benchmark_runs_and_writes_what_it_found(
     assert said.count("target at least 1.2") == 1
     written = json.loads(kept.read_text())
     rates = written["data"]["refurbish, as fast as it goes"]
-    assert list(rates) == [one.title for one in everyone((2,))]
-    # What is prepared ahead makes the others' shares a matter of luck in an epoch so short.
+    assert list(rates) == [one.title for one in all_contestants((2,))]
+    # The other shares vary in so short an epoch, because some batches are prepared ahead.
     assert rates[STANDARD.title]["rounds"]["0"]["values"]["fresh"] == 1.0
     look = rates[as_built(2).title]["rounds"]["0"]["look"]
     assert (look["shape"], look["dtype"]) == ([224, 224, 3], "uint8")

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and manners; what they measure is not tested, it is measured."""
+"""Races: statistics, tables, the check for equal work, courses and fresh processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from benchmarks import cache, memory
-from benchmarks.__main__ import BENCHMARKS, main, parse
 from benchmarks.harness.alone import AloneError, memory_of_tree, run_alone
 from benchmarks.harness.courses import Starts, Throughput
 from benchmarks.harness.measure import (
@@ -41,7 +39,7 @@ LOOK = Look((2,), "float32", 0.5, 0.25)
 
 
 def batches_of_two(work: int) -> Make:
-    """A contestant for tests: ``work`` batches in an epoch."""
+    """A contestant with ``work`` batches per epoch."""
     return lambda: [np.full((2, 3), float(number), np.float32) for number in range(work)]
 
 
@@ -55,89 +53,7 @@ def shown(what: Result) -> str:
     return text.getvalue()
 
 
-# Arguments.
-
-
-def test_help_lists_every_benchmark_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    said = capsys.readouterr().out
-    assert ended.value.code == 0
-    for name, benchmark in BENCHMARKS.items():
-        assert f"{name} " in said
-        assert benchmark.line in said
-
-
-def test_an_unknown_name_is_an_error_that_lists_the_known(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["overheads"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "'overheads'" in said
-    assert all(name in said for name in BENCHMARKS)
-
-
-@pytest.mark.parametrize("name", ["load", "randaugment", "cache"])
-def test_benchmarks_of_photographs_have_no_default_folder(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse([name])
-    assert "--data" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["overhead", "--rounds", "0"], "whole number of at least 1"),
-        (["overhead", "--seconds", "soon"], "number above 0"),
-        (["overhead", "--seconds", "-1"], "number above 0"),
-        (["load", "--data", "/nowhere/at/all"], "is not a folder"),
-        (["memory", "--epochs", "-2"], "whole number of at least 1"),
-        (
-            ["overhead", "--peers", "torch,grian"],
-            "no peer 'grian' in this benchmark; there are: torch, grain",
-        ),
-        (["overhead", "--chart", "out.gif"], "one of .svg, .png"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(given)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-def test_options_reach_the_benchmark(tmp_path: Path) -> None:
-    chosen, options = parse(
-        ["load", "--data", str(tmp_path), "--rounds", "2", "--seconds", "1.5", "--samples", "9"]
-    )
-    assert chosen.name == "load"
-    assert (options.data, options.rounds, options.seconds, options.samples) == (tmp_path, 2, 1.5, 9)
-    _, options = parse(["memory", "--epochs", "7", "--items", "100"])
-    assert (options.epochs, options.items) == (7, 100)
-
-
-@pytest.mark.parametrize(
-    ("given", "peers"),
-    [
-        ([], ("torch", "grain")),
-        (["--peers", "all"], ("torch", "grain")),
-        (["--peers", "grain, torch"], ("grain", "torch")),
-        (["--peers", "grain"], ("grain",)),
-        (["--peers", "none"], ()),
-    ],
-)
-def test_peers_are_chosen_by_name(given: list[str], peers: tuple[str, ...]) -> None:
-    _, options = parse(["overhead", *given])
-    assert options.peers == peers
-
-
-def test_ours_run_whichever_peers_are_chosen() -> None:
+def test_penstock_runs_whichever_peers_are_selected() -> None:
     contestants = (
         Contestant("a", batches_of_two, (), env="torch"),
         Contestant("b", batches_of_two, (), env="grain"),
@@ -166,7 +82,7 @@ def test_a_spread_is_median_least_and_most() -> None:
 def test_ratios_are_taken_round_by_round_to_the_best_peer_of_that_round() -> None:
     mine = lane("mine", {0: 10.0, 1: 30.0, 2: 8.0}, ours=True)
     peers = [lane("a", {0: 5.0, 1: 10.0}), lane("b", {0: 2.0, 1: 20.0})]
-    # Round 2 has no peer, and so no ratio; the median of rates would give something else.
+    # Round 2 has no peer, and so no ratio. A ratio of medians would differ.
     assert ratios(mine, peers, "rate", max) == [2.0, 1.5]
     assert ratios(mine, peers, "rate", min) == [5.0, 3.0]
 
@@ -180,7 +96,7 @@ def test_a_target_is_reached_from_its_value_on() -> None:
     assert (own.reached(1.5, "slow"), own.reached(1.5, "fast")) == (True, False)
 
 
-def test_memory_that_nobody_saw_compares_with_nothing() -> None:
+def test_a_memory_of_zero_gives_no_ratio() -> None:
     assert ratios(lane("mine", {0: 1.0}), [lane("peer", {0: 0.0})], "rate", min) == []
 
 
@@ -196,7 +112,7 @@ def test_a_race_shows_medians_extremes_ratio_and_verdict() -> None:
     assert "r: mine: ratio 2.50, target at least 2: reached" in text
 
 
-def test_a_missed_target_is_said() -> None:
+def test_a_missed_target_is_reported() -> None:
     lanes = [lane("peer", {0: 100.0}), lane("mine", {0: 120.0}, ours=True)]
     made = race_result("r", "t", lanes, (RATE,), (Versus("ratio", "rate", True, 1.3),))
     assert made.notes == ("r: mine: ratio 1.20, target at least 1.3: MISSED",)
@@ -209,7 +125,7 @@ def test_a_peer_that_is_not_installed_stays_in_the_table(
         Contestant("absent", batches_of_two, ("no_such_package_anywhere",)),
         Contestant("mine", batches_of_two, (), ours=True),
     )
-    # No rounds: nothing is started.
+    # With no rounds, no process is started.
     lanes = race("r", contestants, 3, Starts(2), rounds=0, timeout=1)
     assert lanes[0].why_not == "not installed: no_such_package_anywhere"
     made = race_result("r", "t", lanes, (RATE,), ())
@@ -217,7 +133,7 @@ def test_a_peer_that_is_not_installed_stays_in_the_table(
     assert made.wrong == ()
 
 
-def test_ours_can_be_compared_with_ours() -> None:
+def test_contestants_of_penstock_can_be_compared_with_each_other() -> None:
     lanes = [lane("one", {0: 100.0}, ours=True), lane("two", {0: 180.0}, ours=True)]
     versus = (Versus("rate / one", "rate", True, 1.85),)
     made = race_result("r", "t", lanes, (RATE,), versus, beside=("one",))
@@ -225,7 +141,7 @@ def test_ours_can_be_compared_with_ours() -> None:
     assert made.tables[0].rows == (("one", "100", ""), ("two", "180", "1.80"))
 
 
-def test_what_converting_cost_is_said_and_kept() -> None:
+def test_the_cost_of_conversion_is_reported() -> None:
     slow = lane("peer", {0: 100.0})
     slow.conversion = Conversion(seconds=3.25, bytes=54_000_000)
     made = race_result("r", "t", [slow], (RATE,), ())
@@ -257,7 +173,7 @@ def test_json_carries_the_machine_the_command_and_every_round(tmp_path: Path) ->
 # The same work.
 
 
-def test_a_look_is_shape_type_mean_and_deviation_of_what_was_taken() -> None:
+def test_a_look_has_shape_dtype_mean_and_deviation_of_the_batches() -> None:
     batches = iter([(np.array([[0, 2], [4, 6]], np.uint8), [0, 1]), (np.zeros((2, 2)), [0, 1])])
     seen = look(batches, samples=2)
     assert (seen.shape, seen.dtype, seen.mean) == ((2,), "uint8", 3.0)
@@ -325,35 +241,13 @@ def test_starts_times_two_epochs_of_one_loader() -> None:
     assert set(run.values) == {"first", "second"}
 
 
-def test_a_function_runs_in_a_process_of_its_own_and_is_watched() -> None:
+def test_a_function_runs_in_a_fresh_process() -> None:
     watched = run_alone(sum, [1, 2, 3], timeout=60)
     assert watched.value == 6
     assert memory_of_tree(psutil.Process().pid) > 1_000_000
 
 
-def test_a_process_that_fails_says_why() -> None:
+def test_an_error_in_the_process_is_raised_with_its_output() -> None:
     with pytest.raises(AloneError, match="ValueError: invalid literal") as caught:
         run_alone(int, "x", timeout=60)
     assert "Traceback" in caught.value.printed
-
-
-# The cache's rival, and where memory is looked at.
-
-
-def test_an_lru_of_half_the_data_throws_out_what_comes_next() -> None:
-    lru = cache.Lru(budget=20)
-    sizes = [10, 10, 10, 10]
-    assert lru.epoch([0, 1, 2, 3], sizes) == cache.Epoch(0, 40)
-    assert lru.epoch([0, 1, 2, 3], sizes) == cache.Epoch(0, 40)
-    assert lru.epoch([3, 2, 1, 0], sizes) == cache.Epoch(2, 20)
-
-
-def test_an_lru_holds_no_more_than_its_budget() -> None:
-    lru = cache.Lru(budget=25)
-    assert lru.epoch([0, 1, 2, 0], [10, 15, 30]) == cache.Epoch(1, 55)
-
-
-def test_memory_is_looked_at_after_the_last_epoch_too() -> None:
-    assert memory.looks(50) == [1, 2, 5, 10, 25, 50]
-    assert memory.looks(7) == [1, 2, 5, 7]
-    assert memory.looks(1) == [1]
