@@ -48,19 +48,19 @@ def run(options: Namespace) -> Result:
     for kind in KINDS:
         progress(f"memory: {options.epochs} epochs of {options.items:,} samples in {kind}")
         try:
-            found = run_alone(
+            measured = run_alone(
                 measure, kind, options.items, options.epochs, options.workers, timeout=3600
             ).value
         except AloneError as error:
             rows.append((kind, f"failed: {error}", *[""] * len(wanted)))
             wrong.append(f"memory: {kind} failed: {error}")
             continue
-        growth = found[wanted[-1]] - found[wanted[0]]
-        data[kind] = {"bytes": found, "growth": growth}
+        growth = measured[wanted[-1]] - measured[wanted[0]]
+        data[kind] = {"bytes": measured, "growth": growth}
         rows.append(
-            (kind, *(f"{found[n] / 1e6:,.1f}" for n in wanted), f"{growth / 1e6:+,.1f}"),
+            (kind, *(f"{measured[n] / 1e6:,.1f}" for n in wanted), f"{growth / 1e6:+,.1f}"),
         )
-        share = growth / found[wanted[0]]
+        share = growth / measured[wanted[0]]
         notes.append(
             f"memory: {kind}: {growth / 1e6:+,.1f} MB ({share:+.1%}) from epoch {wanted[0]} "
             f"to {wanted[-1]}"

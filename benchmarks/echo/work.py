@@ -143,9 +143,9 @@ def train_to_target(work: EchoWork, setting: EchoSetting, seed: int) -> EchoOutc
     seen = 0
     watch = Stopwatch()
     with _loader(work, setting, seed, watch) as loader:
-        for pixels, labels, made in endless(loader):
+        for pixels, labels, stamp in endless(loader):
             trainer.step(pixels, labels)
-            stamps.update(made.tolist())
+            stamps.update(stamp.tolist())
             seen += len(labels)
             late = watch() >= work.limit
             if trainer.steps_taken % EVERY and not late:

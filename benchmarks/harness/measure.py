@@ -114,12 +114,14 @@ def turns(count: int, rounds: int) -> Iterator[tuple[int, list[int]]]:
 
 def peer_names(contestants: Iterable[Contestant[Any]]) -> tuple[str, ...]:
     """The distinct environment names of the peers among the contestants."""
-    return tuple(dict.fromkeys(one.env for one in contestants if not one.ours))
+    return tuple(dict.fromkeys(contestant.env for contestant in contestants if not contestant.ours))
 
 
 def select(contestants: Iterable[Contestant[W]], peers: Sequence[str]) -> tuple[Contestant[W], ...]:
     """Penstock's own contestants, and the peers whose environment is in ``peers``."""
-    return tuple(one for one in contestants if one.ours or one.env in peers)
+    return tuple(
+        contestant for contestant in contestants if contestant.ours or contestant.env in peers
+    )
 
 
 def race(
@@ -154,13 +156,13 @@ def race(
 
 
 def _lane(contestant: Contestant[Any]) -> Lane:
-    found = interpreter(contestant.env, contestant.needs)
+    chosen = interpreter(contestant.env, contestant.needs)
     return Lane(
         contestant.title,
         contestant.ours,
-        why_not=found.why_not,
+        why_not=chosen.why_not,
         env=contestant.env,
-        python=found.python,
+        python=chosen.python,
     )
 
 
@@ -220,13 +222,13 @@ def ratios(
 ) -> list[float]:
     """Ratios of a lane's value ``what`` to the best peer's in the same round, for each round with
     both."""
-    found = []
+    quotients = []
     for number, run in lane.runs.items():
         others = [peer.runs[number].values[what] for peer in peers if number in peer.runs]
         # Memory is 0 if the process ended before the first measurement: no ratio then.
         if others and best(others) > 0:
-            found.append(run.values[what] / best(others))
-    return found
+            quotients.append(run.values[what] / best(others))
+    return quotients
 
 
 def progress(line: str) -> None:

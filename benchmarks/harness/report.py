@@ -127,13 +127,13 @@ def machine() -> dict[str, Any]:
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Versions of those packages that are installed."""
-    found = {}
+    installed = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _processor() -> str:

@@ -72,28 +72,28 @@ def find_files(data: Path, test: Path | None) -> tuple[Path, Path]:
 
 
 def _find_file(folder: Path, word: str) -> Path:
-    found = [path for path in sorted(folder.glob("*.parquet")) if word in path.name]
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    files = [path for path in sorted(folder.glob("*.parquet")) if word in path.name]
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
         raise SystemExit(
             f"{folder} must have one Parquet file with {word!r} in its name, but has: {names}. "
             "Give the two files instead."
         )
-    return found[0]
+    return files[0]
 
 
 def read_rows(path: Path, most: int | None = None) -> list[Row]:
     """The encoded images of a file with their classes: all, or the first ``most``."""
     import pyarrow.parquet
 
-    found: list[Row] = []
+    rows: list[Row] = []
     with pyarrow.parquet.ParquetFile(path) as file:
         for part in file.iter_batches(columns=list(COLUMNS)):
             images, labels = (part.column(name).to_pylist() for name in COLUMNS)
-            found += zip(map(_image_bytes, images), labels, strict=True)
-            if most is not None and len(found) >= most:
+            rows += zip(map(_image_bytes, images), labels, strict=True)
+            if most is not None and len(rows) >= most:
                 break
-    return found[:most]
+    return rows[:most]
 
 
 def check_files(train: Path, test: Path, samples: int | None, batch: int) -> None:
@@ -172,8 +172,8 @@ def network(width: int) -> Any:
     def layer(before: int, after: int, kernel: int, stride: int, pool: int) -> list[Any]:
         padding = (kernel - stride + 1) // 2
         convolution = nn.Conv2d(before, after, kernel, stride, padding, bias=False)
-        made = [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-        return [*made, nn.MaxPool2d(pool)] if pool > 1 else made
+        layers = [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        return [*layers, nn.MaxPool2d(pool)] if pool > 1 else layers
 
     return nn.Sequential(
         # Stride 2: at full resolution a CPU would spend most of its time in this layer.

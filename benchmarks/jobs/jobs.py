@@ -174,8 +174,8 @@ def _race(jobs: int, entries: Sequence[Entry], work: SharedPhotos) -> Result:
             f"rate / {TENSORSOCKET.title}", "rate", True, own=equal, titles=(TENSORSOCKET.title,)
         ),
     )
-    made = race_result(name, title, [entry.lane for entry in entries], COLUMNS, versus)
-    return replace(made, notes=(*made.notes, *(n for entry in entries for n in entry.notes())))
+    result = race_result(name, title, [entry.lane for entry in entries], COLUMNS, versus)
+    return replace(result, notes=(*result.notes, *(n for entry in entries for n in entry.notes())))
 
 
 def scaling(ours: dict[int, Lane]) -> Result:
@@ -196,11 +196,11 @@ def scaling(ours: dict[int, Lane]) -> Result:
 
 
 def _besides_frameworks(lane: Lane) -> dict[int, Any]:
-    found = {}
+    runs = {}
     for number, run in lane.runs.items():
         own = run.values["memory"] - run.values["frameworks"]
-        found[number] = replace(run, values={**run.values, "own": own})
-    return found
+        runs[number] = replace(run, values={**run.values, "own": own})
+    return runs
 
 
 def delays(entries: Iterable[Entry]) -> Result:

@@ -304,12 +304,12 @@ class _JobGroup:
 def free_ports(count: int) -> tuple[int, ...]:
     """TCP ports of this machine that are not in use."""
     with contextlib.ExitStack() as held:
-        found = []
+        ports = []
         for _ in range(count):
             sock = held.enter_context(socket.socket())
             sock.bind(("127.0.0.1", 0))
-            found.append(int(sock.getsockname()[1]))
-    return tuple(found)
+            ports.append(int(sock.getsockname()[1]))
+    return tuple(ports)
 
 
 def _delays(answers: Sequence[dict[str, Any]], since: float, until: float) -> dict[str, float]:
@@ -317,13 +317,13 @@ def _delays(answers: Sequence[dict[str, Any]], since: float, until: float) -> di
 
     Empty if the batches carry no times.
     """
-    found = [
+    delays = [
         delay / 1e9
         for answer in answers
         for at, delay in answer["delays"]
         if since <= at / 1e9 <= until
     ]
-    if not found:
+    if not delays:
         return {}
-    found.sort()
-    return {"delay": statistics.median(found), "delay_99": found[int(0.99 * (len(found) - 1))]}
+    delays.sort()
+    return {"delay": statistics.median(delays), "delay_99": delays[int(0.99 * (len(delays) - 1))]}

@@ -142,9 +142,9 @@ def train_and_test(work: TrainingWork, setting: ReuseSetting, seed: int) -> Trai
     road = setting.road(source, work.batch)
     with road.loader(workers=work.workers, kind="processes", seed=seed) as loader:
         started = time.perf_counter()
-        for pixels, labels, made in islice(endless(loader), work.steps):
+        for pixels, labels, stamp in islice(endless(loader), work.steps):
             trainer.step(pixels, labels)
-            stamps.append(made.copy())
+            stamps.append(stamp.copy())
         seconds = time.perf_counter() - started
         waited = loader.stats().stall
     seen = np.concatenate(stamps)

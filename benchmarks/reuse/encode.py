@@ -115,7 +115,7 @@ def measure(images: Sequence[Image], tried: Sequence[Codec], rounds: int) -> dic
 
     The shortest time of all rounds counts, for each image.
     """
-    found: dict[str, list[Cost]] = {codec.title: [] for codec in tried}
+    costs: dict[str, list[Cost]] = {codec.title: [] for codec in tried}
     for image in images:
         for codec in tried:
             encoding, decoding = [], []
@@ -129,8 +129,8 @@ def measure(images: Sequence[Image], tried: Sequence[Codec], rounds: int) -> dic
             off = np.abs(again.astype(np.int16) - image)
             nbytes = memoryview(kept).nbytes
             cost = Cost(nbytes, min(encoding), min(decoding), float(off.mean()), int(off.max()))
-            found[codec.title].append(cost)
-    return {title: _average(costs) for title, costs in found.items()}
+            costs[codec.title].append(cost)
+    return {title: _average(codec_costs) for title, codec_costs in costs.items()}
 
 
 def _average(costs: Sequence[Cost]) -> Cost:
@@ -170,15 +170,17 @@ def image_sets(paths: Sequence[str], rounds: int) -> list[ImageSet]:
             times.append(time.thread_time() - started)
         return np.ascontiguousarray(image), min(times)
 
-    found = []
+    sets = []
     for name, operations in (
         ("decoded", first),
         (f"decoded, cropped to {SIDE}x{SIDE}, RandAugment", first + last),
     ):
-        made = [prepared(path, operations, number) for number, path in enumerate(paths)]
-        images = [image for image, _ in made]
-        found.append(ImageSet(name, images, float(np.mean([seconds for _, seconds in made]))))
-    return found
+        timed_images = [prepared(path, operations, number) for number, path in enumerate(paths)]
+        images = [image for image, _ in timed_images]
+        sets.append(
+            ImageSet(name, images, float(np.mean([seconds for _, seconds in timed_images])))
+        )
+    return sets
 
 
 def run(options: Namespace) -> Result:

@@ -63,14 +63,14 @@ def run(options: Namespace) -> Result:
     samples = max(1, options.photographs // options.batch) * options.batch
     reuse = tuple(sorted(set(options.reuse)))
     work = ReuseWorkload(options.data, samples, options.batch, options.workers, reuse)
-    made = join_results(
+    result = join_results(
         [
             _throughput(work, options),
             *(_at_a_pace(work, number, options) for number in reuse),
             _batch_times(work, options),
         ]
     )
-    return replace(made, notes=(*_method_notes(work), *made.notes))
+    return replace(result, notes=(*_method_notes(work), *result.notes))
 
 
 def _throughput(work: ReuseWorkload, options: Namespace) -> Result:
@@ -84,7 +84,7 @@ def _throughput(work: ReuseWorkload, options: Namespace) -> Result:
         timeout=_timeout(options),
     )
     targets = {as_built(number).title: FASTER[number] for number in work.reuse if number in FASTER}
-    made = race_result(
+    result = race_result(
         name,
         f"{name}: {_describe(work)}, {work.workers} workers",
         lanes,
@@ -94,14 +94,14 @@ def _throughput(work: ReuseWorkload, options: Namespace) -> Result:
         different=(SIMPLIFIED.title,),
     )
     return _highlight(
-        replace(made, wrong=(*made.wrong, *_wrong_shares(name, lanes, work))), work.reuse
+        replace(result, wrong=(*result.wrong, *_wrong_shares(name, lanes, work))), work.reuse
     )
 
 
 def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
     name = f"refurbish, {number} times, beside an accelerator"
     ours, theirs = as_built(number), reference_count(number)
-    lanes = [Lane(one.title, ours=True) for one in (theirs, ours)]
+    lanes = [Lane(contestant.title, ours=True) for contestant in (theirs, ours)]
     runners = (theirs.prepare, ours.prepare)
     for turn, order in turns(len(lanes), options.rounds):
         progress(f"{name}: round {turn + 1} of {options.rounds}")
@@ -121,7 +121,7 @@ def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
         for place, run in zip(order, runs, strict=True):
             lanes[place].runs[turn] = run
             progress(f"  {lanes[place].title}: " + _format(run))
-    made = race_result(
+    result = race_result(
         name,
         f"{name}: {_describe(work)}, {work.workers} workers",
         lanes,
@@ -129,7 +129,7 @@ def _at_a_pace(work: ReuseWorkload, number: int, options: Namespace) -> Result:
         (Versus("rate / by counting", "rate", True, LEVEL),),
         beside=(theirs.title,),
     )
-    return _highlight(made, (number,))
+    return _highlight(result, (number,))
 
 
 def _batch_times(work: ReuseWorkload, options: Namespace) -> Result:
@@ -144,7 +144,7 @@ def _batch_times(work: ReuseWorkload, options: Namespace) -> Result:
         rounds=options.rounds,
         timeout=_timeout(options),
     )
-    made = race_result(
+    result = race_result(
         name,
         f"{name}: {_describe(work)}, no workers",
         lanes,
@@ -152,7 +152,7 @@ def _batch_times(work: ReuseWorkload, options: Namespace) -> Result:
         (),
     )
     # Nested one level deeper, so that a chart leaves it out: these runs have no rate.
-    return replace(made, data={name: {"contestants": made.data[name]}})
+    return replace(result, data={name: {"contestants": result.data[name]}})
 
 
 def _describe(work: ReuseWorkload) -> str:
@@ -202,14 +202,14 @@ def _wrong_shares(name: str, lanes: Sequence[Lane], work: ReuseWorkload) -> list
     return wrong
 
 
-def _highlight(made: Result, reuse: Sequence[int]) -> Result:
+def _highlight(result: Result, reuse: Sequence[int]) -> Result:
     """Highlight only Penstock's own refurbish in a chart. The table compares all contestants."""
     ours = {as_built(number).title for number in reuse}
     data = {
         name: {title: {**lane, "ours": title in ours} for title, lane in lanes.items()}
-        for name, lanes in made.data.items()
+        for name, lanes in result.data.items()
     }
-    return replace(made, data=data)
+    return replace(result, data=data)
 
 
 def _arguments(parser: ArgumentParser) -> None:
