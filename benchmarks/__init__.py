@@ -1,1 +1,1 @@
-"""Measurements of Penstock beside its peers: ``python -m benchmarks NAME``."""
+"""Benchmarks of Penstock and its peers: ``python -m benchmarks NAME``."""

@@ -1,5 +1,5 @@
-"""``python -m benchmarks NAME``: runs one benchmark, prints its table; writes JSON, and a chart, if
-asked. ``python -m benchmarks chart FILE...`` draws from JSON that was written before."""
+"""``python -m benchmarks NAME`` runs one benchmark and prints its table; options write JSON and a
+chart. ``python -m benchmarks chart FILE...`` draws a chart from JSON files of earlier runs."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import (
-    accuracy,
-    analyze,
-    audio,
-    cache,
-    echo,
-    encode,
-    faults,
-    jobs,
-    load,
-    memory,
-    overhead,
-    randaugment,
-    refurbish,
-    start,
-)
-from benchmarks import chart as charts
-from benchmarks.arguments import count, drawing, positive
-from benchmarks.benchmark import Benchmark
-from benchmarks.report import show, write_json
+from benchmarks import cache, memory, overhead, start
+from benchmarks.analyze import analyze
+from benchmarks.audio import audio
+from benchmarks.echo import echo
+from benchmarks.faults import faults
+from benchmarks.harness import chart as charts
+from benchmarks.harness.arguments import count, drawing, positive
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.report import show, write_json
+from benchmarks.jobs import jobs
+from benchmarks.load import load, randaugment
+from benchmarks.reuse import accuracy, encode, refurbish
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
@@ -52,18 +44,18 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
-    """The benchmark that was asked for, and its options. Exits on what makes no sense."""
-    names = "\n".join(f"  {name:12} {found.line}" for name, found in BENCHMARKS.items())
+    """The benchmark named on the command line, and its options. Exits on invalid arguments."""
+    names = "\n".join(f"  {name:12} {benchmark.line}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure Penstock beside its peers. Run it on a quiet machine; only ratios "
-        "travel from one machine to another.",
-        epilog=f"benchmarks:\n{names}\n\npython -m benchmarks NAME --help shows what NAME takes.\n"
-        "python -m benchmarks chart FILE.json... --chart FILE draws what was written before.\n"
-        "scripts/bench-setup installs peers, each in an environment of its own.",
+        description="Measure Penstock and its peers. Run it on an idle machine, and compare only "
+        "ratios between machines.",
+        epilog=f"benchmarks:\n{names}\n\npython -m benchmarks NAME --help shows its options.\n"
+        "python -m benchmarks chart FILE.json... --chart FILE draws a chart of earlier runs.\n"
+        "scripts/bench-setup installs the peers, each in its own environment.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", help="which benchmark")
+    parser.add_argument("name", metavar="NAME", help="name of a benchmark")
     if not argv or argv[0] in ("-h", "--help"):
         parser.parse_args(argv or ["--help"])
     name = argv[0]
@@ -84,44 +76,52 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
             type=_peers(chosen.peers),
             default=chosen.peers,
             metavar="LIST",
-            help=f"all (which is the default), none, or some of: {', '.join(chosen.peers)}",
+            help=f"all (default), none, or a comma-separated list of: {', '.join(chosen.peers)}",
         )
-        own.add_argument("--chart", type=drawing, metavar="FILE", help="draw it, as .svg or .png")
-    own.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
-    own.add_argument("--rounds", type=count, default=5, help="rounds of a race (5)")
-    own.add_argument("--seconds", type=positive, default=4.0, help="of each run (4)")
+        own.add_argument(
+            "--chart", type=drawing, metavar="FILE", help="draw a chart, as .svg or .png"
+        )
+    own.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
+    own.add_argument("--rounds", type=count, default=5, help="rounds of each race (5)")
+    own.add_argument(
+        "--seconds", type=positive, default=4.0, help="measured seconds of each run (4)"
+    )
     own.add_argument(
         "--warm-up",
         type=positive,
         default=3.0,
         metavar="SECONDS",
-        help="before each run; give more where starting worker processes takes longer (3)",
+        help="seconds before each measurement; increase it if workers start slowly (3)",
     )
-    own.add_argument("--samples", type=count, help="end each run after so many instead")
-    own.add_argument("--workers", type=count, default=2, help="of every loader (2)")
+    own.add_argument(
+        "--samples", type=count, help="end each run after this many samples, instead of --seconds"
+    )
+    own.add_argument("--workers", type=count, default=2, help="workers of each loader (2)")
     own.add_argument("--batch", type=count, default=64, help="samples in a batch (64)")
     chosen.arguments(own)
     return chosen, own.parse_args(argv[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a benchmark. The exit code is 1 if its result is invalid."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "chart":
         return redraw(argv[1:])
     chosen, options = parse(argv)
-    found = chosen.run(options)
-    show(found)
+    result = chosen.run(options)
+    show(result)
     if options.json is not None:
-        write_json(options.json, chosen.name, vars(options), found)
+        write_json(options.json, chosen.name, vars(options), result)
     if getattr(options, "chart", None) is not None:
-        charts.write(options.chart, found.data)
-    return 1 if found.wrong else 0
+        charts.write(options.chart, result.data)
+    return 1 if result.wrong else 0
 
 
 def redraw(argv: Sequence[str]) -> int:
-    """A chart of what other runs wrote as JSON."""
+    """Draw a chart from the JSON files of earlier runs."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks chart", description="Draw what benchmarks wrote with --json."
+        prog="python -m benchmarks chart",
+        description="Draw a chart from files written with --json.",
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     parser.add_argument("--chart", type=drawing, metavar="FILE", required=True)
@@ -141,7 +141,7 @@ def _peers(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
         for name in names:
             if name not in known:
                 raise argparse.ArgumentTypeError(
-                    f"there is no peer {name!r} here; there are: {', '.join(known)}"
+                    f"there is no peer {name!r} in this benchmark; there are: {', '.join(known)}"
                 )
         return names
 
@@ -153,7 +153,7 @@ def _data(files: tuple[str, ...]) -> Callable[[str], Path]:
         path = Path(text).resolve()
         if path.is_dir() or (path.suffix in files and path.is_file()):
             return path
-        nor = f", nor a file that ends in {' or '.join(files)}" if files else ""
+        nor = f", nor an existing file that ends in {' or '.join(files)}" if files else ""
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder{nor}")
 
     return data

@@ -1,7 +1,6 @@
-"""Penstock's cache beside an LRU of the same size: hits, and bytes read from the source.
+"""Penstock's cache compared with an LRU cache of the same size: hits, and bytes read.
 
-Counts, not times: without workers nothing is prepared ahead, so they are exact, and the same on
-every machine.
+Without workers nothing is prepared ahead, so the counts are exact and the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.benchmark import Benchmark
-from benchmarks.measure import progress
-from benchmarks.report import Found, Table
-from benchmarks.workloads import image_files
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.measure import progress
+from benchmarks.harness.report import Result, Table
+from benchmarks.harness.workloads import image_files
 
 SHARES = (25, 50, 75, 100)
 EPOCHS = 3
@@ -34,14 +33,14 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch cost."""
+    """Cache hits of one epoch, and bytes read from the source."""
 
     hits: int
     read: int
 
 
 class Lru:
-    """A least-recently-used cache of sizes: what an operating system's page cache does."""
+    """A simulated least-recently-used cache, as an operating system's page cache."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -49,7 +48,7 @@ class Lru:
         self._used = 0
 
     def epoch(self, keys: Iterable[int], sizes: Sequence[int]) -> Epoch:
-        """Ask for these keys, one after the other."""
+        """Read the keys in order."""
         hits = read = 0
         for key in keys:
             if key in self._sizes:
@@ -69,7 +68,7 @@ class Lru:
         self._used += size
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     sizes = [Path(path).stat().st_size for path in image_files(options.data)[0]]
     total = sum(sizes)
     rows: list[tuple[str, ...]] = []
@@ -99,28 +98,28 @@ def run(options: Namespace) -> Found:
             "lru": [asdict(epoch) for epoch in theirs],
         }
     title = f"cache: {len(sizes)} photographs, {total / 1e6:.1f} MB, shuffled every epoch"
-    return Found((Table(title, HEADS, tuple(rows)),), data=data)
+    return Result((Table(title, HEADS, tuple(rows)),), data=data)
 
 
 def _penstock(folder: Path, budget: int, batch: int, samples: int) -> list[Epoch]:
     import penstock as ps
 
-    found = []
+    epochs = []
     hits = read = 0
     pipeline = ps.from_folder(folder, extensions=(".jpg", ".jpeg")).cache(budget).batch(batch)
     with pipeline.loader(workers=0, seed=SEED) as loader:
         for _ in range(EPOCHS):
             taken = sum(len(labels) for _, labels in loader)
             if taken != samples:
-                raise RuntimeError(f"an epoch gave {taken} samples of {samples}")
+                raise RuntimeError(f"an epoch delivered {taken} samples instead of {samples}")
             stats = loader.stats()
-            found.append(Epoch(stats.caches[0].hits - hits, stats.bytes_read - read))
+            epochs.append(Epoch(stats.caches[0].hits - hits, stats.bytes_read - read))
             hits, read = stats.caches[0].hits, stats.bytes_read
-    return found
+    return epochs
 
 
 def _order(samples: int, epoch: int) -> list[int]:
-    """The keys in the order in which the loader asks for them."""
+    """The keys of an epoch in the order of the loader."""
     from penstock.order import Shuffled
 
     return [int(key) for key in Shuffled().indices(samples, SEED, epoch)]
@@ -128,7 +127,7 @@ def _order(samples: int, epoch: int) -> list[int]:
 
 BENCHMARK = Benchmark(
     "cache",
-    "hits and bytes read, epoch by epoch, beside an LRU of the same size",
+    "cache hits and bytes read per epoch, compared with an LRU cache of the same size",
     run,
     needs_data=True,
 )

@@ -1,16 +1,16 @@
-"""What a loader costs by itself: samples are in memory already, so that nothing else is left."""
+"""The overhead of loaders: samples are in memory already, so nothing else takes time."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
-from benchmarks.benchmark import Benchmark
-from benchmarks.courses import Throughput
-from benchmarks.measure import Contestant, chosen, peer_names, race
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.courses import Throughput
+from benchmarks.harness.measure import Contestant, peer_names, race, select
+from benchmarks.harness.race_table import COLUMNS, Versus, join_results, race_result
+from benchmarks.harness.report import Result
+from benchmarks.harness.workloads import Arrays
 from benchmarks.peers import grain_threads, penstock_dropin, penstock_pipeline, torch_dataloader
-from benchmarks.race_table import COLUMNS, Versus, found, joined
-from benchmarks.report import Found
-from benchmarks.workloads import Arrays
 
 CONTESTANTS = (
     Contestant("torch DataLoader", torch_dataloader.arrays, ("torch",), env="torch"),
@@ -24,9 +24,9 @@ CONTESTANTS = (
 )
 
 
-def run(options: Namespace) -> Found:
+def run(options: Namespace) -> Result:
     parts = []
-    # (name, shape of a sample, samples, how many are looked at, target for the rate)
+    # (name, shape of a sample, number of samples, samples inspected, target for the rate)
     for name, shape, length, checked, target in (
         ("overhead, large", (3, 224, 224), 50_000, 256, 2.0),
         ("overhead, small", (), 1_000_000, 8192, 1.5),
@@ -35,7 +35,7 @@ def run(options: Namespace) -> Found:
         size = "x".join(map(str, shape)) or "one"
         lanes = race(
             name,
-            chosen(CONTESTANTS, options.peers),
+            select(CONTESTANTS, options.peers),
             work,
             Throughput(options.seconds, checked, options.samples, options.warm_up),
             rounds=options.rounds,
@@ -50,13 +50,13 @@ def run(options: Namespace) -> Found:
             Versus("CPU / best peer", "cpu", False),
             Versus("first / best peer", "first", False, 1.0),
         )
-        parts.append(found(name, title, lanes, COLUMNS, versus))
-    return joined(parts)
+        parts.append(race_result(name, title, lanes, COLUMNS, versus))
+    return join_results(parts)
 
 
 BENCHMARK = Benchmark(
     "overhead",
-    "loaders by themselves: samples in memory, no decoding",
+    "overhead of the loaders: samples in memory, no decoding",
     run,
     peers=peer_names(CONTESTANTS),
 )

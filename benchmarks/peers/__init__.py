@@ -1,6 +1,6 @@
-"""The contestants, one file each: Penstock's own ways of loading, and its peers.
+"""The contestants, one file each: Penstock's own loaders, and its peers.
 
-A function here is given a workload; it imports what it needs, makes the dataset, and returns what
-makes the loader, so that the time to the first batch counts the loader alone. Adding a peer is
-adding a file here and a line in the benchmark's list of contestants.
+Each function here takes a workload, imports its modules, makes the dataset, and returns a function
+that makes the loader: so the time to the first batch is that of the loader alone. To add a peer,
+add a file here and an entry in the benchmark's list of contestants.
 """

@@ -1,7 +1,6 @@
-"""One photograph by hand, with no step more than needed: what a loader without a decoder of its
-own is given.
+"""Hand-written decoding and augmentation of one photograph, for loaders without a decoder.
 
-Every choice was measured for 224 x 224 from photographs of 500 x 375, by the CPU time it takes.
+The choices follow the CPU time measured for 224 x 224 crops of photographs of 500 x 375.
 Decoding: simplejpeg with its fast DCT and its fast upsampling takes 1.46 ms, without them 1.56,
 OpenCV 1.62, PIL 2.01. Normalising: a table for each channel through OpenCV takes 0.09 ms,
 multiplying and adding in NumPy 0.12 for each channel and 0.87 for all at once,
@@ -15,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos
 from benchmarks.peers.torchvision_pil import import_torchvision
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos
 
 ATTEMPTS = 10
 SCALE = (0.08, 1.0)
@@ -24,15 +23,16 @@ RATIO = (3 / 4, 4 / 3)
 
 
 class Draws(Protocol):
-    """What Python's ``random`` and NumPy's generators have in common."""
+    """The method that Python's ``random`` and NumPy's generators have in common."""
 
     def uniform(self, low: float, high: float, /) -> float: ...
 
 
 class ByHand:
-    """From the bytes of a JPEG to what a workload asks for; pickles, and may be called by threads.
+    """Turns the bytes of a JPEG into an image as the workload asks. Can be pickled and called from
+    several threads.
 
-    RandAugment is torchvision's, on a PIL image: nobody else has it.
+    RandAugment is torchvision's, on a PIL image: these loaders have none.
     """
 
     def __init__(self, work: Photos) -> None:
@@ -56,11 +56,11 @@ class ByHand:
         return np.dtype(self._work.form)
 
     def __call__(self, data: bytes, draws: Draws, into: Any = None) -> Any:
-        """The image, in memory of the caller's where ``into`` is given."""
+        """The image, written to the array ``into`` if given."""
         import cv2
         import simplejpeg
 
-        # The loader's workers are the parallelism; OpenCV's own threads would fight them.
+        # The loader's workers run in parallel already; OpenCV's threads would compete with them.
         cv2.setNumThreads(0)
         side = self._work.side
         image = simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)
@@ -87,13 +87,13 @@ class ByHand:
         return self._work
 
     def __setstate__(self, work: Photos) -> None:
-        # A fresh process has to import torchvision in the way that works here before it unpickles
-        # anything of it.
+        # A fresh process must call ``import_torchvision`` before it unpickles anything of
+        # torchvision.
         self.__init__(work)  # type: ignore[misc]
 
 
 def random_box(rows: int, columns: int, draws: Draws) -> tuple[int, int, int, int]:
-    """A box as torchvision's RandomResizedCrop draws it: top, left, height, width."""
+    """Draw a box as torchvision's RandomResizedCrop does: top, left, height, width."""
     for _ in range(ATTEMPTS):
         area = rows * columns * draws.uniform(*SCALE)
         ratio = math.exp(draws.uniform(math.log(RATIO[0]), math.log(RATIO[1])))

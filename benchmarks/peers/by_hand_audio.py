@@ -1,4 +1,4 @@
-"""One recording by hand, by NumPy and SciPy: what a loader is given that has no transforms."""
+"""Hand-written transforms of one recording with NumPy and SciPy, for loaders without their own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from benchmarks.audio_work import Recordings, mel_filters
+from benchmarks.audio.recordings import Recordings, mel_filters
 
 ONE_THREAD = (("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MKL_NUM_THREADS", "1"))
-"""The loader's workers are the parallelism; threads of BLAS would fight them."""
+"""The loader's workers run in parallel already; threads of BLAS would compete with them."""
 
 
 class Draws(Protocol):
-    """What is asked of Python's ``random``, or of a generator of its kind."""
+    """The method used of Python's ``random``, or of a generator like it."""
 
     def randint(self, low: int, high: int, /) -> int: ...
 
 
 class Features:
-    """A sound (frames,) at the workload's rate to a masked log-mel spectrogram (1, mels, steps);
-    pickles, and may be called by threads."""
+    """Turns a sound (frames,) at the workload's rate into a masked log-mel spectrogram (1, mels,
+    steps). Can be pickled and called from several threads."""
 
     def __init__(self, work: Recordings) -> None:
         self._work = work
@@ -45,7 +45,7 @@ class Features:
 
 
 def resampled(sound: Any, rate: int, work: Recordings) -> Any:
-    """At the workload's rate, by SciPy's polyphase filter with SciPy's own weights."""
+    """Resample to the workload's rate with SciPy's polyphase filter and its default weights."""
     if rate == work.rate:
         return sound
     from scipy.signal import resample_poly
@@ -57,7 +57,7 @@ def resampled(sound: Any, rate: int, work: Recordings) -> Any:
 
 @lru_cache(maxsize=16)
 def _weights(widest: int) -> Any:
-    """What ``resample_poly`` works out anew for every call where it is not given: 0.2 ms."""
+    """The filter that ``resample_poly`` would otherwise compute in every call, in 0.2 ms."""
     from scipy.signal import firwin
 
     weights = firwin(20 * widest + 1, 1 / widest, window=("kaiser", 5.0))
@@ -65,7 +65,7 @@ def _weights(widest: int) -> Any:
 
 
 def cut(sound: Any, work: Recordings, draws: Draws) -> Any:
-    """A random part, or all of it at a random place in silence."""
+    """A random crop, or the whole sound padded with silence on both sides at random."""
     room = work.frames - len(sound)
     if room < 0:
         first = draws.randint(0, -room)
@@ -77,7 +77,7 @@ def cut(sound: Any, work: Recordings, draws: Draws) -> Any:
 
 
 def masked(mels: Any, work: Recordings, draws: Draws) -> Any:
-    """SpecAugment in place, and the axis of channels."""
+    """Apply SpecAugment in place, and add the axis of channels."""
     fill = mels.mean()
     for _ in range(work.masks):
         wide = draws.randint(0, work.time)

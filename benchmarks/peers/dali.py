@@ -1,8 +1,8 @@
-"""NVIDIA's DALI on the CPU: the pipeline of its ResNet-50 training example, with every operator
-told to run on the CPU, and its own RandAugment.
+"""NVIDIA's DALI on the CPU: the pipeline of its ResNet-50 training example, with every operator on
+the CPU, and its own RandAugment.
 
-Measured: decoding no more than the crop takes a quarter less CPU time than decoding first and
-``random_resized_crop`` then. Batches are arrays that share DALI's memory, so nothing is copied.
+Measured: decoding only the crop takes a quarter less CPU time than decoding the whole image before
+``random_resized_crop``. Batches are arrays that share DALI's memory, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos
 
 
 def photos(work: Photos) -> Make:
@@ -21,7 +21,7 @@ def photos(work: Photos) -> Make:
 
 
 def photos_no_antialias(work: Photos) -> Make:
-    """Resizing as the loaders do that use OpenCV: nothing is smoothed when an image shrinks."""
+    """Without antialiasing, like the loaders that resize with OpenCV."""
     return _photos(work, antialias=False)
 
 
@@ -69,7 +69,7 @@ def _photos(work: Photos, antialias: bool) -> Make:
 
 
 def built(define: Any, batch: int, workers: int) -> Make:
-    """Makes a pipeline of DALI's on the CPU, and gives its batches."""
+    """A function that makes a DALI pipeline on the CPU and yields its batches."""
 
     def make() -> Any:
         pipeline = define(
@@ -82,7 +82,7 @@ def built(define: Any, batch: int, workers: int) -> Make:
 
 
 class _Batches:
-    """What a pipeline gives, as arrays that share its memory; DALI begins epochs by itself."""
+    """Batches of a pipeline, as arrays that share its memory. DALI starts new epochs by itself."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline

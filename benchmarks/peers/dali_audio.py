@@ -1,7 +1,7 @@
 """NVIDIA's DALI on the CPU: the operators of its audio examples, in one pipeline.
 
-``QUALITY`` is the setting of the resampler that gives the six lobes of torchaudio's filter; DALI's
-own default has sixteen, and would be more work. All masks are one ``erase``, because each copies.
+``QUALITY`` sets the resampler to six lobes, as torchaudio's filter has; DALI's default of sixteen
+would be more work. One ``erase`` applies all masks, because each call copies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings
+from benchmarks.harness.measure import Make
 from benchmarks.peers.dali import built
 
 QUALITY = 28.0
@@ -38,7 +38,7 @@ def recordings(work: Recordings) -> Make:
         sounds, _ = fn.decoders.audio(
             files, sample_rate=float(work.rate), quality=QUALITY, downmix=True, dtype=types.FLOAT
         )
-        # Before 0 or behind the end there is silence, so one formula cuts and fills up.
+        # Reads outside of the sound give silence, so one formula both crops and pads.
         room = fn.cast(sounds.shape()[0], dtype=types.FLOAT) - work.frames
         first = fn.cast(fn.random.uniform(range=[0.0, 1.0]) * room, dtype=types.INT32)
         sounds = fn.slice(
@@ -49,7 +49,7 @@ def recordings(work: Recordings) -> Make:
             sample_rate=float(work.rate),
             nfilter=work.mels,
         )
-        # With this multiplier decibels are natural logarithms.
+        # This multiplier turns decibels into natural logarithms.
         mels = fn.to_decibels(
             mels, multiplier=math.log(10), reference=1.0, cutoff_db=math.log(work.floor)
         )

@@ -1,11 +1,11 @@
 """FFCV: data in its own file, compiled pipelines, threads.
 
-Fields and pipelines are those of FFCV's ImageNet example, which writes JPEGs of quality 90 that are
-no longer than 500 pixels, and its performance guide says to leave caching to the operating system
-for data that fit into memory. Every image is written as a JPEG, so that the loader has to decode,
-as the others do. The example writes half of them as pixels: that is ``convert_half_raw``.
+Fields and pipelines are those of FFCV's ImageNet example, which writes JPEGs of quality 90 with at
+most 500 pixels per side. As its performance guide advises for data that fit into memory, the
+operating system does the caching. All images are written as JPEGs, so that the loader has to decode
+like the others. The example writes half of them as raw pixels: that is ``convert_half_raw``.
 
-Float images come with channels last in memory, FFCV's default, though their shape has channels
+Float images have channels last in memory, FFCV's default, although their shape has channels
 first.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos, image_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, STD, Photos, image_files
 
 LONGEST = 500
 QUALITY = 90
@@ -47,7 +47,7 @@ def _file() -> Path:
 
 
 class _Pixels:
-    """Photographs and labels, as FFCV's writer takes them."""
+    """Photographs and labels, for FFCV's writer."""
 
     def __init__(self, work: Photos) -> None:
         self._paths, self._labels = image_files(work.data)

@@ -1,8 +1,9 @@
 """Grain's random-access datasets, read by threads, or by none as its guide says for data in memory.
 
 The chain is that of Grain's ``Dataset`` tutorial: seed, shuffle, repeat, ``random_map`` with the
-generator that Grain hands in, batch. Batches are made above the threads, so that these share the
-copying. The buffer of Grain's default, 500 batches, would be 19 GB of photographs; 8 is as fast.
+generator that Grain passes in, batch. Batching comes before the threads in the chain, so that the
+threads do the copying. Grain's default buffer of 500 batches would be 19 GB of photographs; 8 is as
+fast.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import ArrayDataset, Arrays, Photos, image_files
 
 BUFFER = 8
 
@@ -46,7 +47,7 @@ def arrays_without_threads(work: Arrays) -> Make:
 
 
 class _Image:
-    """A file and its label, as an image and its label; Grain hands in the generator."""
+    """Turns a path and label into an image and label. Grain passes in the generator."""
 
     def __init__(self, work: Photos) -> None:
         self._image = ByHand(work)
@@ -57,8 +58,8 @@ class _Image:
 
 
 def photos(work: Photos) -> Make:
-    """Measured: ``mp_prefetch`` with as many processes takes half as much CPU time again for
-    float32, where arrays are copied between processes, and a tenth more for uint8."""
+    """With threads. Measured: ``mp_prefetch`` with as many processes takes half as much CPU time
+    again for float32, because arrays are copied between processes, and a tenth more for uint8."""
     import cv2  # noqa: F401
     import simplejpeg  # noqa: F401
 

@@ -1,6 +1,6 @@
-"""PyTorch's DataLoader with librosa, as many scripts have it: its defaults, one clip at a time.
+"""PyTorch's DataLoader with librosa as in many scripts: default options, one clip at a time.
 
-Resampling is by soxr, librosa's default, which has a longer filter than the others.
+librosa resamples with soxr by default, which has a longer filter than the other resamplers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 from benchmarks.peers.by_hand_audio import cut, masked
-from benchmarks.workloads import loader_options
 
 
 class Sounds:
-    """Files as spectrograms."""
+    """A dataset of spectrograms of sound files."""
 
     def __init__(self, work: Recordings) -> None:
         self._work = work
@@ -47,7 +47,7 @@ def recordings(work: Recordings) -> Make:
     import librosa
     from torch.utils.data import DataLoader
 
-    # librosa loads its modules when they are first asked for: here, before the workers fork.
+    # librosa loads its modules on first use: load them here, before the workers fork.
     librosa.feature.melspectrogram(y=np.zeros(work.frames, np.float32), sr=work.rate)
     data = Sounds(work)
     return lambda: DataLoader(data, **loader_options(work))

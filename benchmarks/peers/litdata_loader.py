@@ -1,7 +1,7 @@
 """LitData: samples in binary chunks, read by a streaming dataset in PyTorch's workers.
 
-As its guide for ImageNet does, chunks of 64 MB keep the bytes of the JPEGs, and a transform of the
-dataset makes images of them; decoding is by hand.
+As in its guide for ImageNet, chunks of 64 MB hold the bytes of the JPEGs, and a transform of the
+dataset decodes them, here with the hand-written steps.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files
 
 CHUNK = "64MB"
-"""LitData's own choice in its examples."""
+"""The chunk size of LitData's examples."""
 
 
 def convert(work: Photos) -> None:
@@ -34,7 +34,7 @@ def convert(work: Photos) -> None:
 
 
 def _import() -> None:
-    """LitData imports torchvision, which has to be told how to load where its operators do not."""
+    """Import torchvision before LitData does: see ``import_torchvision``."""
     from benchmarks.peers.torchvision_pil import import_torchvision
 
     import_torchvision()
@@ -50,7 +50,7 @@ def _place() -> Path:
 
 
 class _Image:
-    """A sample as it was written, as an image and its label."""
+    """Turns a stored sample into an image and its label."""
 
     def __init__(self, work: Photos) -> None:
         self._image = ByHand(work)

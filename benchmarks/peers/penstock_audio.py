@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from benchmarks.audio_work import SUFFIXES, Recordings
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import SUFFIXES, Recordings
+from benchmarks.harness.measure import Make
 
 
 def recordings(work: Recordings) -> Make:
-    """In processes. Each step is some ten microseconds of NumPy between two of Python: two threads
-    pass the GIL to and fro so often that they get less done than one."""
+    """With worker processes. Steps of about ten microseconds in NumPy alternate with Python code:
+    two threads exchange the GIL so often that they do less work than one."""
     return _recordings(work, "processes")
 
 
 def recordings_in_threads(work: Recordings) -> Make:
+    """With worker threads."""
     return _recordings(work, "threads")
 
 

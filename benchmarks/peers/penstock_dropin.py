@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Make
-from benchmarks.peers.penstock_pipeline import import_what_decodes
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, Photos, loader_options
+from benchmarks.peers.penstock_pipeline import import_decoders
 from benchmarks.peers.torchvision_pil import image_folder
-from benchmarks.workloads import ArrayDataset, Arrays, Photos, loader_options
 
 
 def arrays(work: Arrays) -> Make:
-    """As a script that only changed its import gets it: the dataset may be random."""
+    """With default options, as in a script that only changed its import."""
     return _arrays(work, random=None)
 
 
 def arrays_not_random(work: Arrays) -> Make:
-    """Told that the dataset draws nothing, so that no generator is seeded for each sample."""
+    """With ``random=False``: the dataset draws nothing, so no generator is seeded per sample."""
     return _arrays(work, random=False)
 
 
@@ -26,9 +26,9 @@ def _arrays(work: Arrays, random: bool | None) -> Make:
 
 
 def photos(work: Photos) -> Make:
-    """An ImageFolder with torchvision's transforms, which Penstock takes over."""
+    """An ImageFolder with torchvision's transforms, which Penstock replaces with its own."""
     from penstock.torch import DataLoader
 
-    import_what_decodes()
+    import_decoders()
     folder = image_folder(work)
     return lambda: DataLoader(folder, **loader_options(work))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, ArrayDataset, Arrays, Photos
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, ArrayDataset, Arrays, Photos
 
 
 def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "threads") -> Make:
@@ -21,11 +21,11 @@ def arrays(work: Arrays, kind: Literal["none", "threads", "processes"] = "thread
 
 
 def photos(work: Photos, workers: int | None = None) -> Make:
-    """``workers`` replaces the number that the workload gives, for comparing several."""
+    """``workers`` overrides the number of workers of the workload."""
     import penstock as ps
     import penstock.loader
 
-    import_what_decodes()
+    import_decoders()
 
     def make() -> penstock.loader.Loader:
         train = (
@@ -44,8 +44,8 @@ def photos(work: Photos, workers: int | None = None) -> Make:
     return make
 
 
-def import_what_decodes() -> None:
-    """Import, off the clock, what photographs are decoded with; the compiled kernel needs none."""
+def import_decoders() -> None:
+    """Import the decoders before the measurement. The compiled kernel needs none."""
     from penstock import native
 
     if not native.kernel_available():

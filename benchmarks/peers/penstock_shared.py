@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs_work import SharedPhotos
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.jobs.work import SharedPhotos
 
 PAUSE = 0.02
-"""Seconds that a batch takes where batches are to come one by one."""
+"""Seconds per batch for ``stamped_one_by_one``."""
 
 
 def photos(work: SharedPhotos) -> Make:
@@ -21,7 +21,7 @@ def photos(work: SharedPhotos) -> Make:
 
 
 def stamped_photos(work: SharedPhotos) -> Make:
-    """The same, and with each photograph the moment at which it was ready."""
+    """Photographs with the time at which each was ready."""
     import penstock.loader  # noqa: F401
 
     def make() -> Any:
@@ -32,14 +32,14 @@ def stamped_photos(work: SharedPhotos) -> Make:
 
 
 def stamped_one_by_one(work: SharedPhotos) -> Make:
-    """Images as large as those, of which the last in a batch takes its time. Nobody else does
-    anything: what is left is the way of a batch from the node to a job."""
+    """Blank images of the same size, with a pause for the last image of each batch. Nothing else
+    runs then, so the delay is that of a batch from the node to a job."""
     import penstock as ps
     import penstock.loader
 
     def make() -> Any:
         road = ps.from_dataset(Blank(work), random=False)
-        road = road.map(stamped_in_time, random=False)
+        road = road.map(stamped_after_pause, random=False)
         return road.batch(work.batch).loader(kind="threads", share=work.share, shuffle=False)
 
     return make
@@ -57,7 +57,7 @@ def _road(work: SharedPhotos) -> Any:
 
 
 class Blank:
-    """Images without a picture, and whether each is the last of its batch."""
+    """A dataset of black images. The label says whether an image is the last of its batch."""
 
     def __init__(self, work: SharedPhotos, batches: int = 64) -> None:
         self._side = work.side
@@ -73,10 +73,12 @@ class Blank:
 
 
 def stamped(sample: tuple[Any, int]) -> tuple[Any, int, int]:
+    """Add the current time to a sample."""
     return (*sample, time.monotonic_ns())
 
 
-def stamped_in_time(sample: tuple[Any, int]) -> tuple[Any, int, int]:
+def stamped_after_pause(sample: tuple[Any, int]) -> tuple[Any, int, int]:
+    """Pause if the sample is the last of its batch, then add the current time."""
     if sample[1]:
         time.sleep(PAUSE)
     return stamped(sample)

@@ -1,9 +1,9 @@
-"""SPDL: its pipeline and its own reader for WAV files. SciPy does the rest, because SPDL
-has no transforms of sound.
+"""SPDL: its pipeline and its reader for WAV files. SciPy does the rest, because SPDL has no audio
+transforms.
 
-The chain is that of SPDL's guide: a source of paths, ``pipe`` with as many at once as there are
-workers, ``aggregate``, ``pipe`` to stack, and a sink. Files that are not WAV are decoded, made mono
-and resampled by FFmpeg, through ``spdl.io.load_audio``.
+The chain is that of SPDL's guide: a source of paths, ``pipe`` with one task per worker,
+``aggregate``, ``pipe`` to stack, and a sink. ``spdl.io.load_audio`` (FFmpeg) decodes files that are
+not WAV, mixes them to mono and resamples them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
 from benchmarks.peers.by_hand_audio import Features, resampled
 
 
@@ -46,8 +46,10 @@ def recordings(work: Recordings) -> Make:
 
 
 def recordings_in_processes(work: Recordings) -> Make:
-    """Whole batches in other processes: what SPDL's guide says to do with functions that hold the
-    GIL. A call for each clip would cost more than the clip."""
+    """Whole batches in worker processes, as SPDL's guide advises for functions that hold the GIL.
+
+    One call per clip would cost more than the clip itself.
+    """
     import spdl.io  # noqa: F401
     from spdl.pipeline import PipelineBuilder
 
@@ -77,7 +79,7 @@ def _endless(files: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 class _Load:
-    """A file and its label, as a spectrogram and its label."""
+    """Turns a path and label into a spectrogram and label."""
 
     def __init__(self, work: Recordings) -> None:
         self._work = work
@@ -109,7 +111,7 @@ class _Load:
 
 
 class _LoadBatch:
-    """Files and their labels, as a batch."""
+    """Turns paths and labels into a batch."""
 
     def __init__(self, work: Recordings) -> None:
         self._load = _Load(work)
@@ -124,7 +126,7 @@ def _stacked(samples: list[tuple[Any, int]]) -> tuple[Any, Any]:
 
 
 class _Batches:
-    """A pipeline as a loader, which ends with it."""
+    """A pipeline as a loader. ``close`` ends its worker processes."""
 
     def __init__(self, pipeline: Any, processes: ProcessPoolExecutor | None = None) -> None:
         self._pipeline = pipeline

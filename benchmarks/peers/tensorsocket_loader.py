@@ -1,14 +1,14 @@
-"""TensorSocket: a process of its own loads, and sends every batch to all jobs.
+"""TensorSocket: a separate process loads, and sends every batch to all jobs.
 
-It loads by PyTorch's DataLoader with simplejpeg and OpenCV, as jobs do that load for themselves.
-TensorSocket's own ``pack_fn`` is meant for tensors on a GPU. On the CPU it sends them whole, and
-with each batch all that were loaded together: 55 images/s for one job, where this recipe had 413
-in the next run. So batches are packed as PyTorch itself sends tensors to other processes, as names
-of shared memory, which is what TensorSocket does on a GPU.
+It loads with PyTorch's DataLoader, simplejpeg and OpenCV, the same as jobs that load for
+themselves. TensorSocket's own ``pack_fn`` is meant for tensors on a GPU. On the CPU it sends whole
+tensors, and with each batch all batches that were loaded together: 55 images/s for one job, where
+this recipe had 413 in the next run. So batches are packed the way PyTorch sends tensors to other
+processes, as names of shared memory, which is what TensorSocket does on a GPU.
 
-Epochs are long, longer than a run: between two TensorSocket waits for heartbeats, which come twice
-a second. It begins when all jobs are there, because those that come later would miss an epoch.
-Batches are whole: there is no room for a smaller last one.
+An epoch is longer than a run, because between two epochs TensorSocket waits for heartbeats, which
+come twice a second. It begins when all jobs have connected, because late ones would miss an epoch.
+All batches are full: TensorSocket cannot send a smaller last one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.jobs_work import SharedPhotos
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.jobs.work import SharedPhotos
 from benchmarks.peers.torch_simplejpeg import FastPhotos
 
 EPOCH = 512
-"""Batches."""
+"""Batches per epoch."""
 
 TOGETHER = 4
-"""Batches that are sent at once. One fails, two are slower, and 8, its default, are not faster and
-take more memory."""
+"""Batches sent at once. 1 fails, 2 is slower, and the default of 8 is not faster but takes more
+memory."""
 
 HEARTBEAT = 500
-"""Milliseconds between two; a job is known after its first."""
+"""Milliseconds between two heartbeats. The first one registers a job."""
 
 
 def photos(work: SharedPhotos) -> Make:
@@ -43,7 +43,7 @@ def photos(work: SharedPhotos) -> Make:
     )
 
 
-def serve(work: SharedPhotos, gave: Callable[[int], None]) -> None:
+def serve(work: SharedPhotos, on_batch: Callable[[int], None]) -> None:
     import torch.multiprocessing
     from tensorsocket import TensorProducer  # type: ignore[import-not-found,unused-ignore]
     from torch.utils.data import DataLoader, RandomSampler
@@ -59,16 +59,17 @@ def serve(work: SharedPhotos, gave: Callable[[int], None]) -> None:
     )
     port, acknowledged, *heart = work.ports
     producer = TensorProducer(
-        _Counted(loader, gave),
+        _Counted(loader, on_batch),
         port,
         acknowledged,
         tuple(heart),
         pack_fn=_packed,
         producer_batch_size=TOGETHER,
     )
-    gave(0)
-    # Its socket gets to know of jobs only when it is used. That would be when their first
-    # acknowledgements are under way, which are lost then, and it would wait for them for ever.
+    on_batch(0)
+    # The socket accepts connections only while it is used. Without this loop that would be after
+    # the jobs have sent their first acknowledgements: these would be lost, and the producer would
+    # wait for them forever.
     waiting = True
     while waiting:
         waiting = len(producer.hb.consumers) < work.jobs
@@ -85,16 +86,16 @@ def _packed(batch: tuple[Any, ...]) -> bytes:
 
 
 class _Counted:
-    """A loader that says how many samples each batch has."""
+    """Wraps a loader to call ``on_batch`` with the number of samples of each batch."""
 
-    def __init__(self, loader: Any, gave: Callable[[int], None]) -> None:
+    def __init__(self, loader: Any, on_batch: Callable[[int], None]) -> None:
         self._loader = loader
-        self._gave = gave
+        self._on_batch = on_batch
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loader:
-            self._gave(len(batch[0]))
+            self._on_batch(len(batch[0]))
             yield batch

@@ -1,13 +1,13 @@
-"""TensorFlow's tf.data, as its guide "Better performance with the tf.data API" advises: maps in
-parallel, prefetching, ``AUTOTUNE`` for both, order not kept.
+"""TensorFlow's tf.data, as its guide "Better performance with the tf.data API" advises: parallel
+maps, prefetching, ``AUTOTUNE`` for both, non-deterministic order.
 
-The image steps are those of TensorFlow's own ImageNet input pipelines: the box is drawn from the
-header of the file, and ``decode_and_crop_jpeg`` decodes nothing that it leaves out, with the fast
-integer DCT. The private thread pool has as many threads as the others have workers. Epochs follow
-each other by ``repeat``, so that the next one fills while this one ends.
+The image steps are those of TensorFlow's own ImageNet input pipelines: the box is drawn with the
+size in the file's header, and ``decode_and_crop_jpeg`` decodes only that box, with the fast integer
+DCT. The private thread pool has as many threads as the other loaders have workers. ``repeat`` joins
+the epochs, so that the next one starts before this one ends.
 
-Measured: normalising and stacking channel by channel takes 0.2 ms an image; to normalise first and
-``tf.transpose`` then takes 1.5 ms.
+Measured: normalising and stacking channel by channel takes 0.2 ms per image, normalising before
+``tf.transpose`` 1.5 ms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, STD, Photos, image_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, STD, Photos, image_files
 
 
 def photos(work: Photos) -> Make:
@@ -58,7 +58,7 @@ def photos(work: Photos) -> Make:
 
 
 def _reader(tf: Any, work: Photos) -> Any:
-    """From the bytes of a file, and a box in it, to an image of the workload's form."""
+    """A function from the bytes of a file, and a box in it, to an image in the workload's form."""
     scale = (1 / (255 * np.array(STD))).astype(np.float32)
     shift = (-np.array(MEAN) / np.array(STD)).astype(np.float32)
 
@@ -75,7 +75,7 @@ def _reader(tf: Any, work: Photos) -> Any:
 
 
 def options_for(tf: Any, workers: int) -> Any:
-    """A pool of so many threads, and batches in the order in which they are ready."""
+    """Options for a pool of ``workers`` threads, and for batches in order of completion."""
     options = tf.data.Options()
     options.deterministic = False
     options.threading.private_threadpool_size = workers

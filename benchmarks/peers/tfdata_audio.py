@@ -1,9 +1,9 @@
-"""TensorFlow's tf.data, as its guide "Better performance with the tf.data API" advises: maps in
-parallel, prefetching, ``AUTOTUNE`` for both, order not kept, and what works on batches vectorised.
+"""TensorFlow's tf.data, as its guide "Better performance with the tf.data API" advises: parallel
+maps, prefetching, ``AUTOTUNE`` for both, non-deterministic order, and vectorised maps over batches.
 
-``tf.audio.decode_wav`` reads 16-bit WAV alone. TensorFlow has no resampler; here it is a strided
-convolution with the filter of torchaudio, for the rate of the first file, which all must have. The
-private thread pool has as many threads as the others have workers.
+``tf.audio.decode_wav`` reads only 16-bit WAV. TensorFlow has no resampler, so a strided convolution
+with torchaudio's filter resamples, from the rate of the first file, which all files must have. The
+private thread pool has as many threads as the other loaders have workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.audio_work import Recordings, mel_filters, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, mel_filters, sound_files
+from benchmarks.harness.measure import Make
 from benchmarks.peers.tfdata import Arrays, options_for
 
 CROSSINGS, ROLLOFF = 6, 0.99
@@ -47,7 +47,8 @@ def recordings(work: Recordings) -> Make:
 
 
 def sinc_filter(from_rate: int, to_rate: int) -> tuple[NDArray[np.float32], int, int]:
-    """(taps, 1, phases) for a convolution, its step, and the frames it needs before the first."""
+    """Weights (taps, 1, phases) of a convolution, its stride, and the padding before the first
+    frame."""
     common = math.gcd(from_rate, to_rate)
     step, phases = from_rate // common, to_rate // common
     cutoff = ROLLOFF * min(step, phases)
@@ -59,7 +60,7 @@ def sinc_filter(from_rate: int, to_rate: int) -> tuple[NDArray[np.float32], int,
 
 
 def _reader(tf: Any, work: Recordings, rate: int) -> Any:
-    """From a file to a sound (frames,) of the workload's rate and length."""
+    """A function from a path to a sound (frames,) of the workload's rate and length."""
     kernel, step, before = sinc_filter(rate, work.rate)
     phases = kernel.shape[2]
 
@@ -84,12 +85,13 @@ def _reader(tf: Any, work: Recordings, rate: int) -> Any:
 
 
 def _features(tf: Any, work: Recordings) -> Any:
-    """From sounds (batch, frames) to masked log-mel spectrograms (batch, 1, mels, steps)."""
+    """A function from sounds (batch, frames) to masked log-mel spectrograms (batch, 1, mels,
+    steps)."""
     filters = mel_filters(work)
     half = work.n_fft // 2
 
     def outside(size: int, widest: int) -> Any:
-        """Where along an axis nothing is masked, for each clip of a batch."""
+        """Positions along an axis that are not masked, for each clip of a batch."""
         wide = tf.random.uniform([work.batch, work.masks, 1], 0, widest + 1, tf.int32)
         most = tf.cast(size - wide + 1, tf.float32)
         first = tf.cast(tf.random.uniform([work.batch, work.masks, 1]) * most, tf.int32)

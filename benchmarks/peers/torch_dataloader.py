@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.measure import Make
-from benchmarks.workloads import ArrayDataset, Arrays, loader_options
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import ArrayDataset, Arrays, loader_options
 
 
 def arrays(work: Arrays) -> Make:
-    """With workers that stay between epochs, as its documentation advises."""
+    """With persistent workers, as its documentation advises."""
     return _loader(work)
 
 
 def restarting(work: Arrays) -> Make:
-    """As it is by default: workers are started for every epoch."""
+    """With default options: workers are started for every epoch."""
     return _loader(work, persistent_workers=False)
 
 
-def alone(work: Arrays) -> Make:
+def without_workers(work: Arrays) -> Make:
     """Without workers."""
     return _loader(replace(work, workers=0))
 

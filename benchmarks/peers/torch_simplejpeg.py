@@ -1,6 +1,6 @@
-"""PyTorch's DataLoader over a dataset written by hand for speed: simplejpeg and OpenCV.
+"""PyTorch's DataLoader over a dataset hand-written for speed, with simplejpeg and OpenCV.
 
-Workers stay between epochs, as PyTorch's performance tuning guide advises.
+Workers are persistent, as PyTorch's performance tuning guide advises.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files, loader_options
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files, loader_options
 
 
 class FastPhotos:
-    """Files of JPEGs, as arrays."""
+    """A dataset of arrays of JPEG files."""
 
     def __init__(self, work: Photos) -> None:
         self._paths, self._labels = image_files(work.data)

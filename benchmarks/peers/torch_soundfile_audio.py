@@ -1,18 +1,18 @@
-"""PyTorch's DataLoader over a dataset written by hand: soundfile, NumPy and SciPy."""
+"""PyTorch's DataLoader over a hand-written dataset, with soundfile, NumPy and SciPy."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 from benchmarks.peers.by_hand_audio import Features, resampled
-from benchmarks.workloads import loader_options
 
 
 class Sounds:
-    """Files as spectrograms."""
+    """A dataset of spectrograms of sound files."""
 
     def __init__(self, work: Recordings) -> None:
         self._work = work

@@ -1,11 +1,11 @@
-"""PyTorch's DataLoader with torchaudio's transforms; soundfile reads the files, because
-``torchaudio.load`` is gone.
+"""PyTorch's DataLoader with torchaudio's transforms. soundfile reads the files, because torchaudio
+has removed ``torchaudio.load``.
 
-Two ways. ``recordings`` transforms clip by clip in the dataset, as torchaudio's tutorials do.
-``recordings_in_batches`` decodes, resamples and crops in the dataset and gives whole batches to
-MelSpectrogram and SpecAugment in ``collate_fn``, still in the worker: both take batches, and
-``iid_masks`` masks each clip differently. Workers stay between epochs, and each has one thread,
-which is what DataLoader gives it.
+There are two variants. ``recordings`` transforms clip by clip in the dataset, as torchaudio's
+tutorials do. ``recordings_in_batches`` decodes, resamples and crops in the dataset, and applies
+MelSpectrogram and SpecAugment to whole batches in ``collate_fn``, still in the worker: both accept
+batches, and ``iid_masks`` masks each clip differently. Workers are persistent, and each has one
+thread, DataLoader's default.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.audio_work import Recordings, sound_files
-from benchmarks.measure import Make
-from benchmarks.workloads import loader_options
+from benchmarks.audio.recordings import Recordings, sound_files
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import loader_options
 
 
 def import_torchaudio() -> Any:
-    """torchaudio, also where its compiled part does not fit this build of torch.
+    """Import torchaudio, even if its compiled part does not match this build of torch.
 
-    A torchaudio built for CUDA beside a torch built for the CPU cannot load its compiled part, of
-    which these transforms need nothing: the import only asks for a few names.
+    A torchaudio built for CUDA cannot load its compiled part with a torch built for the CPU. These
+    transforms do not need that part, so a stand-in provides the few names that the import needs.
     """
     import importlib
     import sys
@@ -42,7 +42,7 @@ def import_torchaudio() -> Any:
 
 
 class Features:
-    """Sounds (..., frames) to masked log-mel spectrograms (..., mels, steps)."""
+    """Turns sounds (..., frames) into masked log-mel spectrograms (..., mels, steps)."""
 
     def __init__(self, work: Recordings) -> None:
         transforms = import_torchaudio().transforms
@@ -89,7 +89,8 @@ class Sounds:
         return (sound if self._features is None else self._features(sound)), self._labels[index]
 
     def _resampler(self, rate: int) -> Any:
-        """One for each rate, as torchaudio advises: making its filter costs more than using it."""
+        """The resampler of a rate. torchaudio advises to keep it: making its filter costs more than
+        using it."""
         if rate not in self._resamplers:
             transforms = import_torchaudio().transforms
             self._resamplers[rate] = transforms.Resample(rate, self._work.rate)
@@ -107,7 +108,7 @@ class Sounds:
 
 
 class Collate:
-    """A batch of sounds to a batch of spectrograms, in the worker."""
+    """Turns a batch of sounds into a batch of spectrograms, in the worker."""
 
     def __init__(self, work: Recordings) -> None:
         self._features = Features(work)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.measure import Make
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 
 
 def import_torchvision() -> Any:
-    """torchvision, also where its compiled operators do not fit this build of torch.
+    """Import torchvision, even if its compiled operators do not match this build of torch.
 
-    A torchvision built for CUDA beside a torch built for the CPU cannot load its operators, and
-    fails on import when it describes them. Loading images needs none of them, so stand-ins of the
-    same names are declared.
+    A torchvision built for CUDA cannot load its operators with a torch built for the CPU, and its
+    import fails where it registers them. Loading images needs none of them, so this declares
+    operators of the same names.
     """
     import torch
 
@@ -38,7 +38,7 @@ def import_torchvision() -> Any:
 
 
 _KEPT: list[Any] = []
-"""Declarations last as long as the object that made them."""
+"""Keeps the declarations alive: they last as long as the library object."""
 
 
 def image_folder(work: Photos) -> Any:
@@ -55,7 +55,8 @@ def image_folder(work: Photos) -> Any:
 
 
 def _pixels(image: Any) -> Any:
-    """Height, width, channels, as the others give them; PILToTensor would put channels first."""
+    """An array (height, width, channels), as the other loaders give. PILToTensor would put channels
+    first."""
     import numpy as np
 
     return np.array(image)

@@ -1,8 +1,8 @@
 """PyTorch's DataLoader with torchvision's v2 transforms on uint8 tensors, which its guide "Getting
-started with transforms v2" says are the fast way.
+started with transforms v2" recommends for speed.
 
-Images are decoded by torchvision, or by simplejpeg where torchvision's compiled operators do not
-load; either gives a tensor, and simplejpeg is not the slower one.
+torchvision decodes the images, or simplejpeg if torchvision's compiled operators do not load. Both
+give a tensor, and simplejpeg is not slower.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 from benchmarks.peers.torchvision_pil import import_torchvision
-from benchmarks.workloads import MEAN, RAND_AUGMENT, STD, Photos, loader_options
 
 
 def photos(work: Photos) -> Make:

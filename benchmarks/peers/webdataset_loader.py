@@ -1,10 +1,9 @@
 """WebDataset: tar files read in order, shuffled on the way, in the workers of PyTorch's DataLoader.
 
-The chain is that of WebDataset's ImageNet examples: shards are drawn at random without an end,
-samples are shuffled in a buffer, batches are made in the workers. Its own decoders (``"rgb8"``,
-``"pil"``) use PIL; here decoding is by hand, in a ``map``. Batches are collated by PyTorch's own
-function, which puts them into shared memory at once; WebDataset's gives arrays, and these are
-copied twice.
+The chain is that of WebDataset's ImageNet examples: shards are drawn at random without end, samples
+are shuffled in a buffer, and the workers make batches. Its decoders (``"rgb8"``, ``"pil"``) use
+PIL; here a ``map`` decodes with the hand-written steps. PyTorch's function collates the batches,
+directly into shared memory; WebDataset's gives arrays, which would be copied twice.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Make
+from benchmarks.harness.measure import Make
+from benchmarks.harness.workloads import Photos, image_files
 from benchmarks.peers.by_hand import ByHand
-from benchmarks.workloads import Photos, image_files
 
 SHARD = 32
-"""Photographs in a tar file. Few, because every worker needs shards, and data here may be small."""
+"""Photographs per tar file. Few, because every worker needs shards, and the data may be small."""
 
 BUFFER = 256
-"""Samples among which the next one is drawn: eight shards. While a buffer fills, two are read for
-each one taken, so that a large one would be slow for longer."""
+"""Size of the shuffle buffer: eight shards. While the buffer fills, two samples are read for each
+one taken, so a larger buffer would be slow for longer."""
 
 MTIME = 1
-"""Of files in a tar. A time with a fraction, the writer's default, takes a second header for each
-file, and a tenth of a millisecond for each sample to read it."""
+"""Modification time of files in a tar. The writer's default has a fraction of a second, which
+needs a second header per file and a tenth of a millisecond per sample to read it."""
 
 
 def convert(work: Photos) -> None:
@@ -49,7 +48,7 @@ def _place() -> Path:
 
 
 class _Image:
-    """A sample as it stands in the tar file, as an image and its label."""
+    """Turns a sample of the tar file into an image and its label."""
 
     def __init__(self, work: Photos) -> None:
         self._image = ByHand(work)

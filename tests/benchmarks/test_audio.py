@@ -1,4 +1,4 @@
-"""The benchmark of recordings: where its files come from, and that contestants do the same work."""
+"""The benchmark ``audio``: its files, equal work of the contestants, and a short run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import audio
 from benchmarks.__main__ import main, parse
-from benchmarks.audio_work import (
+from benchmarks.audio import audio
+from benchmarks.audio.recordings import (
     Recordings,
     as_folder,
     mel_filters,
@@ -52,7 +52,7 @@ def folder_of(place: Path, count: int) -> Path:
     return place
 
 
-# Where the files come from.
+# Files.
 
 
 def test_a_parquet_file_becomes_files_in_class_folders(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_parquet_file_becomes_files_in_class_folders(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_bytes_that_stand_in_a_struct_are_found(tmp_path: Path) -> None:
+def test_bytes_in_a_struct_are_read(tmp_path: Path) -> None:
     rows = [{"bytes": b"fLaC and more", "path": "a.flac"}]
     unpack(parquet(tmp_path / "s.parquet", audio=rows, label=[0]), tmp_path)
     assert (tmp_path / "00000" / "0000000.flac").read_bytes() == b"fLaC and more"
@@ -109,9 +109,9 @@ def test_data_is_a_folder_or_a_parquet_file(
         assert f"{str(wrong)!r} is not a folder" in capsys.readouterr().err
 
 
-def test_too_few_recordings_are_an_error_before_anybody_runs(tmp_path: Path) -> None:
+def test_too_few_recordings_are_an_error_before_any_run(tmp_path: Path) -> None:
     folder_of(tmp_path, 3)
-    with pytest.raises(SystemExit, match=r"has 3 WAV or FLAC files .* takes 64"):
+    with pytest.raises(SystemExit, match=r"has 3 WAV or FLAC files .* needs 64"):
         main(["audio", "--data", str(tmp_path)])
 
 
@@ -160,7 +160,7 @@ def test_resampling_by_hand_is_scipys_own() -> None:
         )
 
 
-def test_short_sounds_lie_somewhere_in_silence_and_long_ones_are_cut() -> None:
+def test_short_sounds_are_padded_at_random_and_long_ones_cut() -> None:
     draws = random.Random(0)
     short = np.arange(1, 15_001, dtype=np.float32)
     places = set()
@@ -193,7 +193,7 @@ def test_masks_are_bands_of_the_mean_and_no_wider_than_allowed() -> None:
 # The race.
 
 
-def test_the_benchmark_runs_and_writes_what_it_found(
+def test_the_benchmark_runs_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("scipy")
@@ -227,4 +227,4 @@ def test_tf_data_is_left_out_of_what_it_cannot_read(
     notes = audio.run(options).notes
     assert audio.TF_DATA.title not in raced
     assert audio.DALI.title in raced
-    assert notes == ("audio: tf.data is left out: it reads WAV files alone",)
+    assert notes == ("audio: tf.data is left out: it reads only WAV files",)

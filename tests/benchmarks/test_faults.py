@@ -1,4 +1,4 @@
-"""The benchmark of faults: what counts as lost, repeated or different, and that it sees it."""
+"""The benchmark ``faults``: verdicts, logs, tables, and real processes."""
 
 from __future__ import annotations
 
@@ -13,148 +13,148 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import faults
 from benchmarks.__main__ import main, parse
-from benchmarks.faults import FAULTS, Outcome, told
-from benchmarks.faults_count import Batch, Verdict, Wait, judged, waited
-from benchmarks.faults_member import SAVED, Life, read, written
-from benchmarks.faults_stage import Stage, StageError
-from benchmarks.faults_work import Numbered, epochs
+from benchmarks.faults import faults
+from benchmarks.faults.faults import FAULTS, FaultOutcome, make_result
+from benchmarks.faults.member import SAVED, MemberPlan, count_batches, read_log
+from benchmarks.faults.run import FaultRun, FaultRunError
+from benchmarks.faults.verdict import BatchRecord, Verdict, Wait, judge, longest_wait
+from benchmarks.faults.work import NumberedSamples, epochs
 
 LENGTH, SIZE = 5, 3
 
 
-def batch(epoch: int, number: int, at: float = 0.0) -> Batch:
+def batch(epoch: int, number: int, at: float = 0.0) -> BatchRecord:
     indices = tuple(range(number * SIZE, (number + 1) * SIZE))
-    return Batch(at, epoch, indices, f"{epoch}-{number}")
+    return BatchRecord(at, epoch, indices, f"{epoch}-{number}")
 
 
 REFERENCE = {epoch: [batch(epoch, number) for number in range(LENGTH)] for epoch in range(3)}
 WHOLE = [one for epoch in REFERENCE.values() for one in epoch]
-LIFE = Life(samples=96, batch=8, kind="threads", epochs=2, step=0.002)
+PLAN = MemberPlan(samples=96, batch=8, kind="threads", epochs=2, step=0.002)
 
 
-# Counting.
+# Verdicts.
 
 
-def test_what_an_unshared_loader_delivers_is_good() -> None:
-    assert judged(WHOLE, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 0)
+def test_batches_of_an_unshared_loader_are_good() -> None:
+    assert judge(WHOLE, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 0)
 
 
 @given(first=st.integers(0, LENGTH - 1))
 def test_an_epoch_that_begins_in_the_middle_is_good(first: int) -> None:
-    had = [*REFERENCE[0][first:], *REFERENCE[0][:first]]
-    assert judged(had, REFERENCE, ended=True).good
+    received = [*REFERENCE[0][first:], *REFERENCE[0][:first]]
+    assert judge(received, REFERENCE, ended=True).good
 
 
-@given(first=st.integers(0, LENGTH - 1), had=st.integers(1, LENGTH))
-def test_a_member_that_is_cut_off_has_lost_nothing_before(first: int, had: int) -> None:
+@given(first=st.integers(0, LENGTH - 1), received=st.integers(1, LENGTH))
+def test_a_member_that_is_cut_off_has_lost_nothing_before(first: int, received: int) -> None:
     turned = [*REFERENCE[1][first:], *REFERENCE[1][:first]]
-    assert judged([*REFERENCE[0], *turned[:had]], REFERENCE, ended=False).good
+    assert judge([*REFERENCE[0], *turned[:received]], REFERENCE, ended=False).good
 
 
 @given(missing=st.integers(0, 3 * LENGTH - 1))
 def test_a_batch_that_never_came_is_lost(missing: int) -> None:
-    had = [one for number, one in enumerate(WHOLE) if number != missing]
-    assert judged(had, REFERENCE, ended=True).lost == SIZE
+    received = [one for number, one in enumerate(WHOLE) if number != missing]
+    assert judge(received, REFERENCE, ended=True).lost == SIZE
 
 
 @given(missing=st.integers(1, LENGTH - 2))
 def test_a_batch_left_out_before_a_member_was_cut_off_is_lost(missing: int) -> None:
-    had = [one for number, one in enumerate(REFERENCE[0]) if number != missing]
-    found = judged(had, REFERENCE, ended=False)
-    assert (found.lost, found.repeated) == (SIZE, 0)
+    received = [one for number, one in enumerate(REFERENCE[0]) if number != missing]
+    verdict = judge(received, REFERENCE, ended=False)
+    assert (verdict.lost, verdict.repeated) == (SIZE, 0)
 
 
 @given(again=st.integers(0, 3 * LENGTH - 1), place=st.integers(0, 3 * LENGTH))
 def test_a_batch_that_came_twice_is_repeated(again: int, place: int) -> None:
-    had = [*WHOLE[:place], WHOLE[again], *WHOLE[place:]]
-    found = judged(had, REFERENCE, ended=True)
-    assert (found.lost, found.repeated, found.different) == (0, SIZE, 1)
+    received = [*WHOLE[:place], WHOLE[again], *WHOLE[place:]]
+    verdict = judge(received, REFERENCE, ended=True)
+    assert (verdict.lost, verdict.repeated, verdict.different) == (0, SIZE, 1)
 
 
 def test_an_epoch_that_was_left_out_is_lost() -> None:
-    found = judged([*REFERENCE[0], *REFERENCE[2]], REFERENCE, ended=True)
-    assert found.lost == LENGTH * SIZE
+    verdict = judge([*REFERENCE[0], *REFERENCE[2]], REFERENCE, ended=True)
+    assert verdict.lost == LENGTH * SIZE
 
 
 def test_the_right_samples_with_other_bytes_are_different() -> None:
-    had = [WHOLE[0]._replace(digest="other"), *WHOLE[1:]]
-    assert judged(had, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 1)
+    received = [WHOLE[0]._replace(digest="other"), *WHOLE[1:]]
+    assert judge(received, REFERENCE, ended=True) == Verdict(3 * LENGTH * SIZE, 0, 0, 1)
 
 
 def test_a_batch_of_another_epoch_is_different() -> None:
-    had = [REFERENCE[1][0]._replace(epoch=0), *WHOLE[1:]]
-    assert judged(had, REFERENCE, ended=True).different == 1
+    received = [REFERENCE[1][0]._replace(epoch=0), *WHOLE[1:]]
+    assert judge(received, REFERENCE, ended=True).different == 1
 
 
-def test_a_wait_is_the_longest_since_over_what_was_usual() -> None:
+def test_the_longest_wait_after_an_event_is_found() -> None:
     times = (0.0, 1.0, 2.0, 9.0, 10.0, 14.0, 15.0)
-    had = [batch(0, 0, at) for at in times]
-    assert waited(had, since=9.0) == Wait(usual=1.0, longest=4.0)
-    # A wait that was under way counts too.
-    assert waited(had, since=8.9) == Wait(usual=1.0, longest=7.0)
-    assert waited(had, since=20.0) is None
+    received = [batch(0, 0, at) for at in times]
+    assert longest_wait(received, since=9.0) == Wait(usual=1.0, longest=4.0)
+    # A wait that had begun before the event counts too.
+    assert longest_wait(received, since=8.9) == Wait(usual=1.0, longest=7.0)
+    assert longest_wait(received, since=20.0) is None
 
 
-# Diaries.
+# Logs.
 
 
-def test_a_diary_is_read_up_to_where_its_member_was_killed(tmp_path: Path) -> None:
-    path = tmp_path / "diary"
+def test_a_log_is_read_up_to_where_its_member_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
     lines = [json.dumps(batch(0, 0, 1.5)), json.dumps(batch(0, 1, 2.5)), SAVED]
     path.write_text("\n".join([*lines, json.dumps(batch(0, 2))[:10]]))
-    found = read(path)
-    assert found.batches == (batch(0, 0, 1.5), batch(0, 1, 2.5))
-    assert found.saved == 2
-    assert written(path) == 2
+    verdict = read_log(path)
+    assert verdict.batches == (batch(0, 0, 1.5), batch(0, 1, 2.5))
+    assert verdict.saved == 2
+    assert count_batches(path) == 2
 
 
-def test_a_member_that_has_not_begun_has_had_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path / "none").batches == ()
-    assert written(tmp_path / "none") == 0
+def test_a_member_without_a_log_has_received_nothing(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "none").batches == ()
+    assert count_batches(tmp_path / "none") == 0
 
 
 def test_no_two_epochs_have_an_equal_batch() -> None:
-    made = dict(epochs(Numbered(samples=20, batch=8), 2))
+    made = dict(epochs(NumberedSamples(samples=20, batch=8), 2))
     assert [len(made[epoch]) for epoch in made] == [3, 3]
     assert sorted(index for one in made[0] for index in one.indices) == list(range(20))
     assert len({one.digest for batches in made.values() for one in batches}) == 6
 
 
-# What it says.
+# Tables and errors.
 
 
 def options(*more: str) -> Namespace:
     return parse(["faults", *more])[1]
 
 
-def outcome(**verdict: int) -> Outcome:
-    return Outcome(Verdict(samples=300, **verdict), 0.012, None, 256, 256)
+def outcome(**verdict: int) -> FaultOutcome:
+    return FaultOutcome(Verdict(samples=300, **verdict), 0.012, None, 256, 256)
 
 
-def said(outcomes: Sequence[Outcome], failed: dict[str, str] | None = None) -> Any:
+def said(outcomes: Sequence[FaultOutcome], failed: dict[str, str] | None = None) -> Any:
     kill = next(fault for fault in FAULTS if fault.name == "kill")
-    return told([kill], {"kill": outcomes}, failed or {}, LIFE, options("--rounds", "2"))
+    return make_result([kill], {"kill": outcomes}, failed or {}, PLAN, options("--rounds", "2"))
 
 
-def test_where_nothing_is_lost_nothing_is_wrong() -> None:
-    found = said([outcome(), outcome()])
-    assert found.wrong == ()
-    (row,) = found.tables[0].rows
+def test_a_run_without_losses_is_valid() -> None:
+    verdict = said([outcome(), outcome()])
+    assert verdict.wrong == ()
+    (row,) = verdict.tables[0].rows
     assert row[1:] == ("600", "0", "0", "all", "12\nat most 12", "", "256 of 256")
 
 
 @pytest.mark.parametrize("what", ["lost", "repeated", "different"])
-def test_one_loss_in_one_round_is_wrong(what: str) -> None:
+def test_one_loss_in_one_round_makes_the_result_invalid(what: str) -> None:
     (wrong,) = said([outcome(), outcome(**{what: 1})]).wrong
     assert "1 " in wrong
 
 
-def test_a_fault_that_could_not_be_provoked_is_wrong() -> None:
-    found = said([], {"kill": "c failed; c said: no"})
-    assert found.wrong == ("faults: kill: c failed; c said: no",)
-    assert found.data["faults"]["kill"]["failed"] == "c failed; c said: no"
+def test_a_fault_that_could_not_be_provoked_is_an_error() -> None:
+    verdict = said([], {"kill": "c failed; c said: no"})
+    assert verdict.wrong == ("faults: kill: c failed; c said: no",)
+    assert verdict.data["faults"]["kill"]["failed"] == "c failed; c said: no"
 
 
 def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,8 +163,8 @@ def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "there is no fault 'flood'" in capsys.readouterr().err
 
 
-def test_too_few_batches_for_anything_to_happen_in_are_refused() -> None:
-    with pytest.raises(SystemExit, match="there is no middle"):
+def test_too_few_batches_for_a_fault_are_refused() -> None:
+    with pytest.raises(SystemExit, match="give at least 9 batches per epoch and 2 epochs"):
         main(["faults", "--items", "64", "--batch", "32"])
 
 
@@ -173,10 +173,10 @@ def test_too_few_batches_for_anything_to_happen_in_are_refused() -> None:
 SHORT = ["--rounds", "1", "--items", "96", "--batch", "8", "--epochs", "2", "--step", "0.002"]
 
 
-def test_a_node_that_dies_costs_nobody_a_sample(
+def test_no_sample_is_lost_when_the_node_dies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = tmp_path / "found.json"
+    kept = tmp_path / "verdict.json"
     ended = main(["faults", *SHORT, "--only", "node", "--json", str(kept)])
     assert ended == 0, capsys.readouterr().out
     (seen,) = json.loads(kept.read_text())["data"]["faults"]["node"]["rounds"]
@@ -184,28 +184,28 @@ def test_a_node_that_dies_costs_nobody_a_sample(
     assert seen["distinct"] == 24
 
 
-def test_of_a_member_that_resumes_both_lives_are_counted() -> None:
+def test_batches_of_both_processes_of_a_resumed_member_are_counted() -> None:
     resume = next(fault for fault in FAULTS if fault.name == "resume")
-    reference = dict(epochs(LIFE.work, LIFE.epochs))
-    found = faults.provoked(resume, LIFE, reference, options())
-    assert found.verdict == Verdict(3 * 2 * 96, 0, 0, 0)
-    assert found.it is not None
+    reference = dict(epochs(PLAN.work, PLAN.epochs))
+    verdict = faults.provoke_fault(resume, PLAN, reference, options())
+    assert verdict.verdict == Verdict(3 * 2 * 96, 0, 0, 0)
+    assert verdict.it is not None
 
 
-def test_a_member_that_fails_is_heard_and_one_that_is_killed_is_not_missed(tmp_path: Path) -> None:
-    with Stage(tmp_path, LIFE, workers=1) as stage:
-        stage.start("a", "b", resume=str(tmp_path / "no-such-checkpoint"))
-        stage.send("b", signal.SIGKILL)
-        stage.go("a")
-        with pytest.raises(StageError, match=r"(?s)^a failed; a said: .*FileNotFoundError"):
-            stage.end()
-        assert (stage.ended("a"), stage.ended("b")) == (True, False)
+def test_a_failing_member_is_an_error_but_a_killed_one_is_not(tmp_path: Path) -> None:
+    with FaultRun(tmp_path, PLAN, workers=1) as run:
+        run.start("a", "b", resume=str(tmp_path / "no-such-checkpoint"))
+        run.send("b", signal.SIGKILL)
+        run.go("a")
+        with pytest.raises(FaultRunError, match=r"(?s)^a failed; a wrote: .*FileNotFoundError"):
+            run.end()
+        assert (run.is_complete("a"), run.is_complete("b")) == (True, False)
 
 
-def test_what_a_member_had_behind_its_checkpoint_is_not_counted(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, LIFE, workers=1)
+def test_batches_after_the_checkpoint_of_a_resumed_member_are_not_counted(tmp_path: Path) -> None:
+    run = FaultRun(tmp_path, PLAN, workers=1)
     lines = [json.dumps(batch(0, number)) for number in range(4)]
-    stage.papers("c").diary.write_text("\n".join([*lines[:2], SAVED, *lines[2:], ""]))
-    stage.papers("d").diary.write_text("\n".join([*lines[2:], ""]))
-    assert stage.had("c", "d") == REFERENCE[0][:4]
-    assert list(stage.had("c")) == REFERENCE[0][:4]
+    run.files("c").log.write_text("\n".join([*lines[:2], SAVED, *lines[2:], ""]))
+    run.files("d").log.write_text("\n".join([*lines[2:], ""]))
+    assert run.received("c", "d") == REFERENCE[0][:4]
+    assert list(run.received("c")) == REFERENCE[0][:4]

@@ -1,4 +1,4 @@
-"""The benchmark of several jobs: what it counts, what it says, and that it clears up."""
+"""The benchmark ``jobs``: counters, tables and notes, and real processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import jobs, jobs_run
 from benchmarks.__main__ import main, parse
-from benchmarks.chart import panels
-from benchmarks.jobs import APART, AT_REST, AT_WORK, SHARED, TENSORSOCKET, Entry, delays, scaling
-from benchmarks.jobs_board import Board, Phase, Stand, wait_until
-from benchmarks.jobs_process import name_of, of_name
-from benchmarks.jobs_run import Reading, RunError, Timing, free_ports, run_jobs
-from benchmarks.jobs_work import SharedPhotos, Way
-from benchmarks.measure import Lane, Run
-from benchmarks.photographs import BY_HAND
-from benchmarks.sameness import Look
+from benchmarks.harness.chart import panels
+from benchmarks.harness.measure import Lane, Run
+from benchmarks.harness.photographs import BY_HAND
+from benchmarks.harness.processes import wait_until
+from benchmarks.harness.sameness import Look
+from benchmarks.jobs import jobs
+from benchmarks.jobs import run as jobs_run
+from benchmarks.jobs.board import Board, JobState, Phase
+from benchmarks.jobs.job import function_path, import_function
+from benchmarks.jobs.jobs import (
+    BUSY_NODE,
+    IDLE_NODE,
+    SHARED,
+    TENSORSOCKET,
+    UNSHARED,
+    Entry,
+    delays,
+    scaling,
+)
+from benchmarks.jobs.run import JobsRunError, Snapshot, Timing, free_ports, run_jobs
+from benchmarks.jobs.work import JobSetup, SharedPhotos
 
 LOOK = Look((2,), "uint8", 100.0, 50.0)
 
@@ -43,78 +54,78 @@ def photographs(place: Path, count: int = 12) -> Path:
     return place
 
 
-def entry(way: Way, number: int, **values: float) -> Entry:
-    made = Entry(way, number)
-    made.lane = Lane(way.title, way.contestant.ours, {0: Run(values, LOOK)})
+def entry(setup: JobSetup, number: int, **values: float) -> Entry:
+    made = Entry(setup, number)
+    made.lane = Lane(setup.title, setup.contestant.ours, {0: Run(values, LOOK)})
     return made
 
 
 # The board.
 
 
-def test_everybody_sees_the_same_board(tmp_path: Path) -> None:
+def test_all_processes_see_the_same_board(tmp_path: Path) -> None:
     mine, theirs = (Board(tmp_path / "board", 3) for _ in range(2))
     theirs.add(1, 64)
     theirs.add(1, 36)
-    theirs.stands(2, Stand.RUNNING)
-    mine.phase = Phase.LOOK
+    theirs.set_state(2, JobState.RUNNING)
+    mine.phase = Phase.INSPECT
     assert mine.counts() == [0, 100, 0]
-    assert mine.stand(2) is Stand.RUNNING
-    assert theirs.phase is Phase.LOOK
+    assert mine.state(2) is JobState.RUNNING
+    assert theirs.phase is Phase.INSPECT
 
 
-def test_who_waits_in_vain_gives_up_and_says_for_what() -> None:
+def test_a_wait_that_times_out_names_what_has_not_happened() -> None:
     with pytest.raises(TimeoutError, match="no batch after 0 s"):
         wait_until(lambda: False, lambda: None, 0.0, "no batch")
 
 
-def test_a_peer_is_found_again_by_its_name() -> None:
-    for way in jobs.WAYS:
-        assert of_name(name_of(way.contestant.prepare)) is way.contestant.prepare
+def test_a_function_is_imported_by_its_path() -> None:
+    for setup in jobs.SETUPS:
+        assert import_function(function_path(setup.contestant.prepare)) is setup.contestant.prepare
 
 
-def test_work_travels_as_plain_data() -> None:
+def test_a_workload_survives_json() -> None:
     made = SharedPhotos(Path("a/b"), "uint8", 4, 2, jobs=3, ports=(1, 2))
-    assert SharedPhotos.of_plain(json.loads(json.dumps(made.as_plain()))) == made
+    assert SharedPhotos.from_plain(json.loads(json.dumps(made.as_plain()))) == made
 
 
 def test_free_ports_are_different_ones() -> None:
     assert len(set(free_ports(4))) == 4
 
 
-# Counting.
+# Counters.
 
 
-def values(way: Way, number: int, before: Reading, after: Reading, tmp_path: Path) -> Any:
+def values(setup: JobSetup, number: int, before: Snapshot, after: Snapshot, tmp_path: Path) -> Any:
     (tmp_path / "a").mkdir(exist_ok=True)
     for name in range(100):
         (tmp_path / "a" / f"{name}.jpg").touch()
     files = tmp_path / "files"
     files.mkdir(exist_ok=True)
-    made = jobs_run._Together(way, sys.executable, files, work(tmp_path), number, Timing(1, 0))
+    made = jobs_run._JobGroup(setup, sys.executable, files, work(tmp_path), number, Timing(1, 0))
     return made._values(before, after)
 
 
-def test_what_is_delivered_and_what_is_prepared_are_counted_apart(tmp_path: Path) -> None:
-    before = Reading(10.0, (0, 50), 25.0, 1.0, 1000)
-    after = Reading(14.0, (200, 250), 225.0, 3.0, 5000)
+def test_samples_delivered_and_samples_prepared_are_counted_separately(tmp_path: Path) -> None:
+    before = Snapshot(10.0, (0, 50), 25.0, 1.0, 1000)
+    after = Snapshot(14.0, (200, 250), 225.0, 3.0, 5000)
     assert values(SHARED, 2, before, after, tmp_path) == {
         "rate": 100.0,
         "cpu": 5.0,
         "cpu_prepared": 10.0,
         "prepared": 1.0,
-        # Each job had 200 samples, which are two epochs of the 100 files.
+        # Each job had 200 samples: two epochs of the 100 files.
         "read": 2000.0,
     }
 
 
-def test_a_job_that_came_to_a_stop_makes_a_run_worthless(tmp_path: Path) -> None:
-    before, after = Reading(0.0, (0, 5), 0, 0, 0), Reading(1.0, (9, 5), 9, 1, 1)
-    with pytest.raises(RunError, match="1 of 2 jobs came to a stop"):
+def test_a_job_that_came_to_a_stop_makes_a_run_invalid(tmp_path: Path) -> None:
+    before, after = Snapshot(0.0, (0, 5), 0, 0, 0), Snapshot(1.0, (9, 5), 9, 1, 1)
+    with pytest.raises(JobsRunError, match="1 of 2 jobs came to a stop"):
         values(SHARED, 2, before, after, tmp_path)
 
 
-# What it says.
+# Tables and notes.
 
 
 def test_more_jobs_are_compared_with_one() -> None:
@@ -125,16 +136,16 @@ def test_more_jobs_are_compared_with_one() -> None:
     assert found.notes == (
         "jobs, scaling: 8 jobs: CPU / 1 job 1.20, target at most 1.1: MISSED",
         "jobs, scaling: 8 jobs: read / 1 job 1.02, target at most 1.05: reached",
-        # 130 MB besides the frameworks, where one job has 80.
+        # 130 MB besides the frameworks, against 80 MB for one job.
         "jobs, scaling: 8 jobs: memory / 1 job 1.62, target at most 1.5: MISSED",
     )
     assert found.wrong == ()
 
 
-def test_rates_are_held_against_those_who_share_and_those_who_do_not() -> None:
+def test_the_rate_is_compared_with_shared_and_unshared_peers() -> None:
     usual = {"cpu": 1.0, "cpu_prepared": 1.0, "memory": 1.0, "frameworks": 1.0, "read": 1.0}
-    rates = {Way(BY_HAND): 800.0, TENSORSOCKET: 3000.0, APART: 1500.0, SHARED: 6000.0}
-    four = [entry(way, 4, rate=rate, **usual) for way, rate in rates.items()]
+    rates = {JobSetup(BY_HAND): 800.0, TENSORSOCKET: 3000.0, UNSHARED: 1500.0, SHARED: 6000.0}
+    four = [entry(setup, 4, rate=rate, **usual) for setup, rate in rates.items()]
     found = jobs._race(4, four, work(Path("nowhere")))
     assert found.notes == (
         "jobs, 4: Penstock, shared: rate / best that does not share 7.50, target at least 4: "
@@ -143,16 +154,16 @@ def test_rates_are_held_against_those_who_share_and_those_who_do_not() -> None:
     )
     (panel,) = panels(found.data)
     assert panel.bars[0].title == SHARED.title
-    two = [entry(way, 2, rate=rate, **usual) for way, rate in rates.items()]
+    two = [entry(setup, 2, rate=rate, **usual) for setup, rate in rates.items()]
     assert jobs._race(2, two, work(Path("nowhere"))).notes == ()
 
 
-def test_the_target_for_latency_is_that_of_a_node_at_rest() -> None:
+def test_the_target_for_latency_applies_to_an_idle_node() -> None:
     found = delays(
         [
-            entry(AT_REST, 1, delay=0.0015, delay_99=0.004),
-            entry(AT_REST, 8, delay=0.0025, delay_99=0.004),
-            entry(AT_WORK, 8, delay=0.0050, delay_99=0.009),
+            entry(IDLE_NODE, 1, delay=0.0015, delay_99=0.004),
+            entry(IDLE_NODE, 8, delay=0.0025, delay_99=0.004),
+            entry(BUSY_NODE, 8, delay=0.0050, delay_99=0.009),
         ]
     )
     assert found.notes == (
@@ -162,7 +173,7 @@ def test_the_target_for_latency_is_that_of_a_node_at_rest() -> None:
     assert found.tables[0].rows[2] == ("node at work, 8 jobs", "5.00", "9.00")
 
 
-def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
+def test_a_peer_that_gets_stuck_is_tried_again_and_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tries: list[int] = []
@@ -170,7 +181,7 @@ def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
     def run(*_: Any) -> Run:
         tries.append(1)
         if len(tries) < 3:
-            raise RunError("2 of 2 jobs came to a stop")
+            raise JobsRunError("2 of 2 jobs came to a stop")
         return Run({"rate": 1.0}, LOOK)
 
     monkeypatch.setattr(jobs, "run_jobs", run)
@@ -180,9 +191,9 @@ def test_a_peer_that_gets_stuck_may_try_again_and_that_is_said(
     assert made.notes() == ["jobs, 2: TensorSocket got stuck 2 times: 2 of 2 jobs came to a stop"]
 
 
-def test_ours_may_not_get_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_penstock_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(*_: Any) -> Run:
-        raise RunError("no batch")
+        raise JobsRunError("no batch")
 
     monkeypatch.setattr(jobs, "run_jobs", run)
     made = Entry(SHARED, 2)
@@ -193,12 +204,12 @@ def test_ours_may_not_get_stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_peer_that_is_not_installed_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = SimpleNamespace(python="", why_not="not installed: run scripts/bench-setup dali")
     monkeypatch.setattr(jobs, "interpreter", lambda *_: missing)
-    found = jobs._race(2, [Entry(jobs.WAYS[1], 2)], work(Path("nowhere")))
+    found = jobs._race(2, [Entry(jobs.SETUPS[1], 2)], work(Path("nowhere")))
     assert "run scripts/bench-setup dali" in found.tables[0].rows[0][0]
     assert found.wrong == ()
 
 
-def test_a_folder_without_photographs_is_refused_before_anybody_runs(tmp_path: Path) -> None:
+def test_a_folder_without_photographs_is_refused_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(SystemExit, match="has no JPEG files in class folders"):
         main(["jobs", "--data", str(tmp_path)])
@@ -207,12 +218,12 @@ def test_a_folder_without_photographs_is_refused_before_anybody_runs(tmp_path: P
 # Real processes.
 
 
-def test_a_job_that_fails_is_heard_and_the_others_are_ended(tmp_path: Path) -> None:
+def test_a_failing_job_is_reported_and_the_others_are_ended(tmp_path: Path) -> None:
     data = photographs(tmp_path / "data")
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"no photograph")
-    with pytest.raises(RunError) as failed:
-        run_jobs(APART, sys.executable, tmp_path, work(data), 2, Timing(0.1, 0.1, patience=30))
+    with pytest.raises(JobsRunError) as failed:
+        run_jobs(UNSHARED, sys.executable, tmp_path, work(data), 2, Timing(0.1, 0.1, patience=30))
     assert ".jpg" in failed.value.printed
     assert [pid for pid in psutil.pids() if _is_job(pid, tmp_path)] == []
 
@@ -224,11 +235,11 @@ def _is_job(pid: int, place: Path) -> bool:
         return False
 
 
-def test_the_benchmark_runs_and_writes_what_it_found(
+def test_the_benchmark_runs_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "CHECKED", 16)
-    monkeypatch.setattr(jobs_run, "BETWEEN", 0.01)
+    monkeypatch.setattr(jobs_run, "MEMORY_INTERVAL", 0.01)
     data = photographs(tmp_path / "data")
     kept, drawn = tmp_path / "found.json", tmp_path / "found.svg"
     short = ["--rounds", "1", "--seconds", "0.2", "--warm-up", "0.05", "--batch", "4"]
@@ -238,7 +249,7 @@ def test_the_benchmark_runs_and_writes_what_it_found(
     assert ended == 0, shown
     written = json.loads(kept.read_text())
     raced = written["data"]["jobs, 2"]
-    assert list(raced) == [APART.title, SHARED.title]
+    assert list(raced) == [UNSHARED.title, SHARED.title]
     seen = raced[SHARED.title]["rounds"]["0"]
     assert (seen["look"]["shape"], seen["look"]["dtype"]) == ([224, 224, 3], "uint8")
     assert seen["values"]["rate"] > 0

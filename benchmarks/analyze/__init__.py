@@ -1,0 +1,1 @@
+"""The benchmark ``analyze``: predictions of an analysis compared with real runs."""

@@ -1,0 +1,1 @@
+"""The benchmark ``audio``: recordings to log-mel batches."""

@@ -1,0 +1,1 @@
+"""The benchmark ``echo``: data echoing with a slow source."""

@@ -1,0 +1,1 @@
+"""Benchmarks of loading photographs: ``load`` and ``randaugment``."""

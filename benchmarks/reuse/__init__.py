@@ -1,0 +1,1 @@
+"""Benchmarks of reusing prepared samples: ``refurbish``, ``encode`` and ``accuracy``."""
