@@ -16,7 +16,7 @@ from benchmarks.measure import progress
 from benchmarks.pace import Pace
 from benchmarks.report import Found, Table
 from penstock.diagnose.analyze.model import Change, predict
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 
 STORAGE = (30e6, 90e6, 300e6)
 HELD = (0.0, 0.5)
@@ -45,7 +45,7 @@ class Line:
     """What min(F, P, G) says."""
     verdict: str = ""
 
-    def predict(self, paced: Report, report: Report) -> None:
+    def predict(self, paced: AnalysisReport, report: AnalysisReport) -> None:
         made = predict(paced, self.change)
         self.predicted.append(made.speed)
         self.unpaced.append(predict(report, self.change).speed)

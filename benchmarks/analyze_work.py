@@ -24,8 +24,8 @@ import penstock as ps
 from benchmarks.throttle import Disk, OnDisk
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
 from penstock.diagnose.analyze.model import Change
-from penstock.diagnose.analyze.probe import Probe
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.phase_runner import PhaseRunner
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.pipeline import Pipeline
 
 SIDE = 224
@@ -121,7 +121,7 @@ class Telling:
         return spans[0] if spans else (self._said[0][0], self._said[-1][0])
 
 
-def at_pace(report: Report, prep: float, reuse: float) -> Report:
+def at_pace(report: AnalysisReport, prep: float, reuse: float) -> AnalysisReport:
     """The report as it would be where preparing takes longer by a factor; of kept samples, too."""
     costs = report.costs
     return replace(
@@ -136,17 +136,17 @@ def at_pace(report: Report, prep: float, reuse: float) -> Report:
     )
 
 
-def analysed(base: Setting, seconds: float, told: Telling | None = None) -> Report:
+def analysed(base: Setting, seconds: float, told: Telling | None = None) -> AnalysisReport:
     """One analysis of a setting, in a loop like a training script's."""
     loader, _ = base.loader()
-    probe = Probe(LoaderSubject(loader), seconds=seconds, told=told)
-    for batch in probe.run(endless(loader)):
+    runner = PhaseRunner(LoaderSubject(loader), seconds=seconds, on_progress=told)
+    for batch in runner.run(endless(loader)):
         del batch
         time.sleep(base.step)
     loader.close()
-    if probe.report is None:
+    if runner.report is None:
         raise RuntimeError("the analysis has no report")
-    return probe.report
+    return runner.report
 
 
 def measured(setting: Setting, warm_up: float, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The page of a report: one file that asks nobody for anything, readable in light and in dark."""
+"""The page of a report: one HTML file without external resources, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.config import show_size
 from penstock.diagnose.analyze import plots, series
 from penstock.diagnose.analyze.model import Bound
-from penstock.diagnose.analyze.page_style import SCRIPT, STYLE
-from penstock.diagnose.analyze.report import Phase, Report
+from penstock.diagnose.analyze.report import AnalysisReport, Phase
 from penstock.diagnose.analyze.stalls import Stalls, measured_speed, rank_speeds, slowest, stalls_of
 from penstock.diagnose.analyze.text import (
     MEANING,
@@ -29,7 +28,7 @@ from penstock.diagnose.analyze.text import (
     slowest_words,
     verdict,
 )
-from penstock.diagnose.analyze.what_if import Forecast, Saturation, saturation
+from penstock.diagnose.analyze.what_if import MOST_CORES, Forecast, Saturation, saturation
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.model import Prediction
@@ -44,11 +43,11 @@ CURVE_LEGEND = (
 )
 
 
-ASK = "penstock what-if report.json --cache 0..64GB --cores 4,8,16"
+EXAMPLE = "penstock what-if report.json --cache 0..64GB --cores 4,8,16"
 
 
-def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
-    """The whole page."""
+def page_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> str:
+    """The HTML of the page."""
     forecast = Forecast(report)
     present, stalls = forecast(), stalls_of(report)
     remedies = ranked(remedies)
@@ -62,9 +61,9 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
         _section("Ranks", _ranks(report)),
         _section("How far to trust this", _list(remarks(report, stalls, present))),
         _section("Notes", _list(report.notes)),
-        f"<footer>Other cases: <code>{ASK}</code></footer>",
+        f"<footer>Other cases: <code>{EXAMPLE}</code></footer>",
     ]
-    # Whatever a command line may contain, nothing but the script of this page is run.
+    # Only the script of this page may run, whatever the shown command line contains.
     known = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{known}'"
     return (
@@ -77,7 +76,7 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
     )
 
 
-def _head(report: Report, stalls: Stalls, present: Prediction) -> str:
+def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
     said, _, rest = verdict(stalls).partition(": ")
     facts = " · ".join(escape(one) for one in _facts(report))
     made = " · ".join(escape(one) for one in (report.machine, report.made) if one)
@@ -107,7 +106,7 @@ def _head(report: Report, stalls: Stalls, present: Prediction) -> str:
     )
 
 
-def _facts(report: Report) -> list[str]:
+def _facts(report: AnalysisReport) -> list[str]:
     setup = report.setup
     workers = "no workers" if not setup.workers else f"{setup.workers} workers ({setup.kind})"
     found = [
@@ -153,7 +152,7 @@ def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
     )
 
 
-def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
+def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
     enough = saturation(forecast)
     first = next((one for one in remedies if not one.change.share), None)
     best = None if first is None else (f"with {first.title}", first.prediction)
@@ -168,7 +167,7 @@ def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> st
     ]
     bars = series.operations(report)
     if bars:
-        said = "What one core spends on a sample, in the order of the road."
+        said = "Time of one core per sample, in the order of the pipeline."
         found.append(_figure("Time per operation", said, (), plots.bar_plot(bars)))
     over_cache = series.over_cache(forecast, enough)
     if over_cache is not None:
@@ -213,14 +212,14 @@ def _figure(title: str, words: str, legend: Sequence[tuple[str, str]], plot: str
 
 def _cache_words(forecast: Forecast, enough: Saturation) -> str:
     if not enough.cache:
-        return "A cache of what is read does not help: training does not wait for fetching."
+        return "A cache of raw samples does not help: training does not wait for fetching."
     share = percent(enough.cache / forecast.data)
     return f"More cache stops helping at {show_size(enough.cache)}, {share} of the data."
 
 
 def _cores_words(enough: Saturation) -> str:
     if enough.cores is None:
-        return "More cores help as far as was looked."
+        return f"More cores help, up to the {MOST_CORES} that were tried."
     return f"With everything else as it is, more cores stop helping at {enough.cores}."
 
 
@@ -235,7 +234,7 @@ def _section(title: str, inner: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{inner}\n</section>" if inner else ""
 
 
-def _rates(report: Report, present: Prediction) -> str:
+def _rates(report: AnalysisReport, present: Prediction) -> str:
     rows = []
     for row in rate_rows(report, present):
         measured = "" if row.phase is None else interval(row.phase)
@@ -245,7 +244,7 @@ def _rates(report: Report, present: Prediction) -> str:
     return _table(["rate", "", "samples/s", "95 % interval", "MB/s"], rows, 2)
 
 
-def _phases(report: Report) -> str:
+def _phases(report: AnalysisReport) -> str:
     def row(one: Phase) -> list[str]:
         return [
             one.name,
@@ -261,7 +260,7 @@ def _phases(report: Report) -> str:
     return _table(heads, [row(one) for one in report.phases], 1)
 
 
-def _ranks(report: Report) -> str:
+def _ranks(report: AnalysisReport) -> str:
     if not report.ranks:
         return ""
     ranks = rank_speeds(report)
@@ -282,7 +281,7 @@ def _ranks(report: Report) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> str:
-    """``numbers`` is the first column that holds numbers."""
+    """An HTML table without its empty columns; ``numbers``: the first column with numbers."""
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
 
     def cells(row: Sequence[str], tag: str) -> str:
@@ -307,3 +306,143 @@ def _list(words: Sequence[str]) -> str:
     if not words:
         return ""
     return '<ul class="notes">' + "".join(f"<li>{escape(one)}</li>" for one in words) + "</ul>"
+
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --page: #f4f6f9; --card: #ffffff; --ink: #1a2230; --muted: #566174; --edge: #dde2ea;
+  --grid: #e6eaf0; --code: #f0f3f7; --accent: #15509e; --area: rgba(26, 34, 48, 0.06);
+  --compute: #0d6a92; --prep: #8f5500; --fetch: #b02441; --plain: #566174;
+  --compute-fill: #2b93bd; --prep-fill: #e39a2d; --fetch-fill: #d64a63; --plain-fill: #8793a5;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #0e131a; --card: #161d27; --ink: #e7ecf3; --muted: #a0acbd; --edge: #2a3443;
+    --grid: #242e3b; --code: #0f151d; --accent: #8fbcff; --area: rgba(231, 236, 243, 0.07);
+    --compute: #62bfe4; --prep: #f2b14b; --fetch: #ff8b9b; --plain: #a0acbd;
+    --compute-fill: #3d9fc7; --prep-fill: #dd9a35; --fetch-fill: #e2606f; --plain-fill: #74819a;
+  }
+}
+* { box-sizing: border-box }
+body {
+  margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial,
+    "DejaVu Sans", sans-serif;
+}
+main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 56px }
+h1 { font-size: clamp(1.9rem, 5vw, 2.7rem); line-height: 1.15; margin: 2px 0 8px;
+  letter-spacing: -0.02em }
+h2 { font-size: 1.25rem; margin: 40px 0 14px; letter-spacing: -0.01em }
+h3 { font-size: 1rem; margin: 0 }
+p { margin: 0 0 8px }
+.eyebrow { color: var(--muted); font-size: 0.85rem; margin: 0 }
+.lead { font-size: 1.1rem; max-width: 46em }
+.facts { color: var(--muted); font-size: 0.9rem; overflow-wrap: anywhere }
+.is-compute { color: var(--compute) } .is-prep { color: var(--prep) }
+.is-fetch { color: var(--fetch) }
+code, pre { font: 0.88rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
+  monospace }
+pre { margin: 0; padding: 12px 14px; background: var(--code); border: 1px solid var(--edge);
+  border-radius: 8px; overflow-x: auto; flex: 1; min-width: 0 }
+.tiles { display: grid; gap: 12px; margin: 22px 0 0; padding: 0;
+  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)) }
+.tile, .card, figure { background: var(--card); border: 1px solid var(--edge);
+  border-radius: 12px }
+.tile { padding: 12px 16px; border-top: 4px solid var(--plain-fill) }
+.tile.compute { border-top-color: var(--compute-fill) }
+.tile.prep { border-top-color: var(--prep-fill) }
+.tile.fetch { border-top-color: var(--fetch-fill) }
+.tile b { display: block; font-size: 1.7rem; line-height: 1.2; letter-spacing: -0.02em;
+  font-variant-numeric: tabular-nums }
+.tile span { color: var(--muted); font-size: 0.9rem }
+.plots { display: grid; gap: 16px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)) }
+figure { margin: 0; padding: 16px 18px 10px; min-width: 0 }
+figcaption p { color: var(--muted); font-size: 0.9rem; margin: 2px 0 8px }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 0 0 6px;
+  padding: 0; font-size: 0.85rem; color: var(--muted) }
+.legend li { display: flex; align-items: center; gap: 6px }
+.legend i { width: 16px; height: 10px; border-radius: 2px; background: var(--plain-fill) }
+.legend .compute { background: var(--compute-fill) }
+.legend .prep { background: var(--prep-fill) }
+.legend .fetch { background: var(--fetch-fill) }
+.legend .speed { background: var(--ink); height: 3px }
+.plot { display: block; width: 100%; height: auto; font-size: 13px; font-family: inherit;
+  overflow: visible }
+.plot text { fill: var(--muted) }
+.plot .strong { fill: var(--ink); font-weight: 600 }
+.plot .tick { font-variant-numeric: tabular-nums }
+.plot .name { font-weight: 700 }
+.plot .name.compute { fill: var(--compute) } .plot .name.prep { fill: var(--prep) }
+.plot .name.fetch { fill: var(--fetch) }
+.plot .grid { stroke: var(--grid) } .plot .axis { stroke: var(--muted); stroke-opacity: 0.6 }
+.plot .guide { stroke: var(--muted); stroke-dasharray: 3 3 }
+.plot .limit { stroke: var(--compute); stroke-width: 2; stroke-dasharray: 6 3 }
+.plot .fill { fill: var(--plain-fill) }
+.plot .compute.fill { fill: var(--compute-fill) } .plot .prep.fill { fill: var(--prep-fill) }
+.plot .fetch.fill { fill: var(--fetch-fill) } .plot .speed.fill { fill: var(--ink) }
+.plot .faint { fill: var(--plain-fill); opacity: 0.3 }
+.plot .compute.faint { fill: var(--compute-fill) } .plot .prep.faint { fill: var(--prep-fill) }
+.plot .fetch.faint { fill: var(--fetch-fill) }
+.plot rect.fill:hover { opacity: 0.8 }
+.plot .area { fill: var(--area) }
+.plot .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke: var(--plain-fill) }
+.plot .line.compute { stroke: var(--compute-fill); stroke-dasharray: 10 4 }
+.plot .line.prep { stroke: var(--prep-fill); stroke-dasharray: 2 3 }
+.plot .line.fetch { stroke: var(--fetch-fill); stroke-dasharray: 6 4 }
+.plot .line.speed { stroke: var(--ink); stroke-width: 2.6 }
+.plot .now { fill: var(--card); stroke: var(--ink); stroke-width: 2.4 }
+.plot .touch { fill: transparent } .plot .touch:hover { fill: var(--area) }
+.remedies { list-style: none; margin: 0; padding: 0; display: grid; gap: 12px }
+.remedy { padding: 14px 18px; display: grid; gap: 4px 20px; grid-template-columns: 6.2em 1fr }
+.remedy > div { min-width: 0 }
+.remedy .gain { font-size: 1.25rem; font-weight: 700; color: var(--accent);
+  font-variant-numeric: tabular-nums; white-space: nowrap }
+.remedy.best { border-color: var(--accent); border-width: 2px }
+.remedy.best .gain { font-size: 1.9rem; line-height: 1.2 }
+.remedy p { color: var(--muted); font-size: 0.95rem }
+.code { display: flex; gap: 8px; align-items: start; margin: 6px 0 4px }
+button { font: inherit; font-size: 0.85rem; color: var(--ink); background: var(--card);
+  border: 1px solid var(--edge); border-radius: 8px; padding: 8px 12px; cursor: pointer }
+button:hover { border-color: var(--accent) }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
+.scroll { overflow-x: auto; padding: 4px 16px }
+table { border-collapse: collapse; width: 100%; font-size: 0.93rem;
+  font-variant-numeric: tabular-nums }
+th { text-align: left; font-weight: 600; color: var(--muted); white-space: nowrap }
+th, td { padding: 8px 14px 8px 0; border-bottom: 1px solid var(--edge) }
+tr:last-child td { border-bottom: 0 }
+td.number, th.number { text-align: right; white-space: nowrap }
+td:last-child, th:last-child { padding-right: 0 }
+.notes { margin: 0; padding-left: 1.2em }
+footer { margin-top: 40px; color: var(--muted); font-size: 0.85rem }
+@media (max-width: 560px) {
+  main { padding: 18px 12px 40px }
+  figure { padding: 14px 12px 8px }
+  .plot { font-size: 15px }
+  .remedy { grid-template-columns: 1fr; padding: 12px 14px }
+  th, td { white-space: nowrap }
+  .code { flex-direction: column; align-items: stretch }
+}
+@media print { .copy { display: none } figure, .card { break-inside: avoid } }
+"""
+
+SCRIPT = """
+for (const button of document.querySelectorAll("button.copy")) {
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+}
+"""

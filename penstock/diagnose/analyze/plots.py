@@ -25,7 +25,15 @@ from penstock.diagnose.analyze.axes import (
     up,
 )
 from penstock.diagnose.analyze.report import PhaseName
-from penstock.diagnose.analyze.series import Bar, Curves, Histogram, Line, Stack, WaitBar, phases_of
+from penstock.diagnose.analyze.series import (
+    Bar,
+    Curves,
+    Histogram,
+    RateLine,
+    Stack,
+    WaitBar,
+    phases_of,
+)
 
 ONE = Unit("", 1)
 FIELD_TOP, FIELD_BOTTOM, HEIGHT = 40, 246, 290
@@ -137,19 +145,19 @@ def _amount(value: float, unit: Unit, word: str = "") -> str:
     return f"{value / unit.scale:,.1f} {unit.name}"
 
 
-def _path(one: Line, x: Axis, y: Axis) -> str:
+def _path(one: RateLine, x: Axis, y: Axis) -> str:
     places = " L".join(f"{px(x(at))} {px(y(value))}" for at, value in one.points)
     return f'<path d="M{places}" class="line {KINDS[one.name]}"/>'
 
 
-def _area(one: Line, x: Axis, y: Axis) -> str:
+def _area(one: RateLine, x: Axis, y: Axis) -> str:
     places = " L".join(f"{px(x(at))} {px(y(value))}" for at, value in one.points)
     first, last = one.points[0][0], one.points[-1][0]
     low = px(y(0))
     return f'<path d="M{px(x(first))} {low} L{places} L{px(x(last))} {low} Z" class="area"/>'
 
 
-def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
+def _names(lines: Sequence[RateLine], x: Axis, y: Axis) -> list[str]:
     """A letter at the end of each line, or where it leaves the field; none on another."""
     placed: list[tuple[float, float, str]] = []
     for one in lines:
