@@ -92,8 +92,8 @@ class TorchSubject:
     def choose_samples(self) -> None:
         if self._stream:
             self.notes.append(
-                "the order of reads of an IterableDataset cannot be changed, so fetch and prep "
-                "cannot be told apart: both count as prep."
+                "an IterableDataset chooses its reads itself, so fetch and prep cannot be told "
+                "apart: both count as prep."
             )
             return
         with self._untouched():
