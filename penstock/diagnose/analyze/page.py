@@ -77,9 +77,9 @@ def page_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> str:
 
 
 def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
-    said, _, rest = verdict(stalls).partition(": ")
-    facts = " · ".join(escape(one) for one in _facts(report))
-    made = " · ".join(escape(one) for one in (report.machine, report.made) if one)
+    title, _, rest = verdict(stalls).partition(": ")
+    facts = " · ".join(escape(fact) for fact in _facts(report))
+    made = " · ".join(escape(text) for text in (report.machine, report.made) if text)
     command = f"<p><code>{escape(report.command)}</code></p>" if report.command else ""
     speed = measured_speed(report)
     tiles = [
@@ -99,7 +99,7 @@ def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
     return (
         '<header>\n<p class="eyebrow">Penstock analysis'
         + (f" · {made}" if made else "")
-        + f'</p>\n<h1 class="is-{stalls.bound}">{escape(said.capitalize())}</h1>\n'
+        + f'</p>\n<h1 class="is-{stalls.bound}">{escape(title.capitalize())}</h1>\n'
         f'<p class="lead">{escape(rest[:1].upper() + rest[1:])}. '
         f"{escape(MEANING[stalls.bound])}</p>\n{command}"
         f'<p class="facts">{facts}</p>\n<div class="tiles">{shown}</div>\n</header>'
@@ -118,7 +118,7 @@ def _facts(report: AnalysisReport) -> list[str]:
     ]
     if setup.sample_bytes:
         data = setup.sample_bytes * setup.samples
-        found.append(f"{show_size(setup.sample_bytes)} a sample, {show_size(data)} in all")
+        found.append(f"{show_size(setup.sample_bytes)} per sample, {show_size(data)} in all")
         found.append(cache_words(report))
     if setup.world > 1:
         found.append(f"rank {setup.rank} of {setup.world}")
@@ -127,22 +127,22 @@ def _facts(report: AnalysisReport) -> list[str]:
 
 def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
     if not remedies:
-        said = "Nothing to do." if bound == "compute" else "No remedy was found that would help."
-        return f"<section>\n<h2>What would help</h2>\n<p>{said}</p>\n</section>"
+        words = "Nothing to do." if bound == "compute" else "No remedy was found that would help."
+        return f"<section>\n<h2>What would help</h2>\n<p>{words}</p>\n</section>"
     shown = []
-    for number, one in enumerate(remedies):
+    for number, remedy in enumerate(remedies):
         best = " best" if number == 0 else ""
-        why = f"<p>{escape(one.why)}</p>" if one.why else ""
+        why = f"<p>{escape(remedy.why)}</p>" if remedy.why else ""
         code = (
-            f'<div class="code"><pre tabindex="0"><code>{escape(one.code)}</code></pre>'
+            f'<div class="code"><pre tabindex="0"><code>{escape(remedy.code)}</code></pre>'
             '<button type="button" class="copy">Copy</button></div>'
-            if one.code
+            if remedy.code
             else ""
         )
-        title = escape(one.title[:1].upper() + one.title[1:])
+        title = escape(remedy.title[:1].upper() + remedy.title[1:])
         shown.append(
-            f'<li class="card remedy{best}"><div class="gain">{one.gain:.2f}&times;</div>'
-            f"<div><h3>{title}</h3><p>{escape(gain_words(one))}</p>"
+            f'<li class="card remedy{best}"><div class="gain">{remedy.gain:.2f}&times;</div>'
+            f"<div><h3>{title}</h3><p>{escape(gain_words(remedy))}</p>"
             f"{why}{code}</div></li>"
         )
     return (
@@ -154,7 +154,7 @@ def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
 
 def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
     enough = saturation(forecast)
-    first = next((one for one in remedies if not one.change.share), None)
+    first = next((remedy for remedy in remedies if not remedy.change.share), None)
     best = None if first is None else (f"with {first.title}", first.prediction)
     stacks = series.stacks(report, forecast(), best)
     found = [
@@ -167,8 +167,8 @@ def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy
     ]
     bars = series.operations(report)
     if bars:
-        said = "Time of one core per sample, in the order of the pipeline."
-        found.append(_figure("Time per operation", said, (), plots.bar_plot(bars)))
+        words = "Time of one core per sample, in the order of the pipeline."
+        found.append(_figure("Time per operation", words, (), plots.bar_plot(bars)))
     over_cache = series.over_cache(forecast, enough)
     if over_cache is not None:
         plot = plots.cache_plot(over_cache)
@@ -191,9 +191,9 @@ def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy
     waits = series.timeline(report)
     if waits:
         phases = dict.fromkeys(bar.phase for bar in waits)
-        legend = tuple((plots.PHASE_KINDS.get(one, "plain"), one) for one in phases)
-        said = "How long the loop waited for each batch, phase by phase."
-        found.append(_figure("Waits", said, legend, plots.timeline_plot(waits)))
+        legend = tuple((plots.PHASE_KINDS.get(phase, "plain"), phase) for phase in phases)
+        words = "How long the loop waited for each batch, phase by phase."
+        found.append(_figure("Waits", words, legend, plots.timeline_plot(waits)))
     return (
         '<section>\n<h2>What was found</h2>\n<div class="plots">\n'
         + "\n".join(found)
@@ -224,10 +224,10 @@ def _cores_words(enough: Saturation) -> str:
 
 
 def _batch_words(found: series.Histogram) -> str:
-    said = f"A worker takes {found.median * 1e3:,.3g} ms for a batch, in the median"
+    median = f"A worker takes {found.median * 1e3:,.3g} ms per batch (median)"
     if found.allowed is None:
-        return f"{said}."
-    return f"{said}; with {found.allowed * 1e3:,.3g} ms the accelerator would not wait."
+        return f"{median}."
+    return f"{median}; with {found.allowed * 1e3:,.3g} ms the accelerator would not wait."
 
 
 def _section(title: str, inner: str) -> str:
@@ -245,19 +245,19 @@ def _rates(report: AnalysisReport, present: Prediction) -> str:
 
 
 def _phases(report: AnalysisReport) -> str:
-    def row(one: Phase) -> list[str]:
+    def row(phase: Phase) -> list[str]:
         return [
-            one.name,
-            f"{one.rate.value:,.0f}",
-            f"{one.rate.low:,.0f} to {one.rate.high:,.0f}",
-            f"± {one.rate.spread * 100:.1f} %",
-            f"{one.steps:,}",
-            f"{one.seconds:,.1f}",
-            "" if one.enough else "the time was up",
+            phase.name,
+            f"{phase.rate.value:,.0f}",
+            f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}",
+            f"± {phase.rate.spread * 100:.1f} %",
+            f"{phase.steps:,}",
+            f"{phase.seconds:,.1f}",
+            "" if phase.enough else "the time was up",
         ]
 
     heads = ["phase", "samples/s", "95 % interval", "", "steps", "seconds", ""]
-    return _table(heads, [row(one) for one in report.phases], 1)
+    return _table(heads, [row(phase) for phase in report.phases], 1)
 
 
 def _ranks(report: AnalysisReport) -> str:
@@ -267,14 +267,14 @@ def _ranks(report: AnalysisReport) -> str:
     last = slowest(ranks)
     rows = [
         [
-            f"{one.report.setup.rank}{' (slowest)' if one is last else ''}",
-            f"{one.stalls.speed:,.0f}",
-            rate(one.loader),
-            percent(one.stalls.fetch_share),
-            percent(one.stalls.prep_share),
-            one.stalls.bound,
+            f"{rank.report.setup.rank}{' (slowest)' if rank is last else ''}",
+            f"{rank.stalls.speed:,.0f}",
+            rate(rank.loader),
+            percent(rank.stalls.fetch_share),
+            percent(rank.stalls.prep_share),
+            rank.stalls.bound,
         ]
-        for one in ranks
+        for rank in ranks
     ]
     heads = ["rank", "samples/s", "loader alone", "stalled on fetch", "on prep", "bound"]
     return f"<p>{escape(slowest_words(ranks))}</p>\n{_table(heads, rows, 1)}"
@@ -302,10 +302,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) ->
     )
 
 
-def _list(words: Sequence[str]) -> str:
-    if not words:
+def _list(lines: Sequence[str]) -> str:
+    if not lines:
         return ""
-    return '<ul class="notes">' + "".join(f"<li>{escape(one)}</li>" for one in words) + "</ul>"
+    return '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
 STYLE = """

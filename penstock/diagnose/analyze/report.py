@@ -199,11 +199,11 @@ class AnalysisReport:
     version: int = VERSION
 
     def phase(self, name: PhaseName) -> Phase | None:
-        return next((one for one in self.phases if one.name == name), None)
+        return next((phase for phase in self.phases if phase.name == name), None)
 
     def rate(self, name: PhaseName) -> float | None:
-        found = self.phase(name)
-        return None if found is None else found.rate.value
+        phase = self.phase(name)
+        return None if phase is None else phase.rate.value
 
     def __str__(self) -> str:
         from penstock.diagnose.analyze.remedies import remedies
@@ -241,7 +241,7 @@ def report_from_dict(plain: Mapping[str, Any]) -> AnalysisReport:
             f"the report has version {plain.get('version')!r}, and this release of Penstock reads "
             f"version {VERSION} only. Run `penstock analyze` again."
         )
-    known = {one.name for one in fields(AnalysisReport)}
+    known = {field.name for field in fields(AnalysisReport)}
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
@@ -253,12 +253,12 @@ def report_from_dict(plain: Mapping[str, Any]) -> AnalysisReport:
             "setup": Setup(**given["setup"]),
             "costs": Costs(**costs),
             "phases": tuple(
-                Phase(**{**one, "rate": Rate(**one["rate"])}) for one in given["phases"]
+                Phase(**{**phase, "rate": Rate(**phase["rate"])}) for phase in given["phases"]
             ),
-            "operations": tuple(OperationTime(**one) for one in given["operations"]),
+            "operations": tuple(OperationTime(**operation) for operation in given["operations"]),
             "batch_times": tuple(given["batch_times"]),
-            "waits": tuple(Wait(**one) for one in given["waits"]),
+            "waits": tuple(Wait(**wait) for wait in given["waits"]),
             "notes": tuple(given["notes"]),
-            "ranks": tuple(report_from_dict(one) for one in given["ranks"]),
+            "ranks": tuple(report_from_dict(rank) for rank in given["ranks"]),
         }
     )

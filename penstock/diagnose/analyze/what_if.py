@@ -28,13 +28,13 @@ class Forecast:
 
     def __init__(self, report: AnalysisReport) -> None:
         self.report = report
-        self._made: dict[Change, Prediction] = {}
+        self._predictions: dict[Change, Prediction] = {}
 
     def __call__(self, change: Change | None = None) -> Prediction:
         change = change or Change()
-        if change not in self._made:
-            self._made[change] = predict(self.report, change)
-        return self._made[change]
+        if change not in self._predictions:
+            self._predictions[change] = predict(self.report, change)
+        return self._predictions[change]
 
     @property
     def data(self) -> int:
