@@ -23,7 +23,7 @@ from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
 from benchmarks.harness.report import Result, Table
 from penstock.diagnose.analyze.model import Change, predict
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 
 STORAGE = (30e6, 90e6, 300e6)
 CACHED = (0.0, 0.5)
@@ -54,7 +54,7 @@ class Comparison:
     bound: list[float] = field(default_factory=list)
     verdict: str = ""
 
-    def predict(self, paced: Report, report: Report) -> None:
+    def predict(self, paced: AnalysisReport, report: AnalysisReport) -> None:
         """Add the predictions of a round. ``paced``: the report corrected for the pace."""
         made = predict(paced, self.change)
         self.predicted.append(made.speed)

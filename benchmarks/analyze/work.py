@@ -24,8 +24,8 @@ import penstock as ps
 from benchmarks.harness.throttle import Disk, OnDisk
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
 from penstock.diagnose.analyze.model import Change
-from penstock.diagnose.analyze.probe import Probe
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.phase_runner import PhaseRunner
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.pipeline import Pipeline
 
 SIDE = 224
@@ -123,7 +123,7 @@ class PhaseLog:
         return spans[0] if spans else (self._begun[0][0], self._begun[-1][0])
 
 
-def scale_costs(report: Report, prep: float, reuse: float) -> Report:
+def scale_costs(report: AnalysisReport, prep: float, reuse: float) -> AnalysisReport:
     """The report with costs of preparation scaled by ``prep``, and costs of reuse by ``reuse``."""
     costs = report.costs
     return replace(
@@ -138,17 +138,17 @@ def scale_costs(report: Report, prep: float, reuse: float) -> Report:
     )
 
 
-def run_analysis(base: Scenario, seconds: float, phases: PhaseLog | None = None) -> Report:
+def run_analysis(base: Scenario, seconds: float, phases: PhaseLog | None = None) -> AnalysisReport:
     """Analyse a scenario in a loop like that of a training script."""
     loader, _ = base.loader()
-    probe = Probe(LoaderSubject(loader), seconds=seconds, told=phases)
-    for batch in probe.run(endless(loader)):
+    runner = PhaseRunner(LoaderSubject(loader), seconds=seconds, on_progress=phases)
+    for batch in runner.run(endless(loader)):
         del batch
         time.sleep(base.step)
     loader.close()
-    if probe.report is None:
+    if runner.report is None:
         raise RuntimeError("the analysis ended without a report")
-    return probe.report
+    return runner.report
 
 
 def measure_rate(scenario: Scenario, warm_up: float, seconds: float) -> float:

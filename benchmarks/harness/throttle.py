@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from penstock.diagnose.analyze.chosen import nbytes_of
+from penstock.diagnose.analyze.loader_subject import nbytes_of
 from penstock.operation import Spec
 from penstock.source.source import Source
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ReportError
 
 if TYPE_CHECKING:
-    from penstock.diagnose.analyze.report import Report
+    from penstock.diagnose.analyze.report import AnalysisReport
 
 EXAMPLE = """\
 examples:
@@ -20,29 +20,32 @@ examples:
   penstock analyze --seconds 120 --output today -- torchrun --nproc-per-node 4 train.py
   penstock analyze --cache 64GB --continue -- python train.py
 
-The script is not edited. Its training loop runs as it is for some steps, then on a batch that is
-replayed (how fast is the accelerator?), on data that is cached (how fast is preparation?) and on
-data that must be fetched. Then the script ends; with --continue it goes on, with its models put
-back to where they were. What was found is printed, and written as a report for `penstock what-if`
+The script is not edited. Its training loop runs some steps with its own batches, then with cached
+samples (how fast is preparation?), with one batch that is replayed (how fast is the accelerator?),
+and with samples that must be read from storage. Then the script ends; with --continue its models
+are restored and it goes on. The result is printed, and written as a report for `penstock what-if`
 and as a page for a browser.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tells why training waits, and what would help."
+    parser.description = "Find out why training waits, and what would help."
     parser.epilog = EXAMPLE
     parser.usage = "penstock analyze [options] -- COMMAND ..."
     parser.add_argument(
         "--seconds", type=float, default=60.0, metavar="S", help="time for all phases together (60)"
     )
     parser.add_argument(
-        "--cache", metavar="SIZE", help="measure cold reads as if so much were cached"
+        "--cache", metavar="SIZE", help="measure cold reads as if a cache of this size were full"
     )
     parser.add_argument(
-        "--loader", type=int, metavar="N", help="the N-th loader that a training loop asks"
+        "--loader", type=int, metavar="N", help="analyse the N-th loader that a training loop uses"
     )
     parser.add_argument(
-        "--continue", dest="go_on", action="store_true", help="let the script go on afterwards"
+        "--continue",
+        dest="go_on",
+        action="store_true",
+        help="continue the script after the analysis",
     )
     parser.add_argument(
         "--output",
@@ -50,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="report",
         help="write NAME.json and NAME.html (report)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report, for programs")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -71,55 +74,55 @@ def run(arguments: argparse.Namespace) -> int:
     }
     with reports() as place:
         code = launch(command, environment("analyze", {**settings, "reports": str(place)}))
-        found = _found(place)
-        if not found:
-            why = _nothing(place) or unseen(command)
-            sys.stderr.write(f"penstock: there is nothing to report. {why}\n")
+        ranks = _load_reports(place)
+        if not ranks:
+            why = _why_no_report(place) or unseen(command)
+            sys.stderr.write(f"penstock: the analysis has no result. {why}\n")
             return code or 1
-    report = replace(merged(found), command=shlex.join(command))
+    report = replace(merge_ranks(ranks), command=shlex.join(command))
     _show(report, arguments.output, as_json=arguments.json)
     return code
 
 
-def _nothing(place: Path) -> str:
-    """Why no process has a report; nothing where none was reached."""
+def _why_no_report(place: Path) -> str:
+    """Why no process wrote a report; empty if no process of the command loaded Penstock."""
     from penstock.inject import processes
     from penstock.inject.analysis import EARLY
 
-    steps = [int(one.read_text() or 0) for one in place.glob(f"{EARLY}*")]
+    steps = [int(path.read_text() or 0) for path in place.glob(f"{EARLY}*")]
     if steps:
         return (
-            f"The script was over after {max(steps)} steps, before all was measured. Let it train "
-            "longer (more epochs), or give fewer --seconds."
+            f"The script ended after {max(steps)} steps, before all phases were measured. Let it "
+            "train longer (more epochs), or give fewer --seconds."
         )
     if processes(place):
         return (
-            "No training loop asked a loader for batches: loops are taken for training where "
-            "gradients are enabled."
+            "No training loop took batches from a loader. A loop counts as training if gradients "
+            "are enabled."
         )
     return ""
 
 
-def _found(place: Path) -> list[Report]:
-    from penstock.diagnose.analyze.report import Report
+def _load_reports(place: Path) -> list[AnalysisReport]:
+    from penstock.diagnose.analyze.report import AnalysisReport
 
-    return [Report.load(one) for one in sorted(place.glob("report-*.json"))]
+    return [AnalysisReport.load(path) for path in sorted(place.glob("report-*.json"))]
 
 
-def merged(found: list[Report]) -> Report:
-    """The report of the slowest rank, with those of the others, which wait for it."""
+def merge_ranks(reports: list[AnalysisReport]) -> AnalysisReport:
+    """The report of the slowest rank, with those of the other ranks, which wait for it."""
     from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 
-    ranks = sorted(found, key=lambda one: one.setup.rank)
-    all_of_them = replace(ranks[0], ranks=tuple(ranks[1:]))
-    last = slowest(rank_speeds(all_of_them))
-    if last is None or last.report is all_of_them:
-        return all_of_them
-    others = tuple(one for one in ranks if one is not last.report)
+    ranks = sorted(reports, key=lambda report: report.setup.rank)
+    first = replace(ranks[0], ranks=tuple(ranks[1:]))
+    last = slowest(rank_speeds(first))
+    if last is None or last.report is first:
+        return first
+    others = tuple(report for report in ranks if report is not last.report)
     return replace(last.report, ranks=others)
 
 
-def _show(report: Report, output: str, *, as_json: bool) -> None:
+def _show(report: AnalysisReport, output: str, *, as_json: bool) -> None:
     import json
 
     from penstock.diagnose.analyze.page import page_of
@@ -132,7 +135,9 @@ def _show(report: Report, output: str, *, as_json: bool) -> None:
         report.save(data)
         page.write_text(page_of(report, found), encoding="utf-8")
     except OSError as error:
-        raise ReportError(f"{error.filename} cannot be written: {error.strerror}.") from error
+        raise ReportError(
+            f"cannot write {error.filename}: {error.strerror}. Give another --output."
+        ) from error
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=1) + "\n")
         return

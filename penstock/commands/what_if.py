@@ -1,41 +1,59 @@
-"""``penstock what-if``."""
+"""``penstock what-if``: reads the options, and prints one change, a table or a grid."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from penstock.config import show_size, size
+from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.stalls import rank_speeds, slowest
+from penstock.diagnose.analyze.what_if import (
+    ENOUGH,
+    MOST_CORES,
+    Forecast,
+    PredictionRow,
+    Prices,
+    Saturation,
+    Values,
+    check_options,
+    fixed_change,
+    ineffective_options,
+    prediction_rows,
+    saturation,
+    varied,
+)
 from penstock.errors import PipelineError
-
-if TYPE_CHECKING:
-    from penstock.diagnose.analyze.ranges import Quantity
-    from penstock.diagnose.analyze.what_if import Prices, Values
 
 EXAMPLE = """\
 examples:
-  penstock what-if report.json                              the run as it is, and what is enough
+  penstock what-if report.json                              the present run, and what is enough
   penstock what-if report.json --cache 64GB --cores 16      one change
   penstock what-if report.json --cache 0..64GB              a table
   penstock what-if report.json --cache 0..64GB:8GB --storage 100,500,2000MB/s     a grid
-  penstock what-if report.json --jobs 8 --share             eight jobs on one preparation
+  penstock what-if report.json --jobs 8 --share             eight jobs share one preparation
   penstock what-if report.json --cores 2,4,8,16 --price-accelerator 2 --price-core 0.04
 
-An option that takes a VALUE takes one, several (1,2,4,8), a range (0..64GB) or a range with a step
-(0..64GB:8GB); at most two of them may have more than one. A number without a unit has that of the
-last one. Cores have a worker each unless --workers says otherwise.
+A VALUE is one value, a list (1,2,4,8), a range (0..64GB) or a range with a step (0..64GB:8GB). At
+most two options may have more than one value. A number without a unit takes the unit of the last
+number. Each core has one worker unless --workers is given.
 """
 
 OPTIONS = {
-    "cache": "bytes kept in memory of what is read, such as 64GB",
-    "cores": "cores, with a worker each unless --workers is given",
-    "workers": "workers",
-    "storage": "how fast storage is, such as 500MB/s",
-    "accelerator": "how many times as fast the accelerator is, such as 2x",
-    "reuse": "refurbish: how often a partly augmented sample is used",
-    "echo": "echo: how often each sample is used",
+    "cache": "size of a cache of raw samples in memory, such as 64GB",
+    "cores": "number of cores, with a worker each unless --workers is given",
+    "workers": "number of workers",
+    "storage": "speed of the storage, such as 500MB/s",
+    "accelerator": "speed of the accelerator as a factor, such as 2x",
+    "reuse": "uses of each partly augmented sample (refurbish)",
+    "echo": "uses of each batch (echo)",
     "jobs": "jobs that run at once on this machine",
-    "offload": "how many of the last operations are done on the device",
+    "offload": "number of last operations that run on the device",
 }
 
 FLAGS = ("share", "penstock")
@@ -43,19 +61,21 @@ FLAGS = ("share", "penstock")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Predicts from a report of `penstock analyze` how fast training would be with another "
-        "cache, other cores, storage or accelerator, with reuse, echo or sharing; what it would "
-        "wait for; and what an epoch would cost."
+        "Predict from a report of `penstock analyze` how fast training would be with another "
+        "cache, other cores, storage or accelerator, with reuse, echo or sharing. Shows the "
+        "bottleneck, and the cost of an epoch if prices are given."
     )
     parser.epilog = EXAMPLE
-    parser.add_argument("report", metavar="REPORT.json", help="what `penstock analyze` has written")
+    parser.add_argument(
+        "report", metavar="REPORT.json", help="report written by `penstock analyze`"
+    )
     for name, line in OPTIONS.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=line)
     parser.add_argument(
-        "--share", action="store_true", help="with --jobs: they share one preparation"
+        "--share", action="store_true", help="with --jobs: the jobs share one preparation"
     )
     parser.add_argument(
-        "--penstock", action="store_true", help="with Penstock's loader in place of torch's"
+        "--penstock", action="store_true", help="use Penstock's loader in place of torch's"
     )
     for name, line in (
         ("", "an hour of the whole machine, such as 2.5/h"),
@@ -63,67 +83,180 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("-core", "an hour of a core"),
         ("-cache-gb", "an hour of a gigabyte of cache"),
     ):
-        parser.add_argument(f"--price{name}", metavar="PRICE", help=f"what is paid for {line}")
+        parser.add_argument(f"--price{name}", metavar="PRICE", help=f"price of {line}")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from penstock.diagnose.analyze import what_if_table as table
-    from penstock.diagnose.analyze.report import Report
-    from penstock.diagnose.analyze.stalls import rank_speeds, slowest
-    from penstock.diagnose.analyze.what_if import Forecast, check, fixed, rows, saturation, unheard
-
     options = read_options(arguments)
-    check(options)
+    check_options(options)
     prices = read_prices(arguments)
-    report = Report.load(Path(arguments.report))
+    report = AnalysisReport.load(Path(arguments.report))
     if report.ranks:
-        # The others wait for it, so what helps it helps all.
+        # The other ranks wait for the slowest, so a change that helps it helps all.
         last = slowest(rank_speeds(report))
         report = report if last is None else last.report
     forecast = Forecast(report)
-    (present,) = rows(forecast, [], prices)
-    found = rows(forecast, options, prices)
-    enough = saturation(forecast, fixed(options))
+    (present,) = prediction_rows(forecast, [], prices)
+    rows = prediction_rows(forecast, options, prices)
+    enough = saturation(forecast, fixed_change(options))
     if arguments.json:
-        sys.stdout.write(table.as_json(forecast, present, found, enough) + "\n")
+        sys.stdout.write(as_json(forecast, present, rows, enough) + "\n")
     else:
-        lines = table.lines(forecast, options, present, found, enough)
-        lines += unheard(report, options)
+        lines = lines_of(forecast, options, present, rows, enough)
+        lines += ineffective_options(report, options)
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-def read_options(arguments: argparse.Namespace) -> list[Values]:
-    """The options that were given, in the order of the help."""
-    from penstock.diagnose.analyze import ranges
-    from penstock.diagnose.analyze.what_if import Values
+# Reading options.
 
-    quantities: dict[str, Quantity] = {
-        "cache": ranges.BYTES,
-        "cores": ranges.COUNT,
-        "workers": ranges.COUNT_FROM_0,
-        "storage": ranges.BYTES_A_SECOND,
-        "accelerator": ranges.FACTOR,
-        "reuse": ranges.COUNT,
-        "echo": ranges.AT_LEAST_ONCE,
-        "jobs": ranges.COUNT,
-        "offload": ranges.COUNT_FROM_0,
+MOST_VALUES = 200
+"""Most values of a range: a longer table is unreadable, and each value takes time to predict."""
+
+DEFAULT_STEPS = 8
+"""Steps of a range that is given without a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """How the numbers of an option are read: the parser, the least number, and an example."""
+
+    read: Callable[[str, str], float]
+    least: float
+    whole: bool
+    example: str
+
+
+def _bytes(text: str, option: str) -> float:
+    return size(text, option)
+
+
+def _bytes_per_second(text: str, option: str) -> float:
+    try:
+        return float(size(re.sub(r"\s*/\s*s(ec)?\s*$", "", text), option))
+    except PipelineError:
+        raise PipelineError(
+            f"{option} is {text!r}; give bytes per second, such as 500MB/s or 2GiB/s."
+        ) from None
+
+
+def _factor(text: str, option: str) -> float:
+    if not re.fullmatch(r"\s*-?[0-9]*\.?[0-9]+\s*x?\s*", text.lower()):
+        raise PipelineError(f"{option} is {text!r}; give a factor, such as 2x or 1.5.")
+    return float(text.strip().lower().removesuffix("x"))
+
+
+def _count(text: str, option: str) -> float:
+    if not re.fullmatch(r"\s*-?\d+\s*", text):
+        raise PipelineError(f"{option} is {text!r}; give a whole number.")
+    return int(text)
+
+
+BYTES = Quantity(_bytes, 0, True, "64GB")
+BYTES_PER_SECOND = Quantity(_bytes_per_second, 1, False, "500MB/s")
+FACTOR = Quantity(_factor, 1e-9, False, "2x")
+FACTOR_FROM_1 = Quantity(_factor, 1, False, "2")
+COUNT = Quantity(_count, 1, True, "8")
+COUNT_FROM_0 = Quantity(_count, 0, True, "4")
+
+
+def read_values(text: str, option: str, quantity: Quantity) -> tuple[float, ...]:
+    """The values of an option, given as one value, a list or a range.
+
+    >>> read_values("1,2,4", "--cores", COUNT), read_values("2..4", "--cores", COUNT)
+    ((1, 2, 4), (2, 3, 4))
+    >>> read_values("0..64GB:32GB", "--cache", BYTES)
+    (0, 32000000000, 64000000000)
+
+    A number without a unit takes the unit of the last number.
+
+    >>> read_values("8,16GB", "--cache", BYTES)
+    (8000000000, 16000000000)
+    """
+    if ".." in text:
+        ends, colon, step = text.partition(":")
+        low, _, high = ends.partition("..")
+        numbers = _range(text, option, quantity, low, high, step if colon else None)
+    elif ":" in text:
+        raise PipelineError(
+            f"{option} is {text!r}; only a range can have a step, as in 0..{quantity.example}:"
+            f"{quantity.example}."
+        )
+    else:
+        parts = text.split(",")
+        numbers = [quantity.read(_with_unit(part, parts[-1]), option) for part in parts]
+    if min(numbers) < quantity.least:
+        raise PipelineError(
+            f"{option} is {text!r}; give at least {quantity.least:g}."
+            if quantity.least >= 1 or quantity.least == 0
+            else f"{option} is {text!r}; it must be above 0."
+        )
+    return tuple(dict.fromkeys(numbers))
+
+
+def _range(
+    text: str, option: str, quantity: Quantity, low: str, high: str, step: str | None
+) -> list[float]:
+    if not low.strip() or not high.strip() or (step is not None and not step.strip()):
+        raise PipelineError(
+            f"{option} is {text!r}; a range is written 0..{quantity.example}, and with a step "
+            f"0..{quantity.example}:{quantity.example}."
+        )
+    first, last = quantity.read(_with_unit(low, high), option), quantity.read(high, option)
+    if last <= first:
+        raise PipelineError(
+            f"{option} is {text!r}; a range goes from the smaller value to the larger."
+        )
+    if step is None:
+        # Show all of a few whole numbers; of other ranges some values are enough.
+        every = quantity.whole and last - first <= 2 * DEFAULT_STEPS
+        count = round(last - first) if every else DEFAULT_STEPS
+        numbers = [first + (last - first) * n / count for n in range(count + 1)]
+    else:
+        by = quantity.read(_with_unit(step, high), option)
+        if by <= 0:
+            raise PipelineError(f"{option} is {text!r}; its step must be above 0.")
+        if (last - first) / by > MOST_VALUES:
+            raise PipelineError(
+                f"{option} is {text!r}: more than {MOST_VALUES} values. Give a larger step."
+            )
+        # The small addition keeps the end of 1..2:0.1 despite rounding errors.
+        numbers = [first + by * n for n in range(int((last - first) / by + 1e-9) + 1)]
+    return [round(number) if quantity.whole else number for number in numbers]
+
+
+def _with_unit(text: str, other: str) -> str:
+    """A number without a unit gets the unit of ``other``; 0 needs no unit."""
+    if not re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*", text) or float(text) == 0:
+        return text
+    unit = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*(.*)", other)
+    return text if unit is None else text.strip() + unit[1]
+
+
+def read_options(arguments: argparse.Namespace) -> list[Values]:
+    """The options of the command line, in the order of the help."""
+    quantities = {
+        "cache": BYTES,
+        "cores": COUNT,
+        "workers": COUNT_FROM_0,
+        "storage": BYTES_PER_SECOND,
+        "accelerator": FACTOR,
+        "reuse": COUNT,
+        "echo": FACTOR_FROM_1,
+        "jobs": COUNT,
+        "offload": COUNT_FROM_0,
     }
-    found = []
+    options = []
     for name, quantity in quantities.items():
-        given = getattr(arguments, name)
-        if given is not None:
-            found.append(Values(name, ranges.values(given, f"--{name}", quantity)))
-    return found + [Values(name, (True,)) for name in FLAGS if getattr(arguments, name)]
+        text = getattr(arguments, name)
+        if text is not None:
+            options.append(Values(name, read_values(text, f"--{name}", quantity)))
+    return options + [Values(name, (True,)) for name in FLAGS if getattr(arguments, name)]
 
 
 def read_prices(arguments: argparse.Namespace) -> Prices | None:
-    """The prices that were given; ``None`` for none."""
-    from penstock.diagnose.analyze.what_if import Prices
-
+    """The prices of the command line; ``None`` if there are none."""
     given = {
         field: getattr(arguments, option)
         for field, option in (
@@ -144,12 +277,163 @@ def read_prices(arguments: argparse.Namespace) -> Prices | None:
     )
 
 
-def _price(text: str, what: str) -> float:
-    what = what.replace("_", "-")
+def _price(text: str, option: str) -> float:
+    option = option.replace("_", "-")
     try:
-        found = float(text.strip().removesuffix("/h"))
+        price = float(text.strip().removesuffix("/h"))
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise PipelineError(f"{what} is {text!r}; give what an hour costs, such as 2.5 or 2.5/h.")
-    return found
+        price = -1.0
+    if not 0 <= price < float("inf"):
+        raise PipelineError(f"{option} is {text!r}; give a price per hour, such as 2.5 or 2.5/h.")
+    return price
+
+
+# Printing.
+
+UNITS: dict[str, Callable[[float], str]] = {
+    "cache": show_size,
+    "storage": lambda value: f"{show_size(value)}/s",
+    "accelerator": lambda value: f"{value:g}x",
+    "echo": lambda value: f"{value:g}",
+}
+
+
+def show(name: str, value: float) -> str:
+    """The value of an option, formatted with its unit."""
+    return UNITS[name](value) if name in UNITS else f"{value:g}"
+
+
+def lines_of(
+    forecast: Forecast,
+    options: Sequence[Values],
+    present: PredictionRow,
+    rows: Sequence[PredictionRow],
+    enough: Saturation,
+) -> list[str]:
+    """The whole output for some options, as lines."""
+    ranges = varied(options)
+    change = change_words(options)
+    if len(ranges) == 2:
+        lines = [*([change] if change else []), *grid(ranges, rows)]
+    elif ranges:
+        lines = [*([change] if change else []), *table(ranges[0], rows)]
+    else:
+        titled = [("as it is", present), *([(change, rows[0])] if options else [])]
+        lines = _columns(["", *HEADS], [[title, *_cells(row)] for title, row in titled])
+    return [*lines, "", *enough_lines(forecast, enough)]
+
+
+def change_words(options: Sequence[Values]) -> str:
+    """The options with one value, in words: ``cache 64.0 GB, cores 16``."""
+    return ", ".join(
+        option.name
+        if option.values[0] is True
+        else f"{option.name} {show(option.name, option.values[0])}"
+        for option in options
+        if len(option.values) == 1
+    )
+
+
+HEADS = ("samples/s", "gain", "stalled on fetch", "on prep", "bound", "epoch", "cost")
+
+
+def table(option: Values, rows: Sequence[PredictionRow]) -> list[str]:
+    """One line for each value of a range."""
+    cells = [
+        [show(option.name, value), *_cells(row)]
+        for value, row in zip(option.values, rows, strict=True)
+    ]
+    return _columns([option.name, *HEADS], cells)
+
+
+def grid(options: Sequence[Values], rows: Sequence[PredictionRow]) -> list[str]:
+    """Speed, and the cost of an epoch, over two ranges; a letter names the bottleneck."""
+    down, across = options
+    width = len(across.values)
+    chunks = [rows[at : at + width] for at in range(0, len(rows), width)]
+    corner = f"{down.name} \\ {across.name}"
+    heads = [corner, *(show(across.name, value) for value in across.values)]
+
+    def part(title: str, cell: Callable[[PredictionRow], str]) -> list[str]:
+        body = [
+            [show(down.name, value), *map(cell, chunk)]
+            for value, chunk in zip(down.values, chunks, strict=True)
+        ]
+        return [title, *_columns(heads, body)]
+
+    lines = part(
+        "samples/s, bound by c(ompute), p(rep) or f(etch)",
+        lambda row: f"{row.prediction.speed:,.0f} {row.prediction.bound[0]}",
+    )
+    if rows[0].cost is not None:
+        lines += ["", *part("cost of an epoch", lambda row: _cost(row.cost))]
+    return lines
+
+
+def enough_lines(forecast: Forecast, enough: Saturation) -> list[str]:
+    """Lines on the points beyond which more cache and more cores stop helping."""
+    lines = []
+    if enough.cache is None:
+        lines.append("Cache: unknown, because the number of bytes read per sample is unknown.")
+    elif enough.cache == 0:
+        lines.append("A cache of raw samples does not help: training does not wait for fetching.")
+    else:
+        lines.append(
+            f"More cache stops helping at {show_size(enough.cache)} of {show_size(forecast.data)}: "
+            f"{enough.cache_speed:,.0f} samples/s."
+        )
+    if enough.cores is None:
+        lines.append(f"More cores help, up to the {MOST_CORES} that were tried.")
+    else:
+        lines.append(
+            f"More cores stop helping at {enough.cores}: {enough.cores_speed:,.0f} samples/s."
+        )
+    lines.append(f"(Stops helping: any further amount adds less than {ENOUGH:.0%}.)")
+    return lines
+
+
+def as_json(
+    forecast: Forecast, present: PredictionRow, rows: Sequence[PredictionRow], enough: Saturation
+) -> str:
+    """The output as JSON."""
+    return json.dumps(
+        {
+            "present": present.to_dict(),
+            "rows": [row.to_dict() for row in rows],
+            "enough": asdict(enough),
+            "data_bytes": forecast.data,
+        },
+        indent=1,
+    )
+
+
+def _cells(row: PredictionRow) -> list[str]:
+    prediction = row.prediction
+    return [
+        f"{prediction.speed:,.0f}",
+        f"{row.gain:.2f}x",
+        f"{prediction.fetch_stall:.0%}",
+        f"{prediction.prep_stall:.0%}",
+        prediction.bound,
+        f"{prediction.epoch:,.1f} s",
+        _cost(row.cost),
+    ]
+
+
+def _cost(cost: float | None) -> str:
+    if cost is None:
+        return ""
+    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.4f}"
+
+
+def _columns(heads: list[str], body: list[list[str]]) -> list[str]:
+    """Lines with aligned columns; columns without any value are left out."""
+    kept = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in body)]
+    widths = [max(len(row[at]) for row in [heads, *body]) for at in kept]
+    return [
+        "  ".join(
+            f"{row[at]:<{width}}" if at == 0 else f"{row[at]:>{width}}"
+            for at, width in zip(kept, widths, strict=True)
+        ).rstrip()
+        for row in [heads, *body]
+    ]

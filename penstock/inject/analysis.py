@@ -1,4 +1,4 @@
-"""The analysis inside a script: the loader of its training loop gives what the phases ask for."""
+"""The analysis inside a script: the loader of its training loop yields batches of the phases."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.diagnose.analyze.probe import Probe
-    from penstock.torch.restoring import Before
+    from penstock.diagnose.analyze.phase_runner import PhaseRunner
+    from penstock.diagnose.analyze.subject import BeginEpoch
+    from penstock.torch.restoring import SavedTraining
 
 EARLY = "early-"
-"""How the files begin that say after how many steps a script was over before the phases were."""
-
-Iterate = Callable[[Any], Iterator[Any]]
+"""Prefix of the files with the number of steps of a script that ended before the phases did."""
 
 
 def install(settings: Mapping[str, Any], module: Any) -> None:
-    """Watch the loaders of this process. ``module`` is torch's, just imported."""
+    """Watch the loaders of this process. ``module`` is ``torch.utils.data.dataloader``."""
     session = Session(settings)
     _watch(module.DataLoader, session)
     import penstock.loader
@@ -30,30 +29,30 @@ def install(settings: Mapping[str, Any], module: Any) -> None:
 
 
 def _watch(kind: Any, session: Session) -> None:
-    iterate: Iterate = kind.__iter__
+    iterate: BeginEpoch = kind.__iter__
 
     def watched(loader: Any) -> Iterator[Any]:
-        return _Watched(loader, iterate, session)
+        return _AnalysedEpoch(loader, iterate, session)
 
     kind.__iter__ = watched
 
 
 class Session:
-    """One analysis in one process: of the first loader that a loop with gradients asks."""
+    """One analysis in one process, of the first loader that a loop with gradients uses."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._pid = os.getpid()
         self._chosen: Any = None
-        self._probe: Probe | None = None
+        self._runner: PhaseRunner | None = None
         self._batches: Iterator[Any] | None = None
-        self._before: Before | None = None
-        self._skipped = int(settings.get("loader") or 0)
+        self._saved: SavedTraining | None = None
+        self._number = int(settings.get("loader") or 0)
         self._seen: list[Any] = []
         self._steps = 0
 
-    def takes(self, loader: Any, iterate: Iterate) -> bool:
-        """Whether this loader is the one that is analysed, now that it is asked for a batch."""
+    def takes(self, loader: Any, iterate: BeginEpoch) -> bool:
+        """Whether this loader, which is asked for a batch, is the one that is analysed."""
         if os.getpid() != self._pid:
             return False
         if self._chosen is None and self._wanted(loader):
@@ -64,33 +63,33 @@ class Session:
     def _wanted(self, loader: Any) -> bool:
         if not sys.modules["torch"].is_grad_enabled():
             return False  # a validation loop
-        if not any(one is loader for one in self._seen):
+        if not any(seen is loader for seen in self._seen):
             self._seen.append(loader)
-        return not self._skipped or len(self._seen) == self._skipped
+        return not self._number or len(self._seen) == self._number
 
-    def _begin(self, loader: Any, iterate: Iterate) -> None:
+    def _begin(self, loader: Any, iterate: BeginEpoch) -> None:
         from penstock import config
-        from penstock.diagnose.analyze.probe import Epochs, Probe
+        from penstock.diagnose.analyze.phase_runner import Epochs, PhaseRunner
         from penstock.torch.analysis import subject_of
-        from penstock.torch.restoring import Before
+        from penstock.torch.restoring import SavedTraining
 
         given = self._settings.get("cache")
         cache = None if given is None else config.size(given, "cache")
         place = Path(self._settings["reports"]) / f"opened-{os.getpid()}"
         place.mkdir(exist_ok=True)
-        found = subject_of(loader, cache, place, iterate)
-        if found is None:
-            raise TypeError(f"{type(loader).__name__} is not a loader that is watched")
-        subject, device = found
+        adapted = subject_of(loader, cache, place, iterate)
+        if adapted is None:
+            raise TypeError(f"a {type(loader).__name__} is not a loader that can be analysed")
+        subject, device = adapted
         if self._settings.get("continue"):
-            self._before = Before()
+            self._saved = SavedTraining()
         seconds = float(self._settings.get("seconds", 60.0))
-        self._probe = Probe(subject, device, seconds=seconds, told=self._tell)
-        self._batches = self._probe.run(Epochs(lambda: iterate(loader)))
-        atexit.register(self._ended)
+        self._runner = PhaseRunner(subject, device, seconds=seconds, on_progress=self._progress)
+        self._batches = self._runner.run(Epochs(lambda: iterate(loader)))
+        atexit.register(self._script_ended)
 
     def next(self) -> Any:
-        """The next batch of the phases; raises ``StopIteration`` when they are over."""
+        """The next batch of the phases; raises ``StopIteration`` after the last phase."""
         try:
             batch = next(self._batches)  # type: ignore[arg-type]
             self._steps += 1
@@ -103,40 +102,40 @@ class Session:
     def _finish(self) -> None:
         from dataclasses import replace
 
-        if self._probe is None or self._probe.report is None:
+        if self._runner is None or self._runner.report is None:
             return
-        report = self._probe.report
+        report = self._runner.report
         rank = report.setup.rank or int(self._settings.get("rank", 0))
         report = replace(report, setup=replace(report.setup, rank=rank))
         place = Path(self._settings["reports"])
         part = place / f"part-{os.getpid()}"
         report.save(part)
         part.rename(place / f"report-{rank}-{os.getpid()}.json")
-        if self._before is None:
-            self._tell("done; the script ends here")
+        if self._saved is None:
+            self._progress("done; the script ends here")
             raise SystemExit(0)
-        self._before.restore()
-        self._before = None
-        self._tell("done; the script goes on, and its models are as they were")
+        self._saved.restore()
+        self._saved = None
+        self._progress("done; the script goes on, with its models restored")
 
-    def _ended(self) -> None:
-        """The script is over, and the phases are not."""
+    def _script_ended(self) -> None:
+        """Write down the number of steps if the script ends before the phases do."""
         if self._batches is not None and os.getpid() == self._pid:
             self._batches = None
             with contextlib.suppress(OSError):
                 place = Path(self._settings["reports"])
                 (place / f"{EARLY}{os.getpid()}").write_text(str(self._steps))
 
-    def _tell(self, text: str) -> None:
+    def _progress(self, text: str) -> None:
         if int(self._settings.get("rank", 0)) == 0 and not self._settings.get("quiet"):
             sys.stderr.write(f"penstock: {text}\n")
             sys.stderr.flush()
 
 
-class _Watched:
-    """An epoch of a loader, which may be asked for other batches than its own."""
+class _AnalysedEpoch:
+    """An epoch of a loader, which yields the batches of the phases if the loader is analysed."""
 
-    def __init__(self, loader: Any, iterate: Iterate, session: Session) -> None:
+    def __init__(self, loader: Any, iterate: BeginEpoch, session: Session) -> None:
         self._loader = loader
         self._iterate = iterate
         self._session = session
@@ -151,7 +150,7 @@ class _Watched:
                 try:
                     return self._session.next()
                 except StopIteration:
-                    pass  # from here on it is the script's own epoch
+                    pass  # the phases are done: continue with the loader's own epoch
             self._own = self._iterate(self._loader)
         return next(self._own)
 
@@ -159,7 +158,7 @@ class _Watched:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        # Libraries look at torch's iterators from without.
+        # Some libraries read attributes of torch's iterators.
         if name.startswith("__") or self.__dict__.get("_own") is None:
             raise AttributeError(name)
         return getattr(self._own, name)

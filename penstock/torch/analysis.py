@@ -1,15 +1,15 @@
-"""What an analysis needs to know of torch: which loader is analysed how."""
+"""Adapts torch loaders for an analysis: the subject and the device of each kind of loader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
-from penstock.diagnose.analyze.opened import Opened
+from penstock.diagnose.analyze.sample_files import OpenedFiles
+from penstock.diagnose.analyze.subject import BeginEpoch
 from penstock.loader import Loader
 from penstock.torch.dataloader import DataLoader as OwnLoader
 from penstock.torch.device import TorchDevice
@@ -20,11 +20,11 @@ def subject_of(
     loader: Any,
     cache: int | None,
     place: Path,
-    iterate: Callable[[Any], Iterator[Any]] | None = None,
+    iterate: BeginEpoch | None = None,
 ) -> tuple[Any, TorchDevice] | None:
-    """The subject and the device; ``None`` where it is no loader that is known here.
+    """The subject and the device of a loader; ``None`` if its class is not known here.
 
-    ``iterate`` begins an epoch where something stands in the place of the loader's own.
+    ``iterate`` is the original ``__iter__`` of the class, if an analysis has replaced it.
     """
     if isinstance(loader, OwnLoader):
         loader = loader._loader
@@ -32,5 +32,5 @@ def subject_of(
         return LoaderSubject(loader, cache, iterate or iter), TorchDevice()
     if isinstance(loader, DataLoader):
         iterate = iterate or DataLoader.__iter__
-        return TorchSubject(loader, iterate, Opened(place), cache), TorchDevice()
+        return TorchSubject(loader, iterate, OpenedFiles(place), cache), TorchDevice()
     return None

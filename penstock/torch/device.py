@@ -1,6 +1,6 @@
-"""Where torch's steps are done, for an analysis: moving a batch there, waiting, agreeing.
+"""The device of torch's training steps, for an analysis: copy, synchronise, agree among ranks.
 
-The lines that need a GPU are marked; they have never met one.
+Lines that need a GPU are marked: they have never been run on one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from penstock.tree import fill, flatten
 
 COPIES = 5
+"""Copies to the device that are timed; the median counts."""
 
 
 class TorchDevice:
@@ -30,78 +31,73 @@ class TorchDevice:
         self._versions = _versions(moved)
         return moved
 
-    def again(self, batch: Any) -> Any:
-        """A loop that writes into its batches must not find what it wrote: it gets copies."""
+    def replayed(self, batch: Any) -> Any:
+        # A training loop that writes into its batches must not see its own changes: copy for it.
         if self._versions is not None and _versions(batch) != self._versions:
             self._versions = None
         if self._versions is None:
-            return _each(lambda one: one.clone() if torch.is_tensor(one) else one, batch)
+            return _each(lambda leaf: leaf.clone() if torch.is_tensor(leaf) else leaf, batch)
         return batch
 
-    def copying(self, batch: Any) -> float:
+    def copy_seconds(self, batch: Any) -> float:
         if self.device.type == "cpu":
             return 0.0
         return self._timed_copies(batch)
 
     def _timed_copies(self, batch: Any) -> float:
-        """Has been run with the CPU as the device only."""
-        found = []
+        """The median of some copies. Run with the CPU as the device only."""
+        times = []
         for _ in range(COPIES):
             self.sync()
             started = time.perf_counter()
             self._moved(batch)
             self.sync()
-            found.append(time.perf_counter() - started)
-        return median(found)
+            times.append(time.perf_counter() - started)
+        return median(times)
 
     def _moved(self, batch: Any) -> Any:
-        # Tensors can be moved, and so can the batches of some libraries.
-        return _each(lambda one: one.to(self.device) if hasattr(one, "to") else one, batch)
+        # Not only tensors have ``to``: batches of some libraries have it too.
+        return _each(lambda leaf: leaf.to(self.device) if hasattr(leaf, "to") else leaf, batch)
 
     def sync(self) -> None:
         if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)  # has never met a GPU
+            torch.accelerator.synchronize(self.device)  # never run on a GPU
 
-    def agree(self, over: bool) -> bool:
+    def agree(self, done: bool) -> bool:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return over
+            return done
         if torch.distributed.get_world_size() == 1:
-            return over
-        # NCCL speaks with the device's memory only; that line has never met a GPU.
+            return done
+        # NCCL needs a tensor in device memory. Never run on a GPU.
         on = self.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
-        said = torch.tensor([int(over)], device=on)
-        torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN)
-        return bool(said.item())
+        flag = torch.tensor([int(done)], device=on)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+        return bool(flag.item())
 
 
 def _in_use() -> torch.device:
-    """The accelerator, if the script has begun to use one."""
-    found = getattr(torch, "accelerator", None)
-    if found is not None and found.is_available():  # has never met a GPU
-        kind = found.current_accelerator()
+    """The accelerator if the script uses one already, else the CPU."""
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None and accelerator.is_available():  # never run on a GPU
+        kind = accelerator.current_accelerator()
         if kind is not None and (kind.type != "cuda" or torch.cuda.is_initialized()):
-            return torch.device(kind.type, found.current_device_index())
+            return torch.device(kind.type, accelerator.current_device_index())
     return torch.device("cpu")
 
 
 def _name(device: torch.device) -> str:
-    if device.type == "cuda":  # has never met a GPU
+    if device.type == "cuda":  # never run on a GPU
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return str(device)
 
 
 def _versions(batch: Any) -> list[int]:
-    found: list[int] = []
-
-    def look(one: Any) -> Any:
-        if torch.is_tensor(one) and not one.is_inference():
-            found.append(one._version)
-        return one
-
-    _each(look, batch)
-    return found
+    """The version counters of all tensors; writing into a tensor increases its counter."""
+    leaves, _ = flatten(batch)
+    return [leaf._version for leaf in leaves if torch.is_tensor(leaf) and not leaf.is_inference()]
 
 
-def _each(do: Callable[[Any], Any], batch: Any) -> Any:
+def _each(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The batch with ``function`` applied to each of its leaves."""
     leaves, skeleton = flatten(batch)
-    return fill(skeleton, [do(one) for one in leaves])
+    return fill(skeleton, [function(leaf) for leaf in leaves])

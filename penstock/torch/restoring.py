@@ -1,4 +1,4 @@
-"""Putting a training script back to where it was: models, optimisers, schedules, generators."""
+"""Restores the state of a training script: models, optimisers, schedules, random generators."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 
-class Before:
-    """What a script's models and generators are now; ``restore`` brings it back, in place.
+class SavedTraining:
+    """A copy of the state of all models, optimisers and generators; ``restore`` puts it back.
 
-    What the script counts in variables of its own cannot be put back.
+    Variables of the script itself, such as a step counter, are not restored.
     """
 
     def __init__(self) -> None:
@@ -31,29 +31,32 @@ class Before:
                     self._tensors[id(tensor)] = (tensor, tensor.detach().clone())
                     grad = tensor.grad if tensor.is_leaf else None
                     self._gradients.append((tensor, None if grad is None else grad.clone()))
-        for one in _living(Optimizer, LRScheduler, GradScaler):
-            self._stateful.append((one, copy.deepcopy(one.state_dict())))
+        for stateful in _living(Optimizer, LRScheduler, GradScaler):
+            self._stateful.append((stateful, copy.deepcopy(stateful.state_dict())))
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state()
-        # Has never met a GPU.
+        # Never run on a GPU.
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         with torch.no_grad():
-            for tensor, was in self._tensors.values():
-                tensor.copy_(was)
+            for tensor, saved in self._tensors.values():
+                tensor.copy_(saved)
             for tensor, gradient in self._gradients:
                 tensor.grad = gradient
-        for one, state in self._stateful:
-            one.load_state_dict(state)
+        for stateful, state in self._stateful:
+            stateful.load_state_dict(state)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)  # has never met a GPU
+            torch.cuda.set_rng_state_all(self._cuda)  # never run on a GPU
 
 
 def _living(*kinds: type) -> Iterator[Any]:
-    """All objects of these kinds. By their type: asking an object what it is may run its code."""
-    return (one for one in gc.get_objects() if issubclass(type(one), kinds))
+    """All living objects of these classes.
+
+    Compares ``type(value)``: ``isinstance`` may run code of the object.
+    """
+    return (value for value in gc.get_objects() if issubclass(type(value), kinds))

@@ -1,10 +1,10 @@
-"""A torch DataLoader under analysis: others like it are made, with data that is warm or cold."""
+"""A torch DataLoader under analysis: runs copies of it on samples that are warm or cold."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,17 +13,15 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import fetch
 
 from penstock import config
-from penstock.diagnose.analyze.delayed_reads import Late
-from penstock.diagnose.analyze.opened import Opened
-from penstock.diagnose.analyze.pagecache import characters_read
-from penstock.diagnose.analyze.report import Operation, Setup
-from penstock.diagnose.analyze.subject import (
-    BATCHES,
-    Files,
-    children,
-    operations_of,
-    relative_sizes,
+from penstock.diagnose.analyze.delayed_reads import DelayedReads
+from penstock.diagnose.analyze.report import OperationTime, Setup
+from penstock.diagnose.analyze.sample_files import (
+    OpenedFiles,
+    SampleFiles,
+    characters_read,
+    child_processes,
 )
+from penstock.diagnose.analyze.subject import BATCHES, BeginEpoch, operation_times, relative_sizes
 from penstock.diagnose.profile.measure import measure
 from penstock.diagnose.profile.result import StageCost
 from penstock.errors import PenstockError
@@ -32,14 +30,19 @@ from penstock.pipeline import from_dataset
 from penstock.store.value import cost
 from penstock.torch.dataloader import DataLoader as OwnLoader
 
-Iterate = Callable[[Any], Iterator[Any]]
-
 
 class TorchSubject:
-    """``iterate`` is torch's own ``__iter__``, past what stands in its place in the script."""
+    """Makes loaders like the script's own, with other batches.
+
+    ``iterate`` is torch's own ``__iter__``; ``opened`` records the files that the dataset opens.
+    """
 
     def __init__(
-        self, loader: DataLoader[Any], iterate: Iterate, opened: Opened, cache: int | None = None
+        self,
+        loader: DataLoader[Any],
+        iterate: BeginEpoch,
+        opened: OpenedFiles,
+        cache: int | None = None,
     ) -> None:
         self.notes: list[str] = []
         self._loader = loader
@@ -48,10 +51,10 @@ class TorchSubject:
         self._cache = cache or 0
         self._stream = isinstance(loader.dataset, IterableDataset)
         self._batches: list[Any] = []
-        self._files: Files | None = None
+        self._files: SampleFiles | None = None
         self._sample_bytes = 0.0
         self.sizes: tuple[float, ...] = ()
-        self.reads_to_prepare = True
+        self.prep_includes_reading = True
 
     @property
     def setup(self) -> Setup:
@@ -61,11 +64,11 @@ class TorchSubject:
         return Setup(
             loader="torch.utils.data.DataLoader",
             samples=self._length(),
-            batch=self._size,
+            batch=self._batch_size,
             workers=workers,
             kind="processes" if workers else "none",
             ahead=(loader.prefetch_factor or 2) * workers if workers else 0,
-            piece=self._size,
+            piece=self._batch_size,
             cores=config.cores(),
             sample_bytes=self._sample_bytes,
             cache=self._cache,
@@ -75,7 +78,7 @@ class TorchSubject:
         )
 
     @property
-    def _size(self) -> int:
+    def _batch_size(self) -> int:
         if self._batches and isinstance(self._batches[0], list):
             return len(self._batches[0])
         return self._loader.batch_size or 1
@@ -84,109 +87,115 @@ class TorchSubject:
         try:
             return len(self._loader.dataset)
         except (TypeError, NotImplementedError):
-            return self._size * BATCHES
+            return self._batch_size * BATCHES
 
-    def learn(self) -> None:
+    def choose_samples(self) -> None:
         if self._stream:
             self.notes.append(
-                "an IterableDataset decides by itself what it reads, so fetch and prep cannot be "
-                "told apart: both count as prep."
+                "an IterableDataset chooses its reads itself, so fetch and prep cannot be told "
+                "apart: both count as prep."
             )
             return
         with self._untouched():
-            whole = self._loader.batch_sampler is not None
-            sampler = self._loader.batch_sampler if whole else self._loader.sampler
+            batched = self._loader.batch_sampler is not None
+            sampler = self._loader.batch_sampler if batched else self._loader.sampler
             drawn = itertools.islice(iter(sampler), BATCHES)
-            self._batches = [list(one) if whole else one for one in drawn]
+            self._batches = [list(keys) if batched else keys for keys in drawn]
         self._opened.on = True
-        self._look_into()
+        self._read_samples()
         self._opened.on = False
 
-    def _look_into(self) -> None:
-        """Go through the samples once: which files they lie in, and how much is read."""
-        batches = self._made(self._batches, self._loader.num_workers)
+    def _read_samples(self) -> None:
+        """Read the samples once, to find their files and the bytes read per sample."""
+        batches = self._loader_like(self._batches, self._loader.num_workers)
         before = None
         count = 0
         for _ in range(len(self._batches)):
             next(batches)
             count += 1
-            if before is None:  # after the first, because imports read too
-                before, count = characters_read(children()), 0
-        after = characters_read(children())
+            if before is None:  # after the first batch, because imports read files too
+                before, count = characters_read(child_processes()), 0
+        after = characters_read(child_processes())
         batches.close()
-        files = self._opened.files() or self._listed()
-        samples = count * self._size
+        files = self._opened.files() or self._listed_files()
+        samples = count * self._batch_size
         if files:
-            self._files = Files(files, len(self._batches))
+            self._files = SampleFiles(files, len(self._batches))
             sizes = self._files.sizes()
-            each = sum(sizes) / max(1, len(self._batches) * self._size)
-            one_by_one = len(files) >= len(self._batches) * self._size / 2
-            if one_by_one:
+            # About as many files as samples: each sample is a file.
+            file_each = len(files) >= len(self._batches) * self._batch_size / 2
+            if file_each:
                 self.sizes = relative_sizes(sizes)
-            if one_by_one or before is None or after is None or not samples:
-                self._sample_bytes = each
+            if file_each or before is None or after is None or not samples:
+                self._sample_bytes = sum(sizes) / max(1, len(self._batches) * self._batch_size)
                 return
         if before is not None and after is not None and samples:
             self._sample_bytes = max(0, after - before) / samples
         if not files:
             self.notes.append(
-                "the dataset opens no files that could be seen, so its data could not be made "
-                "cold: fetch counts as prep."
+                "no files were found that the dataset reads, so its samples could not be dropped "
+                "from memory: fetch counts as prep."
             )
 
-    def _listed(self) -> list[str]:
-        """Paths that the dataset has in a list, as torchvision's do: C++ code opens its files
-        where nobody sees it."""
+    def _listed_files(self) -> list[str]:
+        """Files of the samples from a list of paths of the dataset, such as torchvision's.
+
+        The audit hook does not see files that C++ code opens.
+        """
         for name in ("samples", "imgs", "images", "files", "paths"):
             listed = getattr(self._loader.dataset, name, None)
             if not isinstance(listed, (list, tuple)) or not listed:
                 continue
-            flat = [i for one in self._batches for i in (one if isinstance(one, list) else [one])]
+            indices = [
+                index
+                for batch in self._batches
+                for index in (batch if isinstance(batch, list) else [batch])
+            ]
             try:
-                found = [listed[i] for i in flat]
+                items = [listed[index] for index in indices]
             except (TypeError, IndexError):
                 continue
-            paths = [one[0] if isinstance(one, (tuple, list)) else one for one in found]
-            if all(isinstance(one, str) for one in paths):
+            paths = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
+            if all(isinstance(path, str) for path in paths):
                 return paths
         return []
 
-    # Data in place of data.
+    # Other samples in place of the loader's own.
 
-    def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
-        with self._timing(workers is None):
-            return self._made(
+    def cached(self, workers: int | None = None, delays: Sequence[float] = ()) -> Iterator[Any]:
+        with self._batch_timing(workers is None):
+            return self._loader_like(
                 itertools.cycle(self._batches),
                 self._loader.num_workers if workers is None else workers,
-                late,
+                delays,
             )
 
     def cold(self) -> Iterator[Any] | None:
         if self._files is None:
             return None
         files = self._files
-        # A cache of that size would have so much of them.
-        held = self.setup.held(self._cache)
-        if held:
-            files = Files(files.paths[int(held * len(files.paths)) :], len(self._batches))
+        # Keep the files warm that a cache of this size would hold.
+        share = self.setup.cached_share(self._cache)
+        if share:
+            files = SampleFiles(files.paths[int(share * len(files.paths)) :], len(self._batches))
         files.drop_all()
-        batches = self._made(itertools.cycle(self._batches), self._loader.num_workers)
+        batches = self._loader_like(itertools.cycle(self._batches), self._loader.num_workers)
 
         def dropping() -> Iterator[Any]:
             try:
                 for batch in batches:
                     yield batch
-                    files.drop_some()
+                    files.drop_next_part()
             finally:
                 batches.close()
                 files.close()
 
         return dropping()
 
-    def reused(self) -> tuple[Iterator[Any], int] | None:
+    def with_refurbish(self) -> tuple[Iterator[Any], int] | None:
         return None
 
-    def replaced(self) -> Iterator[Any] | None:
+    def with_penstock(self) -> Iterator[Any] | None:
         loader = self._loader
         if self._stream or loader.batch_sampler is None:
             return None
@@ -194,13 +203,13 @@ class TorchSubject:
             with self._untouched():
                 own = OwnLoader(
                     loader.dataset,
-                    batch_sampler=_Again(self._batches),
+                    batch_sampler=_FixedBatches(self._batches),
                     num_workers=loader.num_workers or "auto",
                     collate_fn=loader.collate_fn,
                     worker_init_fn=loader.worker_init_fn,
                 )
         except (PenstockError, TypeError, ValueError) as error:
-            self.notes.append(f"Penstock's loader cannot take its place: {error}")
+            self.notes.append(f"Penstock's loader cannot replace this DataLoader: {error}")
             return None
 
         def batches() -> Iterator[Any]:
@@ -215,64 +224,63 @@ class TorchSubject:
     def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
         return None if self._files is None else self._files.reading(threads, cold=cold)
 
-    def _made(self, batches: Any, workers: int, late: Sequence[float] = ()) -> _Batches:
-        """A loader like the script's, with other batches; its batches, until it is closed."""
+    def _loader_like(
+        self, batches: Any, workers: int, delays: Sequence[float] = ()
+    ) -> _ClosableBatches:
+        """The batches of a loader like the script's, with other batches of indices."""
         loader = self._loader
         dataset: Any = loader.dataset
-        if late:
-            dataset = _Late(dataset, Late(late, self._size))
+        if delays:
+            dataset = _DelayedDataset(dataset, DelayedReads(delays, self._batch_size))
         if self._stream:
-            return _Batches(_endless(loader, self._iterate))
+            return _ClosableBatches(_endless(loader, self._iterate))
         given: dict[str, Any] = {
             "num_workers": workers,
             "collate_fn": loader.collate_fn,
             "pin_memory": loader.pin_memory,
             "timeout": loader.timeout if workers else 0,
             "worker_init_fn": loader.worker_init_fn,
-            # One of its own: the script's must be where it was when the analysis is over.
+            # Its own generator: the analysis must not change the state of the script's.
             "generator": torch.Generator(),
         }
         if workers:
             given["prefetch_factor"] = loader.prefetch_factor
             given["multiprocessing_context"] = loader.multiprocessing_context
         which = "batch_sampler" if self._loader.batch_sampler is not None else "sampler"
-        given[which] = _Again(batches)
+        given[which] = _FixedBatches(batches)
         if which == "sampler":
             given["batch_size"] = None
         with preserved_globals():
-            made: DataLoader[Any] = DataLoader(dataset, **given)
-            return _Batches(self._iterate(made))
+            copied: DataLoader[Any] = DataLoader(dataset, **given)
+            return _ClosableBatches(self._iterate(copied))
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
-        """Leave no trace in the generators that the script draws from."""
-        found = [
-            one
-            for one in (self._loader.generator, getattr(self._loader.sampler, "generator", None))
-            if one is not None
-        ]
-        states = [one.get_state() for one in found]
+        """Restore all generators that the script draws from afterwards."""
+        own, of_sampler = self._loader.generator, getattr(self._loader.sampler, "generator", None)
+        generators = [generator for generator in (own, of_sampler) if generator is not None]
+        states = [generator.get_state() for generator in generators]
         with preserved_globals():
             try:
                 yield
             finally:
-                for one, state in zip(found, states, strict=True):
-                    one.set_state(state)
+                for generator, state in zip(generators, states, strict=True):
+                    generator.set_state(state)
 
-    # What was seen.
+    # Measurements.
 
     @contextmanager
-    def _timing(self, on: bool) -> Iterator[None]:
-        """Have the workers that are started here note how long their batches take."""
+    def _batch_timing(self, on: bool) -> Iterator[None]:
+        """Let workers that are started inside the block note the seconds of their batches."""
         kind = fetch._MapDatasetFetcher
         before = kind.fetch
         note = self._opened.note
 
         def timed(self: Any, given: Any) -> Any:
             started = time.perf_counter()
-            found = before(self, given)
+            batch = before(self, given)
             note("times", b"%.6f\n" % (time.perf_counter() - started))
-            return found
+            return batch
 
         if on:
             kind.fetch = timed
@@ -281,20 +289,20 @@ class TorchSubject:
         finally:
             kind.fetch = before
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[OperationTime]:
         if self._stream:
             return ()
         try:
             with self._untouched():
-                pipeline = from_dataset(self._loader.dataset).batch(self._size)
+                pipeline = from_dataset(self._loader.dataset).batch(self._batch_size)
                 profile = measure(pipeline, samples=64, seconds=3.0)
-        except Exception as error:  # whatever a dataset may raise outside its loader
+        except Exception as error:  # a dataset may raise anything outside its loader
             self.notes.append(f"operations could not be timed one by one: {error}")
             return ()
         rows: list[StageCost] = []
         for row in profile.written:
             rows += row.parts or (row,)
-        return operations_of(rows)
+        return operation_times(rows)
 
     def batch_times(self) -> Sequence[float]:
         return self._opened.times()
@@ -304,22 +312,22 @@ class TorchSubject:
             self._files.close()
 
 
-class _Late:
-    """Another dataset, whose samples come late. In all else it passes for that one."""
+class _DelayedDataset:
+    """Another dataset with delayed reads. All other attributes are those of that dataset."""
 
-    def __init__(self, dataset: Any, late: Late) -> None:
-        self.__dict__.update(_dataset=dataset, _late=late)
+    def __init__(self, dataset: Any, delays: DelayedReads) -> None:
+        self.__dict__.update(_dataset=dataset, _delays=delays)
 
     def __getitem__(self, index: Any) -> Any:
-        self._late.wait()
+        self._delays.wait()
         return self._dataset[index]
 
     def __getitems__(self, indices: list[Any]) -> Any:
-        together = getattr(self._dataset, "__getitems__", None)
-        if together is None:
+        get_items = getattr(self._dataset, "__getitems__", None)
+        if get_items is None:
             return [self[index] for index in indices]
-        self._late.wait(len(indices))
-        return together(indices)
+        self._delays.wait(len(indices))
+        return get_items(indices)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -333,8 +341,8 @@ class _Late:
         setattr(self._dataset, name, value)
 
 
-class _Again:
-    """The same batches of indices for every epoch, or for one that has no end."""
+class _FixedBatches:
+    """A sampler with given batches of indices; an endless iterator makes one endless epoch."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -346,27 +354,27 @@ class _Again:
         return len(self._batches)
 
 
-class _Batches:
-    """An iterator that can be closed: its workers end then, not when it is collected."""
+class _ClosableBatches:
+    """An iterator with ``close``, which ends its workers at once."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self._found: Iterator[Any] | None = batches
+        self._batches: Iterator[Any] | None = batches
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self._found is None:
+        if self._batches is None:
             raise StopIteration
-        return next(self._found)
+        return next(self._batches)
 
     def close(self) -> None:
-        found, self._found = self._found, None
-        end = getattr(found, "_shutdown_workers", None) or getattr(found, "close", None)
+        batches, self._batches = self._batches, None
+        end = getattr(batches, "_shutdown_workers", None) or getattr(batches, "close", None)
         if end is not None:
             end()
 
 
-def _endless(loader: Any, iterate: Iterate) -> Iterator[Any]:
+def _endless(loader: Any, iterate: BeginEpoch) -> Iterator[Any]:
     while True:
         yield from iterate(loader)

@@ -1,4 +1,4 @@
-"""Scripts that have never heard of Penstock, analysed as they are."""
+"""``penstock analyze`` on scripts that do not use Penstock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 from tests.support import SCRIPTS
 
 LONG = ("--epochs", "400")
-"""More than is ever needed: an analysis ends the script."""
+"""More epochs than an analysis needs: it ends the script."""
 
 
 class Analysed(NamedTuple):
@@ -28,8 +28,8 @@ class Analysed(NamedTuple):
     output: Path
 
     @property
-    def report(self) -> Report:
-        return Report.load(self.output.with_suffix(".json"))
+    def report(self) -> AnalysisReport:
+        return AnalysisReport.load(self.output.with_suffix(".json"))
 
 
 def analysed(
@@ -57,7 +57,7 @@ def analysed(
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_a_tutorial_is_analysed_as_it_is(
+def test_a_tutorial_is_analysed_unchanged(
     variables: dict[str, str], place: Path, tmp_path: Path
 ) -> None:
     words = ("--data", str(place / "photos"), "--workers", "2", *LONG)
@@ -67,13 +67,13 @@ def test_a_tutorial_is_analysed_as_it_is(
     assert verdict in ("compute-bound", "prep-bound", "fetch-bound")
     assert "penstock: done; the script ends here" in done.error
     ends = [line for line in done.out.splitlines() if line.startswith("loss ")]
-    assert not ends, "it came to its end"
+    assert not ends, "the script ran to its end"
     report = done.report
     assert (report.setup.samples, report.setup.batch, report.setup.workers) == (26, 8, 2)
     assert report.setup.loader == "torch.utils.data.DataLoader"
     names = [phase.name for phase in report.phases]
     assert names == ["as it is", "cached", "prep", "replay", "cold", "storage", "cache"]
-    # The files were found where the workers opened them.
+    # The files were recorded in the workers that opened them.
     files = list((place / "photos" / "train").rglob("*.jpg"))
     mean = sum(one.stat().st_size for one in files) / len(files)
     assert report.setup.sample_bytes == pytest.approx(mean, rel=0.25)
@@ -82,8 +82,9 @@ def test_a_tutorial_is_analysed_as_it_is(
     assert any("Resize" in one for one in operations), operations
     assert len(report.batch_times) > 4
     assert done.output.with_suffix(".html").read_text().startswith("<!doctype html>")
-    # Nothing is left, and the report can be asked.
-    assert not [one for one in psutil.process_iter() if _mentions(one, str(place / "photos"))]
+    # No process is left, and what-if can read the report.
+    photos = str(place / "photos")
+    assert not [process for process in psutil.process_iter() if _mentions(process, photos)]
     asked = subprocess.run(
         [sys.executable, "-m", "penstock", "what-if", f"{done.output}.json", "--json"],
         env=variables,
@@ -101,7 +102,7 @@ def _mentions(process: psutil.Process, word: str) -> bool:
         return False
 
 
-def test_a_script_goes_on_with_its_model_as_it_was(
+def test_a_script_goes_on_with_its_model_restored(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
     alone = subprocess.run(
@@ -130,7 +131,7 @@ def test_a_script_goes_on_with_its_model_as_it_was(
     ("script", "package"),
     [("with_lightning.py", "lightning"), ("with_accelerate.py", "accelerate")],
 )
-def test_loops_of_libraries_are_analysed_too(
+def test_training_loops_of_libraries_are_analysed_too(
     variables: dict[str, str], tmp_path: Path, script: str, package: str
 ) -> None:
     if importlib.util.find_spec(package) is None:
@@ -150,10 +151,10 @@ def test_every_rank_is_measured_and_the_slowest_named(
     both = {report.setup.rank, *(one.setup.rank for one in report.ranks)}
     assert both == {0, 1}
     assert report.setup.world == 2
-    # They went together: as many steps in each phase of the loop.
+    # Ranks run together: each phase has as many steps on both.
     (other,) = report.ranks
     for name in ("as it is", "cached", "replay"):
-        mine, theirs = report.phase(name), other.phase(name)  # type: ignore[arg-type]
+        mine, theirs = report.phase(name), other.phase(name)
         assert mine is not None
         assert theirs is not None
         assert mine.steps == theirs.steps
@@ -168,24 +169,24 @@ def test_every_rank_is_measured_and_the_slowest_named(
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("raise ValueError('mine')", "No process of"),
         (
             "import torch; from torch.utils.data import DataLoader\n"
             "with torch.no_grad():\n for _ in DataLoader(range(8)): pass",
-            "No training loop asked a loader",
+            "No training loop took batches from a loader",
         ),
         (
             "from torch.utils.data import DataLoader\n"
             "epoch = iter(DataLoader(range(8)))\n"
             "for _ in range(3): next(epoch)",
-            "The script was over after 3 steps",
+            "The script ended after 3 steps",
         ),
     ],
 )
-def test_a_script_that_cannot_be_analysed_is_told_why(
-    variables: dict[str, str], tmp_path: Path, code: str, says: str
+def test_an_analysis_without_a_result_says_why(
+    variables: dict[str, str], tmp_path: Path, code: str, message: str
 ) -> None:
     command: list[Any] = [sys.executable, "-m", "penstock", "analyze", "--output"]
     done = subprocess.run(
@@ -197,5 +198,5 @@ def test_a_script_that_cannot_be_analysed_is_told_why(
         check=False,
     )
     assert done.returncode == 1
-    assert says in done.stderr
+    assert message in done.stderr
     assert not list(tmp_path.glob("none*"))

@@ -1,4 +1,4 @@
-"""A real browser to look at pages with: Chromium without a window, spoken to over a pipe."""
+"""A real browser for tests of pages: headless Chromium, controlled over a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Browser:
-    """One page in one browser. What its console complains about is gathered in ``complaints``."""
+    """One page in one browser. ``complaints`` holds the errors and warnings of its console."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
@@ -28,7 +28,7 @@ class Browser:
         self._loaded = False
         self.complaints: list[str] = []
         self.asked: list[str] = []
-        """Addresses that the page has asked for, but for its own."""
+        """Addresses that the page requested, without its own."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -42,10 +42,10 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            found = self._next()
-            if found.get("id") == self._number:
-                assert "error" not in found, found["error"]
-                result: dict[str, Any] = found["result"]
+            message = self._next()
+            if message.get("id") == self._number:
+                assert "error" not in message, message["error"]
+                result: dict[str, Any] = message["result"]
                 return result
 
     def _next(self, patience: float = 60.0) -> dict[str, Any]:
@@ -57,21 +57,21 @@ class Browser:
             assert more, "the browser is gone"
             self._rest += more
         text, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(text)
-        self._note(found.get("method", ""), found.get("params", {}))
-        return found
+        message: dict[str, Any] = json.loads(text)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
 
-    def _note(self, method: str, said: dict[str, Any]) -> None:
+    def _note(self, method: str, event: dict[str, Any]) -> None:
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Network.requestWillBeSent":
-            self.asked.append(said["request"]["url"])
+            self.asked.append(event["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(said["exceptionDetails"]))
-        elif method == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(said["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning"):
-            self.complaints.append(json.dumps(said["args"]))
+            self.complaints.append(json.dumps(event["exceptionDetails"]))
+        elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(event["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
+            self.complaints.append(json.dumps(event["args"]))
 
     def open(self, page: Path, scheme: str, width: int = 1180, height: int = 900) -> None:
         """Load a file in the light or dark scheme."""
@@ -90,28 +90,28 @@ class Browser:
         self.call("Page.navigate", url=page.as_uri())
         while not self._loaded:
             self._next()
-        self.asked = [one for one in self.asked if one != page.as_uri()]
+        self.asked = [address for address in self.asked if address != page.as_uri()]
 
     def run(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
-        found = self.call(
+        """The value of a JavaScript expression, or of the promise that it returns."""
+        answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def picture(self, path: Path, whole: bool = True) -> None:
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
-        path.write_bytes(base64.b64decode(found["data"]))
+        image = self.call("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
+        path.write_bytes(base64.b64decode(image["data"]))
 
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """A browser of its own, whose files lie in ``profile``; it is gone afterwards."""
+    """Start a browser with its files in ``profile``, and end it afterwards."""
     assert CHROMIUM is not None
     to_read, from_us = os.pipe()
     to_us, to_write = os.pipe()
-    # It reads from descriptor 3 and writes to 4: the shell puts ours there.
+    # Chromium reads from descriptor 3 and writes to 4: the shell puts our pipes there.
     command = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
     options = (
         "--headless=new",

@@ -1,4 +1,4 @@
-"""Reports to try things on, made up: an image pipeline on a slow disk, and variations of it."""
+"""Invented reports for tests: an image pipeline on a slow disk, and variations of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.remedies import Remedy
 from penstock.diagnose.analyze.report import (
+    AnalysisReport,
     Costs,
-    Operation,
+    OperationTime,
     Phase,
     PhaseName,
     Rate,
-    Report,
     Setup,
     Wait,
 )
@@ -41,15 +41,15 @@ COSTS = Costs(
 
 
 def remedy(title: str, gain: float, code: str, why: str = "") -> Remedy:
-    """One that helps by a cache of all the data."""
+    """A remedy whose change is a cache of all the data."""
     change = Change(cache=5_500_000_000)
     return Remedy(title, gain, code, why, predict(report(), change), change)
 
 
-def report(**changed: object) -> Report:
-    """Fetch-bound: storage gives 909 samples a second, four workers 1,900, the device takes 2,000.
+def report(**changed: object) -> AnalysisReport:
+    """A fetch-bound report, with fields of ``Setup`` and ``Costs`` changed as given.
 
-    Names of ``Setup`` and ``Costs`` change these.
+    Storage delivers 909 samples per second, four workers prepare 1,900, the device takes 2,000.
     """
     setup = {name: value for name, value in changed.items() if hasattr(SETUP, name)}
     costs = {name: value for name, value in changed.items() if hasattr(COSTS, name)}
@@ -61,7 +61,7 @@ def report(**changed: object) -> Report:
         ("storage", 909),
         ("cache", 54_000),
     ]
-    return Report(
+    return AnalysisReport(
         setup=replace(SETUP, **setup),  # type: ignore[arg-type]
         costs=replace(COSTS, **costs),  # type: ignore[arg-type]
         phases=tuple(
@@ -69,10 +69,10 @@ def report(**changed: object) -> Report:
             for name, rate in phases
         ),
         operations=(
-            Operation("decode", "map", 1.2, 0.60, nbytes=562_500),
-            Operation("random_resized_crop", "map", 0.5, 0.25, random=True, nbytes=150_528),
-            Operation("random_flip", "map", 0.1, 0.05, random=True, nbytes=150_528),
-            Operation("normalize", "map", 0.2, 0.10, nbytes=602_112),
+            OperationTime("decode", "map", 1.2, 0.60, nbytes=562_500),
+            OperationTime("random_resized_crop", "map", 0.5, 0.25, random=True, nbytes=150_528),
+            OperationTime("random_flip", "map", 0.1, 0.05, random=True, nbytes=150_528),
+            OperationTime("normalize", "map", 0.2, 0.10, nbytes=602_112),
         ),
         batch_times=tuple(0.128 + 0.002 * (n % 9) for n in range(60)),
         waits=tuple(
@@ -86,8 +86,8 @@ def report(**changed: object) -> Report:
     )
 
 
-def bound_by(bound: str, **changed: object) -> Report:
-    """The same script where another thing is slow, with phases to match."""
+def bound_by(bound: str, **changed: object) -> AnalysisReport:
+    """The same script with the given bottleneck, and phases to match."""
     rates: dict[str, dict[PhaseName, float]] = {
         "fetch": {"replay": 2_000, "cached": 1_880, "cold": 900, "prep": 1_900, "storage": 909},
         "prep": {"replay": 2_000, "cached": 840, "cold": 800, "prep": 850, "storage": 9_090},
@@ -106,14 +106,15 @@ def bound_by(bound: str, **changed: object) -> Report:
     return replace(made, phases=phases)
 
 
-def rich(**changed: object) -> Report:
-    """One with everything that a page can show, and with times as they scatter."""
+def rich(**changed: object) -> AnalysisReport:
+    """A report with everything that a page can show: two ranks, notes and scattered times."""
     chance = random.Random(0)
     waits, now = [], 0.0
-    for phase, middle in (("replay", 2e-4), ("cached", 3e-3), ("cold", 0.037)):
+    phases: list[tuple[PhaseName, float]] = [("replay", 2e-4), ("cached", 3e-3), ("cold", 0.037)]
+    for phase, middle in phases:
         for _ in range(80):
             wait, step = chance.lognormvariate(0, 0.5) * middle, 0.032 * chance.uniform(0.98, 1.04)
-            waits.append(Wait(now, phase, wait, step))  # type: ignore[arg-type]
+            waits.append(Wait(now, phase, wait, step))
             now += wait + step
         now += 5.0
     made = replace(

@@ -1,34 +1,34 @@
-"""A torch DataLoader is analysed without a trace, and what was trained is put back."""
+"""A torch DataLoader is analysed without side effects, and training is restored afterwards."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from penstock.diagnose.analyze.opened import Opened
+from penstock.diagnose.analyze.sample_files import OpenedFiles
 from penstock.torch.device import TorchDevice
-from penstock.torch.restoring import Before
+from penstock.torch.restoring import SavedTraining
 from penstock.torch.subject import TorchSubject
 
 
-class Notes(Opened):
-    """Without the audit hook, which would stay in this process: files are told to it."""
+class Notes(OpenedFiles):
+    """Without the audit hook, which could not be removed from this process."""
 
     def __init__(self, directory: Path) -> None:
         self.on = False
         self._directory = directory
 
 
-class Files(Dataset[torch.Tensor]):
-    """Samples in files of their own, opened where nobody sees it."""
+class FileDataset(Dataset[torch.Tensor]):  # type: ignore[misc]
+    """Each sample is a file, and nothing records that it is opened."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.samples = []
@@ -53,48 +53,60 @@ def notes(tmp_path: Path) -> Notes:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Files:
+def data(tmp_path: Path) -> FileDataset:
     place = tmp_path / "data"
     place.mkdir()
-    return Files(place, 64)
+    return FileDataset(place, 64)
 
 
-def subject_of(loader: DataLoader[Any], notes: Opened) -> TorchSubject:
+def close(batches: Iterator[Any]) -> None:
+    cast(Generator[Any], batches).close()
+
+
+def subject_of(loader: DataLoader[Any], notes: OpenedFiles) -> TorchSubject:
     return TorchSubject(loader, DataLoader.__iter__, notes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_analysis_leaves_no_trace_in_the_scripts_generators(
-    data: Files, notes: Notes, workers: int
+def test_an_analysis_does_not_change_the_generators_of_the_script(
+    data: FileDataset, notes: Notes, workers: int
 ) -> None:
     loader = DataLoader(
         data, 4, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5)
     )
-    expected = [one.tolist() for one in loader]
-    loader.generator.manual_seed(5)  # type: ignore[union-attr]
+    expected = [batch.tolist() for batch in loader]
+    loader.generator.manual_seed(5)
     torch.manual_seed(1)
     random.seed(2)
     np.random.seed(3)
-    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1])
+    before = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"],
+    )
     subject = subject_of(loader, notes)
-    subject.learn()
+    subject.choose_samples()
     cached = subject.cached()
     found = list(islice(cached, 3))
-    cached.close()  # type: ignore[attr-defined]
+    close(cached)
     subject.operations()
     subject.close()
-    after = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1])
+    after = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"],
+    )
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
-    assert np.array_equal(before[2], after[2])  # type: ignore[arg-type]
-    assert [len(one) for one in found] == [4, 4, 4]
-    assert [one.tolist() for one in loader] == expected
+    assert np.array_equal(before[2], after[2])
+    assert [len(batch) for batch in found] == [4, 4, 4]
+    assert [batch.tolist() for batch in loader] == expected
 
 
-def test_what_a_loader_is_like_is_told(data: Files, notes: Notes) -> None:
+def test_the_setup_describes_the_loader(data: FileDataset, notes: Notes) -> None:
     loader = DataLoader(data, 4, num_workers=2, prefetch_factor=3)
     subject = subject_of(loader, notes)
-    subject.learn()
+    subject.choose_samples()
     subject.close()
     setup = subject.setup
     assert (setup.samples, setup.batch, setup.piece) == (64, 4, 4)
@@ -103,31 +115,31 @@ def test_what_a_loader_is_like_is_told(data: Files, notes: Notes) -> None:
     assert 0.5 < subject.sizes[0] < 1.0 < subject.sizes[-1] < 1.5
 
 
-def test_batches_that_are_timed_are_noted_by_the_workers(data: Files, notes: Notes) -> None:
+def test_workers_note_the_times_of_their_batches(data: FileDataset, notes: Notes) -> None:
     subject = subject_of(DataLoader(data, 4, num_workers=2), notes)
-    subject.learn()
+    subject.choose_samples()
     assert subject.batch_times() == []
     cached = subject.cached()
-    assert len(list(islice(cached, 40))) == 40  # more than there are: they come again
-    cached.close()  # type: ignore[attr-defined]
+    assert len(list(islice(cached, 40))) == 40  # more than there are: they are repeated
+    close(cached)
     assert len(subject.batch_times()) >= 40
     subject.close()
 
 
-def test_penstock_takes_its_place_with_the_same_batches(data: Files, notes: Notes) -> None:
+def test_penstocks_loader_yields_the_same_batches(data: FileDataset, notes: Notes) -> None:
     loader = DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(5))
     subject = subject_of(loader, notes)
-    subject.learn()
-    theirs, ours = subject.cached(), subject.replaced()
+    subject.choose_samples()
+    theirs, ours = subject.cached(), subject.with_penstock()
     assert ours is not None
     expected, found = list(islice(theirs, 3)), list(islice(ours, 3))
-    ours.close()  # type: ignore[attr-defined]
+    close(ours)
     subject.close()
-    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
 
 
-class Told(Files):
-    """A dataset whose workers tell it something, and which is asked for many at once."""
+class AdjustableDataset(FileDataset):
+    """A dataset that workers adjust, and that reads several samples at once."""
 
     more = 0
 
@@ -135,91 +147,92 @@ class Told(Files):
         return [self[index] + self.more for index in indices]
 
 
-def tell(worker: int) -> None:
+def adjust(worker: int) -> None:
     info = torch.utils.data.get_worker_info()
     assert info is not None
-    assert len(info.dataset.samples) == 4  # type: ignore[attr-defined]
-    info.dataset.more = 100  # type: ignore[attr-defined]
+    assert len(info.dataset.samples) == 4
+    info.dataset.more = 100
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_samples_that_come_late_are_the_same(data: Files, notes: Notes, workers: int) -> None:
+def test_delayed_samples_are_the_same(data: FileDataset, notes: Notes, workers: int) -> None:
     subject = subject_of(DataLoader(data, 4, num_workers=workers), notes)
-    subject.learn()
-    at_once, late = subject.cached(workers), subject.cached(workers, (0.0, 0.002))
-    assert [one.tolist() for one in islice(late, 5)] == [one.tolist() for one in islice(at_once, 5)]
+    subject.choose_samples()
+    at_once, delayed = subject.cached(workers), subject.cached(workers, (0.0, 0.002))
+    expected = [batch.tolist() for batch in islice(at_once, 5)]
+    assert [batch.tolist() for batch in islice(delayed, 5)] == expected
     subject.close()
-    late.close()  # type: ignore[attr-defined]
-    at_once.close()  # type: ignore[attr-defined]
+    close(delayed)
+    close(at_once)
 
 
-def test_a_dataset_that_is_late_passes_for_itself(tmp_path: Path, notes: Notes) -> None:
-    loader = DataLoader(Told(tmp_path, 4), 2, num_workers=1, worker_init_fn=tell)
+def test_workers_can_adjust_a_delayed_dataset(tmp_path: Path, notes: Notes) -> None:
+    loader = DataLoader(AdjustableDataset(tmp_path, 4), 2, num_workers=1, worker_init_fn=adjust)
     subject = subject_of(loader, notes)
-    subject.learn()
-    late = subject.cached(1, (0.0, 0.002))
-    found = [one.tolist() for one in islice(late, 2)]
+    subject.choose_samples()
+    delayed = subject.cached(1, (0.0, 0.002))
+    found = [batch.tolist() for batch in islice(delayed, 2)]
     assert found == [[[100, 100], [101, 101]], [[102, 102], [103, 103]]]
-    late.close()  # type: ignore[attr-defined]
+    close(delayed)
     subject.close()
 
 
-def test_a_loader_of_single_samples_is_analysed_too(data: Files, notes: Notes) -> None:
+def test_a_loader_without_batches_is_analysed_too(data: FileDataset, notes: Notes) -> None:
     subject = subject_of(DataLoader(data, batch_size=None), notes)
-    subject.learn()
+    subject.choose_samples()
     cached = subject.cached()
-    assert [one.tolist() for one in islice(cached, 2)] == [[0, 0], [1, 1]]
+    assert [batch.tolist() for batch in islice(cached, 2)] == [[0, 0], [1, 1]]
     assert subject.setup.batch == 1
-    assert subject.replaced() is None
+    assert subject.with_penstock() is None
     subject.close()
 
 
-class Stream(IterableDataset[int]):
+class Stream(IterableDataset[int]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
 
 
-def test_a_stream_counts_as_preparation_altogether(notes: Notes) -> None:
+def test_the_fetching_of_a_stream_counts_as_preparation(notes: Notes) -> None:
     subject = subject_of(DataLoader(Stream(), 2), notes)
-    subject.learn()
+    subject.choose_samples()
     assert "cannot be told apart" in subject.notes[0]
     assert subject.cold() is None
     assert subject.reading(1, cold=True) is None
     cached = subject.cached()
-    assert len(list(islice(cached, 7))) == 7  # it begins again
+    assert len(list(islice(cached, 7))) == 7  # it is repeated
     subject.close()
 
 
 # The device.
 
 
-def test_a_batch_that_the_loop_writes_into_is_replayed_as_it_was() -> None:
+def test_a_batch_that_the_loop_writes_into_is_replayed_unchanged() -> None:
     device = TorchDevice(torch.device("cpu"))
     batch = device.to_device((torch.ones(3), {"label": torch.zeros(2)}, "name"))
-    assert device.again(batch) is batch
-    fresh = device.again(batch)
+    assert device.replayed(batch) is batch
+    fresh = device.replayed(batch)
     fresh[0].add_(1)
-    copied = device.again(batch)
+    copied = device.replayed(batch)
     assert copied[0] is not batch[0]
     assert copied[2] == "name"
     copied[0].add_(1)
-    assert torch.equal(device.again(batch)[0], batch[0])
+    assert torch.equal(device.replayed(batch)[0], batch[0])
 
 
-def test_copies_are_timed_where_there_is_a_device() -> None:
+def test_copies_to_a_device_are_timed() -> None:
     device = TorchDevice(torch.device("cpu"))
     assert device.name == "cpu"
-    assert device.copying([torch.ones(8)]) == 0.0
+    assert device.copy_seconds([torch.ones(8)]) == 0.0
     assert device._timed_copies([torch.ones(8), "text"]) > 0.0
     device.sync()
     assert device.agree(True)
     assert not device.agree(False)
 
 
-# What was trained.
+# Restoring.
 
 
-def test_training_goes_on_as_if_nothing_had_been() -> None:
+def test_training_continues_from_the_saved_state() -> None:
     def made() -> tuple[Any, Any, Any]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(
@@ -242,7 +255,7 @@ def test_training_goes_on_as_if_nothing_had_been() -> None:
     expected = train(*made(), 6)
     parts = made()
     first = train(*parts, 2)
-    before = Before()
+    saved = SavedTraining()
     train(*parts, 3)
-    before.restore()
+    saved.restore()
     assert first + train(*parts, 4) == expected

@@ -1,4 +1,4 @@
-"""``penstock.analyze``: an analysis of a loader, with a function as its training step."""
+"""``penstock.analyze``: the analysis of a loader, with a function as the training step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from penstock import config
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
-from penstock.diagnose.analyze.probe import Epochs, Probe
-from penstock.diagnose.analyze.report import Report
-from penstock.diagnose.analyze.subject import Device, Host, Subject
+from penstock.diagnose.analyze.phase_runner import Epochs, PhaseRunner
+from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.subject import Host, StepDevice, Subject
 from penstock.errors import ReportError
 from penstock.loader import Loader
 
@@ -26,12 +26,13 @@ def analyze(
     seconds: float = 60.0,
     cache: int | str | None = None,
     told: Callable[[str], None] | None = None,
-) -> Report:
-    """Why does training wait? ``step`` is called with batches, replayed, cached and cold in turn.
+) -> AnalysisReport:
+    """Find out why training waits: call ``step`` with replayed, cached and cold batches in turn.
 
-    ``loader`` is Penstock's or torch's. ``seconds`` is the time for all phases together, ``cache``
-    a budget to be taken as filled, ``told`` hears what is measured. Printing the report shows the
-    verdict and what would help; ``report.save(path)`` is for ``penstock what-if``.
+    ``loader`` is a loader of Penstock or of torch. ``seconds`` is the time for all phases together.
+    ``cache`` is the size of a cache that the cold phase assumes to be full. ``told`` is called with
+    a line about each measurement. Print the report to see the verdict and the remedies; save it
+    with ``report.save(path)`` for ``penstock what-if``.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -45,27 +46,27 @@ def analyze(
     budget = None if cache is None else config.size(cache, "cache")
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         subject, device, iterate = _subject(loader, budget, Path(place))
-        probe = Probe(subject, device, seconds=seconds, told=told)
-        with contextlib.closing(probe.run(Epochs(iterate))) as batches:  # type: ignore[type-var]
+        runner = PhaseRunner(subject, device, seconds=seconds, on_progress=told)
+        with contextlib.closing(runner.run(Epochs(iterate))) as batches:  # type: ignore[type-var]
             for batch in batches:
                 step(batch)
-    if probe.report is None:
-        raise ReportError("the loader gave no batch, so there is nothing to analyse.")
-    return probe.report
+    if runner.report is None:
+        raise ReportError("the analysis ended without a report: the loader gave no batch.")
+    return runner.report
 
 
 def _subject(
     loader: Any, cache: int | None, place: Path
-) -> tuple[Subject, Device, Callable[[], Any]]:
+) -> tuple[Subject, StepDevice, Callable[[], Any]]:
     if isinstance(loader, Loader):
         return LoaderSubject(loader, cache), Host(), lambda: iter(loader)
     if "torch" in sys.modules:
-        # By name: what imports torch lies above this room.
+        # Imported by name: this room may not import penstock.torch, which is above it.
         adapter = importlib.import_module("penstock.torch.analysis")
-        found = adapter.subject_of(loader, cache, place)
-        if found is not None:
-            subject, device = found
+        adapted = adapter.subject_of(loader, cache, place)
+        if adapted is not None:
+            subject, device = adapted
             return subject, device, lambda: iter(loader)
     raise ReportError(
-        f"analyze() got {type(loader).__name__}; give a loader of Penstock, or a torch DataLoader."
+        f"analyze() got a {type(loader).__name__}; give a loader of Penstock or a torch DataLoader."
     )

@@ -1,7 +1,7 @@
-"""What waiting costs a worker beside the wait: seen on samples that come late on purpose.
+"""What waiting for a sample costs a worker beyond the wait, measured with reads that are delayed.
 
-Whoever has waited is slower afterwards: others have used the caches, the core's clock went down, a
-thread must be woken. How much that is depends on how long the wait was.
+A worker is slower after a wait: other work has replaced the contents of the CPU caches, the clock
+of the core went down, and a thread must be woken. The loss depends on the length of the wait.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from typing import Any
 from penstock.diagnose.analyze.report import Curve
 
 FROM_STORAGE = math.inf
-"""How late samples are that are fetched instead of coming out of memory."""
+"""The delay that stands for reading a sample from storage instead of memory."""
 
 WAITS = (1 / 3, 1.0, 3.0)
+"""Delays that are tried, as multiples of the wait for storage."""
+
 SHORTEST, LONGEST = 1e-4, 1e-2
-"""Parts and multiples of the wait for storage that are tried, but no shorter and no longer ones."""
+"""Limits of the delays that are tried, in seconds."""
 
 MOST = 0.3
-"""A loss above this part of its wait is noise: what was seen is a tenth to a quarter."""
+"""A loss above this share of its wait is noise: measured losses are a tenth to a quarter."""
 
 LEAST = 3
-"""How often each is seen at least."""
+"""Least number of measurements of each delay."""
 
 SLEEPS = 50
-"""How often it is seen how long a sleep really takes."""
+"""Number of sleeps that are timed to see how long a sleep really takes."""
 
 
-class Late:
-    """Keeps whoever reads waiting: for one batch after the other as long as ``late`` says in turn.
+class DelayedReads:
+    """Delays reads: all samples of a batch by the same value of ``delays``, batches in turn.
 
-    It counts what one worker reads; each process has a count of its own.
+    It counts the reads of one worker; each process has its own count.
     """
 
-    def __init__(self, late: Sequence[float], batch: int) -> None:
-        self._late = late
+    def __init__(self, delays: Sequence[float], batch: int) -> None:
+        self._delays = delays
         self._batch = batch
         self._count = 0
 
     def wait(self, samples: int = 1) -> bool:
-        """Wait for so many; whether they are to be read from storage instead."""
-        seconds = self._late[self._count // self._batch % len(self._late)]
+        """Wait for the next samples; return whether to read them from storage instead."""
+        seconds = self._delays[self._count // self._batch % len(self._delays)]
         self._count += samples
         if seconds == FROM_STORAGE:
             return True
@@ -55,8 +57,8 @@ class Late:
         return False
 
 
-def losses(
-    batches_of: Callable[[Sequence[float]], Iterator[Any]],
+def wait_losses(
+    delayed_batches: Callable[[Sequence[float]], Iterator[Any]],
     wait: float,
     *,
     batch: int,
@@ -65,43 +67,43 @@ def losses(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> tuple[Curve, float | None]:
-    """What a worker loses on a sample after it has waited, by how long; and how much longer one
-    takes that it fetches, where ``fetches`` says that it can be told to.
+    """The loss per sample by length of the wait, and the extra time of a sample from storage.
 
-    ``batches_of`` gives batches that are as late in turn as it is told. All kinds come in turn and
-    again and again, so that what disturbs one of them disturbs all.
+    ``delayed_batches`` makes batches with the given delays. ``fetches``: it can also read from
+    storage; if it cannot, the second result is ``None``. All delays take turns, so that a
+    disturbance of the machine affects all of them.
     """
     around = [factor * wait for factor in WAITS]
-    waits = [one for one in around if SHORTEST <= one <= LONGEST]
+    waits = [delay for delay in around if SHORTEST <= delay <= LONGEST]
     waits = waits or [min(LONGEST, max(SHORTEST, wait))]
-    # Those that there is time for.
+    # Leave out the delays that do not fit into the time.
     sums = accumulate(waits)
-    waits = [one for one, sum_of in zip(waits, sums, strict=True) if batch * sum_of < seconds]
-    turns = (0.0, *waits, *([FROM_STORAGE] if fetches else []))
-    if len(turns) == 1:
+    waits = [delay for delay, total in zip(waits, sums, strict=True) if batch * total < seconds]
+    delays = (0.0, *waits, *([FROM_STORAGE] if fetches else []))
+    if len(delays) == 1:
         return (), None
-    took: list[list[float]] = [[] for _ in turns]
-    with closing(batches_of(turns)) as batches:  # type: ignore[type-var]
-        next(batches)  # of the first batch of all, its start is a part
+    took: list[list[float]] = [[] for _ in delays]
+    with closing(delayed_batches(delays)) as batches:  # type: ignore[type-var]
+        next(batches)  # the first batch of all includes the start of the worker
         began = clock()
         while len(took[0]) < LEAST or clock() - began < seconds:
-            for one in (*took[1:], took[0]):
+            for times in (*took[1:], took[0]):
                 before = clock()
                 next(batches)
-                one.append((clock() - before) / batch)
-    at_once, *others = map(median, took)
-    fetched = others.pop() - at_once if fetches else None
-    # Being woken is a part of every wait for storage, but not what it takes longer after long ones.
+                times.append((clock() - before) / batch)
+    undelayed, *others = map(median, took)
+    fetched = others.pop() - undelayed if fetches else None
+    # Every wait for storage includes being woken. A longer wake-up after a longer wait is a loss.
     woken = _overslept(min(LONGEST, max(SHORTEST, wait)), clock, sleep)
     lost = (
-        min(MOST * late, max(0.0, other - late - woken - at_once))
-        for late, other in zip(waits, others, strict=True)
+        min(MOST * delay, max(0.0, other - delay - woken - undelayed))
+        for delay, other in zip(waits, others, strict=True)
     )
     return tuple(zip(waits, accumulate(lost, max), strict=True)), fetched
 
 
 def _overslept(seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> float:
-    """How much longer somebody sleeps than he wants to."""
+    """How much longer than ``seconds`` a sleep takes."""
     before = clock()
     for _ in range(SLEEPS):
         sleep(seconds)

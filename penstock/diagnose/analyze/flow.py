@@ -1,9 +1,9 @@
-"""The way of batches through storage, workers and the accelerator, played through in numbers. Pure.
+"""A simulation of batches on their way through storage, workers and the accelerator. Pure.
 
-``min(F, P, G)`` is what a loader would reach whose reading, preparing and training never wait for
-each other. Real workers read a sample and then prepare it, take turns at the storage and at the
-cores, and have only so many batches ahead: near the point where two rates meet, that costs up to a
-third. So the few things that happen are played through, sample by sample.
+``min(F, P, G)`` is the speed of a loader whose reading, preparing and training never wait for each
+other. Real workers read a sample and then prepare it, take turns at the storage and at the cores,
+and prepare only a few batches ahead. Near the point where two rates meet, that costs up to a third
+of the speed. So these events are simulated, sample by sample.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One loader and its loop. All times are seconds; ``step`` is that of a batch, and so is
-    ``shuttle``, what it takes the loop to receive one.
+    """One loader and its training loop. All times are seconds.
 
-    ``held`` is the share of samples that a cache answers at once. The others take ``service`` of
-    the storage, one after the other, and arrive after ``latency`` where nobody else reads.
-    ``sizes`` are those of samples, as parts of the mean (all alike, where none are given): one of
-    twice the size takes twice as long to fetch, and to prepare (to decode a photograph takes 0.1 +
-    0.97 times its size, both as parts of the mean). ``reading`` is what a fetched sample costs a
-    core besides, and ``after_wait`` what a worker loses on each after it has waited for so long for
-    each.
-
-    ``piece`` is how many samples a worker takes at a time; ``None`` is as our engine cuts batches,
-    by how long samples took of late. ``together`` of a piece are fetched before they are prepared.
+    - ``piece``: samples a worker takes at a time; ``None``: as Penstock's engine cuts batches, by
+      the recent cost of samples.
+    - ``together``: samples of a piece that are fetched before they are prepared.
+    - ``ahead``: batches prepared ahead of the training loop.
+    - ``prep``: preparing a sample on one core.
+    - ``hit_rate``: share of the samples that a cache delivers at once.
+    - ``service``: time of the storage for each other sample; it serves one after the other.
+    - ``latency``: time until such a sample arrives if nothing else reads.
+    - ``step``: training step of a batch.
+    - ``shuttle``: time of the training loop to receive a batch.
+    - ``sizes``: sizes of samples relative to their mean; empty if all are equal. A sample of twice
+      the size takes twice as long to fetch and to prepare (decoding a photograph takes 0.1 + 0.97
+      times its size, both relative to the mean).
+    - ``reading``: CPU time of fetching a sample, in addition to ``prep``.
+    - ``after_wait``: time a worker loses on a sample, by the length of its wait for it.
     """
 
     workers: int
@@ -44,7 +48,7 @@ class Flow:
     piece: int | None
     ahead: int
     prep: float
-    held: float
+    hit_rate: float
     service: float
     latency: float
     step: float
@@ -56,34 +60,36 @@ class Flow:
 
 
 WARM, COUNTED = 24, 96
-"""Batches that are played before the clock starts, and those that are timed: twice as many change
-the outcome by less than 0.2 %."""
+"""Batches simulated before the timed ones, and timed batches: twice as many change the outcome by
+less than 0.2 %."""
 
 
 CARRIED = 0.3
-"""What is left of what a wait has cost a worker when it prepares the next sample: of every second
-or fourth sample that comes late, each costs 1.2 times as much as where all of them do."""
+"""Share of the loss after a wait that carries over to the next sample, which did not wait. If only
+every second or fourth sample waits, each wait costs 1.2 times as much as if all of them wait."""
 
 
 def seconds_a_batch(flow: Flow) -> float:
-    """How long a step takes, with all the waiting."""
+    """Seconds per batch, including all waits."""
     if flow.workers == 0:
         wait = max(flow.service, flow.latency)
-        fetch = (1 - flow.held) * (wait + flow.reading + between(flow.after_wait, wait))
+        fetch = (1 - flow.hit_rate) * (wait + flow.reading + between(flow.after_wait, wait))
         return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
-    ends = _Play(flow).run(WARM + COUNTED)
-    # Between two moments at which equally much is underway.
+    ends = _Simulation(flow).run(WARM + COUNTED)
+    # Both moments are in the steady state, with the same amount of work in progress.
     return (ends[-1] - ends[WARM - 1]) / COUNTED
 
 
 @dataclass(slots=True)
-class _Worker:
-    """What a worker is at: so many samples of a batch, since when, and how many are left of them;
-    ``cost`` is what each of the last piece took, and ``reading`` what of that went to reading it.
+class _SimulatedWorker:
+    """A worker and its current piece of a batch.
 
-    Of the group that it has in hand, ``there`` is how many were looked for, and ``asked`` when that
-    began; ``size`` is how large they are together, and ``fetched`` how many came from storage.
-    ``lost`` is what waiting has cost it the last time, and less and less after that.
+    - ``count``, ``left``: samples of the piece, and those not prepared yet; ``since``: its start.
+    - ``cost``, ``reading``: seconds per sample of the last piece, and those spent on reading.
+    - ``waited``: seconds spent on reading so far in this piece.
+    - ``looked_up``: samples of the current group that were looked up in the cache or storage;
+      ``asked``: when that began; ``size``: their sizes added up; ``fetched``: those from storage.
+    - ``lost``: loss after the last wait; it decays with the following samples.
     """
 
     number: int
@@ -95,14 +101,14 @@ class _Worker:
     reading: float = 0.0
     waited: float = 0.0
     asked: float = 0.0
-    there: int = 0
+    looked_up: int = 0
     size: float = 0.0
     fetched: int = 0
     lost: float = 0.0
 
 
-class _Play:
-    """One run: workers are heap entries that carry the moment at which they go on."""
+class _Simulation:
+    """One run. Each worker is an entry of the event heap, with the time of its next event."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -110,30 +116,30 @@ class _Play:
         self.cores = [0.0] * max(1, flow.cores)
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.pieces: deque[tuple[int, int]] = deque()
-        """(batch, samples) of those that nobody has taken."""
+        """(batch, samples) of the pieces that no worker has taken yet."""
         self.left: dict[int, int] = {}
         self.ready: dict[int, float] = {}
         self.opened: list[float] = []
         self.ends: list[float] = []
-        self.blocked: list[tuple[float, _Worker]] = []
-        self.events: list[tuple[float, int, _Worker]] = []
+        self.blocked: list[tuple[float, _SimulatedWorker]] = []
+        self.events: list[tuple[float, int, _SimulatedWorker]] = []
         self.sizes = _shuffled(list(flow.sizes or (1.0,)), 0)
-        self.hits = _hits(flow.held)
+        self.hits = _hits(flow.hit_rate)
 
     def run(self, batches: int) -> list[float]:
         for _ in range(self.flow.ahead):
             self.open(0.0)
         for number in range(self.flow.workers):
-            self.take(0.0, _Worker(number))
+            self.take(0.0, _SimulatedWorker(number))
         while len(self.ends) < batches:
             now, _, worker = heapq.heappop(self.events)
-            there = self.look_for(now, worker)
-            if there is not None:
-                self.later(there, worker)
+            arrival = self.look_up(now, worker)
+            if arrival is not None:
+                self.schedule(arrival, worker)
                 continue
             done = self.prepare(now, worker)
             if worker.left:
-                self.later(done, worker)
+                self.schedule(done, worker)
             else:
                 worker.cost = (done - worker.since) / worker.count
                 worker.reading, worker.waited = worker.waited / worker.count, 0.0
@@ -142,11 +148,11 @@ class _Play:
                 self.take(done, worker)
         return self.ends
 
-    def later(self, when: float, worker: _Worker) -> None:
+    def schedule(self, when: float, worker: _SimulatedWorker) -> None:
         heapq.heappush(self.events, (when, worker.number, worker))
 
     def open(self, now: float) -> None:
-        """Cut the next batch into pieces."""
+        """Open the next batch: cut it into pieces."""
         batch, rows = len(self.opened), self.flow.batch
         size = self.flow.piece
         if size is None:
@@ -156,30 +162,30 @@ class _Play:
         self.pieces.extend((batch, count) for count in counts)
         self.left[batch] = len(counts)
 
-    def take(self, now: float, worker: _Worker) -> None:
-        """The next piece, as soon as there is one."""
+    def take(self, now: float, worker: _SimulatedWorker) -> None:
+        """Give the worker the next piece, or let it wait for one."""
         if not self.pieces:
             self.blocked.append((now, worker))
             return
         worker.batch, worker.count = self.pieces.popleft()
         worker.left = worker.count
         worker.since = max(now, self.opened[worker.batch])
-        self.later(worker.since, worker)
+        self.schedule(worker.since, worker)
 
-    def look_for(self, now: float, worker: _Worker) -> float | None:
-        """When the next sample that must be fetched is there; none once all of a group are."""
-        if not worker.there:
+    def look_up(self, now: float, worker: _SimulatedWorker) -> float | None:
+        """Arrival of the next sample that must be fetched; ``None`` once the group is complete."""
+        if not worker.looked_up:
             worker.asked, worker.size, worker.fetched = now, 0.0, 0
-        while worker.there < self.group(worker):
+        while worker.looked_up < self.group(worker):
             size = next(self.sizes)
-            worker.there += 1
+            worker.looked_up += 1
             worker.size += size
             if not next(self.hits):
                 worker.fetched += 1
                 return self.fetch(now, size)
         return None
 
-    def group(self, worker: _Worker) -> int:
+    def group(self, worker: _SimulatedWorker) -> int:
         if self.flow.piece is not None:
             return min(self.flow.together, worker.left)
         return group_of(worker.cost, worker.reading, self.flow.together, worker.left)
@@ -188,12 +194,12 @@ class _Play:
         flow = self.flow
         service = flow.service * size
         self.storage = max(now, self.storage) + service
-        # What a reader waits beyond its turn is the same for all.
+        # The wait beyond the service time does not depend on the size.
         return self.storage + flow.latency - flow.service
 
-    def prepare(self, now: float, worker: _Worker) -> float:
-        """What was looked for."""
-        count, worker.there = worker.there, 0
+    def prepare(self, now: float, worker: _SimulatedWorker) -> float:
+        """Prepare the current group; return when it is done."""
+        count, worker.looked_up = worker.looked_up, 0
         worker.left -= count
         worker.waited += now - worker.asked + worker.fetched * self.flow.reading
         if worker.fetched:
@@ -206,7 +212,7 @@ class _Play:
         return done
 
     def finish(self, now: float, batch: int) -> None:
-        """A piece is done; batches are handed out in order, and each one opens another."""
+        """Finish a piece. Hand out complete batches in order; each one opens another batch."""
         self.left[batch] -= 1
         self.ready[batch] = max(self.ready.get(batch, 0.0), now)
         while self.left.get(len(self.ends), 1) == 0:
@@ -221,7 +227,7 @@ class _Play:
 
 
 def between(points: Curve, at: float) -> float:
-    """The value at a place between two points, and at the last one's beyond it; from (0, 0) on.
+    """The value at ``at`` by linear interpolation from (0, 0) on; constant after the last point.
 
     >>> between(((1.0, 2.0), (3.0, 4.0)), 0.5), between(((1.0, 2.0), (3.0, 4.0)), 2.0)
     (1.0, 3.0)
@@ -236,13 +242,13 @@ def between(points: Curve, at: float) -> float:
     return below
 
 
-DEALT = 1024
-"""Hits and misses that are dealt in another order again and again: their share is exact, and with
-that what is played through does not depend on chance."""
+DECK = 1024
+"""Hits and misses are drawn from a deck of this size that is shuffled again each round: the hit
+rate is exact, so the outcome of the simulation does not depend on chance."""
 
 
-def _hits(held: float) -> Iterator[bool]:
-    return _shuffled([at < round(held * DEALT) for at in range(DEALT)], 1)
+def _hits(hit_rate: float) -> Iterator[bool]:
+    return _shuffled([at < round(hit_rate * DECK) for at in range(DECK)], 1)
 
 
 def _shuffled(values: list[T], seed: int) -> Iterator[T]:

@@ -1,19 +1,22 @@
-"""A loader of Penstock's own under analysis: its pipeline runs on data that is cached, or cold."""
+"""A Penstock loader under analysis: its pipeline runs on samples that are cached, or cold."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from penstock import config
-from penstock.diagnose.analyze.chosen import Chosen, files_of, nbytes_of
-from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE, Late
-from penstock.diagnose.analyze.report import Operation, Setup
-from penstock.diagnose.analyze.subject import BATCHES, Files, operations_of, relative_sizes
+from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE, DelayedReads
+from penstock.diagnose.analyze.reading import by_threads
+from penstock.diagnose.analyze.report import OperationTime, Setup
+from penstock.diagnose.analyze.sample_files import SampleFiles
+from penstock.diagnose.analyze.subject import BATCHES, BeginEpoch, operation_times, relative_sizes
 from penstock.diagnose.profile.measure import measure
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Recipe, layout_of
@@ -21,6 +24,7 @@ from penstock.engine.pools.choose import PoolKind
 from penstock.engine.schedule import ahead, piece_of
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
+from penstock.operation import Spec
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
 from penstock.source.source import Source
@@ -29,30 +33,105 @@ from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
 from penstock.store.value import cost
 
-ROOM = 1 << 30
-"""Bytes of them that are kept in memory at most."""
+MOST_KEPT_BYTES = 1 << 30
+"""Most bytes of chosen samples that are kept in memory."""
 
 ALWAYS_KEPT = 1 << 20
-"""A reuse so large that in one analysis nothing is renewed."""
+"""A reuse so large that no sample is renewed during one analysis."""
+
+READ_TOGETHER = 64
+"""Samples in memory that a thread takes at a time when only reading is measured."""
+
+
+class ChosenSamples(Source):
+    """A source of the samples at ``indices`` of another source.
+
+    Samples in ``kept`` are in memory already; ``delays`` delays them. The others are read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        indices: Sequence[int],
+        kept: dict[int, Any],
+        delays: DelayedReads | None = None,
+    ) -> None:
+        self._source = source
+        self._indices = list(indices)
+        self._kept = kept
+        self._delays = delays
+        self.threadsafe = source.threadsafe  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        from_storage = self._delays is not None and self._delays.wait(len(indices))
+        wanted = [self._indices[at] for at in indices]
+        missing = [index for index in wanted if from_storage or index not in self._kept]
+        read = dict(zip(missing, self._source.read(missing), strict=True)) if missing else {}
+        return [read[index] if index in read else self._kept[index] for index in wanted]
+
+    def name(self, index: int) -> str:
+        return self._source.name(self._indices[index])
+
+    def identity(self) -> str:
+        return f"{self._source.identity()} {self._indices}"
+
+    def fields(self) -> dict[str | int, Spec] | Spec:
+        return self._source.fields()
+
+    def reading(self, threads: int) -> Iterator[int]:
+        """Read all samples with ``threads`` threads, endlessly; yield the bytes of each read."""
+
+        # Taking a sample from memory costs less than handing it to a thread, so take several.
+        size = READ_TOGETHER if self._kept else 1
+
+        def read_some(first: int) -> int:
+            samples = self.read(range(first, min(first + size, len(self))))
+            return sum(nbytes_of(sample) for sample in samples)
+
+        return by_threads(read_some, cycle(range(0, len(self), size)), threads)
+
+
+def nbytes_of(sample: Any) -> int:
+    """Bytes of a sample; values of an unknown kind count as 0."""
+    if isinstance(sample, (bytes, bytearray, memoryview)):
+        return len(sample)
+    if isinstance(sample, np.ndarray):
+        return int(sample.nbytes)
+    if isinstance(sample, (tuple, list)):
+        return sum(nbytes_of(value) for value in sample)
+    if isinstance(sample, dict):
+        return sum(nbytes_of(value) for value in sample.values())
+    nbytes = getattr(sample, "nbytes", 0)
+    return int(nbytes) if isinstance(nbytes, int) else 0
+
+
+def _files_of(source: Source, indices: Sequence[int]) -> list[str]:
+    """The files of the samples whose names are paths of files."""
+    names = [source.name(index) for index in indices]
+    return [name for name in names if os.path.isabs(name) and os.path.isfile(name)]
 
 
 class LoaderSubject:
-    """Makes other loaders of the same pipeline, with ``Chosen`` samples as their source.
+    """Makes other loaders of the same pipeline, with ``ChosenSamples`` as their source.
 
-    ``iterate`` begins an epoch, past whatever stands in the way of the loader's own.
+    ``iterate`` begins an epoch of a loader.
     """
 
     def __init__(
         self,
         loader: Loader,
         cache: int | None = None,
-        iterate: Callable[[Loader], Iterator[Any]] = iter,
+        iterate: BeginEpoch = iter,
     ) -> None:
         source = loader.pipeline.source
         if isinstance(source, StreamSource):
             raise ReportError(
-                "a stream has no samples that could be read again, so its data cannot be replaced. "
-                "Give it __len__ and __getitem__ to have it analysed."
+                "the source of this loader is a stream. An analysis reads the same samples several "
+                "times, and a stream can be read only once. Use a dataset with __len__ and "
+                "__getitem__ to analyse it."
             )
         self.notes: list[str] = []
         self._loader = loader
@@ -65,15 +144,15 @@ class LoaderSubject:
         self._kept: dict[int, Any] = {}
         self._sample_bytes = self._kept_bytes = 0.0
         self.sizes: tuple[float, ...] = ()
-        self.reads_to_prepare = False
-        self._files: Files | None = None
+        self.prep_includes_reading = False
+        self._files: SampleFiles | None = None
         self._piece = self._batch
         batching = loader.pipeline.batching
-        alone = batching is None or batching.collate is not None
-        self._together = 1 if alone else self._pipeline.road(loader.options.seed).together
+        one_by_one = batching is None or batching.collate is not None
+        self._together = 1 if one_by_one else self._pipeline.road(loader.options.seed).together
         self._times: list[float] = []
         choice = loader.choice
-        if choice.kind == "node":  # its workers are the machine's
+        if choice.kind == "node":  # the node's workers serve all jobs: choose as without a node
             choice = Recipe(loader.pipeline, replace(loader.options, share=None), stack).choice()
         self._workers = choice.workers
         self._kind: PoolKind = choice.kind
@@ -102,65 +181,69 @@ class LoaderSubject:
         layout = layout_of(self._loader.pipeline.fields, self._batch)
         return 0 if layout is None else layout.nbytes
 
-    def learn(self) -> None:
+    def choose_samples(self) -> None:
         samples = len(self._source)
         places = np.arange(min(samples, BATCHES * self._batch), dtype=np.int64)
-        found = shuffled(samples, self._loader.options.seed, 0, places).tolist()
-        room = min(ROOM, config.memory() // 8)
+        chosen = shuffled(samples, self._loader.options.seed, 0, places).tolist()
+        budget = min(MOST_KEPT_BYTES, config.memory() // 8)
         sizes: list[int] = []
-        for index in found:
+        for index in chosen:
             try:
                 (sample,) = self._source.read([index])
-            except Exception as error:  # a bad sample is for the loader to report
+            except Exception as error:  # the loader itself reports bad samples
                 self.notes.append(f"sample {index} could not be read: {error}")
                 continue
             sizes.append(nbytes_of(sample))
             self._indices.append(index)
             self._kept[index] = sample
-            if sum(sizes) > room and len(self._indices) % self._batch == 0:
+            if sum(sizes) > budget and len(self._indices) % self._batch == 0:
                 break
         if not self._indices:
-            raise ReportError(f"no sample could be read: {self.notes[-1] if self.notes else ''}")
+            raise ReportError(
+                f"none of the {len(chosen)} samples chosen for the analysis could be read. "
+                f"The last error: {self.notes[-1] if self.notes else 'the source is empty'}"
+            )
         self._sample_bytes = fmean(sizes)
         self._kept_bytes = fmean(map(cost, sizes))
         self.sizes = relative_sizes(sizes)
-        paths = files_of(self._source, self._indices)
+        paths = _files_of(self._source, self._indices)
         if paths:
-            self._files = Files(paths, max(1, len(self._indices) // self._batch))
+            self._files = SampleFiles(paths, max(1, len(self._indices) // self._batch))
 
-    # Data in place of data.
+    # Other samples in place of the loader's own.
 
-    def cached(self, workers: int | None = None, late: Sequence[float] = ()) -> Iterator[Any]:
-        if late:
-            return self._late(workers, late)
-        return self._batches(self._over(self._kept), workers, timed=workers is None)
+    def cached(self, workers: int | None = None, delays: Sequence[float] = ()) -> Iterator[Any]:
+        if delays:
+            return self._delayed(workers, delays)
+        return self._batches(self._pipeline_over(self._kept), workers, timed=workers is None)
 
-    def _late(self, workers: int | None, late: Sequence[float]) -> Iterator[Any]:
+    def _delayed(self, workers: int | None, delays: Sequence[float]) -> Iterator[Any]:
         kept = self._kept
-        alike = _alike(sorted(kept, key=lambda one: nbytes_of(kept[one])), self._batch)
-        source = Chosen(self._source, alike, kept, Late(late, self._batch))
+        by_size = sorted(kept, key=lambda index: nbytes_of(kept[index]))
+        indices = _equal_batches(by_size, self._batch)
+        source = ChosenSamples(self._source, indices, kept, DelayedReads(delays, self._batch))
         pipeline = replace(self._pipeline, source=source)
-        each = self._drop_some if FROM_STORAGE in late else None
-        yield from self._batches(pipeline, workers, each=each, shuffle=False)
+        after_batch = self._drop_next_part if FROM_STORAGE in delays else None
+        yield from self._batches(pipeline, workers, after_batch=after_batch, shuffle=False)
 
     def cold(self) -> Iterator[Any] | None:
-        share = int(self.setup.held(self._cache) * len(self._indices))
-        kept = {index: self._kept[index] for index in self._indices[:share]}
+        count = int(self.setup.cached_share(self._cache) * len(self._indices))
+        kept = {index: self._kept[index] for index in self._indices[:count]}
         if self._files is None:
             self.notes.append(
-                "samples of this source are not files of their own, so they could not be dropped "
-                "from memory: fetch was measured as it is."
+                "samples of this source are not separate files, so they could not be dropped from "
+                "memory before the cold phase: fetch may have been measured on warm data."
             )
         else:
             self._files.drop_all()
-        return self._batches(self._over(kept), None, each=self._drop_some)
+        return self._batches(self._pipeline_over(kept), None, after_batch=self._drop_next_part)
 
-    def reused(self) -> tuple[Iterator[Any], int] | None:
+    def with_refurbish(self) -> tuple[Iterator[Any], int] | None:
         if any(stop.keeps for stop in self._pipeline.stops):
             return None
         shared = self._kind == "processes"
         try:
-            written = replace(self._over(self._kept), batching=None).refurbish("auto")
+            written = replace(self._pipeline_over(self._kept), batching=None).refurbish("auto")
             _, chosen = settle(written, self._loader.options.seed, shared=shared, quiet=True)
             if chosen is None or chosen["place"] is None:
                 return None
@@ -170,22 +253,23 @@ class LoaderSubject:
         pipeline = replace(pipeline, batching=self._pipeline.batching)
         return self._batches(pipeline, None), len(self._indices) // self._batch
 
-    def replaced(self) -> Iterator[Any] | None:
+    def with_penstock(self) -> Iterator[Any] | None:
         return None
 
     def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
         if cold and self._files is not None:
             self._files.drop_all()
         kept = {} if cold else self._kept
-        source = Chosen(self._source, self._indices, kept)
+        source = ChosenSamples(self._source, self._indices, kept)
         return source.reading(threads)
 
-    def _over(self, kept: dict[int, Any]) -> Pipeline:
-        return replace(self._pipeline, source=Chosen(self._source, self._indices, kept))
+    def _pipeline_over(self, kept: dict[int, Any]) -> Pipeline:
+        """The pipeline with the chosen samples as its source, those in ``kept`` from memory."""
+        return replace(self._pipeline, source=ChosenSamples(self._source, self._indices, kept))
 
-    def _drop_some(self) -> None:
+    def _drop_next_part(self) -> None:
         if self._files is not None:
-            self._files.drop_some()
+            self._files.drop_next_part()
 
     def _batches(
         self,
@@ -193,7 +277,7 @@ class LoaderSubject:
         workers: int | None,
         *,
         timed: bool = False,
-        each: Callable[[], None] | None = None,
+        after_batch: Callable[[], None] | None = None,
         shuffle: bool = True,
     ) -> Iterator[Any]:
         options = replace(
@@ -211,29 +295,29 @@ class LoaderSubject:
             while True:
                 for batch in self._iterate(loader):
                     yield batch
-                    if each is not None:
-                        each()
-                self._look(loader, timed)
+                    if after_batch is not None:
+                        after_batch()
+                self._record_times(loader, timed)
         finally:
-            self._look(loader, timed)
+            self._record_times(loader, timed)
             loader.close()
 
-    def _look(self, loader: Loader, timed: bool) -> None:
+    def _record_times(self, loader: Loader, timed: bool) -> None:
         stats = loader.stats()
         if timed and stats.batches:
             self._times = loader.batch_times()
             cost = stats.pool.busy / max(1, stats.samples)
             self._piece = piece_of(self._batch, cost)
 
-    # What was seen.
+    # Measurements.
 
-    def operations(self) -> Sequence[Operation]:
+    def operations(self) -> Sequence[OperationTime]:
         try:
-            profile = measure(self._over(self._kept), samples=128, seconds=3.0)
+            profile = measure(self._pipeline_over(self._kept), samples=128, seconds=3.0)
         except PenstockError as error:
             self.notes.append(f"operations could not be timed one by one: {error}")
             return ()
-        return operations_of([row for row in profile.fused if row.kind != "source"])
+        return operation_times([row for row in profile.fused if row.kind != "source"])
 
     def batch_times(self) -> Sequence[float]:
         return self._times
@@ -245,7 +329,7 @@ class LoaderSubject:
 
 
 def _without_cache(pipeline: Pipeline) -> tuple[Pipeline, int]:
-    """The pipeline without a cache of what is read, and that cache's budget."""
+    """The pipeline without its cache of raw samples, and the budget of that cache."""
     stops = pipeline.stops
     if stops and isinstance(stops[0], Cache):
         bare = replace(pipeline, stops=stops[1:])
@@ -253,18 +337,18 @@ def _without_cache(pipeline: Pipeline) -> tuple[Pipeline, int]:
     return pipeline, 0
 
 
-def _alike(by_size: Sequence[int], batch: int) -> list[int]:
-    """The samples one batch after the other, of which each has small and large ones alike.
+def _equal_batches(by_size: Sequence[int], batch: int) -> list[int]:
+    """Order samples, given by ascending size, so that all batches are about equally large.
 
-    Where they do not fill the last batch, some are left out, evenly.
+    If they do not fill the last batch, some are left out, evenly.
 
-    >>> _alike([1, 2, 3, 4, 5, 6, 7, 8, 9], 4)
+    >>> _equal_batches([1, 2, 3, 4, 5, 6, 7, 8, 9], 4)
     [1, 4, 6, 9, 2, 3, 7, 8]
     """
     batches = max(1, len(by_size) // batch)
     total = batches * batch
     some = [by_size[(2 * at + 1) * len(by_size) // (2 * total)] for at in range(total)]
     rows = [some[at : at + batches] for at in range(0, total, batches)]
-    # Every other row backwards, so that no batch gets the largest of each.
+    # Reverse every other row, so that no batch gets the largest sample of each row.
     turned = [row if number % 2 == 0 else row[::-1] for number, row in enumerate(rows)]
-    return [one for column in zip(*turned, strict=True) for one in column]
+    return [index for column in zip(*turned, strict=True) for index in column]

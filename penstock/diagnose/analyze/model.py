@@ -1,4 +1,4 @@
-"""What would be if: the speed, the stalls and what bounds them, worked out of a report. Pure."""
+"""The model: predicts speed, stalls and the bottleneck from a report, with changes. Pure."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from typing import Literal
 
 from penstock.diagnose.analyze.delayed_reads import LONGEST
 from penstock.diagnose.analyze.flow import Flow, seconds_a_batch
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.errors import ReportError
 
 Bound = Literal["compute", "prep", "fetch"]
 
-LITTLE = 0.05
-"""A stall below this share of the time is none: measuring is not more exact."""
+SMALL_STALL = 0.05
+"""A stall below this share of the time is ignored: measurements are not more exact."""
 
-FITS = 10
-"""How often an interval is halved: to a thousandth of it."""
+FIT_STEPS = 10
+"""Times the interval of a bisection is halved: to a thousandth of it."""
 
 MOST_LOST = 0.15
-"""What waiting costs a worker is at most so much of the wait more than was seen with one alone: on
-two cores a twentieth was found."""
+"""Most that the loss of a worker after a wait may exceed the measurement with one worker alone, as
+a share of the wait. On two cores a twentieth was measured."""
 
 MEMBER = 0.5e-3
-"""CPU seconds that each further job costs for a batch that it shares: a message, a mapping, and
-what the node hears from it. Measured with 8 jobs."""
+"""CPU seconds per batch of each further job that shares a preparation: a message, a mapping, and
+the job's messages to the node. Measured with 8 jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is different from the run that was analysed; nothing unless said.
+    """The difference to the run that was analysed. The defaults change nothing.
 
-    ``cache`` is the budget in bytes, ``storage`` bytes a second, ``accelerator`` a factor of speed.
-    More ``cores`` are taken to be used: there are as many workers then, unless told otherwise.
-    ``reuse`` is refurbish's r, ``echo`` a factor (after all preparation). ``jobs`` run at once, on
-    one preparation if they ``share``. ``offload`` so many of the last operations are done by the
-    device, in no time. ``penstock`` puts our loader in place of torch's.
+    - ``cache``: budget of the cache of raw samples, in bytes.
+    - ``workers``: number of workers.
+    - ``cores``: number of cores, with as many workers unless ``workers`` is given.
+    - ``storage``: bytes per second.
+    - ``accelerator``: speed of the accelerator, as a factor.
+    - ``reuse``: uses of each partly augmented sample (refurbish).
+    - ``echo``: uses of each batch, after all preparation.
+    - ``jobs``: jobs that run at once; with ``share`` they share one preparation.
+    - ``offload``: number of last operations that the device runs, in no time.
+    - ``penstock``: Penstock's loader in place of torch's.
     """
 
     cache: int | None = None
@@ -57,7 +62,7 @@ class Change:
             value = getattr(self, name)
             least = 0 if name in ("workers", "offload") else 1
             if value is not None and value < least:
-                raise ReportError(f"{name} is {value}; give a number from {least} on.")
+                raise ReportError(f"{name} is {value}; give a number of at least {least}.")
         for name in ("accelerator", "echo", "storage"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -66,9 +71,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Samples a second of each job, the seconds of an epoch by what they go to, and the rates.
+    """Predicted speed in samples per second of each job, and how the seconds of an epoch are spent.
 
-    ``fetch_rate``, ``prep_rate`` and ``ingestion`` are F, P and G under the change.
+    ``compute``, ``prep`` and ``fetch`` are seconds of an epoch: computing, and waiting for
+    preparation and for storage. ``fetch_rate``, ``prep_rate`` and ``ingestion`` are the rates F, P
+    and G under the change.
     """
 
     speed: float
@@ -86,36 +93,37 @@ class Prediction:
 
     @property
     def prep_stall(self) -> float:
-        """The share of time that training stands still because of preparation."""
+        """Share of the time that training waits for preparation."""
         return self.prep / self.epoch
 
     @property
     def fetch_stall(self) -> float:
+        """Share of the time that training waits for storage."""
         return self.fetch / self.epoch
 
     @property
     def bound(self) -> Bound:
-        """What training waits for most; the accelerator itself, where it hardly waits."""
+        """The bottleneck: what training waits for most, or ``compute`` if it hardly waits."""
         return bound_of(self.compute, self.prep, self.fetch)
 
 
 def bound_of(compute: float, prep: float, fetch: float) -> Bound:
-    """What most of the waiting is for, by the time that goes to each."""
-    if prep + fetch < LITTLE * (compute + prep + fetch):
+    """The bottleneck, from the time that training computes, waits for prep and waits for fetch."""
+    if prep + fetch < SMALL_STALL * (compute + prep + fetch):
         return "compute"
     return "prep" if prep >= fetch else "fetch"
 
 
-def predict(report: Report, change: Change | None = None) -> Prediction:
-    """The speed of a job under a change."""
+def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
+    """The speed and stalls of a job under a change."""
     change = change or Change()
-    flow, fetch_rate, prep_rate = _flow(report, change)
+    flow, fetch_rate, prep_rate = _flow_and_rates(report, change)
     samples, echo = report.setup.samples, change.echo
-    # An epoch has as many steps as before, and an echoed one needs fewer fresh samples for them.
-    a_batch = flow.batch * echo
-    full = seconds_a_batch(flow) / a_batch
-    cached = min(full, seconds_a_batch(replace(flow, held=1.0)) / a_batch)
-    compute = min(cached, (flow.step + flow.shuttle) / a_batch)
+    # With echo an epoch has as many steps as before, and needs fewer fresh samples for them.
+    per_batch = flow.batch * echo
+    full = seconds_a_batch(flow) / per_batch
+    cached = min(full, seconds_a_batch(replace(flow, hit_rate=1.0)) / per_batch)
+    compute = min(cached, (flow.step + flow.shuttle) / per_batch)
     return Prediction(
         speed=1 / full,
         compute=samples * compute,
@@ -123,36 +131,38 @@ def predict(report: Report, change: Change | None = None) -> Prediction:
         fetch=samples * (full - cached),
         fetch_rate=fetch_rate * echo,
         prep_rate=prep_rate * echo,
-        ingestion=a_batch / flow.step if flow.step else math.inf,
+        ingestion=per_batch / flow.step if flow.step else math.inf,
     )
 
 
-def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
-    """What is played through, and the rates F and P."""
+def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float, float]:
+    """The input of the simulation, and the rates F and P."""
     setup, costs = report.setup, report.costs
-    alone = change.jobs if not change.share else 1  # each has its part of the machine then
-    cores = max(1, (change.cores or setup.cores) // alone)
+    split = change.jobs if not change.share else 1  # jobs that do not share split the machine
+    cores = max(1, (change.cores or setup.cores) // split)
     workers = setup.workers if change.workers is None else change.workers
     if change.cores is not None and change.workers is None:
-        workers = change.cores // alone if setup.workers else 0
+        workers = change.cores // split if setup.workers else 0
     busy = min(workers, cores)
     prep = costs.prep
     if change.penstock and costs.penstock is not None:
         prep = costs.penstock
-    prep *= _reused(report, change) * _left(report, change.offload)
+    prep *= _prep_share_with_reuse(report, change) * _prep_share_on_cpu(report, change.offload)
     if workers:
-        # What workers take from each other: the GIL, memory, the cores' own caches.
-        prep *= busy / (scaling(_uncrowded(report), busy) * _crowded(report, workers / cores))
+        # Workers compete for the GIL, the memory and the caches of the cores.
+        speed = scaling(_scaling_on_own_cores(report), busy)
+        prep *= busy / (speed * _oversubscribed_speed(report, workers / cores))
     if change.share:
         prep += busy * (change.jobs - 1) * MEMBER / setup.batch
     size = setup.sample_bytes
-    storage = (costs.storage if change.storage is None else change.storage) / alone
+    storage = (costs.storage if change.storage is None else change.storage) / split
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0
-    held = setup.held((setup.cache if change.cache is None else change.cache) / alone)
-    fetched = _fetched(report, change)
-    # What is left out of the way from storage is so much less to fetch for each sample.
+    cache = setup.cache if change.cache is None else change.cache
+    hit_rate = setup.cached_share(cache / split)
+    # Samples that refurbish keeps are not fetched: spread the fetches over all samples.
+    fetched = _fetched_share(report, change)
     measured = size / costs.storage if costs.storage > 0 else 0.0
-    # What a reader waits beyond its turn: that does not go away on a faster device.
+    # The wait beyond the service time stays the same with faster storage.
     latency = (service + max(0.0, costs.latency - measured)) * fetched
     service *= fetched
     flow = Flow(
@@ -162,7 +172,7 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         piece=setup.batch if setup.of_torch else None,
         ahead=setup.ahead_with(workers),
         prep=prep,
-        held=held,
+        hit_rate=hit_rate,
         service=service,
         latency=latency,
         step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
@@ -172,19 +182,19 @@ def _flow(report: Report, change: Change) -> tuple[Flow, float, float]:
         after_wait=costs.after_wait,
         together=setup.together,
     )
-    # In the flow a hit takes no time: ``prep`` was measured on samples that came from memory.
+    # The simulation counts no time for a hit: ``prep`` was measured on samples from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0
-    a_fetch = held * hit + (1 - held) * service
-    fetch_rate = 1 / a_fetch if a_fetch > 0 else math.inf
+    fetch = hit_rate * hit + (1 - hit_rate) * service
+    fetch_rate = 1 / fetch if fetch > 0 else math.inf
     prep_rate = max(1, busy) / prep if prep > 0 else math.inf
     return flow, fetch_rate, prep_rate
 
 
 def scaling(measured: Mapping[int, float], workers: int) -> float:
-    """How much faster so many workers, each with a core, are than one.
+    """The speed of ``workers`` workers, each with its own core, relative to one.
 
-    Between two numbers that were measured the gain grows evenly; beyond the most, each further
-    worker adds what these have added on average.
+    Interpolates linearly between measured numbers of workers. Beyond the largest, each further
+    worker adds the average of the measured ones.
 
     >>> scaling({1: 1.0, 3: 2.5}, 2), scaling({1: 1.0, 3: 2.5}, 6)
     (1.75, 5.0)
@@ -192,32 +202,35 @@ def scaling(measured: Mapping[int, float], workers: int) -> float:
     known = {1: 1.0, **measured}
     if workers in known:
         return known[workers]
-    below = max((one for one in known if one < workers), default=1)
-    above = min((one for one in known if one > workers), default=None)
+    below = max((count for count in known if count < workers), default=1)
+    above = min((count for count in known if count > workers), default=None)
     if above is None:
         return known[below] * workers / below
     part = (workers - below) / (above - below)
     return known[below] + part * (known[above] - known[below])
 
 
-def _uncrowded(report: Report) -> dict[int, float]:
-    """What was measured with a core for each worker."""
+def _scaling_on_own_cores(report: AnalysisReport) -> dict[int, float]:
+    """The measured scaling, for numbers of workers with a core each."""
     cores = report.setup.cores
-    return {number: rate for number, rate in report.costs.scaling.items() if number <= cores}
+    return {count: rate for count, rate in report.costs.scaling.items() if count <= cores}
 
 
-def _crowded(report: Report, workers: float) -> float:
-    """What is left of their rate where so many workers share a core: they keep interrupting each
-    other. Measured with two; more are not much worse."""
+def _oversubscribed_speed(report: AnalysisReport, per_core: float) -> float:
+    """The speed of workers that share cores, relative to the same cores with one worker each.
+
+    ``per_core`` workers interrupt each other on a core. Measured with two per core; more are not
+    much worse.
+    """
     cores, measured = report.setup.cores, report.costs.scaling
-    if workers <= 1 or 2 * cores not in measured:
+    if per_core <= 1 or 2 * cores not in measured:
         return 1.0
-    lost = max(0.0, 1 - measured[2 * cores] / scaling(_uncrowded(report), cores))
-    return 1 - lost * min(1.0, workers - 1)
+    lost = max(0.0, 1 - measured[2 * cores] / scaling(_scaling_on_own_cores(report), cores))
+    return 1 - lost * min(1.0, per_core - 1)
 
 
-def _reused(report: Report, change: Change) -> float:
-    """What is left of preparing a sample where refurbish keeps what stands above it."""
+def _prep_share_with_reuse(report: AnalysisReport, change: Change) -> float:
+    """Share of the preparation of a sample that is left with refurbish."""
     costs = report.costs
     if change.reuse == 1 or costs.reuse_miss is None or costs.reuse_hit is None or not costs.prep:
         return 1.0
@@ -225,28 +238,29 @@ def _reused(report: Report, change: Change) -> float:
     return (fresh * costs.reuse_miss + (1 - fresh) * costs.reuse_hit) / costs.prep
 
 
-def _fetched(report: Report, change: Change) -> float:
-    """The share of samples that are asked for at all: those that are kept are not."""
+def _fetched_share(report: AnalysisReport, change: Change) -> float:
+    """Share of the samples that are fetched at all: those that refurbish keeps are not."""
     return 1 / change.reuse if report.costs.reuse_hit is not None else 1.0
 
 
-def _left(report: Report, offload: int) -> float:
-    """The share of preparation that is left to workers if the device does the last operations."""
+def _prep_share_on_cpu(report: AnalysisReport, offload: int) -> float:
+    """Share of the preparation that workers do if the device runs the last operations."""
     operations = report.operations
-    total = sum(one.ms for one in operations)
+    total = sum(operation.ms for operation in operations)
     if not offload or total <= 0:
         return 1.0
     kept = operations[: max(0, len(operations) - offload)]
-    return sum(one.ms for one in kept) / total
+    return sum(operation.ms for operation in kept) / total
 
 
-def fitted(report: Report) -> Report:
-    """The report with what waiting costs a worker set so that the run with cold data comes out.
+def fit_cold_run(report: AnalysisReport) -> AnalysisReport:
+    """The report with the losses after waits adjusted until the model predicts the cold phase.
 
-    What one loses beside others, who use the caches and the cores meanwhile, can be measured only
-    together. It is more after a longer wait, so that predictions for fast storage stay as they are.
-    Where the speed does not depend on it, or is explained already, nothing is changed: one phase
-    may have been disturbed, so that the run as it is has a word in this too.
+    Losses that come from other workers, which use the CPU caches and the cores during a wait, show
+    only when all workers run. The adjustment grows with the wait, so predictions for fast storage
+    hardly change. The report stays as it is if the model already predicts the speed, or if the
+    speed does not depend on these losses. The phase ``as it is`` counts as well, because a
+    disturbance may have slowed down the cold phase.
     """
     cold = report.rate("cold")
     if not cold:
@@ -254,19 +268,19 @@ def fitted(report: Report) -> Report:
     cold = max(cold, report.rate("as it is") or 0.0)
 
     def speed(share: float) -> float:
-        return predict(_losing(report, share)).speed
+        return predict(_with_more_loss(report, share)).speed
 
     low, high = 0.0, MOST_LOST
     if speed(low) <= cold or speed(high) > cold:
         return report
-    for _ in range(FITS):
+    for _ in range(FIT_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if speed(middle) > cold else (low, middle)
-    return _losing(report, (low + high) / 2)
+    return _with_more_loss(report, (low + high) / 2)
 
 
-def _losing(report: Report, share: float) -> Report:
-    """The same, where workers lose so much more of each second that they wait."""
+def _with_more_loss(report: AnalysisReport, share: float) -> AnalysisReport:
+    """The report with losses after waits increased by ``share`` of each wait."""
     curve = report.costs.after_wait or ((LONGEST, 0.0),)
     more = tuple((wait, lost + share * wait) for wait, lost in curve)
     return replace(report, costs=replace(report.costs, after_wait=more))

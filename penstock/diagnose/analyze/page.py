@@ -1,4 +1,4 @@
-"""The page of a report: one file that asks nobody for anything, readable in light and in dark."""
+"""The page of a report: one HTML file without external resources, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.config import show_size
 from penstock.diagnose.analyze import plots, series
 from penstock.diagnose.analyze.model import Bound
-from penstock.diagnose.analyze.page_style import SCRIPT, STYLE
-from penstock.diagnose.analyze.report import Phase, Report
+from penstock.diagnose.analyze.report import AnalysisReport, Phase
 from penstock.diagnose.analyze.stalls import Stalls, measured_speed, rank_speeds, slowest, stalls_of
 from penstock.diagnose.analyze.text import (
     MEANING,
@@ -29,7 +28,7 @@ from penstock.diagnose.analyze.text import (
     slowest_words,
     verdict,
 )
-from penstock.diagnose.analyze.what_if import Forecast, Saturation, saturation
+from penstock.diagnose.analyze.what_if import MOST_CORES, Forecast, Saturation, saturation
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.model import Prediction
@@ -44,11 +43,11 @@ CURVE_LEGEND = (
 )
 
 
-ASK = "penstock what-if report.json --cache 0..64GB --cores 4,8,16"
+EXAMPLE = "penstock what-if report.json --cache 0..64GB --cores 4,8,16"
 
 
-def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
-    """The whole page."""
+def page_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> str:
+    """The HTML of the page."""
     forecast = Forecast(report)
     present, stalls = forecast(), stalls_of(report)
     remedies = ranked(remedies)
@@ -62,9 +61,9 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
         _section("Ranks", _ranks(report)),
         _section("How far to trust this", _list(remarks(report, stalls, present))),
         _section("Notes", _list(report.notes)),
-        f"<footer>Other cases: <code>{ASK}</code></footer>",
+        f"<footer>Other cases: <code>{EXAMPLE}</code></footer>",
     ]
-    # Whatever a command line may contain, nothing but the script of this page is run.
+    # Only the script of this page may run, whatever the shown command line contains.
     known = b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{known}'"
     return (
@@ -77,10 +76,10 @@ def page_of(report: Report, remedies: Sequence[Remedy] = ()) -> str:
     )
 
 
-def _head(report: Report, stalls: Stalls, present: Prediction) -> str:
-    said, _, rest = verdict(stalls).partition(": ")
-    facts = " · ".join(escape(one) for one in _facts(report))
-    made = " · ".join(escape(one) for one in (report.machine, report.made) if one)
+def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
+    title, _, rest = verdict(stalls).partition(": ")
+    facts = " · ".join(escape(fact) for fact in _facts(report))
+    made = " · ".join(escape(text) for text in (report.machine, report.made) if text)
     command = f"<p><code>{escape(report.command)}</code></p>" if report.command else ""
     speed = measured_speed(report)
     tiles = [
@@ -100,14 +99,14 @@ def _head(report: Report, stalls: Stalls, present: Prediction) -> str:
     return (
         '<header>\n<p class="eyebrow">Penstock analysis'
         + (f" · {made}" if made else "")
-        + f'</p>\n<h1 class="is-{stalls.bound}">{escape(said.capitalize())}</h1>\n'
+        + f'</p>\n<h1 class="is-{stalls.bound}">{escape(title.capitalize())}</h1>\n'
         f'<p class="lead">{escape(rest[:1].upper() + rest[1:])}. '
         f"{escape(MEANING[stalls.bound])}</p>\n{command}"
         f'<p class="facts">{facts}</p>\n<div class="tiles">{shown}</div>\n</header>'
     )
 
 
-def _facts(report: Report) -> list[str]:
+def _facts(report: AnalysisReport) -> list[str]:
     setup = report.setup
     workers = "no workers" if not setup.workers else f"{setup.workers} workers ({setup.kind})"
     found = [
@@ -119,7 +118,7 @@ def _facts(report: Report) -> list[str]:
     ]
     if setup.sample_bytes:
         data = setup.sample_bytes * setup.samples
-        found.append(f"{show_size(setup.sample_bytes)} a sample, {show_size(data)} in all")
+        found.append(f"{show_size(setup.sample_bytes)} per sample, {show_size(data)} in all")
         found.append(cache_words(report))
     if setup.world > 1:
         found.append(f"rank {setup.rank} of {setup.world}")
@@ -128,22 +127,22 @@ def _facts(report: Report) -> list[str]:
 
 def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
     if not remedies:
-        said = "Nothing to do." if bound == "compute" else "No remedy was found that would help."
-        return f"<section>\n<h2>What would help</h2>\n<p>{said}</p>\n</section>"
+        words = "Nothing to do." if bound == "compute" else "No remedy was found that would help."
+        return f"<section>\n<h2>What would help</h2>\n<p>{words}</p>\n</section>"
     shown = []
-    for number, one in enumerate(remedies):
+    for number, remedy in enumerate(remedies):
         best = " best" if number == 0 else ""
-        why = f"<p>{escape(one.why)}</p>" if one.why else ""
+        why = f"<p>{escape(remedy.why)}</p>" if remedy.why else ""
         code = (
-            f'<div class="code"><pre tabindex="0"><code>{escape(one.code)}</code></pre>'
+            f'<div class="code"><pre tabindex="0"><code>{escape(remedy.code)}</code></pre>'
             '<button type="button" class="copy">Copy</button></div>'
-            if one.code
+            if remedy.code
             else ""
         )
-        title = escape(one.title[:1].upper() + one.title[1:])
+        title = escape(remedy.title[:1].upper() + remedy.title[1:])
         shown.append(
-            f'<li class="card remedy{best}"><div class="gain">{one.gain:.2f}&times;</div>'
-            f"<div><h3>{title}</h3><p>{escape(gain_words(one))}</p>"
+            f'<li class="card remedy{best}"><div class="gain">{remedy.gain:.2f}&times;</div>'
+            f"<div><h3>{title}</h3><p>{escape(gain_words(remedy))}</p>"
             f"{why}{code}</div></li>"
         )
     return (
@@ -153,9 +152,9 @@ def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
     )
 
 
-def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
+def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
     enough = saturation(forecast)
-    first = next((one for one in remedies if not one.change.share), None)
+    first = next((remedy for remedy in remedies if not remedy.change.share), None)
     best = None if first is None else (f"with {first.title}", first.prediction)
     stacks = series.stacks(report, forecast(), best)
     found = [
@@ -168,8 +167,8 @@ def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> st
     ]
     bars = series.operations(report)
     if bars:
-        said = "What one core spends on a sample, in the order of the road."
-        found.append(_figure("Time per operation", said, (), plots.bar_plot(bars)))
+        words = "Time of one core per sample, in the order of the pipeline."
+        found.append(_figure("Time per operation", words, (), plots.bar_plot(bars)))
     over_cache = series.over_cache(forecast, enough)
     if over_cache is not None:
         plot = plots.cache_plot(over_cache)
@@ -192,9 +191,9 @@ def _plots(report: Report, forecast: Forecast, remedies: Sequence[Remedy]) -> st
     waits = series.timeline(report)
     if waits:
         phases = dict.fromkeys(bar.phase for bar in waits)
-        legend = tuple((plots.PHASE_KINDS.get(one, "plain"), one) for one in phases)
-        said = "How long the loop waited for each batch, phase by phase."
-        found.append(_figure("Waits", said, legend, plots.timeline_plot(waits)))
+        legend = tuple((plots.PHASE_KINDS.get(phase, "plain"), phase) for phase in phases)
+        words = "How long the loop waited for each batch, phase by phase."
+        found.append(_figure("Waits", words, legend, plots.timeline_plot(waits)))
     return (
         '<section>\n<h2>What was found</h2>\n<div class="plots">\n'
         + "\n".join(found)
@@ -213,29 +212,29 @@ def _figure(title: str, words: str, legend: Sequence[tuple[str, str]], plot: str
 
 def _cache_words(forecast: Forecast, enough: Saturation) -> str:
     if not enough.cache:
-        return "A cache of what is read does not help: training does not wait for fetching."
+        return "A cache of raw samples does not help: training does not wait for fetching."
     share = percent(enough.cache / forecast.data)
     return f"More cache stops helping at {show_size(enough.cache)}, {share} of the data."
 
 
 def _cores_words(enough: Saturation) -> str:
     if enough.cores is None:
-        return "More cores help as far as was looked."
+        return f"More cores help, up to the {MOST_CORES} that were tried."
     return f"With everything else as it is, more cores stop helping at {enough.cores}."
 
 
 def _batch_words(found: series.Histogram) -> str:
-    said = f"A worker takes {found.median * 1e3:,.3g} ms for a batch, in the median"
+    median = f"A worker takes {found.median * 1e3:,.3g} ms per batch (median)"
     if found.allowed is None:
-        return f"{said}."
-    return f"{said}; with {found.allowed * 1e3:,.3g} ms the accelerator would not wait."
+        return f"{median}."
+    return f"{median}; with {found.allowed * 1e3:,.3g} ms the accelerator would not wait."
 
 
 def _section(title: str, inner: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{inner}\n</section>" if inner else ""
 
 
-def _rates(report: Report, present: Prediction) -> str:
+def _rates(report: AnalysisReport, present: Prediction) -> str:
     rows = []
     for row in rate_rows(report, present):
         measured = "" if row.phase is None else interval(row.phase)
@@ -245,44 +244,44 @@ def _rates(report: Report, present: Prediction) -> str:
     return _table(["rate", "", "samples/s", "95 % interval", "MB/s"], rows, 2)
 
 
-def _phases(report: Report) -> str:
-    def row(one: Phase) -> list[str]:
+def _phases(report: AnalysisReport) -> str:
+    def row(phase: Phase) -> list[str]:
         return [
-            one.name,
-            f"{one.rate.value:,.0f}",
-            f"{one.rate.low:,.0f} to {one.rate.high:,.0f}",
-            f"± {one.rate.spread * 100:.1f} %",
-            f"{one.steps:,}",
-            f"{one.seconds:,.1f}",
-            "" if one.enough else "the time was up",
+            phase.name,
+            f"{phase.rate.value:,.0f}",
+            f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}",
+            f"± {phase.rate.spread * 100:.1f} %",
+            f"{phase.steps:,}",
+            f"{phase.seconds:,.1f}",
+            "" if phase.enough else "the time was up",
         ]
 
     heads = ["phase", "samples/s", "95 % interval", "", "steps", "seconds", ""]
-    return _table(heads, [row(one) for one in report.phases], 1)
+    return _table(heads, [row(phase) for phase in report.phases], 1)
 
 
-def _ranks(report: Report) -> str:
+def _ranks(report: AnalysisReport) -> str:
     if not report.ranks:
         return ""
     ranks = rank_speeds(report)
     last = slowest(ranks)
     rows = [
         [
-            f"{one.report.setup.rank}{' (slowest)' if one is last else ''}",
-            f"{one.stalls.speed:,.0f}",
-            rate(one.loader),
-            percent(one.stalls.fetch_share),
-            percent(one.stalls.prep_share),
-            one.stalls.bound,
+            f"{rank.report.setup.rank}{' (slowest)' if rank is last else ''}",
+            f"{rank.stalls.speed:,.0f}",
+            rate(rank.loader),
+            percent(rank.stalls.fetch_share),
+            percent(rank.stalls.prep_share),
+            rank.stalls.bound,
         ]
-        for one in ranks
+        for rank in ranks
     ]
     heads = ["rank", "samples/s", "loader alone", "stalled on fetch", "on prep", "bound"]
     return f"<p>{escape(slowest_words(ranks))}</p>\n{_table(heads, rows, 1)}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> str:
-    """``numbers`` is the first column that holds numbers."""
+    """An HTML table without its empty columns; ``numbers``: the first column with numbers."""
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
 
     def cells(row: Sequence[str], tag: str) -> str:
@@ -303,7 +302,123 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) ->
     )
 
 
-def _list(words: Sequence[str]) -> str:
-    if not words:
+def _list(lines: Sequence[str]) -> str:
+    if not lines:
         return ""
-    return '<ul class="notes">' + "".join(f"<li>{escape(one)}</li>" for one in words) + "</ul>"
+    return '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --page: #f4f6f9; --card: #ffffff; --ink: #1a2230; --muted: #566174; --edge: #dde2ea;
+  --grid: #e6eaf0; --code: #f0f3f7; --accent: #15509e; --area: rgba(26, 34, 48, 0.06);
+  --compute: #0d6a92; --prep: #8f5500; --fetch: #b02441; --plain: #566174;
+  --compute-fill: #2b93bd; --prep-fill: #e39a2d; --fetch-fill: #d64a63; --plain-fill: #8793a5;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #0e131a; --card: #161d27; --ink: #e7ecf3; --muted: #a0acbd; --edge: #2a3443;
+    --grid: #242e3b; --code: #0f151d; --accent: #8fbcff; --area: rgba(231, 236, 243, 0.07);
+    --compute: #62bfe4; --prep: #f2b14b; --fetch: #ff8b9b; --plain: #a0acbd;
+    --compute-fill: #3d9fc7; --prep-fill: #dd9a35; --fetch-fill: #e2606f; --plain-fill: #74819a;
+  }
+}
+* { box-sizing: border-box }
+body {
+  margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial,
+    "DejaVu Sans", sans-serif;
+}
+main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 56px }
+h1 { font-size: clamp(1.9rem, 5vw, 2.7rem); line-height: 1.15; margin: 2px 0 8px;
+  letter-spacing: -0.02em }
+h2 { font-size: 1.25rem; margin: 40px 0 14px; letter-spacing: -0.01em }
+h3 { font-size: 1rem; margin: 0 }
+p { margin: 0 0 8px }
+.eyebrow { color: var(--muted); font-size: 0.85rem; margin: 0 }
+.lead { font-size: 1.1rem; max-width: 46em }
+.facts { color: var(--muted); font-size: 0.9rem; overflow-wrap: anywhere }
+.is-compute { color: var(--compute) } .is-prep { color: var(--prep) }
+.is-fetch { color: var(--fetch) }
+code, pre { font: 0.88rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
+  monospace }
+pre { margin: 0; padding: 12px 14px; background: var(--code); border: 1px solid var(--edge);
+  border-radius: 8px; overflow-x: auto; flex: 1; min-width: 0 }
+.tiles { display: grid; gap: 12px; margin: 22px 0 0; padding: 0;
+  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)) }
+.tile, .card, figure { background: var(--card); border: 1px solid var(--edge);
+  border-radius: 12px }
+.tile { padding: 12px 16px; border-top: 4px solid var(--plain-fill) }
+.tile.compute { border-top-color: var(--compute-fill) }
+.tile.prep { border-top-color: var(--prep-fill) }
+.tile.fetch { border-top-color: var(--fetch-fill) }
+.tile b { display: block; font-size: 1.7rem; line-height: 1.2; letter-spacing: -0.02em;
+  font-variant-numeric: tabular-nums }
+.tile span { color: var(--muted); font-size: 0.9rem }
+.plots { display: grid; gap: 16px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)) }
+figure { margin: 0; padding: 16px 18px 10px; min-width: 0 }
+figcaption p { color: var(--muted); font-size: 0.9rem; margin: 2px 0 8px }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 0 0 6px;
+  padding: 0; font-size: 0.85rem; color: var(--muted) }
+.legend li { display: flex; align-items: center; gap: 6px }
+.legend i { width: 16px; height: 10px; border-radius: 2px; background: var(--plain-fill) }
+.legend .compute { background: var(--compute-fill) }
+.legend .prep { background: var(--prep-fill) }
+.legend .fetch { background: var(--fetch-fill) }
+.legend .speed { background: var(--ink); height: 3px }
+.plot { display: block; width: 100%; height: auto; font-size: 13px; font-family: inherit;
+  overflow: visible }
+.remedies { list-style: none; margin: 0; padding: 0; display: grid; gap: 12px }
+.remedy { padding: 14px 18px; display: grid; gap: 4px 20px; grid-template-columns: 6.2em 1fr }
+.remedy > div { min-width: 0 }
+.remedy .gain { font-size: 1.25rem; font-weight: 700; color: var(--accent);
+  font-variant-numeric: tabular-nums; white-space: nowrap }
+.remedy.best { border-color: var(--accent); border-width: 2px }
+.remedy.best .gain { font-size: 1.9rem; line-height: 1.2 }
+.remedy p { color: var(--muted); font-size: 0.95rem }
+.code { display: flex; gap: 8px; align-items: start; margin: 6px 0 4px }
+button { font: inherit; font-size: 0.85rem; color: var(--ink); background: var(--card);
+  border: 1px solid var(--edge); border-radius: 8px; padding: 8px 12px; cursor: pointer }
+button:hover { border-color: var(--accent) }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
+.scroll { overflow-x: auto; padding: 4px 16px }
+table { border-collapse: collapse; width: 100%; font-size: 0.93rem;
+  font-variant-numeric: tabular-nums }
+th { text-align: left; font-weight: 600; color: var(--muted); white-space: nowrap }
+th, td { padding: 8px 14px 8px 0; border-bottom: 1px solid var(--edge) }
+tr:last-child td { border-bottom: 0 }
+td.number, th.number { text-align: right; white-space: nowrap }
+td:last-child, th:last-child { padding-right: 0 }
+.notes { margin: 0; padding-left: 1.2em }
+footer { margin-top: 40px; color: var(--muted); font-size: 0.85rem }
+@media (max-width: 560px) {
+  main { padding: 18px 12px 40px }
+  figure { padding: 14px 12px 8px }
+  .plot { font-size: 15px }
+  .remedy { grid-template-columns: 1fr; padding: 12px 14px }
+  th, td { white-space: nowrap }
+  .code { flex-direction: column; align-items: stretch }
+}
+@media print { .copy { display: none } figure, .card { break-inside: avoid } }
+"""
+
+SCRIPT = """
+for (const button of document.querySelectorAll("button.copy")) {
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+}
+"""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.diagnose.analyze.report import PhaseName
-from penstock.diagnose.analyze.series import Bar, Curves, Histogram, Line, Stack, WaitBar, phases_of
+from penstock.diagnose.analyze.series import (
+    Bar,
+    Curves,
+    Histogram,
+    RateLine,
+    Stack,
+    WaitBar,
+    phases_of,
+)
 from penstock.diagnose.svg import (
     BYTES,
     PLAIN,
@@ -200,7 +208,7 @@ def _beside(
     drawing.text(x - gap if x > turn else x + gap, y, words, kind, anchor)
 
 
-def _line_names(drawing: Drawing, field: Field, lines: Sequence[Line]) -> None:
+def _line_names(drawing: Drawing, field: Field, lines: Sequence[RateLine]) -> None:
     """A letter at the right end of each line, or above the place where it leaves the field."""
     ends: list[tuple[float, str]] = []
     for line in lines:

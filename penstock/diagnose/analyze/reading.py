@@ -1,4 +1,4 @@
-"""Reading by several threads at once, without end, to see how fast it goes."""
+"""How fast samples are read: by several threads at once, and what that says about storage."""
 
 from __future__ import annotations
 
@@ -9,81 +9,82 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from penstock.diagnose.analyze.course import Course
+from penstock.diagnose.analyze.phase_timer import PhaseTimer
 from penstock.diagnose.analyze.report import Phase
 
 T = TypeVar("T")
 
 WAITING = 2
-"""Readings for each thread that wait to be done, so that no thread ever waits for one."""
+"""Reads queued per thread, so that no thread ever waits for one."""
 
 BUSY = 0.8
-"""The part of a core from which on readers are taken to wait for it more than for storage: most of
-what they do, only one of them can do at a time."""
+"""Readers that together use more than this share of a core wait for the core rather than for
+storage: most of their work holds the GIL, so only one of them does it at a time."""
 
 MOST_FASTER = 10.0
-"""Storage is at most so much faster than busy readers, whatever they seem to wait."""
+"""Upper limit of the estimate: storage is at most this much faster than busy readers."""
 
 
-class Reads(NamedTuple):
-    """What readers have brought: samples, bytes a second, and the CPU seconds for a byte."""
+class ReadSpeed(NamedTuple):
+    """The result of timed reads: the phase in samples, bytes per second, CPU seconds per byte."""
 
     phase: Phase
-    rate: float
-    worked: float
+    bytes_per_second: float
+    cpu_per_byte: float
 
 
-def timed(
+def time_reads(
     reading: Iterator[int],
-    course: Course,
+    timer: PhaseTimer,
     size: float,
     clock: Callable[[], float],
     cpu: Callable[[], float],
-) -> Reads:
-    """Read for as long as the course lasts; samples have this size on average."""
-    total = first = 0
+) -> ReadSpeed:
+    """Read until the timer is done. ``size`` is the mean size of a sample."""
+    total = warm_up = 0
     before = cpu()
-    while not course.over:
-        # One step is what the readers bring at a time; how much that is differs.
-        got = next(reading)
-        course.step(clock())
-        if len(course.moments) == 1:
-            first = total + got
-        total += got
-    worked = cpu() - before
-    found = course.phase()
-    counted = total - first
-    return Reads(
-        replace(found, rate=found.rate.times(counted / found.steps / size)),
-        counted / (course.moments[-1] - course.moments[0]),
-        worked / max(1, total),
+    while not timer.done:
+        # One step is one read of one thread, and reads differ in size.
+        nbytes = next(reading)
+        timer.step(clock())
+        if len(timer.moments) == 1:
+            warm_up = total + nbytes
+        total += nbytes
+    cpu_seconds = cpu() - before
+    phase = timer.phase()
+    counted = total - warm_up
+    return ReadSpeed(
+        replace(phase, rate=phase.rate.times(counted / phase.steps / size)),
+        counted / (timer.moments[-1] - timer.moments[0]),
+        cpu_seconds / max(1, total),
     )
 
 
-def of_storage(many: Reads, to_one: float) -> float:
-    """The bytes a second that storage gives to many readers, where one gets ``to_one`` while it
-    waits.
+def storage_speed(many: ReadSpeed, to_one: float) -> float:
+    """Bytes per second that storage can deliver.
 
-    Readers who are busy themselves do not show what storage can do: that is what it gives to one.
+    ``many`` was measured with many readers. ``to_one`` is what a single reader gets in the time it
+    only waits. Readers that are busy themselves do not show the limit of storage: ``to_one`` is
+    the better estimate then.
     """
-    if many.rate * many.worked < BUSY:
-        return many.rate
-    return max(many.rate, min(to_one, MOST_FASTER * many.rate))
+    if many.bytes_per_second * many.cpu_per_byte < BUSY:
+        return many.bytes_per_second
+    return max(many.bytes_per_second, min(to_one, MOST_FASTER * many.bytes_per_second))
 
 
-def by_threads(read: Callable[[T], int], what: Iterator[T], threads: int) -> Iterator[int]:
-    """What ``read`` says of each of these, in their order, done by so many threads."""
+def by_threads(read: Callable[[T], int], items: Iterator[T], threads: int) -> Iterator[int]:
+    """The results of ``read`` for each item, in their order, computed by ``threads`` threads."""
     threads = max(1, threads)
-    if threads == 1:  # without one, it is as fast as a worker that does nothing else
-        yield from map(read, what)
+    if threads == 1:  # no pool: as fast as a worker that only reads
+        yield from map(read, items)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-read") as pool:
-        underway: deque[Future[int]] = deque()
+        pending: deque[Future[int]] = deque()
         try:
-            underway.extend(pool.submit(read, one) for one in islice(what, WAITING * threads))
-            while underway:
-                yield underway.popleft().result()
-                underway.extend(pool.submit(read, one) for one in islice(what, 1))
+            pending.extend(pool.submit(read, item) for item in islice(items, WAITING * threads))
+            while pending:
+                yield pending.popleft().result()
+                pending.extend(pool.submit(read, item) for item in islice(items, 1))
         finally:
-            for one in underway:
-                one.cancel()
+            for future in pending:
+                future.cancel()

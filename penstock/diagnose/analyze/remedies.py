@@ -1,29 +1,30 @@
-"""What would help, by how much, and what to write for it: worked out of a report. Pure."""
+"""Remedies: changes that would make training faster, by how much, and the code for each. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock import config
 from penstock.diagnose.analyze.model import Change, Prediction, predict
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 
-WORTH = 1.03
-"""A gain below this is within what was measured."""
+LEAST_GAIN = 1.03
+"""A gain below this is within the error of measurement."""
 
 JOBS = 4
-"""So many jobs are taken to run at once where the gain of sharing is told."""
+"""Number of jobs for which the gain of sharing is predicted."""
 
 REUSE, ECHO = 3, 2
-"""Factors that training stands well: see the pages on refurbish and echo."""
+"""Factors that training tolerates well: see the pages on refurbish and echo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to change. ``gain`` is the speed it makes over the present one, as predicted.
+    """One change. ``gain`` is the predicted speed relative to the present one.
 
-    ``code`` is what to write, ``why`` what it does about the stall.
+    ``code`` is the code to write, ``why`` says how it reduces the stall.
     """
 
     title: str
@@ -34,114 +35,121 @@ class Remedy:
     change: Change
 
 
-def remedies(report: Report, memory: int | None = None) -> list[Remedy]:
-    """All that gain something, the most useful first. ``memory`` is that of the machine."""
+def remedies(report: AnalysisReport, memory: int | None = None) -> list[Remedy]:
+    """The remedies with a gain, the largest first. ``memory``: bytes of memory of the machine."""
     present = predict(report)
     found = []
-    for title, change, code, why in _candidates(report, memory or config.memory()):
+    for title, change, code, why in _possible_remedies(report, memory or config.memory()):
         prediction = predict(report, change)
-        # Where the question is about several jobs, the present is several jobs that do not share.
+        # Compare jobs that share with as many jobs that do not share.
         before = present
         if change.share:
             before = predict(report, replace(change, share=False))
         gain = prediction.speed / before.speed
-        if gain >= WORTH:
+        if gain >= LEAST_GAIN:
             found.append(Remedy(title, gain, code, why, prediction, change))
-    return sorted(found, key=lambda one: -one.gain)
+    return sorted(found, key=lambda remedy: -remedy.gain)
 
 
-Candidate = tuple[str, Change, str, str]
+class PossibleRemedy(NamedTuple):
+    """A remedy whose gain is not predicted yet."""
+
+    title: str
+    change: Change
+    code: str
+    why: str
 
 
-def _candidates(report: Report, memory: int) -> Iterator[Candidate]:
+def _possible_remedies(report: AnalysisReport, memory: int) -> Iterator[PossibleRemedy]:
     setup = report.setup
-    write = _Writing(report)
+    write = _CodeWriter(report)
     if report.costs.penstock is not None:
-        yield (
+        yield PossibleRemedy(
             "Penstock's loader in place of torch's",
             Change(penstock=True),
             write.loader(""),
             "the same batches, prepared with less work",
         )
-    data = setup.to_keep_all
-    room = min(data, memory / 2)
-    if data and room > setup.cache:
-        budget = _round_up(room)
-        yield (
+    data = setup.full_cache_bytes
+    cached = min(data, memory / 2)
+    if data and cached > setup.cache:
+        budget = _round_up(cached)
+        yield PossibleRemedy(
             f"a cache of {config.show_size(budget)}",
             Change(cache=budget),
             write.loader(f'cache="{_short(budget)}"', stop=f'.cache("{_short(budget)}")'),
-            f"{room / data:.0%} of the data is read from storage once, and never again",
+            f"{cached / data:.0%} of the data is read from storage once, and never again",
         )
     for workers in sorted({setup.cores, 2 * setup.cores}):
         if workers > setup.workers:
-            yield (
+            yield PossibleRemedy(
                 f"{workers} workers",
                 Change(workers=workers),
                 write.loader(f"{write.workers}={workers}"),
                 "more samples are read and prepared at the same time",
             )
-    yield (
+    yield PossibleRemedy(
         f"{2 * setup.cores} cores",
         Change(cores=2 * setup.cores),
         f"a machine with {2 * setup.cores} cores, and {write.workers}={2 * setup.cores}",
         "twice as many samples are prepared at the same time",
     )
     if report.costs.reuse_hit is not None:
-        yield (
+        yield PossibleRemedy(
             f"refurbish with reuse {REUSE}",
             Change(reuse=REUSE),
             write.loader(f'reuse="auto"  # or reuse={REUSE}', stop=f".refurbish(reuse={REUSE})"),
-            "the first part of preparation is done for every third use of a sample",
+            "the first part of preparation is done only for every third use of a sample",
         )
-    yield (
+    yield PossibleRemedy(
         f"echo with factor {ECHO}",
         Change(echo=ECHO),
         write.loader(f'echo={ECHO}, echo_at="batch"', stop=f".echo({ECHO})  # below batch()"),
-        "every batch is used twice; see in the validation loss what that is worth",
+        "every batch is used twice; the validation loss shows what the repeats are worth",
     )
-    yield (
+    yield PossibleRemedy(
         f"one preparation for {JOBS} jobs",
         Change(jobs=JOBS, share=True),
         write.loader('share="search-1"'),
-        f"where {JOBS} jobs run on this machine, each sample is prepared once and not {JOBS} times",
+        f"if {JOBS} jobs run on this machine, each sample is prepared once instead of {JOBS} times",
     )
     if report.costs.storage > 0 and setup.sample_bytes:
         faster = 4 * report.costs.storage
-        yield (
+        yield PossibleRemedy(
             f"storage of {config.show_size(faster)}/s",
             Change(storage=faster),
             "a local copy on an SSD, or larger requests to the object store",
-            "what is not cached comes faster",
+            "samples that are not cached arrive faster",
         )
     yield from _offloads(report)
 
 
-def _offloads(report: Report) -> Iterator[Candidate]:
-    """Operations at the end that a device does in no time: those that only change numbers."""
+def _offloads(report: AnalysisReport) -> Iterator[PossibleRemedy]:
+    """Moving the last operations to the device, if they only convert numbers."""
     cheap = ("normalize", "normalise", "totensor", "to_tensor", "convert", "todtype", "to_float")
     last = 0
-    for one in reversed(report.operations):
-        if one.kind == "batch":
+    for operation in reversed(report.operations):
+        if operation.kind == "batch":
             last += 1
             continue
-        if not any(word in one.name.lower() for word in cheap):
+        if not any(word in operation.name.lower() for word in cheap):
             break
         last += 1
-    names = [one.name for one in report.operations[-last:] if one.kind != "batch"] if last else []
+    moved = report.operations[-last:] if last else ()
+    names = [operation.name for operation in moved if operation.kind != "batch"]
     if names and report.setup.accelerator != "cpu":
-        yield (
+        yield PossibleRemedy(
             f"{' and '.join(names)} on the device",
             Change(offload=last),
-            "images = images.to(device).float().sub_(mean).div_(std)  # uint8 until there",
-            "a quarter of the bytes is copied, and the workers have less to do",
+            "images = images.to(device).float().sub_(mean).div_(std)  # uint8 until here",
+            "a quarter of the bytes is copied, and workers have less to do",
         )
 
 
-class _Writing:
-    """How arguments are written for the loader that the script has."""
+class _CodeWriter:
+    """Writes the code of remedies for the kind of loader that the script uses."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: AnalysisReport) -> None:
         self.pipeline = report.setup.loader == "penstock.Loader"
         self.workers = "workers" if self.pipeline else "num_workers"
 
@@ -153,7 +161,7 @@ class _Writing:
 
 
 def _round_up(nbytes: float) -> int:
-    """To two digits, so that people can read it.
+    """Round up to two significant digits.
 
     >>> _round_up(5_432_100)
     5500000

@@ -1,7 +1,7 @@
-"""What an analysis found: rates, costs and how they were measured, as plain data.
+"""The report of an analysis: measured rates and costs, as plain data.
 
-A report says what was measured; what follows from it (the verdict, predictions, remedies) is worked
-out of it by ``model`` and ``remedies``, so that a report of last week can be asked new questions.
+A report holds measurements only. ``model`` and ``remedies`` compute the verdict, predictions and
+remedies from it, so an old report can answer new questions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from penstock.errors import ReportError
 VERSION = 2
 
 TORCH_AHEAD = 2
-"""Batches that torch's loader has ahead for each worker, unless told otherwise."""
+"""Batches that each worker of torch's loader prefetches by default."""
 
 Curve = tuple[tuple[float, float], ...]
-"""Points of a function from (0, 0) on, ascending."""
+"""Points (x, y) of a piecewise linear function that starts at (0, 0), in ascending order of x."""
 
 PhaseName = Literal["as it is", "replay", "cached", "cold", "prep", "storage", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Samples a second, and the interval in which it lies with 95 % confidence."""
+    """Samples per second, with the 95 % confidence interval."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Rate:
 
     @property
     def spread(self) -> float:
-        """Half of the interval, as a part of the rate."""
+        """Half the width of the interval, relative to the rate."""
         return (self.high - self.low) / (2 * self.value) if self.value > 0 else 0.0
 
     def times(self, factor: float) -> Rate:
@@ -44,11 +44,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One measurement: so many steps in so many seconds, after a warm-up that is not counted.
+    """One measurement: the number of steps and their seconds, without the warm-up.
 
-    In ``replay``, ``cached`` and ``cold`` the script's own loop ran; in ``prep``, ``storage`` and
-    ``cache`` nothing but the loader, or its reading, did. ``enough`` says that the interval became
-    as narrow as was asked for before the time was up.
+    In ``as it is``, ``replay``, ``cached`` and ``cold`` the training loop of the script ran. In
+    ``prep`` only the loader ran, in ``storage`` and ``cache`` only its reads. ``enough``: the
+    confidence interval became narrow enough before the time was up.
     """
 
     name: PhaseName
@@ -60,14 +60,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The loader as the script has made it, and what it runs on.
+    """The loader of the script, and the machine it runs on.
 
-    ``loader`` is its class. ``workers`` 0 means that the training process prepares by itself.
-    ``piece`` is how many samples a worker takes at a time: a whole batch for torch's loader. Of
-    those it fetches ``together`` before it prepares them.
-    ``ahead`` is how many batches are prepared ahead. ``sample_bytes`` are read from storage for a
-    sample, 0 where that is not known, and ``kept_bytes`` are what it takes in a cache; ``cache`` is
-    the budget of a cache of what is read.
+    - ``loader``: name of its class.
+    - ``workers``: 0 if the training process prepares batches itself.
+    - ``ahead``: batches prepared ahead of the training loop.
+    - ``piece``: samples a worker takes at a time; a whole batch for torch's loader.
+    - ``together``: samples of a piece that a worker fetches before it prepares them.
+    - ``sample_bytes``: mean bytes read from storage per sample, 0 if unknown.
+    - ``kept_bytes``: mean bytes a sample occupies in a cache.
+    - ``cache``: budget of the cache of raw samples, in bytes.
     """
 
     loader: str
@@ -88,41 +90,46 @@ class Setup:
 
     @property
     def of_torch(self) -> bool:
+        """Whether this is torch's own loader."""
         return self.loader.startswith("torch.")
 
     @property
-    def to_keep_all(self) -> float:
-        """Bytes of a cache that has room for all samples; 0 where that is not known."""
+    def full_cache_bytes(self) -> float:
+        """Bytes of a cache that holds all samples; 0 if unknown."""
         return (self.kept_bytes or self.sample_bytes) * self.samples
 
     def ahead_with(self, workers: int) -> int:
-        """How many batches so many workers prepare ahead: torch's have some each."""
+        """Batches prepared ahead with another number of workers: torch prefetches per worker."""
         if not self.of_torch:
             return max(1, self.ahead)
         each = self.ahead // self.workers if self.workers else TORCH_AHEAD
         return max(1, each * workers)
 
-    def held(self, budget: float) -> float:
-        """The share of samples that a cache of so many bytes has room for."""
-        return min(1.0, budget / self.to_keep_all) if self.to_keep_all else 0.0
+    def cached_share(self, budget: float) -> float:
+        """Share of the samples that fit into a cache of ``budget`` bytes."""
+        return min(1.0, budget / self.full_cache_bytes) if self.full_cache_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the model is fed with: seconds a sample unless said otherwise.
+    """Measured inputs of the model. All are seconds per sample unless stated otherwise.
 
-    ``compute`` is that of a step (1/G), with ``copy`` of it for moving the batch to the device.
-    ``prep`` is what one worker takes for a sample that it need not fetch; ``sizes`` are how large
-    samples are, as parts of the mean, and with that what they take; none where all are alike.
-    ``scaling`` is how much faster so many workers are than one. ``storage``
-    and ``cache`` are bytes a second of all workers together, ``latency`` is what one worker waits
-    for one sample from storage where nobody else reads, without ``reading``, what fetching it costs
-    a core beside ``prep``. ``after_wait`` is what a worker loses on a sample after it
-    has waited for it so long: pairs of the two, ascending. ``shuttle`` is what it takes the loop to
-    receive a sample. ``reuse_miss`` and ``reuse_hit`` are ``prep`` where refurbish stands at its
-    best place, for a sample that is fresh and one that is kept; ``None`` where it cannot stand.
-    ``penstock`` is ``prep`` where Penstock's loader takes the place of torch's; ``None`` where it
-    is there already, or cannot.
+    - ``compute``: the training step (1/G), including ``copy``, moving the batch to the device.
+    - ``prep``: one worker preparing a sample that is already in memory.
+    - ``sizes``: sizes of samples relative to their mean, which scale ``prep``; empty if all are
+      equal.
+    - ``scaling``: speed of N workers relative to one, by N.
+    - ``storage``, ``cache``: bytes per second of all workers together.
+    - ``latency``: wait of one worker for one sample from storage while nothing else reads, without
+      ``reading``.
+    - ``reading``: CPU time of fetching a sample, in addition to ``prep``.
+    - ``after_wait``: time a worker loses on a sample after waiting for it: pairs of the wait and
+      the loss, in ascending order.
+    - ``shuttle``: time the training loop takes to receive a sample.
+    - ``reuse_miss``, ``reuse_hit``: ``prep`` with refurbish at its best place, for a fresh and for
+      a kept sample; ``None`` if the pipeline has no place for refurbish.
+    - ``penstock``: ``prep`` with Penstock's loader in place of torch's; ``None`` if the script
+      already uses Penstock or its loader cannot be replaced.
     """
 
     compute: float
@@ -142,8 +149,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation of the road: its time a sample on one core, and its share of all."""
+class OperationTime:
+    """One operation of the road: milliseconds per sample on one core, and its share of all."""
 
     name: str
     kind: str
@@ -151,12 +158,16 @@ class Operation:
     share: float
     random: bool = False
     nbytes: int = 0
-    """Of a sample that leaves it."""
+    """Size of a sample after this operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One step: when it began, how long the loop waited for its batch, and how long it took."""
+    """One wait of the training loop for a batch.
+
+    ``at``: when it asked for the batch, ``wait``: seconds until it had it, ``step``: seconds it
+    computed before asking.
+    """
 
     at: float
     phase: PhaseName
@@ -165,18 +176,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """All that was found on one rank; ``ranks`` has the other ranks' reports, where there are any.
+class AnalysisReport:
+    """All measurements of one rank; ``ranks`` holds the reports of the other ranks.
 
-    ``device_reads`` is the share of bytes in the cold phase that really came from a device, not
-    from memory; ``None`` where it could not be told. ``batch_times`` are seconds that workers took
-    to prepare a batch. ``notes`` say what could not be measured, and why.
+    ``device_reads`` is the share of the bytes of the cold phase that came from the storage device
+    instead of memory; ``None`` if unknown. ``batch_times`` are the seconds workers took to prepare
+    a batch. ``notes`` say what could not be measured, and why.
     """
 
     setup: Setup
     costs: Costs
     phases: tuple[Phase, ...]
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[OperationTime, ...] = ()
     batch_times: tuple[float, ...] = ()
     waits: tuple[Wait, ...] = ()
     device_reads: float | None = None
@@ -184,15 +195,15 @@ class Report:
     made: str = ""
     machine: str = ""
     notes: tuple[str, ...] = ()
-    ranks: tuple[Report, ...] = ()
+    ranks: tuple[AnalysisReport, ...] = ()
     version: int = VERSION
 
     def phase(self, name: PhaseName) -> Phase | None:
-        return next((one for one in self.phases if one.name == name), None)
+        return next((phase for phase in self.phases if phase.name == name), None)
 
     def rate(self, name: PhaseName) -> float | None:
-        found = self.phase(name)
-        return None if found is None else found.rate.value
+        phase = self.phase(name)
+        return None if phase is None else phase.rate.value
 
     def __str__(self) -> str:
         from penstock.diagnose.analyze.remedies import remedies
@@ -207,47 +218,47 @@ class Report:
         path.write_text(json.dumps(self.to_dict(), indent=1))
 
     @classmethod
-    def load(cls, path: Path) -> Report:
-        """Read one that was saved; refuses what is none."""
+    def load(cls, path: Path) -> AnalysisReport:
+        """Read a saved report; raise ``ReportError`` if the file is missing or is not a report."""
         try:
             plain = json.loads(path.read_text())
         except FileNotFoundError:
             raise ReportError(
-                f"there is no {path}. `penstock analyze -- python train.py` writes a report."
+                f"there is no file {path}. `penstock analyze -- python train.py` writes a report."
             ) from None
         except (OSError, ValueError) as error:
             raise ReportError(f"{path} cannot be read as a report: {error}") from error
         try:
-            return of_plain(plain)
+            return report_from_dict(plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ReportError(f"{path} is not a report of `penstock analyze`: {error}") from error
 
 
-def of_plain(plain: Mapping[str, Any]) -> Report:
-    """A report from what ``to_dict`` made of one."""
+def report_from_dict(plain: Mapping[str, Any]) -> AnalysisReport:
+    """The report from the output of ``AnalysisReport.to_dict``."""
     if plain.get("version") != VERSION:
         raise ReportError(
-            f"the report has version {plain.get('version')!r} and this release reads {VERSION}: "
-            "run the analysis again."
+            f"the report has version {plain.get('version')!r}, and this release of Penstock reads "
+            f"version {VERSION} only. Run `penstock analyze` again."
         )
-    known = {one.name for one in fields(Report)}
+    known = {field.name for field in fields(AnalysisReport)}
     given = {name: value for name, value in plain.items() if name in known}
     costs = dict(given["costs"])
     costs["scaling"] = {int(workers): value for workers, value in costs["scaling"].items()}
     costs["sizes"] = tuple(costs.get("sizes", ()))
     costs["after_wait"] = tuple((wait, lost) for wait, lost in costs.get("after_wait", ()))
-    return Report(
+    return AnalysisReport(
         **{
             **given,
             "setup": Setup(**given["setup"]),
             "costs": Costs(**costs),
             "phases": tuple(
-                Phase(**{**one, "rate": Rate(**one["rate"])}) for one in given["phases"]
+                Phase(**{**phase, "rate": Rate(**phase["rate"])}) for phase in given["phases"]
             ),
-            "operations": tuple(Operation(**one) for one in given["operations"]),
+            "operations": tuple(OperationTime(**operation) for operation in given["operations"]),
             "batch_times": tuple(given["batch_times"]),
-            "waits": tuple(Wait(**one) for one in given["waits"]),
+            "waits": tuple(Wait(**wait) for wait in given["waits"]),
             "notes": tuple(given["notes"]),
-            "ranks": tuple(of_plain(one) for one in given["ranks"]),
+            "ranks": tuple(report_from_dict(rank) for rank in given["ranks"]),
         }
     )

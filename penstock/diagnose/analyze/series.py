@@ -1,4 +1,4 @@
-"""What the plots of a report show, as numbers. Pure; ``plots`` draws them."""
+"""The numbers behind the plots of a report. Pure; ``plots`` draws them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.diagnose.analyze.model import Change, Prediction
-from penstock.diagnose.analyze.report import PhaseName, Report
+from penstock.diagnose.analyze.report import AnalysisReport, PhaseName
 from penstock.diagnose.analyze.stalls import Stalls, measured_speed, predicted_stalls, stalls_of
-from penstock.diagnose.analyze.what_if import Forecast, Saturation, cache_sizes, on_cores
+from penstock.diagnose.analyze.what_if import Forecast, Saturation, cache_sizes, with_cores
 
 MOST_BARS = 120
-"""Bars of a timeline: a phone has three times as many pixels."""
+"""Most bars of a timeline: a phone has three times as many pixels."""
 
 MOST_CORE_POINTS = 12
 MOST_BINS = 24
@@ -20,7 +20,7 @@ MOST_BINS = 24
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Seconds of an epoch, by what they go to."""
+    """Seconds of an epoch: computing, waiting for prep, and waiting for fetch."""
 
     title: str
     compute: float
@@ -33,9 +33,12 @@ class Stack:
 
 
 def stacks(
-    report: Report, present: Prediction, best: tuple[str, Prediction] | None = None
+    report: AnalysisReport, present: Prediction, best: tuple[str, Prediction] | None = None
 ) -> list[Stack]:
-    """The epoch as measured, as predicted, and with the best remedy, where there is one."""
+    """The epoch as measured, as predicted, and with the best remedy if there is one.
+
+    The measured one is left out if not all phases were run.
+    """
     samples = report.setup.samples
 
     def stack(title: str, stalls: Stalls) -> Stack:
@@ -50,8 +53,8 @@ def stacks(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One rate over what is varied; ``name`` is F, P, G or ``speed``."""
+class RateLine:
+    """One rate over the quantity that is varied; ``name`` is F, P, G or ``speed``."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -61,11 +64,11 @@ class Line:
 class Curves:
     """Rates over one quantity.
 
-    ``enough`` is where more of it stops helping and the speed there, ``present`` how it is now: the
-    place and the measured speed.
+    ``enough``: the amount from which on more does not help, and the speed there. ``present``: the
+    present amount, and the measured speed.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[RateLine, ...]
     enough: tuple[float, float] | None
     present: tuple[float, float] | None
 
@@ -75,7 +78,7 @@ class Curves:
 
     @property
     def top(self) -> float:
-        """High enough for all that is reached; a rate that nobody waits for may leave the plot."""
+        """Upper end of the axis: above all speeds and G. F and P may leave the plot."""
         speeds = [y for line in self.lines if line.name in ("speed", "G") for _, y in line.points]
         if self.present is not None:
             speeds.append(self.present[1])
@@ -83,48 +86,47 @@ class Curves:
 
 
 def over_cache(forecast: Forecast, enough: Saturation) -> Curves | None:
-    """Rates over the size of the cache, in bytes; ``None`` where sizes are not known."""
+    """Rates over the size of the cache, in bytes; ``None`` if sizes of samples are unknown."""
     report = forecast.report
     if not forecast.data or enough.cache is None:
         return None
     sizes = sorted({*cache_sizes(forecast.data), enough.cache})
-    made = [(float(cache), forecast(Change(cache=cache))) for cache in sizes]
+    predictions = [(float(cache), forecast(Change(cache=cache))) for cache in sizes]
     now = min(report.setup.cache, forecast.data)
-    return Curves(_lines(made), _crossing(enough.cache, enough.cache_speed), _present(report, now))
+    point = (float(enough.cache), enough.cache_speed) if enough.cache else None
+    return Curves(_lines(predictions), point, _present(report, now))
 
 
 def over_cores(forecast: Forecast, enough: Saturation) -> Curves:
-    """Rates over cores, each with a worker."""
+    """Rates over the number of cores, with one worker per core."""
     report = forecast.report
     setup = report.setup
     now = max(1, min(setup.cores, setup.workers))
     last = max(4, round(1.5 * (enough.cores or 0)), now + 2)
     step = math.ceil(last / MOST_CORE_POINTS)
     places = sorted({1, *range(step, last + 1, step), now, enough.cores or last})
-    made = [(float(cores), forecast(on_cores(report, Change(), cores))) for cores in places]
-    crossing = None if enough.cores is None else (float(enough.cores), enough.cores_speed)
-    return Curves(_lines(made), crossing, _present(report, now))
+    predictions = [
+        (float(cores), forecast(with_cores(report, Change(), cores))) for cores in places
+    ]
+    point = None if enough.cores is None else (float(enough.cores), enough.cores_speed)
+    return Curves(_lines(predictions), point, _present(report, now))
 
 
-def _lines(made: Sequence[tuple[float, Prediction]]) -> tuple[Line, ...]:
-    found = (
-        Line("F", tuple((x, one.fetch_rate) for x, one in made)),
-        Line("P", tuple((x, one.prep_rate) for x, one in made)),
-        Line("G", tuple((x, one.ingestion) for x, one in made)),
-        Line("speed", tuple((x, one.speed) for x, one in made)),
+def _lines(predictions: Sequence[tuple[float, Prediction]]) -> tuple[RateLine, ...]:
+    lines = (
+        RateLine("F", tuple((x, at.fetch_rate) for x, at in predictions)),
+        RateLine("P", tuple((x, at.prep_rate) for x, at in predictions)),
+        RateLine("G", tuple((x, at.ingestion) for x, at in predictions)),
+        RateLine("speed", tuple((x, at.speed) for x, at in predictions)),
     )
     return tuple(
         replace(line, points=points)
-        for line in found
+        for line in lines
         if (points := tuple(point for point in line.points if math.isfinite(point[1])))
     )
 
 
-def _crossing(cache: int, speed: float) -> tuple[float, float] | None:
-    return (float(cache), speed) if cache else None
-
-
-def _present(report: Report, place: float) -> tuple[float, float] | None:
+def _present(report: AnalysisReport, place: float) -> tuple[float, float] | None:
     phase = measured_speed(report)
     return None if phase is None else (float(place), phase.rate.value)
 
@@ -136,40 +138,43 @@ class Bar:
     detail: str = ""
 
 
-def operations(report: Report, most: int = 14) -> list[Bar]:
-    """Milliseconds a sample of each operation, in their order; the smallest of many are joined."""
-    found = [
-        Bar(one.name, one.ms, f"{one.kind}{', random' if one.random else ''}")
-        for one in report.operations
+def operations(report: AnalysisReport, most: int = 14) -> list[Bar]:
+    """Milliseconds per sample of each operation, in order; the smallest are joined if too many."""
+    bars = [
+        Bar(
+            operation.name,
+            operation.ms,
+            f"{operation.kind}{', random' if operation.random else ''}",
+        )
+        for operation in report.operations
     ]
-    if len(found) <= most:
-        return found
-    kept = sorted(found, key=lambda bar: -bar.value)[: most - 1]
-    names = {id(bar) for bar in kept}
-    others = [bar for bar in found if id(bar) not in names]
+    if len(bars) <= most:
+        return bars
+    largest = {id(bar) for bar in sorted(bars, key=lambda bar: -bar.value)[: most - 1]}
+    others = [bar for bar in bars if id(bar) not in largest]
     joined = Bar(f"{len(others)} others", sum(bar.value for bar in others))
-    return [*(bar for bar in found if id(bar) in names), joined]
+    return [*(bar for bar in bars if id(bar) in largest), joined]
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often a batch took how long, in seconds.
+    """Distribution of the seconds per batch.
 
-    ``edges`` has one more than ``counts``. ``allowed`` is how long a worker may take over a batch
-    before the accelerator waits; ``None`` where workers do not take whole batches.
+    ``edges`` are those of the bins, one more than ``counts``. ``allowed``: most seconds a worker
+    may take per batch before the accelerator waits; ``None`` if workers do not take whole batches.
     """
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
     median: float
     late: float
-    """What 95 % of them stay below."""
+    """95th percentile."""
     allowed: float | None
 
 
-def batch_times(report: Report) -> Histogram | None:
-    """The times that preparing a batch took."""
-    times = sorted(one for one in report.batch_times if math.isfinite(one))
+def batch_times(report: AnalysisReport) -> Histogram | None:
+    """The distribution of batch times; ``None`` with fewer than two."""
+    times = sorted(seconds for seconds in report.batch_times if math.isfinite(seconds))
     if len(times) < 2:
         return None
     width = _round_up((times[-1] - times[0]) / max(1, min(MOST_BINS, math.isqrt(len(times)) + 1)))
@@ -177,8 +182,8 @@ def batch_times(report: Report) -> Histogram | None:
         width = max(times[0], 1e-6) / 10
     first = math.floor(times[0] / width + 1e-9)
     counts = [0] * (math.floor(times[-1] / width + 1e-9) - first + 1)
-    for one in times:
-        counts[math.floor(one / width + 1e-9) - first] += 1
+    for seconds in times:
+        counts[math.floor(seconds / width + 1e-9) - first] += 1
     setup = report.setup
     allowed = None
     if setup.workers and setup.piece >= setup.batch:
@@ -197,7 +202,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** math.floor(math.log10(value))
@@ -206,9 +211,9 @@ def _round_up(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WaitBar:
-    """Some steps that follow each other: from when to when, and how long each waited, in seconds.
+    """Consecutive steps of one phase: begin, end, and their waits, in seconds.
 
-    Times count what was spent in the loop: what lies between two phases is cut out.
+    Times count the training loop only: the time between two phases is cut out.
     """
 
     phase: PhaseName
@@ -219,36 +224,36 @@ class WaitBar:
     steps: int
 
 
-def timeline(report: Report, most: int = MOST_BARS) -> list[WaitBar]:
-    """The waits in their order; where there are many, several steps of a phase are one bar."""
-    waits = sorted(report.waits, key=lambda one: one.at)
-    together = max(1, math.ceil(len(waits) / most))
-    found: list[WaitBar] = []
+def timeline(report: AnalysisReport, most: int = MOST_BARS) -> list[WaitBar]:
+    """The waits in order; with more than ``most``, one bar stands for several steps of a phase."""
+    waits = sorted(report.waits, key=lambda wait: wait.at)
+    steps_per_bar = max(1, math.ceil(len(waits) / most))
+    bars: list[WaitBar] = []
     now = 0.0
-    for one in waits:
-        begin, now = now, now + one.wait + one.step
-        last = found[-1] if found else None
-        if last is not None and last.phase == one.phase and last.steps < together:
+    for wait in waits:
+        begin, now = now, now + wait.wait + wait.step
+        last = bars[-1] if bars else None
+        if last is not None and last.phase == wait.phase and last.steps < steps_per_bar:
             steps = last.steps + 1
-            found[-1] = WaitBar(
-                one.phase,
+            bars[-1] = WaitBar(
+                wait.phase,
                 last.begin,
                 now,
-                last.mean + (one.wait - last.mean) / steps,
-                max(last.longest, one.wait),
+                last.mean + (wait.wait - last.mean) / steps,
+                max(last.longest, wait.wait),
                 steps,
             )
         else:
-            found.append(WaitBar(one.phase, begin, now, one.wait, one.wait, 1))
-    return found
+            bars.append(WaitBar(wait.phase, begin, now, wait.wait, wait.wait, 1))
+    return bars
 
 
 def phases_of(bars: Sequence[WaitBar]) -> list[tuple[PhaseName, float, float]]:
-    """The runs of one phase in a timeline: which, from when, to when."""
-    found: list[tuple[PhaseName, float, float]] = []
+    """The phases of a timeline, each with its begin and end."""
+    phases: list[tuple[PhaseName, float, float]] = []
     for bar in bars:
-        if found and found[-1][0] == bar.phase:
-            found[-1] = (bar.phase, found[-1][1], bar.end)
+        if phases and phases[-1][0] == bar.phase:
+            phases[-1] = (bar.phase, phases[-1][1], bar.end)
         else:
-            found.append((bar.phase, bar.begin, bar.end))
-    return found
+            phases.append((bar.phase, bar.begin, bar.end))
+    return phases

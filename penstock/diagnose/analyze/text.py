@@ -1,4 +1,4 @@
-"""What an analysis found, in a few lines for a terminal, and the words that it is told in."""
+"""A report as lines for a terminal, and the words that terminal and page share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import show_size
 from penstock.diagnose.analyze.model import Bound, Prediction, predict
-from penstock.diagnose.analyze.report import Phase, Report
+from penstock.diagnose.analyze.report import AnalysisReport, Phase
 from penstock.diagnose.analyze.stalls import (
     RankSpeed,
     Stalls,
@@ -28,10 +28,10 @@ MEANING: dict[Bound, str] = {
     "prep": "Workers do not decode and augment samples as fast as the accelerator takes them.",
     "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
 }
-"""What each verdict means, in a sentence."""
+"""The meaning of each verdict, in a sentence."""
 
 NAMES = {"G": "ingestion", "P": "prep", "S": "storage", "C": "cache", "F": "fetch"}
-"""The rates and what they are called."""
+"""The names of the rates."""
 
 RATES = {
     "G": "how fast the accelerator takes samples",
@@ -42,11 +42,11 @@ RATES = {
 }
 
 COLD = 0.9
-"""From this share of bytes on that came from a device, cold reads were as good as cold."""
+"""Reads count as cold if at least this share of their bytes came from the device."""
 
 
-def lines_of(report: Report, remedies: Sequence[Remedy] = ()) -> list[str]:
-    """The verdict, the rates behind it, and what would help, the most useful first."""
+def lines_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> list[str]:
+    """The verdict, the rates behind it, and the remedies, the most useful first."""
     stalls, present = stalls_of(report), predict(report)
     return [
         verdict(stalls),
@@ -62,12 +62,12 @@ def lines_of(report: Report, remedies: Sequence[Remedy] = ()) -> list[str]:
 
 
 def verdict(stalls: Stalls) -> str:
-    """What bounds training, and by how much.
+    """The bottleneck of training, and the share of time it costs.
 
     >>> verdict(Stalls(compute=4.6, prep=0.3, fetch=5.1))
     'fetch-bound: the accelerator stands still 54 % of the time: 51 % stalled on fetch, 3 % on prep'
     """
-    # The parts as they are shown make up the whole as it is shown.
+    # Round the parts first, so that the shown parts add up to the shown total.
     fetch, prep = round(stalls.fetch_share * 100), round(stalls.prep_share * 100)
     said = f"{stalls.bound}-bound: the accelerator stands still {fetch + prep} % of the time"
     if stalls.bound == "fetch":
@@ -78,7 +78,7 @@ def verdict(stalls: Stalls) -> str:
 
 
 class RateRow(NamedTuple):
-    """One rate: a letter, samples a second, the interval if it was measured, and bytes a second."""
+    """One rate: its letter, samples per second, its phase if measured, and bytes per second."""
 
     letter: str
     value: float
@@ -86,8 +86,8 @@ class RateRow(NamedTuple):
     nbytes: float | None
 
 
-def rate_rows(report: Report, present: Prediction) -> list[RateRow]:
-    """G, P, S, C and F: measured where a phase did, else what the model makes of the rest."""
+def rate_rows(report: AnalysisReport, present: Prediction) -> list[RateRow]:
+    """The rates G, P, S, C and F: measured if their phase was run, else from the model."""
     size, costs = report.setup.sample_bytes, report.costs
     found = [
         _row(report.phase("replay"), "G", present.ingestion),
@@ -107,7 +107,7 @@ def _row(phase: Phase | None, letter: str, model: float, size: float = 0.0) -> R
     return RateRow(letter, value, phase, value * size if size else None)
 
 
-def rate_lines(report: Report, present: Prediction) -> list[str]:
+def rate_lines(report: AnalysisReport, present: Prediction) -> list[str]:
     """The rates in columns."""
     rows = rate_rows(report, present)
     values = [f"{row.value:,.0f}" for row in rows]
@@ -126,22 +126,22 @@ def rate_lines(report: Report, present: Prediction) -> list[str]:
 
 
 def interval(phase: Phase) -> str:
-    """Where a rate lies with 95 % confidence."""
+    """The 95 % confidence interval of a rate, in words."""
     wide = "" if phase.enough else ", still wide when the time was up"
     return f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}{wide}"
 
 
-def cache_words(report: Report) -> str:
-    """``no cache``, or how much of the data the present one holds."""
+def cache_words(report: AnalysisReport) -> str:
+    """``no cache``, or the size of the present cache and its share of the data."""
     setup = report.setup
     if not setup.cache:
         return "no cache"
-    held = percent(setup.held(setup.cache))
-    return f"a cache of {show_size(setup.cache)}, {held} of the data"
+    share = percent(setup.cached_share(setup.cache))
+    return f"a cache of {show_size(setup.cache)}, {share} of the data"
 
 
-def remarks(report: Report, stalls: Stalls, present: Prediction) -> list[str]:
-    """How far the figures can be trusted."""
+def remarks(report: AnalysisReport, stalls: Stalls, present: Prediction) -> list[str]:
+    """Remarks on how far the figures can be trusted."""
     found = []
     measured, error = measured_speed(report), model_error(report, present)
     if measured is not None and error is not None:
@@ -175,16 +175,15 @@ def remedy_lines(remedies: Sequence[Remedy], bound: Bound) -> list[str]:
     ]
     if others:
         found += ["", "Then:"]
-    for one in others:
-        found += [f"  {one.title}: {gain_words(one)}"]
-        found += [f"    {line}" for line in one.code.splitlines()]
+    for other in others:
+        found += [f"  {other.title}: {gain_words(other)}"]
+        found += [f"    {line}" for line in other.code.splitlines()]
     return found
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Those for this run first, then those for several: a gain of sharing is one over other jobs
-    that would run beside it, and here there may be none."""
-    return sorted(remedies, key=lambda one: one.change.share)
+    """The remedies for a single run first, then sharing, which helps only if several jobs run."""
+    return sorted(remedies, key=lambda remedy: remedy.change.share)
 
 
 def gain_words(remedy: Remedy) -> str:
@@ -195,23 +194,23 @@ def gain_words(remedy: Remedy) -> str:
     )
 
 
-def rank_lines(report: Report) -> list[str]:
-    """A line for each rank, and which one the others wait for."""
+def rank_lines(report: AnalysisReport) -> list[str]:
+    """A line for each rank, and the rank that the others wait for."""
     if not report.ranks:
         return []
     ranks = rank_speeds(report)
     found = ["", "rank  samples/s  loader alone  stalled on fetch  on prep  bound"]
-    for one in ranks:
+    for rank in ranks:
         found.append(
-            f"{one.report.setup.rank:>4}  {one.stalls.speed:>9,.0f}  {rate(one.loader):>12}  "
-            f"{percent(one.stalls.fetch_share):>16}  {percent(one.stalls.prep_share):>7}  "
-            f"{one.stalls.bound}"
+            f"{rank.report.setup.rank:>4}  {rank.stalls.speed:>9,.0f}  {rate(rank.loader):>12}  "
+            f"{percent(rank.stalls.fetch_share):>16}  {percent(rank.stalls.prep_share):>7}  "
+            f"{rank.stalls.bound}"
         )
     return [*found, slowest_words(ranks)]
 
 
 def slowest_words(ranks: Sequence[RankSpeed]) -> str:
-    """Which rank holds the others up."""
+    """A sentence on the rank that the others wait for."""
     last = slowest(ranks)
     if last is None:
         return "No rank is slower than the others."

@@ -1,4 +1,4 @@
-"""Predictions over ranges and with prices, and where more of something stops helping. Pure."""
+"""Predictions for many changes, with prices, and the point where more stops helping. Pure."""
 
 from __future__ import annotations
 
@@ -9,46 +9,45 @@ from itertools import product
 from typing import Any
 
 from penstock.diagnose.analyze.model import Change, Prediction, predict
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.errors import PipelineError
 
 ENOUGH = 0.01
-"""More of something has stopped helping where it would bring less speed than this: a measured rate
+"""More cache or cores have stopped helping if they add less speed than this share: a measured rate
 is rarely more exact."""
 
 MOST_CORES = 256
-"""As far as is looked for a number of cores that is enough."""
+"""Most cores that the search for enough cores tries."""
 
 CACHE_STEPS = 16
-"""Parts of the data that are looked at as cache sizes, before looking closer."""
+"""Cache sizes that the search for enough cache tries before it refines the size."""
 
 
 class Forecast:
-    """Predictions for one report, each of them made once: one takes a good part of a second."""
+    """Predictions for one report. Each is computed once, because it takes a part of a second."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: AnalysisReport) -> None:
         self.report = report
-        self._made: dict[Change, Prediction] = {}
+        self._predictions: dict[Change, Prediction] = {}
 
     def __call__(self, change: Change | None = None) -> Prediction:
         change = change or Change()
-        if change not in self._made:
-            self._made[change] = predict(self.report, change)
-        return self._made[change]
+        if change not in self._predictions:
+            self._predictions[change] = predict(self.report, change)
+        return self._predictions[change]
 
     @property
     def data(self) -> int:
-        """Bytes of all samples in a cache; 0 where that is not known."""
-        return round(self.report.setup.to_keep_all)
+        """Bytes of all samples in a cache; 0 if unknown."""
+        return round(self.report.setup.full_cache_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """How much is enough: from there on more brings less than ``ENOUGH``.
+    """The amounts from which on more adds less speed than ``ENOUGH``, and the speeds there.
 
-    ``cache`` is in bytes, 0 where a cache does not help at all, and ``None`` where nobody knows how
-    large the samples are. ``cores`` have a worker each, and are ``None`` where even ``MOST_CORES``
-    are too few.
+    ``cache`` is in bytes: 0 if a cache does not help at all, ``None`` if the size of samples is
+    unknown. ``cores`` have one worker each; ``None`` if even ``MOST_CORES`` are too few.
     """
 
     cache: int | None
@@ -57,20 +56,20 @@ class Saturation:
     cores_speed: float
 
 
-def on_cores(report: Report, change: Change, cores: int) -> Change:
-    """The same with so many cores, and a worker on each unless the change says how many."""
-    alone = change.workers is None and not report.setup.workers
-    # The model leaves a loop that prepares by itself as it is; cores would be lost on it.
-    return replace(change, cores=cores, workers=cores if alone else change.workers)
+def with_cores(report: AnalysisReport, change: Change, cores: int) -> Change:
+    """The change with this number of cores, and a worker on each unless it names the workers."""
+    # Without workers in the script, the model adds none with the cores. So add them here.
+    add_workers = change.workers is None and not report.setup.workers
+    return replace(change, cores=cores, workers=cores if add_workers else change.workers)
 
 
 def cache_sizes(data: int) -> tuple[int, ...]:
-    """From none to all of the data."""
+    """Cache sizes from 0 to all of the data."""
     return tuple(round(data * n / CACHE_STEPS) for n in range(CACHE_STEPS + 1))
 
 
 def saturation(forecast: Forecast, change: Change | None = None) -> Saturation:
-    """The points beyond which more cache, and more cores, stop helping."""
+    """The points beyond which more cache and more cores stop helping, given a change."""
     change = change or Change()
     cache = _enough_cache(forecast, change)
     cores = _enough_cores(forecast, change)
@@ -78,7 +77,7 @@ def saturation(forecast: Forecast, change: Change | None = None) -> Saturation:
         cache,
         forecast(replace(change, cache=cache or 0)).speed,
         cores,
-        forecast(on_cores(forecast.report, change, cores or MOST_CORES)).speed,
+        forecast(with_cores(forecast.report, change, cores or MOST_CORES)).speed,
     )
 
 
@@ -103,7 +102,7 @@ def _enough_cache(forecast: Forecast, change: Change) -> int | None:
 
 def _enough_cores(forecast: Forecast, change: Change) -> int | None:
     def speed(cores: int) -> float:
-        return forecast(on_cores(forecast.report, change, cores)).speed
+        return forecast(with_cores(forecast.report, change, cores)).speed
 
     cores = 1
     while speed(2 * cores) > (1 + ENOUGH) * speed(cores):
@@ -120,26 +119,26 @@ def _enough_cores(forecast: Forecast, change: Change) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What an hour costs: of a machine, an accelerator, a core, and a gigabyte of cache."""
+    """Prices per hour: of a machine, an accelerator, a core, and a gigabyte of cache."""
 
     machine: float = 0.0
     accelerator: float = 0.0
     core: float = 0.0
     cache_gb: float = 0.0
 
-    def epoch(self, report: Report, change: Change, prediction: Prediction) -> float:
-        """What an epoch of one job costs: jobs that run at once split machine, cores and cache."""
+    def epoch(self, report: AnalysisReport, change: Change, prediction: Prediction) -> float:
+        """The cost of an epoch of one job. Jobs that run at once split machine, cores and cache."""
         setup = report.setup
         cores = setup.cores if change.cores is None else change.cores
         cache = setup.cache if change.cache is None else change.cache
-        common = self.machine + cores * self.core + cache / 1e9 * self.cache_gb
-        hourly = common / change.jobs + setup.world * self.accelerator
+        split = self.machine + cores * self.core + cache / 1e9 * self.cache_gb
+        hourly = split / change.jobs + setup.world * self.accelerator
         return hourly * prediction.epoch / 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One change, what it leads to, the speed over the present one, and what an epoch costs."""
+class PredictionRow:
+    """One change: its prediction, the speed relative to the present, and the cost of an epoch."""
 
     change: Change
     prediction: Prediction
@@ -147,94 +146,98 @@ class Row:
     cost: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.prediction
+        prediction = self.prediction
         return {
             "change": asdict(self.change),
-            "speed": found.speed,
+            "speed": prediction.speed,
             "gain": self.gain,
-            "fetch_stall": found.fetch_stall,
-            "prep_stall": found.prep_stall,
-            "bound": found.bound,
-            "epoch_seconds": found.epoch,
-            "fetch_rate": _finite(found.fetch_rate),
-            "prep_rate": _finite(found.prep_rate),
-            "ingestion": _finite(found.ingestion),
+            "fetch_stall": prediction.fetch_stall,
+            "prep_stall": prediction.prep_stall,
+            "bound": prediction.bound,
+            "epoch_seconds": prediction.epoch,
+            "fetch_rate": _finite(prediction.fetch_rate),
+            "prep_rate": _finite(prediction.prep_rate),
+            "ingestion": _finite(prediction.ingestion),
             "cost": self.cost,
         }
 
 
 def _finite(rate: float) -> float | None:
-    """JSON has no word for a rate that knows no bounds."""
+    """The rate, or ``None`` if it is infinite, which JSON cannot express."""
     return rate if math.isfinite(rate) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The values of one option, by its name in ``Change``; several make a range."""
+    """The values of one option of ``penstock what-if``; ``name`` is a field of ``Change``."""
 
     name: str
     values: tuple[float, ...]
 
 
-def rows(forecast: Forecast, options: Sequence[Values], prices: Prices | None = None) -> list[Row]:
-    """The predictions for every combination; the last option changes fastest."""
-    check(options)
+def prediction_rows(
+    forecast: Forecast, options: Sequence[Values], prices: Prices | None = None
+) -> list[PredictionRow]:
+    """A row for every combination of values; those of the last option change fastest."""
+    check_options(options)
     present = forecast().speed
-    found = []
-    for combination in product(*(one.values for one in options)):
-        given = dict(zip((one.name for one in options), combination, strict=True))
+    rows = []
+    for combination in product(*(option.values for option in options)):
+        given = dict(zip((option.name for option in options), combination, strict=True))
         change = Change(**given)  # type: ignore[arg-type]
         prediction = forecast(change)
         cost = None if prices is None else prices.epoch(forecast.report, change, prediction)
-        found.append(Row(change, prediction, prediction.speed / present, cost))
-    return found
+        rows.append(PredictionRow(change, prediction, prediction.speed / present, cost))
+    return rows
 
 
-def fixed(options: Sequence[Values]) -> Change:
-    """What all the combinations have in common."""
-    given = {one.name: one.values[0] for one in options if len(one.values) == 1}
+def fixed_change(options: Sequence[Values]) -> Change:
+    """The change that all combinations have in common: the options with one value."""
+    given = {option.name: option.values[0] for option in options if len(option.values) == 1}
     return Change(**given)  # type: ignore[arg-type]
 
 
-def ranges(options: Sequence[Values]) -> list[Values]:
-    return [one for one in options if len(one.values) > 1]
+def varied(options: Sequence[Values]) -> list[Values]:
+    """The options with more than one value."""
+    return [option for option in options if len(option.values) > 1]
 
 
-def check(options: Sequence[Values]) -> None:
-    """Refuse what no table can show, and what contradicts itself."""
-    found = ranges(options)
-    if len(found) > 2:
-        listed = ", ".join(f"--{one.name}" for one in found)
+def check_options(options: Sequence[Values]) -> None:
+    """Raise ``PipelineError`` for more than two ranges, and for ``--share`` with one job."""
+    ranges = varied(options)
+    if len(ranges) > 2:
+        listed = ", ".join(f"--{option.name}" for option in ranges)
         raise PipelineError(
-            f"{listed} are {len(found)} ranges, and a table has two sides. Give one value for all "
+            f"{listed} are {len(ranges)} ranges, and a table has two sides. Give one value for all "
             "but two of them."
         )
-    names = {one.name: one.values for one in options}
+    names = {option.name: option.values for option in options}
     if names.get("share", (False,))[0] and max(names.get("jobs", (1,))) < 2:
         raise PipelineError(
-            "--share is one preparation for several jobs, and there is one job: give --jobs 2, or "
-            "as many as run at once."
+            "--share lets several jobs share one preparation, and there is only one job. Give "
+            "--jobs with the number of jobs that run at once, such as --jobs 2."
         )
 
 
-def unheard(report: Report, options: Sequence[Values]) -> list[str]:
-    """The options that the report has nothing to say about, and why."""
-    names = {one.name for one in options if max(one.values) > 0}
-    found = []
+def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> list[str]:
+    """A line for each option that cannot change the prediction of this report, with the reason."""
+    names = {option.name for option in options if max(option.values) > 0}
+    lines = []
     if "reuse" in names and report.costs.reuse_hit is None:
-        found.append(
-            "--reuse changes nothing here: refurbish can stand nowhere on this road, or its costs "
+        lines.append(
+            "--reuse changes nothing here: this pipeline has no place for refurbish, or its costs "
             "were not measured."
         )
     if "penstock" in names and report.costs.penstock is None:
-        found.append(
-            "--penstock changes nothing here: the script has it already, or it was not measured."
+        lines.append(
+            "--penstock changes nothing here: the script uses Penstock's loader already, or it "
+            "could not be measured."
         )
     if "offload" in names and not report.operations:
-        found.append("--offload changes nothing here: operations were not timed one by one.")
+        lines.append("--offload changes nothing here: operations were not timed one by one.")
     if names & {"cache", "storage"} and not report.setup.sample_bytes:
-        found.append(
-            "--cache and --storage change nothing here: it is not known how much is read for a "
-            "sample."
+        lines.append(
+            "--cache and --storage change nothing here: the number of bytes read per sample is "
+            "unknown."
         )
-    return found
+    return lines

@@ -1,4 +1,4 @@
-"""How fast the loader is with other numbers of workers."""
+"""The worker sweep: how fast the loader is with other numbers of workers."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from penstock.diagnose.analyze.report import Setup
 from penstock.diagnose.analyze.subject import Subject
 
 TURNS = 9
-"""How often they take turns at most."""
+"""Most turns of each number of workers."""
 
 
-def worth_trying(setup: Setup) -> list[int]:
-    """How many workers are tried: as many as there are, one, one for each core, two.
+def worker_counts(setup: Setup) -> list[int]:
+    """The numbers of workers to try: one, the script's, one per core, and two per core.
 
-    None where the training process prepares by itself.
+    Empty if the training process prepares batches itself.
     """
     workers, cores = setup.workers, setup.cores
     if not workers:
         return []
-    if setup.kind == "processes":  # which take long to start where they are many
+    if setup.kind == "processes":  # many of them take long to start
         return sorted({1, workers, min(cores, 4 * workers)})
     return sorted({1, workers, cores, 2 * cores})
 
 
-def rates_of(
-    subject: Subject, numbers: Sequence[int], seconds: float, clock: Callable[[], float]
+def sweep_workers(
+    subject: Subject, counts: Sequence[int], seconds: float, clock: Callable[[], float]
 ) -> dict[int, float]:
-    """Samples a second with so many workers, seen for so many seconds each.
+    """Samples per second by number of workers, each measured for ``seconds`` in total.
 
-    They take turns, so that what disturbs one number of them disturbs all; fewer, where they are
-    slow.
+    The numbers take turns, so that a disturbance of the machine affects all of them. Slow loaders
+    get fewer turns.
     """
     setup, started = subject.setup, clock()
-    found: dict[int, list[float]] = {number: [] for number in numbers}
-    # Processes take too long to start to do so again and again.
+    rates: dict[int, list[float]] = {workers: [] for workers in counts}
+    # Processes take too long to start to be started for every turn.
     turns = 1 if setup.kind == "processes" else TURNS
     for turn in range(turns):
-        if turn and clock() - started > seconds * len(numbers):
+        if turn and clock() - started > seconds * len(counts):
             break
-        for number, rates in found.items():
-            # Its workers end with its turn: they would go on until they are as far ahead as they
-            # may be, beside those of the next.
-            with closing(subject.cached(number)) as batches:  # type: ignore[type-var]
-                for _ in range(setup.ahead_with(number) + 1):
+        for workers, own_rates in rates.items():
+            # End these workers with their turn: they would go on prefetching, and slow down those
+            # of the next turn.
+            with closing(subject.cached(workers)) as batches:  # type: ignore[type-var]
+                for _ in range(setup.ahead_with(workers) + 1):
                     next(batches)
                 began, count = clock(), 0
                 while (spent := clock() - began) < seconds / turns or count < 2:
-                    for _ in range(number):
+                    for _ in range(workers):
                         next(batches)
-                    count += number
-                rates.append(count * setup.batch / spent)
-    return {number: median(rates) for number, rates in found.items()}
+                    count += workers
+                own_rates.append(count * setup.batch / spent)
+    return {workers: median(own_rates) for workers, own_rates in rates.items()}

@@ -1,6 +1,6 @@
-"""Loaders with a known bottleneck, analysed for real: the verdict names it.
+"""Real analyses of loaders with a known bottleneck: the verdict names it.
 
-Preparation and steps sleep, and storage is a throttled device, so what is true does not depend on
+Preparation and steps sleep, and storage is a throttled device, so the bottleneck does not depend on
 how busy the machine is.
 """
 
@@ -17,8 +17,8 @@ import pytest
 
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
 from penstock.diagnose.analyze.model import predict
-from penstock.diagnose.analyze.probe import Probe
-from penstock.diagnose.analyze.report import Report
+from penstock.diagnose.analyze.phase_runner import PhaseRunner
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.stalls import stalls_of
 from penstock.errors import ReportError
 from penstock.loader import Loader
@@ -29,8 +29,8 @@ from penstock.store.value import cost
 BATCH = 4
 
 
-class Device(Source):
-    """Samples of 1,000 bytes from a device that gives them one after the other."""
+class SlowStorage(Source):
+    """Samples of 1,000 bytes from storage that serves one after the other."""
 
     threadsafe: ClassVar[bool] = True
 
@@ -52,7 +52,7 @@ class Device(Source):
         return [np.full(1_000, index % 256, np.uint8) for index in indices]
 
     def identity(self) -> str:
-        return f"device {self._seconds}"
+        return f"slow storage {self._seconds}"
 
 
 def loader_of(fetch: float, prep: float, workers: int = 2) -> Loader:
@@ -60,7 +60,7 @@ def loader_of(fetch: float, prep: float, workers: int = 2) -> Loader:
         time.sleep(prep)
         return sample
 
-    pipeline = Pipeline(Device(fetch)).map(slow, random=False).batch(BATCH)
+    pipeline = Pipeline(SlowStorage(fetch)).map(slow, random=False).batch(BATCH)
     return pipeline.loader(workers=workers, kind="threads", seed=0)
 
 
@@ -69,13 +69,13 @@ def endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def analysed(loader: Loader, step: float, seconds: float = 1.8, **options: Any) -> Report:
-    probe = Probe(LoaderSubject(loader, **options), seconds=seconds)
+def analysed(loader: Loader, step: float, seconds: float = 1.8, **options: Any) -> AnalysisReport:
+    runner = PhaseRunner(LoaderSubject(loader, **options), seconds=seconds)
     with loader:
-        for _ in probe.run(endless(loader)):
+        for _ in runner.run(endless(loader)):
             time.sleep(step)
-    assert probe.report is not None
-    return probe.report
+    assert runner.report is not None
+    return runner.report
 
 
 MS = 1e-3
@@ -87,24 +87,26 @@ MS = 1e-3
         (0.1 * MS, 0.5 * MS, 100 * MS, "compute"),
         (0.1 * MS, 10 * MS, 4 * MS, "prep"),
         (10 * MS, 0.5 * MS, 4 * MS, "fetch"),
-        (6 * MS, 0.5 * MS, 100 * MS, "compute"),  # slow storage, and a slower accelerator
-        (2 * MS, 24 * MS, 4 * MS, "prep"),  # both are slow, preparation more so
+        (6 * MS, 0.5 * MS, 100 * MS, "compute"),  # storage is slow, the accelerator slower
+        (2 * MS, 24 * MS, 4 * MS, "prep"),  # both are slow, preparation is slower
         (16 * MS, 10 * MS, 4 * MS, "fetch"),
     ],
 )
-def test_the_verdict_names_what_is_slow(fetch: float, prep: float, step: float, bound: str) -> None:
+def test_the_verdict_names_the_bottleneck(
+    fetch: float, prep: float, step: float, bound: str
+) -> None:
     report = analysed(loader_of(fetch, prep), step)
     assert stalls_of(report).bound == bound
     assert predict(report).bound == bound
-    if fetch >= MS:  # below that, sleeping takes longer than it says
+    if fetch >= MS:  # shorter sleeps take longer than requested
         assert report.costs.storage / 1_000 == pytest.approx(1 / fetch, rel=0.4)
-    # The model, fed with what was measured apart, comes to what was measured together.
-    together = report.rate("cold")
-    assert together is not None
-    assert predict(report).speed == pytest.approx(together, rel=0.4)
+    # The model, with inputs measured separately, predicts the speed of all parts together.
+    cold = report.rate("cold")
+    assert cold is not None
+    assert predict(report).speed == pytest.approx(cold, rel=0.4)
 
 
-def test_a_cache_that_was_asked_about_is_taken_into_account() -> None:
+def test_the_cold_phase_assumes_the_given_cache() -> None:
     budget = 150 * cost(1_000)
     without = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS)
     with_it = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS, cache=budget)
@@ -112,11 +114,11 @@ def test_a_cache_that_was_asked_about_is_taken_into_account() -> None:
     cold, cached = without.rate("cold"), with_it.rate("cold")
     assert cold is not None
     assert cached is not None
-    # Three of four samples are there.
+    # The cache holds three of four samples.
     assert cached > 2 * cold
 
 
-def test_the_loader_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_an_analysis_does_not_change_the_batches_of_the_loader(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number]) * 100)
 
@@ -127,25 +129,25 @@ def test_the_loader_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     with made() as loader:
         expected = [batch.tolist() for batch in loader]
     with made() as loader:
-        probe = Probe(LoaderSubject(loader), seconds=0.5)
-        for _ in probe.run(iter(())):
+        runner = PhaseRunner(LoaderSubject(loader), seconds=0.5)
+        for _ in runner.run(iter(())):
             pass
         assert [batch.tolist() for batch in loader] == expected
-    assert probe.report is not None
-    assert probe.report.setup.sample_bytes == 100
+    assert runner.report is not None
+    assert runner.report.setup.sample_bytes == 100
 
 
 def _first(sample: bytes) -> Any:
     return np.uint8(sample[0])
 
 
-def test_a_stream_cannot_be_replaced() -> None:
+def test_a_stream_cannot_be_analysed() -> None:
     loader = from_dataset(lambda: iter(range(10))).batch(2).loader(workers=0)
-    with loader, pytest.raises(ReportError, match="a stream has no samples"):
+    with loader, pytest.raises(ReportError, match="a stream can be read only once"):
         LoaderSubject(loader)
 
 
-def test_nothing_is_left_running() -> None:
+def test_no_thread_is_left_running() -> None:
     before = threading.active_count()
     analysed(loader_of(0.1 * MS, 0.1 * MS), 1 * MS, seconds=0.5)
     deadline = time.monotonic() + 10

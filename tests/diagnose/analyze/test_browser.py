@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing complains, all plots are there, and all words can be read."""
+"""The page in a real browser: no errors, all plots are shown, and all text is readable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.diagnose.analyze.test_html import page
+from tests.diagnose.analyze.test_page import page
 from tests.support.browser import CHROMIUM, Browser, browser
 from tests.support.reports import bound_by, rich
 
@@ -21,8 +21,8 @@ PLOTS = """
 })
 """
 
-# What stands behind words is the nearest background that is there at all. Words in plots stand on
-# their figure; what is only drawn when pointed at is left out.
+# The background of a text is the nearest opaque one; for text in plots that is its figure. Tooltips
+# are left out.
 CONTRASTS = """
 (() => {
   const part = value => {
@@ -68,7 +68,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_loaded_without_a_complaint_or_a_request(
+def test_the_page_loads_without_an_error_or_a_request(
     chromium: Browser, written: Path, scheme: str
 ) -> None:
     chromium.open(written, scheme)
@@ -78,12 +78,12 @@ def test_the_page_is_loaded_without_a_complaint_or_a_request(
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1180), ("dark", 1180), ("light", 360)])
-def test_every_plot_has_a_size_and_words(
+def test_every_plot_has_a_size_and_text(
     chromium: Browser, written: Path, scheme: str, width: int
 ) -> None:
     chromium.open(written, scheme, width=width)
     found: list[list[Any]] = chromium.run(PLOTS)
-    assert [one[0] for one in found] == [
+    assert [plot[0] for plot in found] == [
         "plot-epoch",
         "plot-operations",
         "plot-cache",
@@ -98,7 +98,7 @@ def test_every_plot_has_a_size_and_words(
 
 
 @pytest.mark.parametrize("bound", ["compute", "prep", "fetch"])
-def test_all_words_stand_out_from_what_is_behind_them(
+def test_all_text_contrasts_with_its_background(
     chromium: Browser, tmp_path: Path, bound: str
 ) -> None:
     path = tmp_path / "report.html"
@@ -107,10 +107,10 @@ def test_all_words_stand_out_from_what_is_behind_them(
         chromium.open(path, scheme)
         found = chromium.run(CONTRASTS)
         assert len(found) > 80
-        assert [(scheme, *one) for one in found if one[1] < 4.5] == []
+        assert [(scheme, *text) for text in found if text[1] < 4.5] == []
 
 
-def test_light_and_dark_are_two_schemes(chromium: Browser, written: Path) -> None:
+def test_light_and_dark_have_different_colours(chromium: Browser, written: Path) -> None:
     colours = []
     for scheme in ("light", "dark"):
         chromium.open(written, scheme)
@@ -118,12 +118,12 @@ def test_light_and_dark_are_two_schemes(chromium: Browser, written: Path) -> Non
     assert colours[0] != colours[1]
 
 
-def test_on_a_phone_nothing_sticks_out(chromium: Browser, written: Path) -> None:
+def test_the_page_fits_the_width_of_a_phone(chromium: Browser, written: Path) -> None:
     chromium.open(written, "light", width=360, height=760)
     assert chromium.run("document.documentElement.scrollWidth") <= 360
 
 
-def test_words_in_plots_do_not_lie_on_each_other(chromium: Browser, written: Path) -> None:
+def test_texts_in_plots_do_not_overlap(chromium: Browser, written: Path) -> None:
     chromium.open(written, "light")
     script = """
     [...document.querySelectorAll("svg.plot")].flatMap(plot => {

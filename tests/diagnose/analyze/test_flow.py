@@ -1,4 +1,4 @@
-"""What is played through comes out as arithmetic says where arithmetic can say it."""
+"""The simulation agrees with arithmetic in the cases that arithmetic can solve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.diagnose.analyze.flow import Flow, _Play, _Worker, seconds_a_batch
+from penstock.diagnose.analyze.flow import Flow, _SimulatedWorker, _Simulation, seconds_a_batch
 
 PLAIN = Flow(
     workers=2,
@@ -18,7 +18,7 @@ PLAIN = Flow(
     piece=4,
     ahead=4,
     prep=1e-3,
-    held=0.0,
+    hit_rate=0.0,
     service=0.0,
     latency=0.0,
     step=1e-3,
@@ -30,21 +30,21 @@ def rate(**changed: object) -> float:
     return flow.batch / seconds_a_batch(flow)
 
 
-def test_workers_that_only_prepare_bring_what_they_can() -> None:
+def test_workers_that_only_prepare_reach_their_full_rate() -> None:
     assert rate() == pytest.approx(2_000, rel=0.01)
     assert rate(workers=1) == pytest.approx(1_000, rel=0.01)
 
 
-def test_more_workers_than_cores_bring_no_more_where_nothing_is_fetched() -> None:
+def test_more_workers_than_cores_add_nothing_if_nothing_is_fetched() -> None:
     assert rate(workers=8) == pytest.approx(2_000, rel=0.01)
 
 
-def test_a_step_that_is_slower_than_the_workers_decides() -> None:
+def test_a_step_that_is_slower_than_the_workers_sets_the_speed() -> None:
     assert rate(step=0.064) == pytest.approx(500, rel=0.001)
     assert rate(step=0.064, shuttle=0.064) == pytest.approx(250, rel=0.001)
 
 
-def test_a_worker_alone_reads_and_then_prepares() -> None:
+def test_a_single_worker_reads_and_then_prepares() -> None:
     found = rate(workers=1, service=1e-3, latency=1e-3)
     assert found == pytest.approx(500, rel=0.01)
 
@@ -53,7 +53,7 @@ def test_two_workers_share_the_storage_and_overlap_the_rest() -> None:
     # While one prepares for 1 ms the other reads for half of one: a sample each 0.75 ms.
     found = rate(service=0.5e-3, latency=0.5e-3)
     assert found == pytest.approx(2 / 1.5e-3, rel=0.02)
-    # Storage that is slower than both decides.
+    # Storage that is slower than both sets the speed.
     assert rate(service=2e-3, latency=2e-3) == pytest.approx(500, rel=0.01)
 
 
@@ -64,24 +64,24 @@ def test_many_workers_hide_the_latency_of_storage() -> None:
     assert many == pytest.approx(2_000, rel=0.02)
 
 
-def test_what_a_cache_holds_is_not_fetched() -> None:
-    assert rate(held=1.0, service=1.0, latency=1.0) == pytest.approx(2_000, rel=0.01)
-    half = rate(workers=8, held=0.5, service=4e-3, latency=4e-3)
+def test_cache_hits_are_not_fetched() -> None:
+    assert rate(hit_rate=1.0, service=1.0, latency=1.0) == pytest.approx(2_000, rel=0.01)
+    half = rate(workers=8, hit_rate=0.5, service=4e-3, latency=4e-3)
     assert half == pytest.approx(500, rel=0.06)
 
 
-def test_without_workers_everything_is_done_in_turn() -> None:
+def test_without_workers_all_times_add_up() -> None:
     found = rate(workers=0, service=1e-3, latency=2e-3, shuttle=0.032)
     assert found == pytest.approx(32 / (0.001 + 0.032 + 32 * 3e-3))
 
 
-def test_a_worker_loses_something_by_waiting() -> None:
+def test_a_worker_is_slower_after_a_wait() -> None:
     lost = ((1e-3, 0.5e-3),)
-    # Its core has nothing to do for the millisecond of each fetch, or for half of one.
+    # Its core idles for one millisecond per fetch, and then for half a millisecond.
     assert rate(workers=1, service=1e-3, latency=1e-3, after_wait=lost) == pytest.approx(400, 0.01)
     found = rate(workers=1, service=0.5e-3, latency=0.5e-3, after_wait=lost)
     assert found == pytest.approx(1 / 1.75e-3, rel=0.01)
-    # Of four on one core another is at work meanwhile, and leaves its own data in the cache.
+    # With four on one core another one works meanwhile, and fills the CPU caches with its data.
     many = rate(workers=4, cores=1, service=0.1e-3, latency=1e-3, after_wait=lost)
     assert many == pytest.approx(1 / 1.5e-3, rel=0.01)
     assert rate(after_wait=lost) == pytest.approx(2_000, rel=0.01)
@@ -89,46 +89,46 @@ def test_a_worker_loses_something_by_waiting() -> None:
     assert alone == pytest.approx(32 / (0.001 + 32 * 2.5e-3))
 
 
-def test_what_a_wait_has_cost_goes_on_for_a_while() -> None:
+def test_the_loss_after_a_wait_carries_over_to_the_next_sample() -> None:
     lost = ((1e-3, 0.5e-3),)
-    # Every other one is fetched: each costs half a millisecond, and a part of that more.
-    found = rate(workers=1, service=1e-3, latency=1e-3, after_wait=lost, held=0.5)
+    # Every other sample is fetched. Each loses half a millisecond, and the next one a part of it.
+    found = rate(workers=1, service=1e-3, latency=1e-3, after_wait=lost, hit_rate=0.5)
     assert 1 / 1.9e-3 < found < 1 / 1.76e-3
 
 
 def test_pieces_are_cut_as_the_engine_cuts_them() -> None:
-    play = _Play(replace(PLAIN, piece=None, workers=1))
-    play.run(8)
-    # 4 ms, at a millisecond each.
-    assert {count for _, count in play.pieces} == {4}
-    play = _Play(replace(PLAIN, piece=None, workers=1, service=3e-3, latency=3e-3))
-    play.run(8)
-    assert {count for _, count in play.pieces} == {1}
+    simulation = _Simulation(replace(PLAIN, piece=None, workers=1))
+    simulation.run(8)
+    # A piece takes 4 ms, a sample takes 1 ms.
+    assert {count for _, count in simulation.pieces} == {4}
+    simulation = _Simulation(replace(PLAIN, piece=None, workers=1, service=3e-3, latency=3e-3))
+    simulation.run(8)
+    assert {count for _, count in simulation.pieces} == {1}
 
 
-def test_samples_of_a_group_are_there_before_any_is_prepared() -> None:
-    said: list[str] = []
+def test_all_samples_of_a_group_are_fetched_before_any_is_prepared() -> None:
+    events: list[str] = []
 
-    class Told(_Play):
+    class Recorded(_Simulation):
         def fetch(self, now: float, size: float) -> float:
-            said.append("fetch")
+            events.append("fetch")
             return super().fetch(now, size)
 
-        def prepare(self, now: float, worker: _Worker) -> float:
-            said.append("prepare")
+        def prepare(self, now: float, worker: _SimulatedWorker) -> float:
+            events.append("prepare")
             return super().prepare(now, worker)
 
     flow = replace(PLAIN, workers=1, batch=8, service=1e-3, latency=1e-3)
-    Told(replace(flow, piece=8, together=3)).run(1)
-    # Two of eight are left over.
-    assert said[:11] == [*["fetch"] * 3, "prepare"] * 2 + ["fetch"] * 2 + ["prepare"]
-    said.clear()
-    # Samples that take long to come are not put together, whatever a stop would like.
-    Told(replace(flow, piece=None, together=3, service=2e-3, latency=2e-3)).run(4)
-    assert said[-8:] == ["fetch", "prepare"] * 4
+    Recorded(replace(flow, piece=8, together=3)).run(1)
+    # Two of eight samples remain for the last group.
+    assert events[:11] == [*["fetch"] * 3, "prepare"] * 2 + ["fetch"] * 2 + ["prepare"]
+    events.clear()
+    # Samples that take long to arrive are not grouped, whatever group size a stop prefers.
+    Recorded(replace(flow, piece=None, together=3, service=2e-3, latency=2e-3)).run(4)
+    assert events[-8:] == ["fetch", "prepare"] * 4
 
 
-def test_differing_sizes_cost_something_where_workers_meet_at_the_storage() -> None:
+def test_unequal_sizes_cost_speed_if_workers_compete_for_the_storage() -> None:
     even = rate(service=1e-3, latency=1e-3)
     uneven = rate(service=1e-3, latency=1e-3, sizes=(0.5, 0.6, 0.7, 0.8, 2.4))
     assert uneven < 0.97 * even
@@ -142,30 +142,30 @@ def test_differing_sizes_cost_something_where_workers_meet_at_the_storage() -> N
     piece=st.integers(1, 24),
     ahead=st.integers(1, 6),
     prep=st.floats(1e-4, 1e-2),
-    held=st.floats(0, 1),
+    hit_rate=st.floats(0, 1),
     service=st.floats(0, 1e-2),
     extra=st.floats(0, 1e-2),
     step=st.floats(0, 0.2),
 )
-def test_nothing_is_faster_than_its_slowest_part(
+def test_no_loader_is_faster_than_its_slowest_part(
     workers: int,
     cores: int,
     batch: int,
     piece: int,
     ahead: int,
     prep: float,
-    held: float,
+    hit_rate: float,
     service: float,
     extra: float,
     step: float,
 ) -> None:
     flow = Flow(
-        workers, cores, batch, min(piece, batch), ahead, prep, held, service,
+        workers, cores, batch, min(piece, batch), ahead, prep, hit_rate, service,
         service + extra, step,
     )  # fmt: skip
     found = seconds_a_batch(flow)
     assert math.isfinite(found)
-    # A few samples of a batch may be done before the clock starts, and those of others after.
+    # Some samples of the first batch may be prepared before the timed batches begin.
     slack = (1 + (ahead + 1) / 96) * found
     assert slack >= step
     assert slack >= batch * prep / min(workers, cores)

@@ -1,4 +1,4 @@
-"""Predictions follow from what was measured."""
+"""Predictions of the model, its fit to the cold phase, and the remedies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.diagnose.analyze.model import MOST_LOST, Change, fitted, predict, scaling
+from penstock.diagnose.analyze.model import MOST_LOST, Change, fit_cold_run, predict, scaling
 from penstock.diagnose.analyze.remedies import remedies
-from penstock.diagnose.analyze.report import Rate, Report
+from penstock.diagnose.analyze.report import AnalysisReport, Rate
 from penstock.errors import ReportError
 from tests.support.reports import report
 
@@ -24,14 +24,14 @@ def test_slow_storage_makes_training_fetch_bound() -> None:
     assert found.fetch_stall > 0.4
 
 
-def test_what_is_cached_does_not_wait_for_storage() -> None:
+def test_a_cache_of_all_data_removes_the_fetch_stall() -> None:
     found = predict(report(), Change(cache=WHOLE))
     assert found.bound in ("prep", "compute")
     assert found.fetch_stall < 0.02
     assert found.speed > 1.8 * predict(report()).speed
 
 
-def test_a_cache_helps_more_the_larger_it_is_and_no_more_once_all_is_in_it() -> None:
+def test_a_larger_cache_helps_more_until_it_holds_all_data() -> None:
     speeds = [predict(report(), Change(cache=WHOLE * n // 4)).speed for n in range(7)]
     assert speeds == sorted(speeds)
     assert speeds[4] == speeds[5] == speeds[6]
@@ -59,66 +59,66 @@ def test_copying_to_the_device_is_not_made_faster_by_a_faster_device() -> None:
     assert predict(slow, Change(accelerator=1e6)).speed == pytest.approx(400, rel=0.01)
 
 
-def test_jobs_that_share_are_as_fast_as_one_and_others_share_the_machine() -> None:
+def test_jobs_that_share_are_as_fast_as_one_and_other_jobs_split_the_machine() -> None:
     slow = report(storage=100e9, latency=0.0, prep=8e-3, workers=8, scaling={1: 1.0, 8: 8.0})
     one = predict(slow).speed
     assert predict(slow, Change(jobs=4)).speed == pytest.approx(one / 4, rel=0.05)
     assert predict(slow, Change(jobs=4, share=True)).speed == pytest.approx(one, rel=0.05)
 
 
-def test_reuse_spares_what_stands_above_it() -> None:
+def test_reuse_saves_the_preparation_above_it() -> None:
     slow = report(storage=100e9, latency=0.0, prep=8e-3, reuse_miss=8e-3, reuse_hit=2e-3)
     one = predict(slow).speed
     # Two of three are kept: (8 + 2 + 2) / 3 = 4 ms.
     assert predict(slow, Change(reuse=3)).speed == pytest.approx(2 * one, rel=0.03)
-    # Where it has no place nothing is gained.
+    # Without a place for refurbish there is no gain.
     assert predict(report(), Change(reuse=3)).speed == predict(report()).speed
 
 
-def test_an_echo_asks_for_half_as_many_samples() -> None:
+def test_an_echo_of_two_needs_half_as_many_samples() -> None:
     one = predict(report())
     found = predict(report(), Change(echo=2.0))
     assert found.speed == pytest.approx(min(2_000, 2 * one.speed), rel=0.03)
 
 
-def test_operations_on_the_device_are_spared() -> None:
+def test_operations_on_the_device_cost_workers_nothing() -> None:
     slow = report(storage=100e9, latency=0.0, prep=8e-3)
-    # normalize is a tenth of it.
+    # normalize is a tenth of the preparation.
     gain = predict(slow, Change(offload=1)).speed / predict(slow).speed
     assert gain == pytest.approx(1 / 0.9, rel=0.02)
 
 
-def test_without_workers_training_waits_for_all_of_it() -> None:
+def test_without_workers_training_waits_for_reading_and_preparing() -> None:
     alone = report(workers=0, ahead=0, kind="none", scaling={1: 1.0})
     found = predict(alone)
     assert found.speed == pytest.approx(1 / (1 / 2_000 + 2e-3 + 110_000 / 100e6), rel=0.01)
     assert predict(alone, Change(workers=4)).speed > 1.5 * found.speed
 
 
-def test_what_is_not_known_of_the_data_is_not_guessed() -> None:
+def test_without_sizes_of_samples_fetching_is_not_predicted() -> None:
     blind = report(sample_bytes=0.0, storage=0.0, cache=0.0, latency=0.0)
     found = predict(blind)
     assert found.fetch_rate == float("inf")
     assert found.bound != "fetch"
 
 
-def test_the_measured_number_of_workers_is_predicted_as_measured() -> None:
+def test_scaling_returns_measured_values_and_extrapolates_linearly() -> None:
     assert scaling({1: 1.0, 4: 3.8}, 4) == 3.8
     assert scaling({1: 1.0}, 3) == 3.0
 
 
-def test_workers_without_a_core_of_their_own_get_in_each_others_way() -> None:
+def test_workers_that_share_a_core_slow_each_other_down() -> None:
     slow = report(storage=10e9, latency=0.0, prep=8e-3, cores=4, scaling={1: 1.0, 4: 4.0, 8: 3.0})
     four = predict(slow, Change(workers=4)).speed
     assert four == pytest.approx(500, rel=0.03)
     assert predict(slow, Change(workers=8)).speed == pytest.approx(0.75 * four, rel=0.03)
     assert predict(slow, Change(workers=6)).speed == pytest.approx(0.875 * four, rel=0.04)
-    # On a machine with twice the cores they have one each.
+    # On a machine with twice the cores each worker has its own core.
     assert predict(slow, Change(workers=8, cores=8)).speed == pytest.approx(2 * four, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"workers": -1}, "workers is -1"),
         ({"reuse": 0}, "reuse is 0"),
@@ -126,63 +126,65 @@ def test_workers_without_a_core_of_their_own_get_in_each_others_way() -> None:
         ({"storage": -5.0}, "storage is -5"),
     ],
 )
-def test_a_change_that_makes_no_sense_is_refused(wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(ReportError, match=says):
+def test_a_change_that_makes_no_sense_is_refused(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ReportError, match=message):
         Change(**wrong)  # type: ignore[arg-type]
 
 
-# Where the run with cold data says otherwise.
+# Fitting the model to the cold phase.
 
 
-def with_cold(rate: float, **changed: object) -> Report:
-    """Two workers whose waits for storage matter, and a run that was so fast."""
+def with_cold(rate: float, **changed: object) -> AnalysisReport:
+    """Two workers whose waits for storage matter, and a cold phase of this rate."""
     found = report(workers=2, scaling={1: 1.0, 2: 2.0}, latency=3e-3, storage=1e9, **changed)
     phases = tuple(
-        replace(one, rate=Rate(rate, rate, rate)) if one.name == "cold" else one
-        for one in found.phases
+        replace(phase, rate=Rate(rate, rate, rate)) if phase.name == "cold" else phase
+        for phase in found.phases
     )
     return replace(found, phases=phases)
 
 
-def test_waiting_costs_what_makes_the_cold_run_come_out() -> None:
+def test_losses_after_waits_are_fitted_to_the_cold_phase() -> None:
     plain = predict(with_cold(1.0)).speed
-    found = fitted(with_cold(0.96 * plain))
+    found = fit_cold_run(with_cold(0.96 * plain))
     assert predict(found).speed == pytest.approx(0.96 * plain, rel=0.002)
     ((wait, lost),) = found.costs.after_wait
     assert 0 < lost <= MOST_LOST * wait
-    # What was seen of it before stays.
-    seen = fitted(with_cold(0.9 * plain, after_wait=((1e-3, 1e-4), (4e-3, 2e-4))))
+    # Measured losses are increased, not replaced.
+    seen = fit_cold_run(with_cold(0.9 * plain, after_wait=((1e-3, 1e-4), (4e-3, 2e-4))))
     assert all(more > 1e-4 for _, more in seen.costs.after_wait)
     assert predict(seen).speed == pytest.approx(0.9 * plain, rel=0.002)
 
 
-def test_what_the_cold_run_says_changes_little_for_storage_that_is_fast() -> None:
+def test_the_fit_hardly_changes_predictions_for_fast_storage() -> None:
     slow = with_cold(0.96 * predict(with_cold(1.0)).speed)
     fast = Change(storage=100e9)
     quick = replace(slow, costs=replace(slow.costs, latency=110_000 / slow.costs.storage))
-    lossy = replace(quick, costs=replace(quick.costs, after_wait=fitted(slow).costs.after_wait))
+    lossy = replace(
+        quick, costs=replace(quick.costs, after_wait=fit_cold_run(slow).costs.after_wait)
+    )
     assert predict(lossy, fast).speed == pytest.approx(predict(quick, fast).speed, rel=0.002)
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0, 2.0])
-def test_a_cold_run_that_was_disturbed_or_is_explained_changes_nothing(rate: float) -> None:
+def test_a_cold_phase_that_was_disturbed_or_is_predicted_changes_nothing(rate: float) -> None:
     found = with_cold(rate * predict(with_cold(1.0)).speed)
-    assert fitted(found) == found
+    assert fit_cold_run(found) == found
 
 
-# What would help.
+# Remedies.
 
 
 def test_the_most_useful_remedy_comes_first() -> None:
     found = remedies(report(), memory=64 << 30)
-    assert found[0].gain == max(one.gain for one in found)
-    assert all(one.gain >= 1.03 for one in found)
+    assert found[0].gain == max(remedy.gain for remedy in found)
+    assert all(remedy.gain >= 1.03 for remedy in found)
     (cache,) = (one for one in found if "cache" in one.title)
     assert 'cache="' in cache.code
     assert cache.prediction.speed == predict(report(), cache.change).speed
 
 
-def test_a_remedy_is_written_for_the_loader_that_the_script_has() -> None:
+def test_the_code_of_a_remedy_fits_the_loader_of_the_script() -> None:
     own = replace(report(), setup=replace(report().setup, loader="penstock.Loader", kind="threads"))
     (cache,) = (one for one in remedies(own, memory=64 << 30) if "cache" in one.title)
     assert cache.code.startswith('.cache("')
@@ -190,11 +192,11 @@ def test_a_remedy_is_written_for_the_loader_that_the_script_has() -> None:
     assert cache.code.startswith("from penstock.torch import DataLoader")
 
 
-def test_a_machine_with_little_memory_is_not_told_to_cache_it_all() -> None:
+def test_a_cache_takes_half_of_the_memory_at_most() -> None:
     (cache,) = (one for one in remedies(report(), memory=4_000_000_000) if "cache" in one.title)
     assert cache.change.cache == 2_000_000_000
 
 
-def test_where_nothing_waits_only_sharing_helps() -> None:
+def test_a_compute_bound_run_has_no_remedy_but_sharing() -> None:
     busy = report(storage=10e9, latency=0.0, compute=1 / 100)
     assert {one.title for one in remedies(busy)} <= {"one preparation for 4 jobs"}

@@ -1,4 +1,4 @@
-"""The verdict in a terminal: from measured phases, in the words that the documentation uses."""
+"""The report in a terminal: stalls from measured phases, in the words of the documentation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.diagnose.analyze import text
-from penstock.diagnose.analyze.model import LITTLE, Change, predict
-from penstock.diagnose.analyze.report import Phase, PhaseName, Rate, Report
+from penstock.diagnose.analyze.model import SMALL_STALL, Change, predict
+from penstock.diagnose.analyze.report import AnalysisReport, Phase, PhaseName, Rate
 from penstock.diagnose.analyze.stalls import (
     Stalls,
     all_ranks,
@@ -25,7 +25,7 @@ from tests.support.reports import bound_by, remedy, report, rich
 BOUNDS = ("compute", "prep", "fetch")
 
 
-def with_rates(**rates: float) -> Report:
+def with_rates(**rates: float) -> AnalysisReport:
     phases = tuple(
         Phase(name, Rate(rate, rate, rate), 10, 1.0)  # type: ignore[arg-type]
         for name, rate in rates.items()
@@ -43,7 +43,7 @@ def test_stalls_are_the_differences_between_the_phases() -> None:
 
 
 @given(st.tuples(*[st.floats(1.0, 1e6)] * 3))
-def test_stalls_are_never_negative_and_make_up_the_slowest_phase(
+def test_stalls_are_never_negative_and_add_up_to_the_slowest_phase(
     rates: tuple[float, float, float],
 ) -> None:
     found = stalls_of(with_rates(replay=rates[0], cached=rates[1], cold=rates[2]))
@@ -52,9 +52,9 @@ def test_stalls_are_never_negative_and_make_up_the_slowest_phase(
 
 
 @pytest.mark.parametrize("missing", ["replay", "cached", "cold"])
-def test_the_model_stands_in_for_a_phase_that_was_not_run(missing: PhaseName) -> None:
+def test_the_model_replaces_a_phase_that_was_not_run(missing: PhaseName) -> None:
     whole = report()
-    part = replace(whole, phases=tuple(one for one in whole.phases if one.name != missing))
+    part = replace(whole, phases=tuple(phase for phase in whole.phases if phase.name != missing))
     found, model = stalls_of(part), predict(part)
     assert not found.measured
     if missing == "replay":
@@ -70,23 +70,23 @@ def test_the_model_stands_in_for_a_phase_that_was_not_run(missing: PhaseName) ->
     ("stalls", "bound"),
     [
         (Stalls(1.0, 0.02, 0.02), "compute"),
-        (Stalls(1.0, LITTLE, LITTLE / 2), "prep"),
-        (Stalls(1.0, LITTLE / 2, LITTLE), "fetch"),
+        (Stalls(1.0, SMALL_STALL, SMALL_STALL / 2), "prep"),
+        (Stalls(1.0, SMALL_STALL / 2, SMALL_STALL), "fetch"),
     ],
 )
-def test_a_small_stall_counts_as_none(stalls: Stalls, bound: str) -> None:
+def test_a_small_stall_counts_as_compute_bound(stalls: Stalls, bound: str) -> None:
     assert stalls.bound == bound
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_the_first_words_are_what_training_is_bound_by(bound: str) -> None:
+def test_the_first_words_name_the_bottleneck(bound: str) -> None:
     lines = text.lines_of(bound_by(bound))
     assert lines[0].startswith(f"{bound}-bound: the accelerator stands still ")
     assert lines[1] == text.MEANING[bound]  # type: ignore[index]
 
 
-def test_the_parts_of_a_verdict_add_up_as_they_are_shown() -> None:
-    # The whole is 28.8 %.
+def test_the_shown_parts_of_a_verdict_add_up() -> None:
+    # The exact total is 28.8 %.
     shown = text.verdict(Stalls(compute=71.2, prep=14.4, fetch=14.4))
     assert shown == (
         "prep-bound: the accelerator stands still 28 % of the time: 14 % stalled on prep, "
@@ -101,29 +101,29 @@ def test_rates_are_shown_with_their_intervals_and_in_bytes() -> None:
     assert "  F  fetch         909 samples/s  with no cache" in lines
 
 
-def test_a_cache_is_named_with_the_rate_it_leads_to() -> None:
+def test_the_rate_of_fetching_names_the_present_cache() -> None:
     lines = text.lines_of(replace(report(), setup=replace(report().setup, cache=1_100_000_000)))
     (fetch,) = [line for line in lines if line.startswith("  F")]
     assert fetch.endswith("with a cache of 1.1 GB, 20 % of the data")
 
 
-def test_where_nothing_is_known_of_storage_its_rates_are_left_out() -> None:
+def test_without_sizes_of_samples_the_rates_of_storage_are_left_out() -> None:
     lines = text.lines_of(report(sample_bytes=0.0))
     assert [line[2] for line in lines if line.startswith("  ")] == ["G", "P"]
 
 
-def test_an_interval_that_stayed_wide_says_so() -> None:
+def test_an_interval_that_stayed_wide_is_marked() -> None:
     made = report()
-    phases = tuple(replace(one, enough=one.name != "prep") for one in made.phases)
+    phases = tuple(replace(phase, enough=phase.name != "prep") for phase in made.phases)
     lines = text.lines_of(replace(made, phases=phases))
     assert sum("still wide when the time was up" in line for line in lines) == 1
 
 
-def test_the_model_is_held_against_the_measurement() -> None:
+def test_the_model_is_compared_with_the_measurement() -> None:
     made = report()
     model = predict(made)
     assert model_error(made, model) == pytest.approx(model.speed / 900 - 1)
-    (line,) = [one for one in text.lines_of(made) if "the model says" in one]
+    (line,) = [line for line in text.lines_of(made) if "the model says" in line]
     assert line.startswith("Training runs at 900 samples/s (882 to 918); the model says ")
     assert line.endswith(f"{abs(model.speed / 900 - 1) * 100:.1f} % too fast.")
 
@@ -139,11 +139,11 @@ def test_the_model_is_held_against_the_measurement() -> None:
         ),
     ],
 )
-def test_how_cold_the_cold_reads_were_is_told(share: float, words: str) -> None:
+def test_a_remark_says_how_cold_the_cold_reads_were(share: float, words: str) -> None:
     assert words in text.lines_of(replace(report(), device_reads=share))
 
 
-def test_where_nobody_knows_how_cold_reads_were_nothing_is_claimed() -> None:
+def test_without_counters_of_the_device_cold_reads_are_not_mentioned() -> None:
     lines = text.lines_of(replace(report(), device_reads=None))
     assert not any("Cold reads" in line for line in lines)
 
@@ -168,7 +168,7 @@ def test_sharing_is_never_the_most_useful_for_a_single_run() -> None:
     assert text.remedy_lines([share, cache], "fetch")[0].startswith("Most useful: a cache")
 
 
-def test_without_a_remedy_that_is_said_unless_none_is_needed() -> None:
+def test_a_missing_remedy_is_mentioned_unless_training_is_compute_bound() -> None:
     assert text.remedy_lines([], "fetch") == ["No remedy was found that would help."]
     assert text.remedy_lines([], "compute") == []
 
@@ -177,11 +177,11 @@ def test_ranks_have_a_line_each_and_the_slowest_is_named() -> None:
     lines = text.lines_of(rich())
     start = lines.index("rank  samples/s  loader alone  stalled on fetch  on prep  bound")
     assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["0", "1"]
-    # Both run at one pace; it is the second whose workers take longer.
+    # Both run at the same speed, but the workers of the second take longer.
     assert lines[start + 3] == "Rank 1 is the slowest: the others wait for it."
 
 
-def test_a_rank_that_measured_slower_is_the_slowest_whatever_its_loader_could() -> None:
+def test_the_measured_speed_of_a_rank_counts_more_than_that_of_its_loader() -> None:
     first = bound_by("fetch", world=2)
     second = bound_by("compute", rank=1, world=2)
     both = replace(first, ranks=(second,))
@@ -190,15 +190,15 @@ def test_a_rank_that_measured_slower_is_the_slowest_whatever_its_loader_could() 
     assert last.report.setup.rank == 1
 
 
-def test_ranks_that_are_alike_are_not_blamed() -> None:
+def test_of_equal_ranks_none_is_the_slowest() -> None:
     made = report(world=2)
     both = replace(made, ranks=(report(rank=1, world=2),))
     assert slowest(rank_speeds(both)) is None
     assert "No rank is slower than the others." in text.lines_of(both)
-    assert [one.setup.rank for one in all_ranks(both)] == [0, 1]
+    assert [rank.setup.rank for rank in all_ranks(both)] == [0, 1]
 
 
-def test_notes_are_passed_on() -> None:
+def test_notes_come_last() -> None:
     assert text.lines_of(rich())[-1] == "note: Preparation was timed on 240 batches."
 
 

@@ -1,4 +1,4 @@
-"""What-if: ranges as people write them, tables and grids, prices, and what is enough."""
+"""``penstock what-if``: ranges, tables and grids, prices, and the amounts that are enough."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import cli
-from penstock.diagnose.analyze import ranges, what_if, what_if_table
-from penstock.diagnose.analyze.model import Change, predict
+from penstock.commands import what_if as command
+from penstock.diagnose.analyze import what_if
+from penstock.diagnose.analyze.model import Change, Prediction, predict
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
+    PredictionRow,
     Prices,
-    Row,
     Values,
-    on_cores,
-    rows,
+    prediction_rows,
     saturation,
+    with_cores,
 )
 from penstock.errors import PipelineError
 from tests.support.reports import bound_by, report
@@ -43,50 +44,53 @@ def ask(saved: Path, *words: str) -> int:
 @pytest.mark.parametrize(
     ("text", "quantity", "found"),
     [
-        ("64GB", ranges.BYTES, (64 * GB,)),
-        ("0", ranges.BYTES, (0,)),
-        ("0..4GB:1GB", ranges.BYTES, (0, GB, 2 * GB, 3 * GB, 4 * GB)),
-        ("8..16GB:4", ranges.BYTES, (8 * GB, 12 * GB, 16 * GB)),
-        ("0..8GB", ranges.BYTES, tuple(n * GB for n in range(9))),
-        ("1,2,4GB", ranges.BYTES, (GB, 2 * GB, 4 * GB)),
-        ("1GiB,2GB", ranges.BYTES, (2**30, 2 * GB)),
-        ("500MB/s", ranges.BYTES_A_SECOND, (500e6,)),
-        ("100,500MB/s", ranges.BYTES_A_SECOND, (100e6, 500e6)),
-        ("1..4", ranges.COUNT, (1, 2, 3, 4)),
-        ("1..65", ranges.COUNT, (1, 9, 17, 25, 33, 41, 49, 57, 65)),
-        ("1..10:4", ranges.COUNT, (1, 5, 9)),
-        ("0", ranges.COUNT_FROM_0, (0,)),
-        ("2x", ranges.FACTOR, (2.0,)),
-        ("0.5..2x:0.5", ranges.FACTOR, (0.5, 1.0, 1.5, 2.0)),
-        ("4,4", ranges.COUNT, (4,)),
+        ("64GB", command.BYTES, (64 * GB,)),
+        ("0", command.BYTES, (0,)),
+        ("0..4GB:1GB", command.BYTES, (0, GB, 2 * GB, 3 * GB, 4 * GB)),
+        ("8..16GB:4", command.BYTES, (8 * GB, 12 * GB, 16 * GB)),
+        ("0..8GB", command.BYTES, tuple(n * GB for n in range(9))),
+        ("1,2,4GB", command.BYTES, (GB, 2 * GB, 4 * GB)),
+        ("1GiB,2GB", command.BYTES, (2**30, 2 * GB)),
+        ("500MB/s", command.BYTES_PER_SECOND, (500e6,)),
+        ("100,500MB/s", command.BYTES_PER_SECOND, (100e6, 500e6)),
+        ("1..4", command.COUNT, (1, 2, 3, 4)),
+        ("1..65", command.COUNT, (1, 9, 17, 25, 33, 41, 49, 57, 65)),
+        ("1..10:4", command.COUNT, (1, 5, 9)),
+        ("0", command.COUNT_FROM_0, (0,)),
+        ("2x", command.FACTOR, (2.0,)),
+        ("0.5..2x:0.5", command.FACTOR, (0.5, 1.0, 1.5, 2.0)),
+        ("4,4", command.COUNT, (4,)),
     ],
 )
-def test_values_and_ranges_mean_what_they_say(
-    text: str, quantity: ranges.Quantity, found: tuple[float, ...]
+def test_values_lists_and_ranges_are_read(
+    text: str, quantity: command.Quantity, found: tuple[float, ...]
 ) -> None:
-    assert ranges.values(text, "--it", quantity) == pytest.approx(found)
+    assert command.read_values(text, "--it", quantity) == pytest.approx(found)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--cache", "much"], "--cache is 'much'; give bytes"),
         (["--cache", "..8GB"], "--cache is '..8GB'; a range is written 0..64GB"),
-        (["--cache", "8GB..1GB"], "--cache is '8GB..1GB'; a range goes from less to more"),
+        (
+            ["--cache", "8GB..1GB"],
+            "a range goes from the smaller value to the larger",
+        ),
         (["--cache", "0..1GB:1KB"], "more than 200 values"),
         (["--cache", "0..1GB:0"], "its step must be above 0"),
-        (["--cache", "8GB:1GB"], "a step goes with a range"),
-        (["--cores", "0"], "--cores is '0'; the least is 1"),
+        (["--cache", "8GB:1GB"], "only a range can have a step"),
+        (["--cores", "0"], "--cores is '0'; give at least 1"),
         (["--cores", "2.5"], "--cores is '2.5'; give a whole number"),
-        (["--workers=-1"], "--workers is '-1'; the least is 0"),
-        (["--storage", "fast"], "--storage is 'fast'; give bytes a second"),
-        (["--storage", "0"], "--storage is '0'; the least is 1"),
+        (["--workers=-1"], "--workers is '-1'; give at least 0"),
+        (["--storage", "fast"], "--storage is 'fast'; give bytes per second"),
+        (["--storage", "0"], "--storage is '0'; give at least 1"),
         (["--accelerator", "nan"], "--accelerator is 'nan'; give a factor"),
         (["--accelerator", "0x"], "--accelerator is '0x'; it must be above 0"),
-        (["--echo", "0.5"], "--echo is '0.5'; the least is 1"),
+        (["--echo", "0.5"], "--echo is '0.5'; give at least 1"),
         (["--reuse", ""], "--reuse is ''; give a whole number"),
-        (["--share"], "--share is one preparation for several jobs"),
-        (["--price", "cheap"], "--price is 'cheap'; give what an hour costs"),
+        (["--share"], "--share lets several jobs share one preparation"),
+        (["--price", "cheap"], "--price is 'cheap'; give a price per hour"),
         (["--price-cache-gb=-1"], "--price-cache-gb is '-1'"),
         (["--price-core", "inf"], "--price-core is 'inf'"),
         (
@@ -95,23 +99,21 @@ def test_values_and_ranges_mean_what_they_say(
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(
-    saved: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_values_are_refused_with_the_name_of_the_option(
+    saved: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(saved, *words) == 1
     error = capsys.readouterr().err
     assert error.startswith("penstock: ")
-    assert said in error
+    assert message in error
 
 
-def test_a_file_that_is_no_report_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(tmp_path / "none.json") == 1
-    assert "there is no" in capsys.readouterr().err
+    assert "there is no file" in capsys.readouterr().err
 
 
-def test_predictions_are_made_once() -> None:
+def test_predictions_are_computed_once() -> None:
     forecast = Forecast(report())
     assert forecast(Change(cache=GB)) is forecast(Change(cache=GB))
     assert forecast() == predict(report())
@@ -119,7 +121,7 @@ def test_predictions_are_made_once() -> None:
 
 def test_every_combination_is_predicted_and_the_last_option_changes_fastest() -> None:
     forecast = Forecast(report())
-    found = rows(forecast, [Values("cache", (0, GB)), Values("cores", (2, 8))])
+    found = prediction_rows(forecast, [Values("cache", (0, GB)), Values("cores", (2, 8))])
     assert [(row.change.cache, row.change.cores) for row in found] == [
         (0, 2),
         (0, 8),
@@ -130,35 +132,35 @@ def test_every_combination_is_predicted_and_the_last_option_changes_fastest() ->
     assert found[3].gain == pytest.approx(found[3].prediction.speed / predict(report()).speed)
 
 
-def test_an_epoch_costs_what_is_paid_for_while_it_lasts() -> None:
+def test_the_cost_of_an_epoch_adds_up_all_prices() -> None:
     made = report(world=2)
     found = replace(predict(made), compute=3600.0, prep=0.0, fetch=0.0)
     prices = Prices(machine=1.0, accelerator=10.0, core=0.1, cache_gb=0.01)
     assert prices.epoch(made, Change(), found) == pytest.approx(1 + 2 * 10 + 8 * 0.1)
     changed = Change(cores=16, cache=100 * GB)
     assert prices.epoch(made, changed, found) == pytest.approx(1 + 20 + 1.6 + 1.0)
-    # Jobs have accelerators of their own, and split the rest.
+    # Each job has its own accelerators; jobs split the rest.
     assert prices.epoch(made, Change(jobs=2), found) == pytest.approx((1 + 0.8) / 2 + 20)
 
 
-def test_more_cache_stops_helping_where_it_brings_less_than_a_hundredth() -> None:
+def test_more_cache_stops_helping_if_it_adds_less_than_a_hundredth() -> None:
     forecast = Forecast(report())
     enough = saturation(forecast)
     assert enough.cache is not None
     most = forecast(Change(cache=forecast.data)).speed
     assert enough.cache_speed >= (1 - ENOUGH) * most
-    # A fiftieth of the data less is too little.
+    # A cache that is smaller by a fiftieth of the data is not enough.
     fewer = enough.cache - forecast.data // 50
     assert forecast(Change(cache=fewer)).speed < (1 - ENOUGH) * most
 
 
 @pytest.mark.parametrize("bound", ["compute", "prep"])
-def test_where_fetching_is_not_waited_for_no_cache_is_enough(bound: str) -> None:
+def test_without_a_fetch_stall_no_cache_is_needed(bound: str) -> None:
     quick = bound_by(bound, latency=1e-5, sample_bytes=10_000.0)
     assert saturation(Forecast(quick)).cache == 0
 
 
-def test_without_a_size_nothing_is_said_about_caches() -> None:
+def test_without_sizes_of_samples_the_cache_that_is_enough_is_unknown() -> None:
     assert saturation(Forecast(report(sample_bytes=0.0))).cache is None
 
 
@@ -170,15 +172,15 @@ def test_more_cores_stop_helping_at_the_first_number_that_is_enough(bound: str) 
     assert enough.cores is not None
 
     def speed(cores: int) -> float:
-        return forecast(on_cores(made, Change(), cores)).speed
+        return forecast(with_cores(made, Change(), cores)).speed
 
-    # Played through, not worked out: two runs differ by a little.
+    # Both are simulated, so they differ a little.
     assert speed(2 * enough.cores) < (1 + 2 * ENOUGH) * speed(enough.cores)
     if enough.cores > 1:
         assert speed(enough.cores - 1) < (1 - ENOUGH / 2) * speed(enough.cores)
 
 
-def test_what_is_enough_depends_on_the_rest() -> None:
+def test_the_cores_that_are_enough_depend_on_the_cache() -> None:
     forecast = Forecast(report())
     alone = saturation(forecast).cores
     cached = saturation(forecast, Change(cache=forecast.data)).cores
@@ -187,21 +189,21 @@ def test_what_is_enough_depends_on_the_rest() -> None:
     assert cached > alone
 
 
-def test_cores_that_never_suffice_are_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def speed_of_cores(made: object, change: Change) -> object:
+def test_the_search_gives_up_if_more_cores_always_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speed_of_cores(made: object, change: Change) -> Prediction:
         return replace(predict(report()), speed=float(change.cores or 1))
 
     monkeypatch.setattr(what_if, "predict", speed_of_cores)
     forecast = Forecast(report(sample_bytes=0.0))
     assert saturation(forecast).cores is None
-    lines = what_if_table.enough_lines(forecast, saturation(forecast))
-    assert "More cores help as far as was looked: up to 256." in lines
+    lines = command.enough_lines(forecast, saturation(forecast))
+    assert "More cores help, up to the 256 that were tried." in lines
 
 
 @given(st.integers(1, 200))
 def test_the_search_for_cores_finds_the_knee(knee: int) -> None:
     class Knee(Forecast):
-        def __call__(self, change: Change | None = None) -> object:  # type: ignore[override]
+        def __call__(self, change: Change | None = None) -> Prediction:
             cores = (change or Change()).cores or 1
             return replace(PRESENT, speed=float(min(cores, knee)))
 
@@ -216,7 +218,7 @@ PRESENT = predict(report())
 @given(st.integers(0, 5_500_000_000))
 def test_the_search_for_a_cache_finds_the_knee(knee: int) -> None:
     class Knee(Forecast):
-        def __call__(self, change: Change | None = None) -> object:  # type: ignore[override]
+        def __call__(self, change: Change | None = None) -> Prediction:
             cache = (change or Change()).cache or 0
             return replace(PRESENT, speed=100.0 + min(cache, knee) / 1e7)
 
@@ -228,7 +230,7 @@ def test_the_search_for_a_cache_finds_the_knee(knee: int) -> None:
     assert found <= knee + forecast.data // 256 + 1
 
 
-def test_one_change_is_shown_beside_the_run_as_it_is(
+def test_one_change_is_shown_next_to_the_present_run(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(saved, "--cache", "2GB", "--cores", "8", "--price", "3.6/h") == 0
@@ -253,7 +255,7 @@ def test_one_change_is_shown_beside_the_run_as_it_is(
     assert now.split()[-1] == f"{present.epoch / 1000:.4f}"
 
 
-def test_without_options_the_run_is_shown_as_it_is_and_what_is_enough(
+def test_without_options_the_present_run_is_shown_and_the_amounts_that_are_enough(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(saved) == 0
@@ -298,12 +300,12 @@ def test_json_has_everything(saved: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["present"]["gain"] == 1.0
 
 
-def test_json_stays_json_where_a_rate_knows_no_bounds() -> None:
-    shown = Row(Change(), predict(report(sample_bytes=0.0)), 1.0).to_dict()
+def test_an_infinite_rate_is_null_in_json() -> None:
+    shown = PredictionRow(Change(), predict(report(sample_bytes=0.0)), 1.0).to_dict()
     assert shown["fetch_rate"] is None
 
 
-def test_an_option_that_the_report_is_silent_about_says_so(
+def test_options_without_effect_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bare.json"
@@ -319,7 +321,7 @@ def test_an_option_that_the_report_is_silent_about_says_so(
     ]
 
 
-def test_with_several_ranks_the_slowest_is_asked(
+def test_with_several_ranks_the_slowest_is_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fast, slow = report(world=2), report(world=2, rank=1, prep=8e-3)
@@ -333,4 +335,4 @@ def test_with_several_ranks_the_slowest_is_asked(
 def test_too_many_ranges_are_refused_before_anything_is_predicted() -> None:
     options = [Values(name, (1, 2)) for name in ("cores", "jobs", "reuse")]
     with pytest.raises(PipelineError, match="--cores, --jobs, --reuse are 3 ranges"):
-        rows(Forecast(report()), options)
+        prediction_rows(Forecast(report()), options)

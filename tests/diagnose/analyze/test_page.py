@@ -1,4 +1,4 @@
-"""The page of a report: what its plots show, and that nothing in it comes from outside."""
+"""The page of a report: the numbers of its plots, and that it loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.diagnose.analyze import series
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.page import page_of
-from penstock.diagnose.analyze.report import Operation, Report, Wait
+from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Wait
 from penstock.diagnose.analyze.what_if import ENOUGH, Forecast, saturation
 from tests.support.reports import bound_by, remedy, report, rich
 
@@ -22,7 +22,7 @@ EVIL = "python train.py --name '<script>alert(1)</script>\" onload=\"x' & <b>"
 
 
 class Checked(HTMLParser):
-    """Every element is closed by its own name."""
+    """Checks that every element is closed by a tag of its name."""
 
     EMPTY = frozenset({"meta", "br", "hr", "img", "input", "link"})
 
@@ -50,7 +50,7 @@ def parsed(page: str) -> Checked:
     return found
 
 
-def page(made: Report) -> str:
+def page(made: AnalysisReport) -> str:
     return page_of(made, [remedy("a cache of 5.5 GB", 2.02, 'cache="5.5GB"', "It fits.")])
 
 
@@ -62,15 +62,16 @@ def test_stacks_are_the_epoch_as_measured_and_as_predicted() -> None:
     assert measured.prep == pytest.approx(50_000 / 1_880 - 50_000 / 2_000)
     assert measured.whole == pytest.approx(50_000 / 900)
     assert predicted.whole == pytest.approx(predict(made).epoch)
-    assert (best.title, best.whole) == ("cache", pytest.approx(after.epoch))
+    assert best.title == "cache"
+    assert best.whole == pytest.approx(after.epoch)
 
 
-def test_without_all_phases_nothing_is_called_measured() -> None:
+def test_without_all_phases_no_stack_is_called_measured() -> None:
     made = replace(report(), phases=report().phases[:1])
-    assert [one.title for one in series.stacks(made, predict(made))] == ["predicted"]
+    assert [stack.title for stack in series.stacks(made, predict(made))] == ["predicted"]
 
 
-def test_speed_over_cache_goes_from_none_to_all_and_marks_what_is_enough() -> None:
+def test_speed_over_cache_covers_all_sizes_and_marks_the_size_that_is_enough() -> None:
     forecast = Forecast(report())
     enough = saturation(forecast)
     found = series.over_cache(forecast, enough)
@@ -80,7 +81,7 @@ def test_speed_over_cache_goes_from_none_to_all_and_marks_what_is_enough() -> No
     assert (min(lines["speed"]), max(lines["speed"])) == (0, 5_500_000_000)
     assert lines["speed"][0] == pytest.approx(forecast().speed)
     assert lines["F"][0] == pytest.approx(100e6 / 110_000)
-    assert found.present == (0, 900)
+    assert found.present == (0.0, 900.0)
     assert found.enough is not None
     at, speed = found.enough
     assert lines["speed"][at] == speed
@@ -88,7 +89,7 @@ def test_speed_over_cache_goes_from_none_to_all_and_marks_what_is_enough() -> No
     assert found.top > max(lines["speed"].values())
 
 
-def test_where_sizes_are_not_known_there_is_no_plot_of_the_cache() -> None:
+def test_without_sizes_of_samples_there_is_no_plot_of_the_cache() -> None:
     made = report(sample_bytes=0.0)
     forecast = Forecast(made)
     assert series.over_cache(forecast, saturation(forecast)) is None
@@ -97,22 +98,23 @@ def test_where_sizes_are_not_known_there_is_no_plot_of_the_cache() -> None:
     assert "plot-cores" in ids
 
 
-def test_where_a_cache_does_not_help_no_point_is_marked() -> None:
+def test_no_point_is_marked_if_a_cache_does_not_help() -> None:
     forecast = Forecast(bound_by("compute"))
     found = series.over_cache(forecast, saturation(forecast))
     assert found is not None
     assert found.enough is None
 
 
-def test_speed_over_cores_has_the_present_and_what_is_enough() -> None:
+def test_speed_over_cores_marks_the_present_and_the_number_that_is_enough() -> None:
     forecast = Forecast(bound_by("prep"))
     enough = saturation(forecast)
     found = series.over_cores(forecast, enough)
     lines = {line.name: dict(line.points) for line in found.lines}
-    assert found.present == (4, 800)
+    assert found.present == (4.0, 800.0)
     assert 4 in lines["speed"]
     assert enough.cores in lines["speed"]
-    assert found.enough == (enough.cores, enough.cores_speed)
+    assert enough.cores is not None
+    assert found.enough == (float(enough.cores), enough.cores_speed)
     assert all(place == round(place) for place in lines["speed"])
     assert lines["P"][4] < lines["P"][max(lines["P"])]
 
@@ -124,7 +126,7 @@ def test_operations_keep_their_order_and_the_smallest_of_many_are_joined() -> No
         "random_flip",
         "normalize",
     ]
-    many = tuple(Operation(f"op {n}", "map", n / 10, 0.05) for n in range(1, 21))
+    many = tuple(OperationTime(f"op {n}", "map", n / 10, 0.05) for n in range(1, 21))
     found = series.operations(replace(report(), operations=many), most=5)
     assert [bar.name for bar in found] == ["op 17", "op 18", "op 19", "op 20", "16 others"]
     assert found[-1].value == pytest.approx(sum(n / 10 for n in range(1, 17)))
@@ -151,7 +153,7 @@ def test_a_histogram_has_the_right_bars() -> None:
     assert (found.median, found.late) == (0.121, 0.15)
 
 
-def test_the_time_there_is_for_a_batch_is_known_where_workers_take_whole_ones() -> None:
+def test_the_allowed_time_of_a_batch_is_known_if_workers_take_whole_batches() -> None:
     whole = series.batch_times(report())
     assert whole is not None
     assert whole.allowed == pytest.approx(4 * 64 / 2_000)
@@ -160,7 +162,7 @@ def test_the_time_there_is_for_a_batch_is_known_where_workers_take_whole_ones() 
     assert pieces.allowed is None
 
 
-def test_a_timeline_cuts_out_what_lies_between_phases() -> None:
+def test_a_timeline_cuts_out_the_time_between_phases() -> None:
     waits = (Wait(0, "replay", 0.1, 1.0), Wait(9, "cold", 0.5, 1.0), Wait(11, "cold", 0.3, 1.0))
     found = series.timeline(replace(report(), waits=waits))
     assert [(bar.phase, bar.steps) for bar in found] == [("replay", 1), ("cold", 1), ("cold", 1)]
@@ -172,21 +174,23 @@ def test_a_timeline_cuts_out_what_lies_between_phases() -> None:
     ]
 
 
-def test_many_steps_are_put_together_without_losing_any() -> None:
+def test_many_steps_share_bars_without_losing_any() -> None:
     waits = tuple(
         Wait(n, "cold" if n >= 500 else "cached", 0.001 * (n % 7), 1.0) for n in range(1000)
     )
     found = series.timeline(replace(report(), waits=waits), most=100)
     assert len(found) <= 101
     assert sum(bar.steps for bar in found) == 1000
-    assert sum(bar.mean * bar.steps for bar in found) == pytest.approx(sum(w.wait for w in waits))
+    assert sum(bar.mean * bar.steps for bar in found) == pytest.approx(
+        sum(wait.wait for wait in waits)
+    )
     assert max(bar.longest for bar in found) == 0.006
 
 
-def test_the_page_is_whole_and_shows_every_plot() -> None:
+def test_the_page_is_well_formed_and_shows_every_plot() -> None:
     found = parsed(page(rich()))
     plots = [attributes for tag, attributes in found.seen if tag == "svg"]
-    assert [one["id"] for one in plots] == [
+    assert [plot["id"] for plot in plots] == [
         "plot-epoch",
         "plot-operations",
         "plot-cache",
@@ -194,10 +198,10 @@ def test_the_page_is_whole_and_shows_every_plot() -> None:
         "plot-batches",
         "plot-waits",
     ]
-    assert all(one["role"] == "img" and one["aria-label"] for one in plots)
+    assert all(plot["role"] == "img" and plot["aria-label"] for plot in plots)
 
 
-def test_nothing_in_the_page_comes_from_outside() -> None:
+def test_the_page_loads_nothing_from_outside() -> None:
     made = page(rich())
     for tag, attributes in parsed(made).seen:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
@@ -205,7 +209,7 @@ def test_nothing_in_the_page_comes_from_outside() -> None:
     assert not re.search(r"https?://|@import|url\((?!#field-)", made)
 
 
-def test_what_the_user_wrote_cannot_become_markup() -> None:
+def test_text_of_the_user_cannot_become_markup() -> None:
     made = rich()
     made = replace(
         made,
@@ -214,7 +218,7 @@ def test_what_the_user_wrote_cannot_become_markup() -> None:
         made=EVIL,
         notes=(EVIL,),
         setup=replace(made.setup, loader=EVIL, accelerator=EVIL),
-        operations=(Operation(EVIL, EVIL, 1.0, 1.0),),
+        operations=(OperationTime(EVIL, EVIL, 1.0, 1.0),),
     )
     shown = page_of(made, [remedy(EVIL, 1.5, EVIL, EVIL)])
     found = parsed(shown)
@@ -231,7 +235,7 @@ def test_the_verdict_stands_at_the_top(bound: str) -> None:
     assert f'<h1 class="is-{bound}">{bound.capitalize()}-bound</h1>' in made
 
 
-def test_a_report_with_hardly_anything_still_makes_a_page() -> None:
+def test_a_report_without_optional_parts_still_makes_a_page() -> None:
     bare = replace(
         report(sample_bytes=0.0, workers=0, kind="none"),
         phases=(),
@@ -247,7 +251,7 @@ def test_a_report_with_hardly_anything_still_makes_a_page() -> None:
     assert ids == ["plot-epoch", "plot-cores"]
 
 
-def test_rates_that_know_no_bounds_are_not_drawn() -> None:
+def test_infinite_rates_are_not_drawn() -> None:
     forecast = Forecast(report(sample_bytes=0.0))
     assert forecast().fetch_rate == math.inf
     found = series.over_cores(forecast, saturation(forecast))

@@ -1,0 +1,277 @@
+"""The phases, run on a simulated loader and training loop: no test here sleeps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
+from penstock.diagnose.analyze.phase_runner import PhaseRunner
+from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
+from penstock.diagnose.analyze.worker_sweep import TURNS
+
+BATCH = 8
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SimulatedSubject:
+    """Hands out a batch every ``prep`` seconds, ``fetch`` seconds later if it is cold."""
+
+    sizes: tuple[float, ...] = (0.75, 1.25)
+    prep_includes_reading = False
+
+    def __init__(self, clock: Clock, prep: float, fetch: float) -> None:
+        self.clock = clock
+        self.prep, self.fetch = prep, fetch
+        self.notes: list[str] = []
+        self.closed: list[str] = []
+        self.chosen = 0
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(
+            "simulated", 1_000, BATCH, 2, "threads", 2, BATCH, 2, 1_000.0 * bool(self.chosen)
+        )
+
+    def choose_samples(self) -> None:
+        self.chosen += 1
+
+    def _every(self, name: str, seconds: float) -> Iterator[str]:
+        ready = self.clock.now
+        try:
+            while True:
+                ready = max(ready + seconds, self.clock.now)
+                self.clock.now = max(self.clock.now, ready)
+                yield name
+        finally:
+            self.closed.append(name)
+
+    def cached(self, workers: int | None = None, delays: Sequence[float] = ()) -> Iterator[Any]:
+        slower = {None: 1.0, 1: 2.0, 2: 1.0, 4: 0.8}[workers]
+        if delays:
+            return self._delayed(delays, self.prep * slower)
+        return self._every(f"cached {workers}", self.prep * slower)
+
+    def _delayed(self, delays: Sequence[float], seconds: float) -> Iterator[str]:
+        """A worker that loses a tenth of each wait after it."""
+        try:
+            for wait in itertools.cycle(delays):
+                self.clock.now += seconds
+                self.clock.now += self.fetch if wait == FROM_STORAGE else BATCH * 1.1 * wait
+                yield "delayed"
+        finally:
+            self.closed.append("delayed")
+
+    def cold(self) -> Iterator[Any] | None:
+        return self._every("cold", self.prep + self.fetch)
+
+    def with_refurbish(self) -> tuple[Iterator[Any], int] | None:
+        def batches() -> Iterator[str]:
+            number = 0
+            while True:
+                self.clock.now += self.prep * (1.0 if number < 6 else 0.25)
+                number += 1
+                yield "refurbished"
+
+        return batches(), 6
+
+    def with_penstock(self) -> Iterator[Any] | None:
+        return self._every("penstock", self.prep / 4)
+
+    def reading(self, threads: int, *, cold: bool) -> Iterator[int] | None:
+        def reads() -> Iterator[int]:
+            while True:
+                self.clock.now += (0.01 if cold else 0.001) / threads
+                yield 1_000
+
+        return reads()
+
+    def operations(self) -> Sequence[OperationTime]:
+        return [OperationTime("decode", "map", 1.0, 1.0)]
+
+    def batch_times(self) -> Sequence[float]:
+        return [0.1, 0.2]
+
+    def close(self) -> None:
+        self.closed.append("all")
+
+
+def analysed(
+    clock: Clock, subject: SimulatedSubject, step: float, work: float = 0.0
+) -> tuple[AnalysisReport, list[str]]:
+    """The report, and the batches of the loop; ``work`` is the share of CPU time."""
+
+    def cpu() -> float:
+        return work * clock.now
+
+    runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=cpu)
+    own = subject._every("own", subject.prep)
+    seen = []
+    for batch in runner.run(own):
+        seen.append(batch)
+        clock.now += step
+    assert runner.report is not None
+    return runner.report, seen
+
+
+def test_each_phase_has_the_rate_of_its_batches() -> None:
+    clock = Clock()
+    # In this simulation a step and the wait for its batch add up: nothing is prepared meanwhile.
+    report, _ = analysed(clock, SimulatedSubject(clock, prep=1e-6, fetch=0.0), step=0.02)
+    assert report.rate("replay") == pytest.approx(BATCH / 0.02)
+    assert report.rate("cached") == pytest.approx(BATCH / 0.02)
+    assert report.costs.compute == pytest.approx(0.02 / BATCH)
+    assert report.costs.storage == pytest.approx(4 * 1_000 / 0.01)
+    assert report.costs.cache == pytest.approx(2 * 1_000 / 0.001)
+    assert report.costs.latency == pytest.approx(0.01)
+    assert report.costs.sizes == (0.75, 1.25)
+
+
+def test_losses_after_waits_are_measured_by_length_of_the_wait() -> None:
+    clock = Clock()
+    report, _ = analysed(
+        clock, SimulatedSubject(clock, prep=0.04, fetch=BATCH * 0.015), step=0.02, work=0.4
+    )
+    waits, lost = zip(*report.costs.after_wait, strict=True)
+    # Reading a sample takes 10 ms; a worker waits for 6 of them.
+    # Three times the wait would exceed the longest delay.
+    assert waits == pytest.approx([0.002, 0.006])
+    assert lost == pytest.approx([0.0002, 0.0006])
+    # A fetch takes 15 ms, more than the wait and its loss explain: reading gets its upper limit.
+    assert report.costs.reading >= 1.25 * 0.004
+
+
+def test_slow_preparation_and_slow_fetching_show_in_their_phases() -> None:
+    clock = Clock()
+    report, _ = analysed(clock, SimulatedSubject(clock, prep=0.04, fetch=0.06), step=0.02)
+    assert report.rate("replay") == pytest.approx(BATCH / 0.02)
+    assert report.rate("cached") == pytest.approx(BATCH / 0.04, rel=0.5)
+    assert report.rate("prep") == pytest.approx(BATCH / 0.04)
+    assert report.rate("cold") == pytest.approx(BATCH / 0.10, rel=0.2)
+    assert report.costs.prep == pytest.approx(0.08 / BATCH)
+    assert report.costs.scaling == {1: 1.0, 2: pytest.approx(2.0), 4: pytest.approx(2.5)}
+    assert report.costs.reuse_miss == pytest.approx(0.08 / BATCH)
+    assert report.costs.reuse_hit == pytest.approx(0.02 / BATCH)
+    assert report.costs.penstock == pytest.approx(0.02 / BATCH)
+
+
+def test_the_loop_gets_its_own_batches_first_and_then_those_of_the_phases() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    report, seen = analysed(clock, subject, step=0.02)
+    order = list(dict.fromkeys(seen))
+    # The replayed batch is a cached one.
+    assert order == ["own", "cached None", "cold"]
+    assert [phase.name for phase in report.phases][:5] == [
+        "as it is",
+        "cached",
+        "prep",
+        "replay",
+        "cold",
+    ]
+    assert subject.chosen == 1
+
+
+def test_all_iterators_are_closed() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    analysed(clock, subject, step=0.0)
+    assert subject.closed == [
+        "own",
+        "cached None",
+        "cold",
+        *("cached 1", "cached 2", "cached 4") * TURNS,
+        "delayed",
+        "penstock",
+        "all",
+    ]
+
+
+def test_leaving_the_loop_closes_the_iterators() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    batches = runner.run(subject._every("own", 0.01))
+    while next(batches) == "own":
+        pass
+    cast(Generator[Any], batches).close()
+    assert runner.report is None
+    assert subject.closed == ["own", "cached None"]
+
+
+def test_waits_and_steps_are_measured_separately() -> None:
+    clock = Clock()
+    report, _ = analysed(clock, SimulatedSubject(clock, prep=0.05, fetch=0.0), step=0.02)
+    replayed = [wait for wait in report.waits if wait.phase == "replay"][2:]
+    assert all(wait.wait == pytest.approx(0.0) for wait in replayed)
+    assert all(wait.step == pytest.approx(0.02) for wait in replayed)
+    cached = [wait for wait in report.waits if wait.phase == "cached"][3:]
+    assert all(wait.wait == pytest.approx(0.03) for wait in cached)
+
+
+def test_a_loader_with_few_batches_is_analysed_too() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    for _ in runner.run(iter(["own"] * 3)):
+        clock.now += 0.02
+    assert runner.report is not None
+    assert runner.report.rate("as it is") == 0.0
+    assert runner.report.rate("replay") == pytest.approx(BATCH / 0.02)
+
+
+class AsynchronousDevice:
+    """An accelerator that queues work at once, and finishes it later."""
+
+    name = "asynchronous"
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.free = 0.0
+
+    def queue(self, seconds: float) -> None:
+        self.free = max(self.free, self.clock.now) + seconds
+
+    def sync(self) -> None:
+        self.clock.now = max(self.clock.now, self.free)
+
+    def to_device(self, batch: Any) -> Any:
+        return batch
+
+    def replayed(self, batch: Any) -> Any:
+        return batch
+
+    def copy_seconds(self, batch: Any) -> float:
+        return 0.004
+
+    def agree(self, done: bool) -> bool:
+        return done
+
+
+def test_a_phase_waits_for_an_asynchronous_accelerator() -> None:
+    clock = Clock()
+    device = AsynchronousDevice(clock)
+    subject = SimulatedSubject(clock, prep=1e-4, fetch=0.0)
+    runner = PhaseRunner(
+        subject, device, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0
+    )
+    for _ in runner.run(subject._every("own", 1e-4)):
+        device.queue(0.05)
+        clock.now += 0.001  # the loop does not wait for the device
+    assert runner.report is not None
+    assert runner.report.rate("replay") == pytest.approx(BATCH / 0.05, rel=0.1)
+    assert runner.report.costs.copy == pytest.approx(0.004 / BATCH)
+    assert runner.report.setup.accelerator == "asynchronous"
