@@ -21,7 +21,7 @@ from penstock.stops.map import Map
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.road import OpenRoad, Road, scope_of
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Stop, Upstream
-from penstock.store import AnyStore, memory_store
+from penstock.store import SampleStore, memory_store
 from penstock.store.encoding import Encoding
 
 MEASURED, WARM = 24, 4
@@ -105,7 +105,7 @@ class _Costs:
 
 
 def _measure(
-    pipeline: Pipeline, seed: int, store: AnyStore, encoding: Encoding, clock: Clock
+    pipeline: Pipeline, seed: int, store: SampleStore, encoding: Encoding, clock: Clock
 ) -> _Costs:
     """What a few samples cost, step by step in this thread, and what keeping them would."""
     source: Source = pipeline.source  # type: ignore[assignment]
@@ -162,7 +162,7 @@ def _giving(samples: list[Any]) -> Upstream:
     return lambda keys: samples
 
 
-def _keep(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> Keeping:
+def _keep(sample: Any, store: SampleStore, encoding: Encoding, clock: Clock) -> Keeping:
     started = clock()
     store.put_tagged([(0, 0, encoding.packed(sample))])
     put = clock()
@@ -176,7 +176,7 @@ def _keep(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> Kee
 
 
 @contextmanager
-def _scratch(shared: bool) -> Iterator[AnyStore]:
+def _scratch(shared: bool) -> Iterator[SampleStore]:
     store = memory_store(ROOM, shared=shared)
     try:
         yield store

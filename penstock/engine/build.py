@@ -24,7 +24,7 @@ from penstock.source.stream import StreamSource
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
 from penstock.stops.stop import Fields
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ MakeEngine = Callable[..., Engine]
 class Assembly:
     """A recipe with its stores, its work and its meter. Nothing runs before ``engine``."""
 
-    def __init__(self, recipe: Recipe, choice: Choice, commons: Commons | None = None) -> None:
+    def __init__(self, recipe: Recipe, choice: Choice, commons: SharedStores | None = None) -> None:
         pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
         if batch is None:
             raise PipelineError("a loader needs batches: end the pipeline with batch(size).")

@@ -23,10 +23,10 @@ from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import Hold, StageFailure, Stop
-from penstock.store import AnyStore, RunDir, Store, Turns, memory_store
+from penstock.store import LmdbStore, RunDir, SampleStore, ThreadClaims, memory_store
 from penstock.store.admission import Admission
 from penstock.store.encoding import Encoding
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 Offer = tuple[int, int, int]
 """What a worker put into a store: (which cache, sample, what it occupies)."""
@@ -41,7 +41,7 @@ class Caches:
     """
 
     def __init__(
-        self, stores: Mapping[int, AnyStore], samples: int, commons: Commons | None = None
+        self, stores: Mapping[int, SampleStore], samples: int, commons: SharedStores | None = None
     ) -> None:
         self._admissions: dict[int, Admission] = {}
         self._stores = stores
@@ -59,7 +59,7 @@ class Caches:
             self._admissions[number] = self._admission(number, store)
         self._open = True
 
-    def _admission(self, number: int, store: AnyStore) -> Admission:
+    def _admission(self, number: int, store: SampleStore) -> Admission:
         # What an earlier run left in a store on disk counts against its budget.
         found = self._found[number] = store.used if store.persistent and len(store) else 0
         admission = Admission(0 if store.sealed else max(0, store.budget - found))
@@ -136,11 +136,11 @@ class Holds:
         kept: int | None = None,
         *,
         shared: bool,
-        commons: Commons | None = None,
+        commons: SharedStores | None = None,
         stacks: bool = False,
     ) -> None:
         stops: list[Stop] = []
-        caches: dict[int, AnyStore] = {}
+        caches: dict[int, SampleStore] = {}
         self._claims: list[Path] = []
         self._refurbish: Refurbish | None = None
         self._echo: Echo | None = None
@@ -174,9 +174,9 @@ class Holds:
         self._stores = [*caches.values(), *(store for store in held if store is not None)]
         self._started = False
 
-    def _new_claims(self, shared: bool) -> Path | Turns:
+    def _new_claims(self, shared: bool) -> Path | ThreadClaims:
         if not shared:
-            return Turns()
+            return ThreadClaims()
         path = RunDir.current().path / f"{uuid.uuid4().hex}.claims"
         self._claims.append(path)
         return path
@@ -231,12 +231,12 @@ class Holds:
 
 
 def _cache_store(
-    stop: Cache, source: Source, above: Sequence[Stop], shared: bool, commons: Commons | None
-) -> AnyStore:
+    stop: Cache, source: Source, above: Sequence[Stop], shared: bool, commons: SharedStores | None
+) -> SampleStore:
     overshoot = (1 << 30) + stop.budget // 8  # what workers put in before it is decided on
     if stop.where == "memory":
 
-        def make() -> AnyStore:
+        def make() -> SampleStore:
             return memory_store(stop.budget, overshoot, shared=shared)
 
         if commons is None:
@@ -247,7 +247,7 @@ def _cache_store(
     return _disk_store(stop.where, stop.budget, fingerprint(made_of), overshoot)
 
 
-def _refurbish_store(stop: Refurbish, above: Road, shared: bool) -> AnyStore:
+def _refurbish_store(stop: Refurbish, above: Road, shared: bool) -> SampleStore:
     # A budget bounds how many samples are kept; without one the store takes what there is.
     if stop.where == "memory":
         return memory_store(stop.budget or memory(), shared=shared)
@@ -256,9 +256,11 @@ def _refurbish_store(stop: Refurbish, above: Road, shared: bool) -> AnyStore:
     return _disk_store(stop.where, stop.budget or UNBOUNDED, identity)
 
 
-def _disk_store(where: str, budget: int, identity: str, overshoot: int | None = None) -> Store:
+def _disk_store(where: str, budget: int, identity: str, overshoot: int | None = None) -> LmdbStore:
     root = disk_dir() / "stores" if where == "disk" else Path(where)
-    return Store(root / identity, budget, identity=identity, persistent=True, overshoot=overshoot)
+    return LmdbStore(
+        root / identity, budget, identity=identity, persistent=True, overshoot=overshoot
+    )
 
 
 def _renewal(stop: Refurbish, samples: int, kept: int, options: Options) -> Generations:
@@ -295,7 +297,7 @@ def _room(stop: Refurbish, above: Road) -> int:
                 (sample,) = road.get(Keys(0, [index]))
             except StageFailure:
                 continue  # a bad sample is reported when its turn comes
-            costs.append(Store.cost(encoding.packed(sample).nbytes, tagged=True))
+            costs.append(LmdbStore.cost(encoding.packed(sample).nbytes, tagged=True))
     if not costs:
         return samples
     return min(samples, int(ROOMY * stop.budget * len(costs) / sum(costs)))

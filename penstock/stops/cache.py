@@ -14,7 +14,7 @@ from penstock.errors import PipelineError
 from penstock.keyed import Keys
 from penstock.serialize import pack
 from penstock.stops.stop import Hold, Site, Step, Upstream, lent, taken
-from penstock.store import AnyStore
+from penstock.store import SampleStore
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cache(Hold):
     where: str = "memory"
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
+    store: SampleStore | None = None
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keys
 from penstock.order import BatchKeys, EchoSequence
 from penstock.stops.stop import Hold, Site, Step, Upstream, place, stored, taken
-from penstock.store import AnyStore, Turns, claims_of
+from penstock.store import SampleStore, ThreadClaims, claims_of
 
 MOST = 8
 """The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
@@ -40,8 +40,8 @@ class Echo(Hold):
     window: int
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
-    claims: Path | Turns | None = None
+    store: SampleStore | None = None
+    claims: Path | ThreadClaims | None = None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.order import BatchKeys, Generations
 from penstock.stops.stop import Hold, Site, StageFailure, Step, Upstream, place, stored
-from penstock.store import AnyStore, Turns, claims_of
+from penstock.store import SampleStore, ThreadClaims, claims_of
 from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
 
@@ -46,9 +46,9 @@ class Refurbish(Hold):
     encode: str = "raw"
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
+    store: SampleStore | None = None
     renewal: Generations | None = None
-    claims: Path | Turns | None = None
+    claims: Path | ThreadClaims | None = None
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ from penstock.stops.echo import Echo
 from penstock.stops.refurbish import Refurbish
 from penstock.stops.road import SOURCE, Road
 from penstock.stops.stop import Hold, Site, Step, Stop, names_of
-from penstock.store import AnyStore, memory_store
+from penstock.store import SampleStore, memory_store
 
 ROOM = 256 << 20
 """Bytes that the store of a cache may hold during a profile before it is emptied."""
@@ -59,7 +59,7 @@ class ProbedRoad:
         self.stops = tuple(stops)
         self.names = [SOURCE, *names_of(self.stops)]
         self.book = Book(len(self.names), clocks)
-        self.stores: dict[int, AnyStore] = {}
+        self.stores: dict[int, SampleStore] = {}
         self.kept: dict[int, float] = {}
         """Bytes that a sample takes in each store."""
         self._source = source
@@ -131,7 +131,7 @@ class ProbedRoad:
             self._source.restart()
 
 
-def _opened(stop: Hold, store: AnyStore, samples: int, seed: int) -> Hold:
+def _opened(stop: Hold, store: SampleStore, samples: int, seed: int) -> Hold:
     """A stop that keeps samples, with a store of its own and every sample in its first version."""
     if isinstance(stop, Cache):
         return replace(stop, store=store)
