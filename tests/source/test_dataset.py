@@ -27,7 +27,7 @@ class Squares:
 
     def __getitem__(self, index: int) -> int:
         assert type(index) is int
-        return index**self.power
+        return int(index**self.power)
 
 
 class Batched(Squares):

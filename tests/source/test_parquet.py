@@ -63,7 +63,9 @@ def test_any_rows_in_any_order_over_files_and_row_groups(
         with pytest.raises(SourceError, match="has no rows"):
             ParquetSource(root)
         return
-    source = ParquetSource(root, keep=data.draw(st.sampled_from([0, "1GB"])))
+    keeps: list[int | str] = [0, "1GB"]
+    keep = data.draw(st.sampled_from(keeps))
+    source = ParquetSource(root, keep=keep)
     indices = data.draw(st.lists(st.integers(0, start - 1), max_size=20))
     assert len(source) == start
     assert source.read(indices) == [{"data": b"%d" % i, "label": i} for i in indices]
@@ -188,7 +190,8 @@ def test_files_folders_patterns_and_lists_are_found(tmp_path: Path) -> None:
     assert labels(str(tmp_path / "x/*.parquet")) == [0, 1, 2, 3]
     assert labels(tmp_path / "odd[1].parquet") == [8, 9]
     assert labels([tmp_path / "x/b.parquet", tmp_path / "x/a.parquet"]) == [2, 3, 0, 1]
-    for nothing in (tmp_path / "none.parquet", str(tmp_path / "*.csv"), []):
+    missing: list[Any] = [tmp_path / "none.parquet", str(tmp_path / "*.csv"), []]
+    for nothing in missing:
         with pytest.raises(SourceError, match=r"Check the path|at least one path"):
             ParquetSource(nothing)
 
