@@ -1,4 +1,4 @@
-"""Samples that come one after the other, with no way to ask for one of them."""
+"""A source of samples that can only be read one after the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from penstock.source.dataset import identity_of
 
 
 class StreamSource:
-    """A torch IterableDataset, another iterable, or a function that makes an iterator.
+    """A torch IterableDataset, another iterable, or a function that returns an iterator.
 
-    It is no ``Source``: there is no reading by index, so what stands below it works on samples in
-    the order they come. It must start anew, with the same samples, each time it is opened.
+    It is not a ``Source``: samples cannot be read by index, so the stages below it process them in
+    the order of the stream. Each opening must start again from the first sample and give the same
+    samples.
 
     >>> numbers = StreamSource(lambda: iter(range(5)))
     >>> list(numbers.open(skip=3)), list(numbers.open())
@@ -25,7 +26,8 @@ class StreamSource:
         if isinstance(dataset, Iterator):
             raise PipelineError(
                 f"The stream is {dataset!r}, an iterator that can be read only once. Give a "
-                "function that makes it (lambda: ...), so that each epoch can start anew."
+                "function that returns a new one (lambda: ...), so that each epoch can start from "
+                "the first sample."
             )
         if isinstance(dataset, type) or not (hasattr(dataset, "__iter__") or callable(dataset)):
             raise PipelineError(
@@ -36,7 +38,7 @@ class StreamSource:
         self._version = version
 
     def open(self, skip: int = 0) -> Iterator[Any]:
-        """A new pass over the samples, without the first ``skip``."""
+        """A new iterator over the samples, without the first ``skip``."""
         if hasattr(self.dataset, "__iter__"):
             samples = iter(self.dataset)
         else:
@@ -50,7 +52,7 @@ class StreamSource:
         return islice(samples, skip, None) if skip else samples
 
     def length(self) -> int | None:
-        """The number of samples, where the dataset knows it."""
+        """The number of samples; ``None`` if the dataset does not know it."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError):
