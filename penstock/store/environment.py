@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.store.guard import Guard
 from penstock.store.opening import PIECES, SAMPLES, check_identity, load, open_guard, open_lmdb
-from penstock.store.value import PIECE, Buffer, Header, pack_key, payload, read_header
+from penstock.store.value import PIECE, Buffer, ValueHeader, pack_key, payload, read_header
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class SampleTable:
         self._transaction = transaction
         self._pieces = pieces
 
-    def header(self, key: int) -> Header | None:
+    def header(self, key: int) -> ValueHeader | None:
         """The header of a value; ``None`` if there is no value, or its header is damaged."""
         first = self._transaction.get(pack_key(key))
         return None if first is None else read_header(first)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, NoReturn
 from penstock.config import show_size
 from penstock.store.value import (
     Buffer,
-    Header,
     Lent,
     PutItem,
     Value,
+    ValueHeader,
     copy_pieces,
     cost,
     default_overshoot,
@@ -109,10 +109,10 @@ class HeapStore:
             )
         return held
 
-    def header(self, key: int) -> Header | None:
+    def header(self, key: int) -> ValueHeader | None:
         """See ``PutTarget.header``; only for ``put_all``, under the lock."""
         value = self._values.get(key)
-        return None if value is None else Header(0, len(value.value), 0, value.tag)
+        return None if value is None else ValueHeader(0, len(value.value), 0, value.tag)
 
     def put(self, key: int, framed: Any, tag: int | None) -> None:
         """See ``PutTarget.put``; only for ``put_all``, under the lock."""

@@ -130,7 +130,7 @@ def to_buffer(value: Value) -> Buffer:
     return b"".join(parts)
 
 
-class Header(NamedTuple):
+class ValueHeader(NamedTuple):
     """The header of a value. ``size`` is its own length, ``length`` that of the value behind it.
 
     ``tag`` is ``None`` for a value without a tag.
@@ -142,7 +142,7 @@ class Header(NamedTuple):
     tag: int | None
 
 
-def read_header(first: memoryview) -> Header | None:
+def read_header(first: memoryview) -> ValueHeader | None:
     """The header of a value; ``None`` if it is damaged. Only the header is read.
 
     ``first`` is the whole value, or the first piece of a tagged value. A damaged LMDB tree may
@@ -155,10 +155,10 @@ def read_header(first: memoryview) -> Header | None:
     if magic != _MAGIC:
         return None
     if version == _VERSION:
-        header = Header(_HEADER.size, length, checksum, None)
+        header = ValueHeader(_HEADER.size, length, checksum, None)
         return header if len(first) == header.size + length else None
     if version == _TAGGED_VERSION and len(first) >= _TAGGED.size:
-        header = Header(_TAGGED.size, length, checksum, _TAGGED.unpack_from(first)[4])
+        header = ValueHeader(_TAGGED.size, length, checksum, _TAGGED.unpack_from(first)[4])
         return header if len(first) == min(header.size + length, PIECE) else None
     return None
 
@@ -248,7 +248,7 @@ def default_overshoot(budget: int) -> int:
 class PutTarget(Protocol):
     """The contents of a store while the caller has exclusive write access."""
 
-    def header(self, key: int) -> Header | None:
+    def header(self, key: int) -> ValueHeader | None:
         """The header of the value under a key; ``None`` if there is no intact value."""
 
     def put(self, key: int, framed: Buffer, tag: int | None) -> None:
