@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 
 from penstock.errors import PipelineError
+from penstock.serialize import pack
 from penstock.store import LmdbStore
 from penstock.store.environment import Environment
 from penstock.store.value import Lent
@@ -52,6 +54,12 @@ def test_a_lent_sample_is_refused(store: LmdbStore) -> None:
     with pytest.raises(TypeError, match="takes serialised samples only"):
         store.put_tagged([(1, 0, lent)])
     assert len(store) == 0
+
+
+def test_a_packed_sample_is_stored_as_its_bytes(store: LmdbStore) -> None:
+    sample = (np.arange(90_000, dtype=np.float32).reshape(300, 300), 7)
+    store.put_many([(1, pack(sample))])
+    assert get(store, 1) == bytes(pack(sample).tobytes())
 
 
 def test_a_closed_store_is_opened_again_by_the_next_use(store: LmdbStore) -> None:
