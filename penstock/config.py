@@ -1,4 +1,4 @@
-"""Sizes, limits and places: what this machine offers, and the only reader of the environment."""
+"""Sizes, limits and directories of this machine. Only this module reads environment variables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _UNITS = {
 }
 
 SMALL_SHM = 1 << 30
-"""Below this, ``/dev/shm`` is a container's default (64 MB) and not meant for data."""
+"""Smallest usable memory file system, in bytes. A container's default ``/dev/shm`` (64 MB) is not
+meant for data."""
 
 
 def size(value: int | str, what: str = "size") -> int:
-    """A number of bytes, written as people write them.
+    """A number of bytes, given as an integer or as text with a unit. ``what`` names it in errors.
 
     >>> size("32GB"), size("1.5 GiB"), size(4096)
     (32000000000, 1610612736, 4096)
@@ -49,7 +50,7 @@ def size(value: int | str, what: str = "size") -> int:
 
 
 def show_size(nbytes: float) -> str:
-    """Bytes as people read them.
+    """A number of bytes as text with a decimal unit.
 
     >>> show_size(32_000_000_000), show_size(1536), show_size(12)
     ('32.0 GB', '1.5 KB', '12 B')
@@ -61,7 +62,7 @@ def show_size(nbytes: float) -> str:
 
 
 def cores() -> int:
-    """The cores this process may use: its CPU mask, cut to the container's quota."""
+    """Number of cores this process may use: its CPU mask, limited by the container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     found = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     quota = _cgroup_cores()
@@ -79,7 +80,7 @@ def _cgroup_cores() -> int | None:
 
 
 def memory() -> int:
-    """Bytes of memory this process may use: the machine's, cut to the container's limit."""
+    """Bytes of memory this process may use: the machine's, limited by the container's limit."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -91,16 +92,17 @@ def memory() -> int:
 
 
 def no_kernel() -> bool:
-    """The user wants to do without the compiled kernel."""
+    """Whether the user has disabled the compiled kernel."""
     return os.environ.get("PENSTOCK_NO_KERNEL", "") not in ("", "0")
 
 
 def jpeg_index() -> int:
-    """Bytes in which a process may keep where the rows of JPEGs begin.
+    """Bytes in which a process may remember where the rows of JPEGs begin.
 
-    A thousandth of the memory: with 24 GB that is enough for 45,000 photographs of 500 x 375.
+    By default a thousandth of the memory: with 24 GB that is enough for 45,000 photographs of
+    500 x 375.
     """
-    # PENSTOCK_LANDMARKS is its earlier name.
+    # PENSTOCK_LANDMARKS is the earlier name of PENSTOCK_JPEG_INDEX.
     for name in ("PENSTOCK_JPEG_INDEX", "PENSTOCK_LANDMARKS"):
         if given := os.environ.get(name, ""):
             return size(given, name)
@@ -108,7 +110,7 @@ def jpeg_index() -> int:
 
 
 def shm_dir() -> Path | None:
-    """The memory file system, or ``None`` where there is none or it is too small for data."""
+    """The memory file system; ``None`` if there is none, or it is too small for data."""
     place = Path(os.environ.get("PENSTOCK_SHM_DIR", "/dev/shm"))
     try:
         if shutil.disk_usage(place).total >= SMALL_SHM and os.access(place, os.W_OK):
@@ -119,29 +121,29 @@ def shm_dir() -> Path | None:
 
 
 def memory_dir() -> Path:
-    """Where memory stores live: this user's own folder on the memory file system.
+    """Directory of the memory stores of this user, on the memory file system.
 
-    Where that is too small the temporary directory takes its place: the page cache serves it from
-    memory as long as there is room.
+    If that is too small, it is in the temporary directory: the page cache serves it from memory as
+    long as there is room.
     """
     place = shm_dir() or Path(tempfile.gettempdir())
     return place / f"penstock-{os.getuid()}"
 
 
 def disk_dir() -> Path:
-    """Where disk stores live unless the user names a place."""
+    """Parent directory of the disk stores, unless the user names another place."""
     named = os.environ.get("PENSTOCK_CACHE_DIR")
     if named:
         return Path(named)
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as containers have them
+    except RuntimeError:  # a user without a home directory, as in some containers
         return Path(tempfile.gettempdir()) / f"penstock-cache-{os.getuid()}"
     return home / "penstock"
 
 
 def runtime_dir() -> Path:
-    """Where the node of this user has its socket, its lock and its log."""
+    """Directory of the socket, the lock and the log of this user's node."""
     named = os.environ.get("PENSTOCK_RUNTIME_DIR")
     if named:
         return Path(named)
@@ -152,33 +154,33 @@ def runtime_dir() -> Path:
 
 
 def live() -> bool:
-    """Whether running loaders say how they are, for ``penstock top`` and ``penstock watch``."""
+    """Whether loaders publish their status for ``penstock top`` and ``penstock watch``."""
     return os.environ.get("PENSTOCK_LIVE", "") != "0"
 
 
 def node_workers() -> int:
-    """How many workers a node has for all its groups together."""
+    """Number of workers of a node, for all its groups together."""
     named = os.environ.get("PENSTOCK_NODE_WORKERS", "")
     if not named:
         return cores()
     if not named.isdecimal() or int(named) < 1:
-        raise PipelineError(f"PENSTOCK_NODE_WORKERS is {named!r}; give a number from 1 on.")
+        raise PipelineError(f"PENSTOCK_NODE_WORKERS is {named!r}; give a whole number, 1 or more.")
     return int(named)
 
 
 def node_staging() -> int:
     """Bytes of batches that a node may hold for all its groups together.
 
-    An eighth of the memory: what is staged is needed within seconds, or not at all.
+    By default an eighth of the memory: a staged batch is needed within seconds, or never.
     """
     named = os.environ.get("PENSTOCK_NODE_STAGING", "")
     return size(named, "PENSTOCK_NODE_STAGING") if named else memory() // 8
 
 
 def node_idle() -> float:
-    """Seconds that a node without members waits before it ends."""
+    """Seconds that a node without members waits before it exits."""
     named = os.environ.get("PENSTOCK_NODE_IDLE", "")
     try:
         return float(named) if named else 10.0
     except ValueError:
-        raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give seconds.") from None
+        raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give a number of seconds.") from None

@@ -1,7 +1,7 @@
-"""Samples and batches as one run of bytes: pickle protocol 5 with arrays laid beside it.
+"""Serialise samples and batches into one frame of bytes: a pickle (protocol 5), then the arrays.
 
-Arrays and tensors are never copied through the pickle; unpacking gives arrays that look straight
-into the buffer. The frame is: counts and lengths, the pickle, then each array at a multiple of 64.
+Arrays and tensors are not copied into the pickle. Unpacked arrays are views of the frame. A frame
+consists of counts and lengths, the pickle, and the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LARGE = 1 << 16
 
 
 def aligned(offset: int) -> int:
-    """The next multiple of a cache line."""
+    """The offset rounded up to a multiple of a cache line."""
     return -(-offset // _ALIGN) * _ALIGN
 
 
 class Packed:
-    """An object ready to be written as one frame of ``nbytes``."""
+    """A pickled object with its buffers, ready to be written as one frame of ``nbytes``."""
 
     __slots__ = ("_blob", "_buffers", "nbytes")
 
@@ -44,6 +44,7 @@ class Packed:
         self.nbytes = end
 
     def write_into(self, target: memoryview) -> None:
+        """Write the frame. Bytes between the arrays are not written."""
         at = _HEAD.size
         _HEAD.pack_into(target, 0, len(self._buffers), len(self._blob))
         for buffer in self._buffers:
@@ -57,7 +58,7 @@ class Packed:
             at += buffer.nbytes
 
     def digest(self) -> bytes:
-        """Tells one state of an object from another, with arrays known by where they lie."""
+        """A digest of the object. Arrays count by address and length, not by content."""
         state = hashlib.blake2b(self._blob, digest_size=16)
         for buffer in self._buffers:
             array = np.frombuffer(buffer, dtype=np.uint8)
@@ -74,14 +75,14 @@ def _copy(buffer: memoryview, target: memoryview) -> None:
     if buffer.nbytes < _LARGE:
         target[:] = buffer
     else:
-        # NumPy lets other threads run meanwhile.
+        # NumPy releases the GIL while it copies.
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(buffer, np.uint8))
 
 
 def pack(value: Any, *, by_value: bool = False) -> Packed:
-    """Make a frame of anything that pickles.
+    """Pickle an object. Arrays and tensors are kept as buffers.
 
-    ``by_value`` sends code along with it: functions and classes that the reader cannot import.
+    ``by_value``: include the code of functions and classes that the reader cannot import.
     """
     buffers: list[memoryview] = []
 
@@ -89,7 +90,7 @@ def pack(value: Any, *, by_value: bool = False) -> Packed:
         try:
             buffers.append(buffer.raw())
         except BufferError:
-            return True  # not contiguous: into the pickle with it
+            return True  # not contiguous: it is copied into the pickle
         return False
 
     stream = io.BytesIO()
@@ -103,7 +104,7 @@ def pack(value: Any, *, by_value: bool = False) -> Packed:
             writer.dump(value)
             return Packed(stream.getvalue(), buffers)
         except (pickle.PicklingError, AttributeError, TypeError):
-            # A class of the user's script exists here by value only, and goes home that way.
+            # A class of the user's script came to this worker by value, and is sent back by value.
             buffers.clear()
             stream = io.BytesIO()
     _WithCode(stream, protocol=5, buffer_callback=keep).dump(value)
@@ -118,12 +119,12 @@ class _WithCode(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _tensor_type() -> type | None:
-    """torch's tensor, where torch is loaded: nobody else has one to pack."""
+    """torch's tensor type; ``None`` if torch is not loaded, and so there are no tensors."""
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def unpack(frame: Any) -> Any:
-    """The object of a frame. Its arrays look into ``frame`` and keep it alive."""
+    """The object in a frame. Its arrays are views of ``frame`` and keep it alive."""
     view = memoryview(frame).cast("B")
     count, length = _HEAD.unpack_from(view, 0)
     at = _HEAD.size
@@ -140,7 +141,8 @@ def unpack(frame: Any) -> Any:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Tensors as arrays, which travel beside the pickle; torch's own way copies them into it."""
+    """Reduce a tensor to an array, which is stored after the pickle. torch would copy it into the
+    pickle."""
     torch = sys.modules["torch"]
     plain = tensor.detach()
     if (
@@ -151,7 +153,7 @@ def _reduce_tensor(tensor: Any) -> Any:
         return tensor.__reduce_ex__(5)
     try:
         return _rebuild_tensor, (plain.numpy(), None)
-    except TypeError:  # a type NumPy does not have, such as bfloat16
+    except TypeError:  # a dtype that NumPy does not have, such as bfloat16
         try:
             raw = plain.contiguous().view(torch.uint8 if plain.dim() else plain.dtype).numpy()
         except (TypeError, RuntimeError):
@@ -160,7 +162,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _rebuild_tensor(array: Any, dtype: str | None) -> Any:
-    # Only a process that was sent a tensor comes here, so nobody loads torch for nothing.
+    # torch is imported here: only a process that receives a tensor needs it.
     torch = importlib.import_module("torch")
     if not array.flags.writeable:
         array = array.copy()

@@ -1,7 +1,7 @@
-"""Samples as trees: the shape of nested tuples, lists and dicts, apart from what they hold.
+"""Samples as trees: nested tuples, lists and dicts, separated from their leaves.
 
-A skeleton is the sample with each leaf replaced by its number, so that it can be filled again
-with anything: arrays of a whole batch, tensors, specs.
+A skeleton is a sample with each leaf replaced by its number. It can be filled with other leaves:
+arrays of a whole batch, tensors, specs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
     return leaves, _number(value, leaves)
 
 
-# Recursion by name, not by a function that closes over itself: such a function is a cycle, and
-# would keep the leaves, and the shared memory they look at, until the collector comes by.
+# A module-level function, not a recursive closure: a closure that refers to itself is a reference
+# cycle, and would keep the leaves, and the shared memory behind them, until the garbage collector
+# runs.
 
 
 def _number(node: Any, leaves: list[Any]) -> Any:
@@ -42,7 +43,7 @@ def _number(node: Any, leaves: list[Any]) -> Any:
 
 
 def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = tuple) -> Any:
-    """A tree of this skeleton holding these leaves; plain tuples are made by ``as_tuple``.
+    """A tree with this skeleton and these leaves. ``as_tuple`` makes its plain tuples.
 
     >>> fill((0, {"x": 1}), ["a", "b"], as_tuple=list)
     ['a', {'x': 'b'}]
@@ -57,16 +58,18 @@ def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = 
 
 
 def leaves_like(value: Any, skeleton: Any) -> list[Any]:
-    """The leaves of a sample that is meant to have this skeleton; ValueError where it has not."""
+    """The leaves of a sample with this skeleton; ValueError if its structure differs."""
     if isinstance(skeleton, int):
         if isinstance(value, (tuple, list, Mapping)):
-            raise ValueError(f"a {type(value).__name__} where a single value was")
+            raise ValueError(f"a {type(value).__name__} instead of a single value")
         return [value]
     leaves: list[Any] = []
     if isinstance(skeleton, Mapping):
         if not isinstance(value, Mapping) or value.keys() != skeleton.keys():
-            found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"{found} where a dict of {sorted(map(str, skeleton))} was")
+            keys = f" of {sorted(map(str, value))}" if isinstance(value, Mapping) else ""
+            raise ValueError(
+                f"a {type(value).__name__}{keys} instead of a dict of {sorted(map(str, skeleton))}"
+            )
         for key, child in skeleton.items():
             if isinstance(child, int):
                 leaves.append(value[key])
@@ -76,8 +79,8 @@ def leaves_like(value: Any, skeleton: Any) -> list[Any]:
     if not isinstance(value, (tuple, list)) or len(value) != len(skeleton):
         size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
         raise ValueError(
-            f"a {type(value).__name__}{size} where a {type(skeleton).__name__} "
-            f"of {len(skeleton)} was"
+            f"a {type(value).__name__}{size} instead of a {type(skeleton).__name__} "
+            f"of {len(skeleton)}"
         )
     for item, child in zip(value, skeleton, strict=True):
         if isinstance(child, int):
@@ -88,7 +91,7 @@ def leaves_like(value: Any, skeleton: Any) -> list[Any]:
 
 
 def _remake(like: Any, children: Any) -> Any:
-    """A container of the same kind; a plain dict or list where that kind cannot be made so."""
+    """A container of the same type; a plain dict or list if that type cannot be made so."""
     kind = type(like)
     if kind in (dict, list):
         return children
@@ -101,7 +104,7 @@ def _remake(like: Any, children: Any) -> Any:
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
-    """A field's value as an array without copying it, or ``None`` if it is not a plain one."""
+    """An array, a number or a CPU tensor as an array, without a copy; ``None`` for other values."""
     if isinstance(value, np.ndarray):
         return None if value.dtype.hasobject else value
     if isinstance(value, (int, float, complex, np.generic)):

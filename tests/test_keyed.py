@@ -1,4 +1,4 @@
-"""Keyed randomness: a choice depends on what it is for, never on when it is made."""
+"""Keyed randomness: a random choice depends on its key, never on when it is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_choice_does_not_depend_on_what_was_drawn_before(
 ) -> None:
     keyed = Keyed(seed, "stage")
     first = keyed.at(key).random(3).tolist()
-    # Leave every kind of rest behind that a generator keeps.
+    # Make the generator buffer every kind of value that it can buffer.
     other = keyed.at(between)
     other.random()
     other.integers(0, 5, dtype=np.uint32)
@@ -33,7 +33,7 @@ def test_a_choice_does_not_depend_on_what_was_drawn_before(
 
 
 @given(a=keys, b=keys)
-def test_different_keys_stages_and_seeds_draw_differently(a: Key, b: Key) -> None:
+def test_different_keys_stages_and_seeds_give_different_numbers(a: Key, b: Key) -> None:
     base = Keyed(0, "stage").at(a).random(4).tolist()
     if a != b:
         assert Keyed(0, "stage").at(b).random(4).tolist() != base
@@ -41,7 +41,7 @@ def test_different_keys_stages_and_seeds_draw_differently(a: Key, b: Key) -> Non
     assert Keyed(0, "other").at(a).random(4).tolist() != base
 
 
-def test_it_is_the_same_in_another_process() -> None:
+def test_the_numbers_are_the_same_in_another_process() -> None:
     code = (
         "from penstock.keyed import Key, Keyed;"
         "print(Keyed(3, 'flip').at(Key(5, 2, 1)).random(3).tolist())"
@@ -50,8 +50,8 @@ def test_it_is_the_same_in_another_process() -> None:
     assert done.stdout.strip() == str(Keyed(3, "flip").at(Key(5, 2, 1)).random(3).tolist())
 
 
-def test_the_numbers_never_change_from_release_to_release() -> None:
-    """A checkpoint taken today must mean the same tomorrow."""
+def test_the_numbers_do_not_change_between_releases() -> None:
+    """A checkpoint must give the same batches with a later release."""
     drawn = Keyed(0, "map/0").at(Key(index=1, epoch=2, replica=0)).random(2)
     assert drawn.tolist() == EXPECTED
 
@@ -59,7 +59,7 @@ def test_the_numbers_never_change_from_release_to_release() -> None:
 EXPECTED = [0.7415163594382758, 0.958674874117148]
 
 
-def test_global_generators_are_seeded_alike_and_put_back() -> None:
+def test_global_generators_are_seeded_by_key_and_restored() -> None:
     python_random.seed(5)
     np.random.seed(5)
     expected = (python_random.random(), np.random.random())

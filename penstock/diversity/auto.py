@@ -20,7 +20,7 @@ from penstock.stops.map import Map
 from penstock.stops.refurbish import refurbish_in
 from penstock.stops.road import OpenRoad, Road, scope_of
 from penstock.stops.stop import Site, StageFailure, Step, Upstream
-from penstock.store import AnyStore, memory_store
+from penstock.store import SampleStore, memory_store
 from penstock.store.encoding import Encoding
 
 MEASURED, WARM = 24, 4
@@ -101,7 +101,7 @@ class _MeasuredCosts:
 
 
 def _measure(
-    pipeline: Pipeline, seed: int, store: AnyStore, encoding: Encoding, clock: Clock
+    pipeline: Pipeline, seed: int, store: SampleStore, encoding: Encoding, clock: Clock
 ) -> _MeasuredCosts:
     """Time every part of the road, and keeping its output, on a few samples in this thread."""
     source = pipeline.source
@@ -158,7 +158,7 @@ def _upstream_of(samples: list[Any]) -> Upstream:
     return lambda keys: samples
 
 
-def _time_keeping(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock) -> KeepingCost:
+def _time_keeping(sample: Any, store: SampleStore, encoding: Encoding, clock: Clock) -> KeepingCost:
     started = clock()
     store.put_tagged([(0, 0, encoding.packed(sample))])
     stored = clock()
@@ -172,7 +172,7 @@ def _time_keeping(sample: Any, store: AnyStore, encoding: Encoding, clock: Clock
 
 
 @contextmanager
-def _temporary_store(shared: bool) -> Iterator[AnyStore]:
+def _temporary_store(shared: bool) -> Iterator[SampleStore]:
     store = memory_store(ROOM, shared=shared)
     try:
         yield store

@@ -23,7 +23,7 @@ from penstock.pipeline import Pipeline
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
 from penstock.stops.stop import Fields
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Assembly:
     """A recipe with its stores, its work and its counters. Nothing runs before ``engine``."""
 
     def __init__(
-        self, recipe: Recipe, choice: Choice, shared_stores: Commons | None = None
+        self, recipe: Recipe, choice: Choice, shared_stores: SharedStores | None = None
     ) -> None:
         pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
         if batch is None:

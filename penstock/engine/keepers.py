@@ -17,8 +17,8 @@ from penstock.stats import Held
 from penstock.stops.hold import Keeper, Opening, keeps_samples
 from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import StageFailure, Stop
-from penstock.store import RunDir, Turns
-from penstock.store.shared import Commons
+from penstock.store import RunDir, ThreadClaims
+from penstock.store.shared import SharedStores
 
 Offer = tuple[int, int, int]
 """A sample that a worker put into a store: (number of the stop, index, bytes it takes)."""
@@ -43,7 +43,7 @@ class Keepers:
         *,
         shared: bool,
         elsewhere: bool = False,
-        shared_stores: Commons | None = None,
+        shared_stores: SharedStores | None = None,
     ) -> None:
         self._elsewhere = elsewhere
         self._keepers: list[Keeper] = []
@@ -82,9 +82,9 @@ class Keepers:
         found = (keeper.generations for keeper in self._keepers)
         return next((one for one in found if one is not None), None)
 
-    def _new_claims(self, shared: bool) -> Path | Turns:
+    def _new_claims(self, shared: bool) -> Path | ThreadClaims:
         if not shared:
-            return Turns()
+            return ThreadClaims()
         path = RunDir.current().path / f"{uuid.uuid4().hex}.claims"
         self._claims.append(path)
         return path

@@ -1,7 +1,8 @@
-"""A name for what an object means: the same in every process and after a restart.
+"""Fingerprints of objects: the same in every process and after a restart.
 
-Values are known by type and content, instances by class and state, code by what it was compiled to
-with its defaults, its closure and the globals it reads, and installed packages by name and version.
+The fingerprint of a value depends on its type and content; that of an instance on its class and
+state; that of a user's code on its bytecode, its defaults, its closure and the globals it reads;
+that of installed code on its name and the version of its package.
 """
 
 from penstock.fingerprint.code import register_code

@@ -1,9 +1,9 @@
-"""Functions, methods, classes and modules.
+"""Fingerprints of functions, methods, classes and modules.
 
-A user's own code is known by what it was compiled to, not by its text: a file edited under a
-running process, or a notebook's cell seen from a worker, would give another text for the same
-code. What it calls counts as well, as far as that is the user's own. Installed code is known by its
-name and the version of its package.
+A user's own code is identified by its bytecode, not by its text: the text of a file edited while
+the process runs, or of a notebook cell seen from a worker, does not match the code. Functions that
+it calls count as well, if they are the user's own. Installed code is identified by its name and the
+version of its package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import Any
 
 from penstock.fingerprint.values import content
-from penstock.fingerprint.walk import RefusalError, Walk, Writer, choosers, exact, once
+from penstock.fingerprint.walk import Emitter, RefusalError, Walk, choosers, exact, once
 
 _HEAP_TYPE = 1 << 9
 _BOUND = (types.MethodType, types.BuiltinMethodType)
@@ -33,7 +33,7 @@ _C_DESCRIPTORS = (
 
 
 def installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package: its version stands for it."""
+    """Whether a module belongs to Python or to an installed package, which has a version."""
     top = _top(module)
     if top == "penstock" or top in sys.stdlib_module_names:
         return True
@@ -44,6 +44,7 @@ def installed(module: str | None) -> bool:
 
 
 def emit_name(walk: Walk, tag: str, module: str | None, qualname: str) -> None:
+    """Add an installed object: its name and the version of its package."""
     top = _top(module)
     version = "" if top in sys.stdlib_module_names else _version(top)
     walk.emit(tag, module or "", qualname, version)
@@ -58,7 +59,7 @@ def _version(package: str) -> str:
     found = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(found, str):
         return found
-    from importlib import metadata  # 25 ms, for those who need it
+    from importlib import metadata  # imported here, because that takes 25 ms
 
     try:
         return metadata.version(package)
@@ -70,7 +71,7 @@ def _importable(module: str | None, qualname: str, obj: object) -> bool:
     found: object = sys.modules.get(module or "")
     for name in qualname.split("."):
         found = getattr(found, name, None)
-    # Bound methods are made anew on every access, and compare by what they are bound to.
+    # Every access creates a new bound method; bound methods compare by the object they belong to.
     return found is obj or (isinstance(obj, _BOUND) and type(found) is type(obj) and found == obj)
 
 
@@ -91,7 +92,7 @@ def _code(walk: Walk, code: types.CodeType) -> None:
 
 
 def _global_names(code: types.CodeType) -> set[tuple[str, ...]]:
-    """The globals that code reads, each with the attributes it takes: ``("np", "array")``."""
+    """The globals that code reads, each with its attribute accesses: ``("np", "array")``."""
     found: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
     for step in dis.get_instructions(code):
@@ -113,7 +114,8 @@ def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if first not in scope:
             continue
         name, value = first, scope[first]
-        # Of a user's own module only what is used counts: helpers.resize, not helpers.
+        # Of a module of the user only the attribute that is read counts: helpers.resize, not
+        # helpers.
         while rest and isinstance(value, types.ModuleType) and not installed(value.__name__):
             name = f"{name}.{rest[0]}"
             value = getattr(value, rest.pop(0), None)
@@ -125,12 +127,12 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # a cell that is not filled yet
+        except ValueError:  # the cell is still empty
             yield name, NotImplemented
 
 
 def _function(walk: Walk, obj: types.FunctionType) -> None:
-    # Decorators copy a function's name and module to what wraps it, but not its globals.
+    # Decorators copy the name and module of a function to its wrapper, but not its globals.
     home = obj.__globals__.get("__name__")
     if installed(home) and _importable(obj.__module__, obj.__qualname__, obj):
         emit_name(walk, "function", obj.__module__, obj.__qualname__)
@@ -156,7 +158,7 @@ def _method(walk: Walk, obj: Any) -> None:
     if isinstance(owner, types.ModuleType):
         emit_name(walk, "function", owner.__name__, obj.__name__)
     elif owner is None or (installed(module) and _importable(module, obj.__name__, obj)):
-        # random.randint and its like are methods of a hidden instance; their name says it all.
+        # Functions such as random.randint are methods of a hidden instance: the name is enough.
         emit_name(walk, "function", module, obj.__qualname__ if owner is None else obj.__name__)
     else:
         walk.emit("method", obj.__name__)
@@ -187,7 +189,7 @@ def _class(walk: Walk, cls: type) -> None:
 
 
 def _member(value: Any) -> tuple[bool, Any]:
-    """Whether a member of a class is code, and what of it counts."""
+    """Whether a member of a class is code, and the part of it to hash."""
     if isinstance(value, (staticmethod, classmethod)):
         return True, (type(value).__name__, value.__func__)
     if isinstance(value, property):
@@ -198,7 +200,8 @@ def _member(value: Any) -> tuple[bool, Any]:
 
 
 def _is_data(name: str, value: object) -> bool:
-    """Dunder names that are not code (``__doc__``, ``__slots__``) say nothing of what it does."""
+    """Whether a member is data. Dunder names that are not code (``__doc__``, ``__slots__``) do not
+    change what the class does."""
     dunder = name.startswith("__") and name.endswith("__")
     return not (dunder or name == "_abc_impl" or isinstance(value, _C_DESCRIPTORS))
 
@@ -208,7 +211,7 @@ def _by_name(cls: type) -> bool:
         return True
     if not installed(cls.__module__) or "<" in cls.__qualname__:
         return False
-    # Classes made at run time (make_dataclass, exec) may carry the name of a module of Python's.
+    # Classes made at run time (make_dataclass, exec) may have the name of a standard module.
     stdlib = _top(cls.__module__) in sys.stdlib_module_names
     return not stdlib or _importable(cls.__module__, cls.__qualname__, cls)
 
@@ -243,7 +246,7 @@ def _memoised(walk: Walk, obj: Any) -> None:
     walk.add(obj.__wrapped__)
 
 
-def _choose(obj: Any) -> Writer | None:
+def _choose(obj: Any) -> Emitter | None:
     if isinstance(obj, type):
         return _class
     return _module if isinstance(obj, types.ModuleType) else None

@@ -1,4 +1,4 @@
-"""Instances of classes: by class and state, as pickle takes them apart."""
+"""Fingerprints of instances: their class and their state, as pickle would save it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import FingerprintError
 from penstock.fingerprint.code import emit_name, installed
 from penstock.fingerprint.values import of_torch
-from penstock.fingerprint.walk import RefusalError, Walk, Writer, a, choosers, once
+from penstock.fingerprint.walk import Emitter, RefusalError, Walk, a, choosers, once
 
 _GENERATORS = (
     random.Random,
@@ -27,26 +27,26 @@ _GENERATORS = (
 
 def _declared(walk: Walk, obj: Any) -> None:
     cls = type(obj)
-    said = obj.__fingerprint__()
-    if not isinstance(said, str):
+    declared = obj.__fingerprint__()
+    if not isinstance(declared, str):
         raise FingerprintError(
-            f"{cls.__qualname__}.__fingerprint__() returned {said!r}; it must return a str."
+            f"{cls.__qualname__}.__fingerprint__() returned {declared!r}; it must return a str."
         )
-    walk.emit("declared", cls.__module__, cls.__qualname__, said)
+    walk.emit("declared", cls.__module__, cls.__qualname__, declared)
 
 
 def _instance(walk: Walk, obj: Any) -> None:
     cls = type(obj)
-    _refuse_what_moves(obj)
+    _refuse_unstable(obj)
     try:
         reduce = copyreg.dispatch_table.get(cls)
-        taken = reduce(obj) if reduce is not None else obj.__reduce_ex__(4)
+        reduced = reduce(obj) if reduce is not None else obj.__reduce_ex__(4)
     except Exception as error:
-        raise RefusalError(f"{a(cls.__name__)}, whose state cannot be had ({error})") from error
-    if isinstance(taken, str):
-        emit_name(walk, "global", getattr(obj, "__module__", None) or cls.__module__, taken)
+        raise RefusalError(f"{a(cls.__name__)}, whose state cannot be read ({error})") from error
+    if isinstance(reduced, str):
+        emit_name(walk, "global", getattr(obj, "__module__", None) or cls.__module__, reduced)
         return
-    parts: tuple[Any, ...] = tuple(taken) + (None,) * 4  # the last ones may be left out
+    parts: tuple[Any, ...] = tuple(reduced) + (None,) * 4  # the last ones are optional
     make, args, state, items, pairs = parts[:5]
     walk.emit("instance")
     walk.add(cls)
@@ -63,7 +63,8 @@ def _instance(walk: Walk, obj: Any) -> None:
 
 def _state(walk: Walk, cls: type, state: Any) -> None:
     if isinstance(state, list) and dataclasses.is_dataclass(cls):
-        # A frozen dataclass with slots gives its values only; an error is to name the attribute.
+        # A frozen dataclass with slots saves its values only. With the names of its attributes an
+        # error can say which one it is about.
         names = [field.name for field in dataclasses.fields(cls)]
         state = dict(zip(names, state, strict=False)) if len(names) == len(state) else state
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
@@ -76,18 +77,18 @@ def _state(walk: Walk, cls: type, state: Any) -> None:
             walk.add(part)
 
 
-def _refuse_what_moves(obj: object) -> None:
+def _refuse_unstable(obj: object) -> None:
     name = type(obj).__name__
     if isinstance(obj, io.IOBase):
-        raise RefusalError(f"an open file ({name}), which no other process can know")
+        raise RefusalError(f"an open file ({name}), which exists in this process only")
     if isinstance(obj, Iterator) and installed(type(obj).__module__):
-        raise RefusalError(f"{a(name)}, which is used up as it is read")
+        raise RefusalError(f"{a(name)}, an iterator, which is used up as it is read")
     generators = (*_GENERATORS, *filter(None, [of_torch("Generator")]))
     if isinstance(obj, generators):
-        raise RefusalError(f"a random generator ({name}), whose state changes whenever it is used")
+        raise RefusalError(f"a random generator ({name}), whose state changes with every use")
 
 
-def _choose(obj: Any) -> Writer | None:
+def _choose(obj: Any) -> Emitter | None:
     return _declared if hasattr(type(obj), "__fingerprint__") else _instance
 
 

@@ -12,22 +12,23 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from penstock.fingerprint.walk import RefusalError, Walk, Writer, choosers, exact, plain
+from penstock.fingerprint.walk import Emitter, RefusalError, Walk, choosers, exact, plain
 
 LONG = 64
-"""Sequences at least this long are hashed by column where all items are of one plain type: a list
+"""Sequences of at least this length are hashed by column if all items have one plain type: a list
 of a million (path, label) pairs takes 0.4 seconds instead of 8."""
 
 
 def of_torch(name: str) -> Any:
-    """A class of torch, if torch is loaded: without it nothing can be an instance of one.
+    """A class of torch; ``None`` if torch is not loaded, and so has no instances.
 
-    A folder of the user's own may be what is loaded under that name.
+    A folder of the user may be loaded under the name ``torch``: it has no such class.
     """
     return getattr(sys.modules.get("torch"), name, None)
 
 
 def content(data: Any) -> bytes:
+    """The digest of a buffer."""
     return xxhash.xxh3_128(data).digest()
 
 
@@ -46,6 +47,7 @@ def _sequence(walk: Walk, obj: list[Any] | tuple[Any, ...]) -> None:
 
 
 def _columns(walk: Walk, kind: str, obj: list[Any] | tuple[Any, ...]) -> bool:
+    """Hash a sequence by column; return false, without hashing, if its items differ in type."""
     kinds = set(map(type, obj))
     if len(kinds) != 1:
         return False
@@ -129,8 +131,8 @@ def _tensor(walk: Walk, obj: Any) -> None:
     walk.emit("content", content(flat.view(torch.uint8).numpy()))
 
 
-def _choose(obj: Any) -> Writer | None:
-    # An object that declares its fingerprint keeps that right, whatever it is derived from.
+def _choose(obj: Any) -> Emitter | None:
+    # An object with its own fingerprint method uses that, whatever its base classes are.
     if hasattr(type(obj), "__fingerprint__"):
         return None
     if isinstance(obj, Enum):

@@ -1,4 +1,4 @@
-"""One pass over an object: everything it is made of becomes tagged, counted bytes under a hash."""
+"""The walk over an object: all its parts are hashed, each with a tag and its length."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from penstock.errors import FingerprintError
 
 REMEDY = (
-    'Give version="..." in its place, and change that whenever the result changes; or define '
+    'Give version="..." instead, and change it whenever the result changes; or define '
     "__fingerprint__(self) -> str on its class."
 )
 
 
 def fingerprint(obj: object) -> str:
-    """32 hexadecimal digits that stand for everything that makes ``obj`` behave as it does.
+    """32 hexadecimal digits that depend on everything that decides how ``obj`` behaves.
 
-    An object may speak for itself with a method ``__fingerprint__(self) -> str``. What cannot be
-    known in the same way in another process raises FingerprintError, which says where it is.
+    A class can define its own fingerprint with a method ``__fingerprint__(self) -> str``. An object
+    whose fingerprint would differ in another process raises FingerprintError, which says where in
+    ``obj`` it is.
 
     >>> fingerprint({"a": 1, "b": {2, 3}}) == fingerprint({"b": {3, 2}, "a": 1})
     True
@@ -39,46 +40,52 @@ def fingerprint(obj: object) -> str:
 
 
 def a(name: str) -> str:
-    """The name with its article, for messages."""
+    """The name with its indefinite article, for messages."""
     return f"{'an' if name[:1].lower() in ('a', 'e', 'i', 'o') else 'a'} {name}"
 
 
 class RefusalError(Exception):
-    """Something has no stable fingerprint; the way to it is added while the walk unwinds."""
+    """An object has no stable fingerprint. The path to it is added while the walk unwinds."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what
-        self.way: list[str] = []
+        self.path: list[str] = []
 
     def at(self, place: str) -> RefusalError:
-        self.way.append(place)
+        """This error, with one more step of the path, from the inside to the outside."""
+        self.path.append(place)
         return self
 
     def message(self) -> str:
-        if not self.way:
-            return f"This cannot be fingerprinted: it is {self.what}. {REMEDY}"
-        return f"Cannot fingerprint the {', in the '.join(self.way)}: it is {self.what}. {REMEDY}"
+        if not self.path:
+            return f"Cannot fingerprint the object: it is {self.what}. {REMEDY}"
+        return f"Cannot fingerprint the {', in the '.join(self.path)}: it is {self.what}. {REMEDY}"
 
 
-Writer = Callable[["Walk", Any], None]
+Emitter = Callable[["Walk", Any], None]
+"""Adds the parts of an object to the hash of a walk."""
 
-plain: dict[type, Writer] = {}
-"""Writers of what cannot contain itself (a tuple can, but only by way of something that may)."""
+plain: dict[type, Emitter] = {}
+"""Emitters of types that cannot contain themselves, by exact type (a tuple can, but only through an
+object of another type)."""
 
-exact: dict[type, Writer] = {}
-"""Writers of other values, by their exact type."""
+exact: dict[type, Emitter] = {}
+"""Emitters of other types, by exact type."""
 
-choosers: list[Callable[[Any], Writer | None]] = []
-"""Asked in turn for the writer of anything else."""
+choosers: list[Callable[[Any], Emitter | None]] = []
+"""Functions that return the emitter of any other object, or ``None``; tried in order."""
 
-once: set[Writer] = set()
-"""Writers of what refers to others of its kind in dense cycles (code, instances): each object is
-written once and then referred to, for walking every way through would take exponential time."""
+once: set[Emitter] = set()
+"""Emitters of objects that refer to each other in dense cycles (code, instances). Each such object
+is hashed once and then referred to: following every path would take exponential time."""
 
 
 class Walk:
-    """``_open`` holds what the walk is inside of, so that a cycle ends; ``_seen`` what it wrote."""
+    """One walk. ``_open``: the objects that contain the current one, so that a cycle ends.
+
+    ``_seen``: the objects it has hashed.
+    """
 
     def __init__(self, opened: dict[int, int]) -> None:
         self._hash = hashlib.blake2b(b"penstock fingerprint 1", digest_size=16)
@@ -90,12 +97,14 @@ class Walk:
         return self._hash.digest()
 
     def apart(self, obj: object) -> bytes:
-        """The digest of one object whatever came before it: what sets and dicts are sorted by."""
+        """The digest of one object, independent of the objects before it. Sets and dicts are sorted
+        by it."""
         walk = Walk(self._open)
         walk.add(obj)
         return walk.digest()
 
     def emit(self, tag: str, *parts: bytes | str | int) -> None:
+        """Add a tag and parts to the hash, each with its length."""
         out = [tag.encode()]
         for part in parts:
             if isinstance(part, int):
@@ -106,29 +115,33 @@ class Walk:
             self._hash.update(data)
 
     def add(self, obj: Any) -> None:
-        write = plain.get(type(obj))
-        if write is not None:
-            write(self, obj)
+        """Add an object with all its parts."""
+        emitter = plain.get(type(obj))
+        if emitter is not None:
+            emitter(self, obj)
             return
         if id(obj) in self._open:
             self.emit("inside", self._open[id(obj)])
             return
-        write = exact.get(type(obj)) or next(w for w in (c(obj) for c in choosers) if w is not None)
-        if write in once:
+        emitter = exact.get(type(obj)) or next(
+            chosen for chosen in (choose(obj) for choose in choosers) if chosen is not None
+        )
+        if emitter in once:
             if id(obj) in self._seen:
                 self.emit("again", self._seen[id(obj)])
                 return
             self._seen[id(obj)] = len(self._seen)
-            # An id means something only as long as its object lives.
+            # An id is valid only as long as its object lives.
             self._kept.append(obj)
         self._open[id(obj)] = len(self._open)
         try:
-            write(self, obj)
+            emitter(self, obj)
         finally:
             del self._open[id(obj)]
 
     def add_named(self, place: str, values: Iterable[tuple[str, Any]]) -> None:
-        """Values with names; ``place`` says where they are, with ``{}`` for the name."""
+        """Add named values. ``place`` describes their location for errors, with ``{}`` for the
+        name."""
         for name, value in values:
             self.emit("name", name)
             try:

@@ -1,4 +1,4 @@
-"""Closing things when their owner is gone, however it went, and only in the process they are of."""
+"""Close on garbage collection or exit, in the creating process only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class Closes(Protocol):
 
 
 def close_at_exit(owner: object, *parts: Closes) -> Callable[[], object]:
-    """Close these, in turn, when their owner is collected or the program ends, and only once."""
+    """Close these, in order, when the owner is garbage collected or the program exits.
 
-    home = os.getpid()
+    The returned function closes them at once. They are closed only once.
+    """
+    creator = os.getpid()
 
     def close() -> None:
-        if os.getpid() == home:  # a fork has copies, and may go without touching the originals
+        if os.getpid() == creator:  # a forked child has copies, and must not close the originals
             for part in parts:
                 part.close()
 

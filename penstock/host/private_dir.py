@@ -13,25 +13,25 @@ _TRIES = 100
 
 
 def own_directory(path: Path) -> None:
-    """Make the directory where it is missing; refuse it where others could read or change it.
+    """Create the directory if it is missing; refuse it if other users can read or change it.
 
-    Stores on the memory file system lie in a place where anybody may create files: a directory
-    somebody else has put there first would let them feed data into a training run.
+    Every user may create files on the memory file system. A directory that another user has
+    created there first would let that user feed data into a training run.
     """
     try:
         for _ in range(_TRIES - 1):
-            # Another process that was the last to need it may remove it at any moment.
+            # The last process that used it may remove it at any moment.
             with suppress(FileNotFoundError, FileExistsError):
                 return _make(path)
         _make(path)
     except (FileNotFoundError, FileExistsError, NotADirectoryError):
         raise StoreError(
-            f"{path} cannot be a store: a file stands in its way. Remove it, or choose another "
+            f"{path} cannot be created: there is a file in its place. Remove it, or choose another "
             "place."
         ) from None
     except PermissionError as error:
         raise StoreError(
-            f"{path} cannot be created: {error}. Choose a place that you may write to."
+            f"{path} cannot be created: {error}. Choose a place where you have write permission."
         ) from None
 
 
@@ -41,20 +41,19 @@ def _make(path: Path) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a directory that is not this user's alone."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    """Raise StoreError if the directory belongs to, or is open to, other users."""
+    stats = path.lstat()
+    if not stat.S_ISDIR(stats.st_mode):
         raise StoreError(
-            f"{path} is a symbolic link, and a store does not follow one. Name the directory it "
-            "points to."
+            f"{path} is a symbolic link or a file, not a directory. Name the directory itself."
         )
-    if found.st_uid != os.getuid():
+    if stats.st_uid != os.getuid():
         raise StoreError(
-            f"{path} belongs to user {found.st_uid}, not to you (user {os.getuid()}): what lies "
-            "there cannot be trusted. Choose another place, or have it removed."
+            f"{path} belongs to user {stats.st_uid}, not to you (user {os.getuid()}): its content "
+            "cannot be trusted. Choose another place, or have it removed."
         )
-    if found.st_mode & 0o077:
+    if stats.st_mode & 0o077:
         raise StoreError(
-            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: other users can open it. Run "
+            f"{path} has mode {stat.S_IMODE(stats.st_mode):04o}: other users can open it. Run "
             f"chmod 700 {path}, or choose another place."
         )

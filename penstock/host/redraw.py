@@ -1,4 +1,4 @@
-"""What a command shows anew again and again."""
+"""Redraw the output of a command in the terminal at intervals."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 def redraw(look: Callable[[], str], every: float, *, in_place: bool = True) -> None:
-    """Show what ``look`` says, and again every so many seconds, until Ctrl-C.
+    """Show the text that ``look`` returns, every ``every`` seconds, until Ctrl-C.
 
-    In a terminal it is drawn where it was; what is saved or piped keeps every look, one below the
-    other, and so does everything without ``in_place``.
+    In a terminal the text replaces the one before. If the output is saved or piped, or
+    ``in_place`` is false, each text is printed below the one before.
     """
     from rich.console import Console
     from rich.live import Live
@@ -30,4 +30,4 @@ def redraw(look: Callable[[], str], every: float, *, in_place: bool = True) -> N
                     sys.stdout.flush()
                 time.sleep(every)
     except KeyboardInterrupt:
-        pass  # that is how it is meant to end
+        pass  # the normal way to end it

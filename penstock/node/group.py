@@ -36,7 +36,7 @@ from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import Meter
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 
 class Peer:
@@ -100,7 +100,7 @@ class Group:
         unit: int,
         budget: int,
         crew: Crew,
-        commons: Commons,
+        commons: SharedStores,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name

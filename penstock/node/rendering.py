@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config import show_size
-from penstock.store.listing import aligned, many, span
+from penstock.host.text import aligned, many, span
 
 NodeStatus = Mapping[str, Any]
 """What ``status_of`` has to say."""

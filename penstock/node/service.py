@@ -37,7 +37,7 @@ from penstock.node.protocol import (
 )
 from penstock.node.staging import Crew
 from penstock.node.status import status_of
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,7 @@ class Service:
         self.groups: dict[str, Group] = {}
         self.peers: dict[int, Peer] = {}
         self.crew = Crew(workers)
-        self.commons = Commons()
+        self.commons = SharedStores()
         self._idle = idle
         self._say = say
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Where samples come from: folders, lists of files, Parquet, datasets and streams."""
+"""Sources of samples: folders, lists of files, Parquet, datasets and streams."""
 
 from penstock.source.dataset import DatasetSource
 from penstock.source.files import FilesSource

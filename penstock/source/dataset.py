@@ -1,4 +1,4 @@
-"""Samples from a dataset the user has: torch's, Hugging Face's, a list, an array."""
+"""A source that reads a dataset of the user: torch, Hugging Face, a list, an array."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.source.source import Source
 
 
 class DatasetSource(Source):
-    """Any object with ``__len__`` and ``__getitem__``; a sample is what it returns.
+    """Any object with ``__len__`` and ``__getitem__``, which returns the samples.
 
-    Where it has ``__getitems__``, as torch has it (a list of indices in, a list of samples out),
-    that is called instead. ``threadsafe`` says that several threads may read it at once; it is
-    assumed of lists, tuples and arrays only. ``random`` says that it may draw from the global
-    generators; unless told it is assumed of all but those, and the datasets of torch and Hugging
+    If it has ``__getitems__``, as torch defines it (a list of indices in, a list of samples out),
+    that is called instead. ``threadsafe``: several threads may read it at once; by default true
+    for lists, tuples and arrays only. ``random``: it may draw from the global random generators;
+    by default true, except for lists, tuples, ranges, arrays, and datasets of torch and Hugging
     Face that only hold data.
 
     >>> DatasetSource(["a", "b", "c"]).read([2, 0])
@@ -42,24 +42,24 @@ class DatasetSource(Source):
         if threadsafe is None:
             threadsafe = isinstance(dataset, np.ndarray) or type(dataset) in (list, tuple)
         self.random = not _holds_data(dataset) if random is None else random
-        # A class variable in the contract; here it depends on the dataset.
+        # A class variable in Source; here it depends on the dataset.
         self.__dict__["threadsafe"] = threadsafe
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        many = getattr(self.dataset, "__getitems__", None)
-        if many is None:
+        getitems = getattr(self.dataset, "__getitems__", None)
+        if getitems is None:
             dataset = self.dataset
             return [dataset[int(index)] for index in indices]
-        found = list(many([int(index) for index in indices]))
-        if len(found) != len(indices):
+        samples = list(getitems([int(index) for index in indices]))
+        if len(samples) != len(indices):
             raise SourceError(
-                f"{_kind(self.dataset)}.__getitems__ returned {len(found)} samples for "
+                f"{_kind(self.dataset)}.__getitems__ returned {len(samples)} samples for "
                 f"{len(indices)} indices; it must return one for each, in the same order."
             )
-        return found
+        return samples
 
     def name(self, index: int) -> str:
         for attribute in ("samples", "imgs"):
@@ -76,10 +76,11 @@ class DatasetSource(Source):
 
 
 def identity_of(dataset: Any, version: str | None) -> str:
-    """A dataset's identity: what the user says it is, what it says itself, or all of it."""
+    """The identity of a dataset: the user's version of it, its own fingerprint, or that of its
+    whole state."""
     if version is not None:
         return fingerprint(("dataset", "version", version))
-    # Hugging Face datasets carry a fingerprint of their data and all that was done to it.
+    # Hugging Face datasets have a fingerprint of their data and of all operations on it.
     own = getattr(dataset, "_fingerprint", None)
     if isinstance(own, str) and own and type(dataset).__module__.partition(".")[0] == "datasets":
         return fingerprint(("dataset", "datasets", own))
@@ -87,19 +88,19 @@ def identity_of(dataset: Any, version: str | None) -> str:
 
 
 def is_iterable_dataset(dataset: object) -> bool:
-    """Whether it is a torch IterableDataset, which has ``__getitem__`` only in name."""
+    """Whether it is a torch IterableDataset, whose ``__getitem__`` only raises an error."""
     kind = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
     return kind is not None and isinstance(dataset, kind)
 
 
 def _holds_data(dataset: Any) -> bool:
-    """Whether it is known to only hold data, with no code of the user's in the way."""
+    """Whether it is known to only hold data: reading it runs no code of the user."""
     kind = type(dataset)
     if isinstance(dataset, np.ndarray) or kind in (list, tuple, range):
         return True
     where = f"{kind.__module__}.{kind.__qualname__}"
     if where == "datasets.arrow_dataset.Dataset":
-        # A format or transform of the user's runs when a sample is read.
+        # With a custom format, code of the user runs when a sample is read.
         return getattr(dataset, "_format_type", None) != "custom"
     return where in ("torch.utils.data.dataset.TensorDataset", "torch.Tensor")
 
@@ -136,6 +137,6 @@ def _check(dataset: Any) -> None:
         len(dataset)
     except TypeError as error:
         raise PipelineError(
-            f"The length of the dataset, a {kind}, cannot be had: {error}. Samples are read by "
-            "index: it needs __len__() and __getitem__(index)."
+            f"len() of the dataset, a {kind}, fails: {error}. Samples are read by index: it needs "
+            "__len__() and __getitem__(index)."
         ) from error

@@ -1,4 +1,4 @@
-"""Samples that are files, given one by one; and how a file is read."""
+"""A source whose samples are a list of files, and the reading of files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.source.names import Names
 from penstock.source.source import Source
 
 _STAT_THREADS = 16
-"""Asking for a file's size waits on the network where the files are remote, and on nothing else."""
+"""Threads that ask for the sizes of files: on a network file system each request only waits."""
 
 
 class FilesSource(Source):
@@ -52,10 +52,10 @@ class FilesSource(Source):
         return len(self._paths)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        found = read_files([self._paths[index] for index in indices])
+        contents = read_files([self._paths[index] for index in indices])
         if self._labels is None:
-            return found
-        return [(data, self._label(index)) for data, index in zip(found, indices, strict=True)]
+            return contents
+        return [(data, self._label(index)) for data, index in zip(contents, indices, strict=True)]
 
     def _label(self, index: int) -> Any:
         labels = self._labels
@@ -76,7 +76,7 @@ class FilesSource(Source):
 
 
 def _compact(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:
-    """Labels as an array where they are plain numbers, which they nearly always are."""
+    """Labels as an array if they are plain numbers, which they nearly always are."""
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iuf":
         return labels.astype(np.float64 if labels.dtype.kind == "f" else np.int64)
     kinds = set(map(type, labels))
@@ -90,43 +90,43 @@ def _compact(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:
 
 @lru_cache(maxsize=1)
 def _reader() -> Callable[[tuple[str, ...]], list[Any]]:
-    """The kernel's way of reading files, where there is a kernel.
+    """The function that reads files: the compiled kernel's, or the one in Python.
 
-    It gives up the GIL once and not for every system call: with two threads a file of 110 KB takes
-    0.06 ms instead of 0.13, most of which is waiting to have the GIL back.
+    The kernel releases the GIL once, not for every system call: with two threads a file of 110 KB
+    takes 0.06 ms instead of 0.13, most of which is waiting for the GIL.
     """
     compiled = native.kernel()
     return _read_each if compiled is None else getattr(compiled, "read_files", _read_each)
 
 
 def read_files(paths: Sequence[str]) -> list[bytes]:
-    """All of some files."""
-    found = _reader()(tuple(paths))
-    for path, content in zip(paths, found, strict=True):
+    """The contents of files, in order."""
+    contents = _reader()(tuple(paths))
+    for path, content in zip(paths, contents, strict=True):
         if isinstance(content, OSError):
             raise unreadable(path, content) from content
-    return found
+    return contents
 
 
 def _read_each(paths: tuple[str, ...]) -> list[Any]:
-    found: list[Any] = []
+    contents: list[Any] = []
     for path in paths:
         try:
-            found.append(_read(path))
+            contents.append(_read(path))
         except OSError as error:
-            found.append(error)
-    return found
+            contents.append(error)
+    return contents
 
 
 def _read(path: str) -> bytes:
-    """Without the layers of ``open``, which cost as much as reading a small file."""
+    """The content of a file, without ``open``, whose layers cost as much as a small file."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
         data = os.read(file, size + 1)
         if len(data) == size:
             return data
-        # More than one read takes, a file that grows, or one that does not know its size.
+        # A file too large for one read, one that grows, or one that does not know its size.
         parts = [data]
         while parts[-1]:
             parts.append(os.read(file, 1 << 24))
@@ -136,8 +136,8 @@ def _read(path: str) -> bytes:
 
 
 def stat_files(count: int, path: Callable[[int], str]) -> NDArray[np.int64]:
-    """Size and time of change of each file, as an array of two columns."""
-    found = np.empty((count, 2), dtype=np.int64)
+    """Size and modification time of each file, as an array of two columns."""
+    stats = np.empty((count, 2), dtype=np.int64)
 
     def look(start: int) -> None:
         for index in range(start, min(start + 1024, count)):
@@ -145,21 +145,22 @@ def stat_files(count: int, path: Callable[[int], str]) -> NDArray[np.int64]:
                 stat = os.stat(path(index))
             except OSError as error:
                 raise unreadable(path(index), error) from error
-            found[index] = stat.st_size, stat.st_mtime_ns
+            stats[index] = stat.st_size, stat.st_mtime_ns
 
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         for _ in pool.map(look, range(0, count, 1024)):
             pass
-    return found
+    return stats
 
 
 def unreadable(path: str, error: OSError) -> SourceError:
+    """The error to raise for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return SourceError(
-            f"{path} is not there. If it was removed after the source was made, put it back or "
+            f"{path} does not exist. If it was removed after the source was made, put it back or "
             "make the source again."
         )
     remedy = ""
     if isinstance(error, PermissionError):
-        remedy = " Give this user the right to read it, or leave it out."
+        remedy = " Give this user permission to read it, or leave it out."
     return SourceError(f"{path} cannot be read: {error.strerror or error}.{remedy}")

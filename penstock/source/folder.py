@@ -1,4 +1,4 @@
-"""Samples that are files in a folder, with sub-folders as classes."""
+"""A source whose samples are the files of a folder, with sub-folders as classes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class FolderSource(Source):
     """The files of a folder.
 
     With class folders a sample is ``(bytes, label)``; classes, labels and the order of the files
-    are those of torchvision's ImageFolder. Without them it is the file's ``bytes``, and the files
-    are those of the whole tree. ``classes="auto"`` takes sub-folders as classes if no file that
-    counts lies beside them. ``extensions=None`` takes every file that is not hidden.
+    are those of torchvision's ImageFolder. Without them a sample is the file's ``bytes``, and all
+    files of the tree are used. ``classes="auto"`` takes sub-folders as classes if the folder itself
+    holds no file with one of the extensions. ``extensions=None`` uses every file that is not
+    hidden.
     """
 
     threadsafe: ClassVar[bool] = True
@@ -51,14 +52,14 @@ class FolderSource(Source):
         self.root = os.path.abspath(os.path.expanduser(root))
         self._extensions = _extensions(extensions)
         if not os.path.isdir(self.root):
-            what = "is a file, not a folder" if os.path.exists(self.root) else "is not there"
+            what = "is a file, not a folder" if os.path.exists(self.root) else "does not exist"
             raise SourceError(f"The folder {self.root} {what}. Check the path.")
         names, folders = self._list(self.root)
         if classes == "auto":
             classes = bool(folders) and not names
         if classes and not folders:
             raise SourceError(
-                f"{self.root} has no sub-folders to be classes. Give the folder that holds one "
+                f"{self.root} has no sub-folders to use as classes. Give the folder that holds one "
                 "folder for each class, or classes=False."
             )
         self.classes: list[str] | None = sorted(folders) if classes else None
@@ -79,11 +80,11 @@ class FolderSource(Source):
         def names() -> Iterator[str]:
             for label, top in enumerate([""] if self.classes is None else self.classes):
                 before = len(counts)
-                for folder, found in sorted(self._walk(top)):
+                for folder, files in sorted(self._walk(top)):
                     folders.append(folder)
                     labels.append(label)
-                    counts.append(len(found))
-                    yield from found
+                    counts.append(len(files))
+                    yield from files
                 if len(counts) == before:
                     empty.append(top)
 
@@ -92,17 +93,17 @@ class FolderSource(Source):
         self._labels = np.array(labels, dtype=np.int64)
         self._ends = np.cumsum(counts, dtype=np.int64)
         if empty:
-            self._complain(empty)
+            self._refuse_empty(empty)
 
-    def _complain(self, empty: list[str]) -> None:
+    def _refuse_empty(self, empty: list[str]) -> None:
         wanted = "files" if self._extensions is None else f"{', '.join(self._extensions)} files"
-        remedy = 'name other file types with extensions=(".xyz", ...), or take all with None'
+        remedy = 'name other file types with extensions=(".xyz", ...), or use all with None'
         if self.classes is None or len(empty) == len(self.classes):
             raise SourceError(f"{self.root} holds no {wanted}. Check the path, or {remedy}.")
         shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise SourceError(
-            f"In {self.root}, class {shown} holds no {wanted}. Remove what is not a class "
-            f"(its label would shift all others), or {remedy}."
+            f"In {self.root}, class {shown} holds no {wanted}. Remove folders that are not classes "
+            f"(their labels would shift all others), or {remedy}."
         )
 
     def _wanted(self, name: str) -> bool:
@@ -111,14 +112,14 @@ class FolderSource(Source):
         return name.lower().endswith(self._extensions)
 
     def _list(self, folder: str) -> tuple[list[str], list[str]]:
-        """The files that count and the sub-folders, by name."""
+        """The names of the files with one of the extensions, and of the sub-folders."""
         names: list[str] = []
         folders: list[str] = []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_dir():
-                        if not (entry.is_symlink() and _leads_up(entry.path)):
+                        if not (entry.is_symlink() and _points_upwards(entry.path)):
                             folders.append(entry.name)
                     elif self._wanted(entry.name):
                         names.append(entry.name)
@@ -127,7 +128,7 @@ class FolderSource(Source):
         return names, folders
 
     def _walk(self, top: str) -> Iterator[tuple[str, list[str]]]:
-        """Each folder that holds files, relative to the root, with its files in order."""
+        """Each folder that holds files, relative to the root, with its sorted file names."""
         waiting = [top]
         while waiting:
             folder = waiting.pop()
@@ -140,17 +141,17 @@ class FolderSource(Source):
         return len(self._names)
 
     def _path(self, index: int) -> tuple[str, int]:
-        """Where a sample is, and which class it is of."""
+        """The path of a sample, and the number of its class."""
         name = self._names[index]
         place = int(self._ends.searchsorted(index, side="right"))
         return os.path.join(self.root, self._folders[place], name), self._labels.item(place)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         places = [self._path(index) for index in indices]
-        found = read_files([path for path, _ in places])
+        contents = read_files([path for path, _ in places])
         if self.classes is None:
-            return found
-        return [(data, label) for data, (_, label) in zip(found, places, strict=True)]
+            return contents
+        return [(data, label) for data, (_, label) in zip(contents, places, strict=True)]
 
     def name(self, index: int) -> str:
         return self._path(index)[0]
@@ -172,12 +173,12 @@ def _extensions(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     found = tuple(text.lower() for text in ([given] if isinstance(given, str) else given))
     if not found:
-        raise PipelineError("extensions is empty; name some, or give None to take every file.")
+        raise PipelineError("extensions is empty; name some, or give None to use every file.")
     return found
 
 
-def _leads_up(link: str) -> bool:
-    """Whether a link leads to a folder it lies in, which would make the walk endless."""
-    here = os.path.realpath(os.path.dirname(link))
-    there = os.path.realpath(link)
-    return os.path.commonpath([here, there]) == there
+def _points_upwards(link: str) -> bool:
+    """Whether a link points to a folder that contains it, which would make the walk endless."""
+    folder = os.path.realpath(os.path.dirname(link))
+    target = os.path.realpath(link)
+    return os.path.commonpath([folder, target]) == target

@@ -1,4 +1,4 @@
-"""Many file names in little memory."""
+"""A compact list of file names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 class Names:
     """A list of file names held as one array of bytes.
 
-    A million paths take some tens of megabytes where as many strings take hundreds, and they travel
-    to workers as two arrays, which can be shared.
+    A million paths take tens of megabytes; as strings they would take hundreds. They are sent to
+    workers as two arrays, which can be shared. The module and name of this class are part of the
+    fingerprints of sources.
 
     >>> names = Names(["cat.jpg", "dog.jpg"])
     >>> len(names), names[1]
@@ -37,6 +38,6 @@ class Names:
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self._ends):
-            raise IndexError(f"there is no name {index}: there are {len(self._ends)}")
+            raise IndexError(f"name {index} is out of range: there are {len(self._ends)} names")
         start = self._ends.item(index - 1) if index else 0
         return os.fsdecode(self._text[start : self._ends.item(index)].tobytes())

@@ -1,4 +1,4 @@
-"""Samples that are rows of Parquet files."""
+"""A source whose samples are the rows of Parquet files."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config import size
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.fingerprint import fingerprint
-from penstock.operation import Spec
-from penstock.source import columns as arrow
+from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.files import stat_files
 from penstock.source.source import Source
 
-_Decode = Callable[[int], tuple[dict[str, arrow.Column], int]]
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ParquetSource(Source):
-    """Rows of Parquet files: a sample is a dict of the columns' values.
+    """Rows of Parquet files. A sample is a dict of the values of its columns.
 
-    ``paths`` is a file, a folder, a pattern, or a list of these. Bytes, text and numbers come as
-    Python's own, lists of numbers as arrays, and structs of ``bytes`` and ``path`` (images and
-    audio as Hugging Face stores them) as their bytes.
+    ``paths`` is a file, a folder, a pattern, or a list of these. Bytes, text and numbers become
+    Python objects, lists of numbers become arrays, and structs of ``bytes`` and ``path`` (images
+    and audio as Hugging Face stores them) become their bytes.
 
-    A row can be had only with its whole row group. Each process therefore keeps the row groups it
-    used last, up to ``keep`` bytes: shuffled reading is quick as long as the data fits, and
-    decodes whole groups for single rows where it does not.
+    A row can be read only together with its whole row group. Each process therefore keeps the row
+    groups it used last, up to ``keep`` bytes. Random access is fast as long as the data fits;
+    beyond that, whole row groups are decoded for single rows.
     """
 
     threadsafe: ClassVar[bool] = True
@@ -46,6 +47,7 @@ class ParquetSource(Source):
             columns = [columns]
         self._paths = _resolve(paths)
         self._keep = size(keep, "keep")
+        # For each row group its file and its number there, and the index after its last row.
         self._place: list[tuple[int, int]] = []
         self._ends: list[int] = []
         nulls: set[str] = set()
@@ -65,7 +67,8 @@ class ParquetSource(Source):
         if not end:
             raise SourceError(f"{self._shown()} has no rows.")
         self._fields: dict[str | int, Spec] = {
-            name: None if name in nulls else arrow.spec(kind) for name, kind in self._types.items()
+            name: None if name in nulls else _column_spec(kind)
+            for name, kind in self._types.items()
         }
         self._start()
 
@@ -89,7 +92,7 @@ class ParquetSource(Source):
     def _check(self, path: str, schema: Any) -> None:
         for name, kind in self._types.items():
             place = schema.get_field_index(name)
-            found = schema.field(place).type if place >= 0 else "not there"
+            found = schema.field(place).type if place >= 0 else "missing"
             if found != kind:
                 raise SourceError(
                     f"Column {name!r} is {found} in {path} and {kind} in {self._paths[0]}. Give "
@@ -100,9 +103,9 @@ class ParquetSource(Source):
         return self._ends[-1]
 
     def _find(self, index: int) -> tuple[int, int]:
-        """The row group of a sample, and its row there."""
+        """The row group of a sample, and its row in that group."""
         if not 0 <= index < self._ends[-1]:
-            raise IndexError(f"there is no row {index}: there are {self._ends[-1]}")
+            raise IndexError(f"row {index} is out of range: there are {self._ends[-1]} rows")
         group = bisect_right(self._ends, index)
         return group, index - (self._ends[group - 1] if group else 0)
 
@@ -112,7 +115,7 @@ class ParquetSource(Source):
             group, row = self._find(index)
             wanted.setdefault(group, []).append((place, row))
         out: list[Any] = [None] * len(indices)
-        # What is held already comes first, before new groups push it out.
+        # Groups that are held come first, before new groups push them out.
         for group in sorted(wanted, key=lambda group: group not in self._groups):
             columns = self._groups.get(group, self._decode)
             for place, row in wanted[group]:
@@ -122,7 +125,7 @@ class ParquetSource(Source):
                     raise SourceError(f"{self.name(indices[place])} {error}") from None
         return out
 
-    def _decode(self, group: int) -> tuple[dict[str, arrow.Column], int]:
+    def _decode(self, group: int) -> tuple[dict[str, Column], int]:
         pq = _parquet()
         number, place = self._place[group]
         path = self._paths[number]
@@ -130,17 +133,17 @@ class ParquetSource(Source):
         if footer is None:
             footer = self._footers[number] = _footer(pq, path)
         try:
-            # A file object serves one thread at a time; opening one anew costs little next to
-            # decoding, and the workers are threads enough.
+            # A file object serves one thread at a time. Opening one costs little compared with
+            # decoding, and the workers already use all cores.
             with pq.ParquetFile(path, metadata=footer) as file:
                 table = file.read_row_group(place, columns=self._columns, use_threads=False)
-            found = {name: arrow.column(table.column(name)) for name in self._columns}
+            columns = {name: make_column(table.column(name)) for name in self._columns}
         except (OSError, ValueError) as error:
             raise SourceError(
                 f"Row group {place} of {path} cannot be read: {error}. If the file was replaced "
                 "after the source was made, make the source again."
             ) from error
-        return found, table.get_total_buffer_size()
+        return columns, table.get_total_buffer_size()
 
     def name(self, index: int) -> str:
         group, row = self._find(index)
@@ -161,37 +164,48 @@ class ParquetSource(Source):
         return dict(self._fields)
 
 
+class Column(Protocol):
+    """The values of a column by row. A returned value belongs to the caller, who may change it."""
+
+    def __getitem__(self, row: int) -> Any: ...
+
+
+DecodeGroup = Callable[[int], tuple[dict[str, Column], int]]
+"""Decodes a row group: its columns by name, and the bytes they occupy."""
+
+
 class RecentGroups:
-    """The row groups used last, up to a number of bytes; each is decoded by one thread only."""
+    """The row groups used last, up to a number of bytes. Each is decoded by one thread only."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._held: OrderedDict[int, Future[dict[str, arrow.Column]]] = OrderedDict()
+        self._held: OrderedDict[int, Future[dict[str, Column]]] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._total = 0
 
     def __contains__(self, group: int) -> bool:
         return group in self._held
 
-    def get(self, group: int, decode: _Decode) -> dict[str, arrow.Column]:
+    def get(self, group: int, decode: DecodeGroup) -> dict[str, Column]:
+        """The columns of a row group; decoded by this thread, unless another one did or does."""
         with self._lock:
-            found = self._held.get(group)
-            if found is not None:
+            held = self._held.get(group)
+            if held is not None:
                 self._held.move_to_end(group)
             else:
-                mine: Future[dict[str, arrow.Column]] = Future()
-                self._held[group] = mine
-        if found is not None:
-            return found.result()
+                own: Future[dict[str, Column]] = Future()
+                self._held[group] = own
+        if held is not None:
+            return held.result()
         try:
             columns, nbytes = decode(group)
         except BaseException as error:
             with self._lock:
                 del self._held[group]
-            mine.set_exception(error)
+            own.set_exception(error)
             raise
-        mine.set_result(columns)
+        own.set_result(columns)
         with self._lock:
             self._sizes[group] = nbytes
             self._total += nbytes
@@ -221,7 +235,7 @@ def _resolve(paths: _Paths) -> list[str]:
         text = os.path.abspath(os.path.expanduser(os.fspath(given)))
         if os.path.isdir(text):
             pattern = os.path.join(glob.escape(text), "**", "*.parquet")
-            # Engines leave half-written and bookkeeping files under names with these marks.
+            # Names with these prefixes are temporary and bookkeeping files of query engines.
             names = [n for n in glob.glob(pattern, recursive=True) if _visible(n, text)]
         elif os.path.exists(text):
             names = [text]
@@ -229,8 +243,8 @@ def _resolve(paths: _Paths) -> list[str]:
             names = [name for name in glob.glob(text, recursive=True) if os.path.isfile(name)]
         if not names:
             raise SourceError(
-                f"{text} is no Parquet file, no folder that holds any, and no pattern that matches "
-                "any. Check the path."
+                f"{text} is not a Parquet file, not a folder that holds one, and not a pattern "
+                "that matches one. Check the path."
             )
         found.extend(sorted(names))
     if not found:
@@ -252,29 +266,205 @@ def _footer(pq: Any, path: str) -> Any:
 def _choose(schema: Any, columns: Sequence[str] | None, path: str) -> list[str]:
     if columns is None:
         return list(schema.names)
+    known = f"The columns of {path} are: {', '.join(schema.names)}."
+    if not columns:
+        raise PipelineError(f"columns is empty; name at least one column. {known}")
     unknown = [name for name in columns if name not in schema.names]
-    if unknown or not columns:
-        what = (
-            f"no column {', '.join(map(repr, unknown))}" if unknown else "columns, and none named"
-        )
-        raise PipelineError(f"{path} has {what}. Its columns are: {', '.join(schema.names)}.")
+    if unknown:
+        raise PipelineError(f"{path} has no column {', '.join(map(repr, unknown))}. {known}")
     return list(columns)
 
 
 def _with_nulls(metadata: Any, types: dict[str, Any]) -> set[str]:
-    """The columns that have nulls, or of which nobody counted them."""
-    found: set[str] = set()
+    """The columns that contain nulls, or whose statistics do not say whether they do."""
+    columns: set[str] = set()
     for place in range(metadata.num_columns):
         leaf = metadata.schema.column(place)
-        # Column names may hold dots, so that a leaf's path alone does not tell its column.
+        # Column names may contain dots, so the path of a leaf alone does not name its column.
         name = next((n for n in types if leaf.path == n or leaf.path.startswith(f"{n}.")), None)
-        if name is None or name in found or leaf.max_definition_level == 0:
+        if name is None or name in columns or leaf.max_definition_level == 0:
             continue
-        if arrow.is_file(types[name]) and leaf.name != "bytes":
+        if _is_file(types[name]) and leaf.name != "bytes":
             continue
         for group in range(metadata.num_row_groups):
             counts = metadata.row_group(group).column(place).statistics
             if counts is None or not counts.has_null_count or counts.null_count:
-                found.add(name)
+                columns.add(name)
                 break
-    return found
+    return columns
+
+
+class BlobColumn:
+    """Bytes or text, as slices of one buffer. No objects are made before a row is read."""
+
+    def __init__(self, values: Any, *, text: bool = False) -> None:
+        _, offsets, data = values.buffers()
+        count = len(values) + 1
+        self._ends = np.frombuffer(offsets, dtype=np.int64, count=count, offset=8 * values.offset)
+        self._data = memoryview(data if data is not None else b"")
+        self._valid = _valid(values)
+        self._text = text
+
+    def __getitem__(self, row: int) -> bytes | str | None:
+        if self._valid is not None and not self._valid[row]:
+            return None
+        data = self._data[self._ends.item(row) : self._ends.item(row + 1)]
+        return str(data, "utf-8") if self._text else data.tobytes()
+
+
+class NumberColumn:
+    """Integers, floats or booleans, as Python objects."""
+
+    def __init__(self, values: Any) -> None:
+        self._valid = _valid(values)
+        if self._valid is not None:
+            # Arrow would convert a column with nulls to floats, and lose digits of an int64.
+            values = values.fill_null(False if values.type.bit_width == 1 else 0)
+        self._values: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+
+    def __getitem__(self, row: int) -> int | float | bool | None:
+        if self._valid is not None and not self._valid[row]:
+            return None
+        value: int | float | bool = self._values.item(row)
+        return value
+
+
+class ListColumn:
+    """Lists of numbers, each as a NumPy array."""
+
+    def __init__(self, values: Any, width: int | None) -> None:
+        self._valid = _valid(values)
+        self._values: NDArray[Any] = values.values.to_numpy(zero_copy_only=False)
+        if width is None:
+            self._ends: NDArray[np.int64] = values.offsets.to_numpy().astype(np.int64)
+        else:
+            self._ends = width * np.arange(values.offset, values.offset + len(values) + 1)
+
+    def __getitem__(self, row: int) -> NDArray[Any] | None:
+        if self._valid is not None and not self._valid[row]:
+            return None
+        return np.array(self._values[self._ends.item(row) : self._ends.item(row + 1)])
+
+
+class FileColumn:
+    """Structs of bytes and path, as Hugging Face stores images and audio. A value is the bytes."""
+
+    def __init__(self, values: Any) -> None:
+        # flatten, unlike field, takes the nulls of the struct into account.
+        parts = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+        self._bytes = make_column(parts["bytes"])
+        self._paths = make_column(parts["path"]) if "path" in parts else None
+
+    def __getitem__(self, row: int) -> Any:
+        value = self._bytes[row]
+        path = self._paths[row] if value is None and self._paths is not None else None
+        if path is not None:
+            raise SourceError(
+                f"has the path {path!r} and no bytes. Store the bytes in the Parquet file, or "
+                "read the files themselves with from_files."
+            )
+        return value
+
+
+class ObjectColumn:
+    """Values of any other type, as Arrow converts them to Python."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __getitem__(self, row: int) -> Any:
+        return self._values[row].as_py()
+
+
+def make_column(values: Any) -> Column:
+    """The column for an Arrow array or chunked array, chosen by its type."""
+    import pyarrow as pa
+    import pyarrow.types as of
+
+    kind = values.type
+    if of.is_dictionary(kind):
+        kind = kind.value_type
+        values = values.cast(kind)
+    text = of.is_string(kind) or of.is_large_string(kind)
+    if text or _is_bytes(kind):
+        # Large types have 64-bit offsets: the chunks of a big row group fit into one array.
+        values = values.cast(pa.large_string() if text else pa.large_binary())
+    values = _one_array(values)
+    if text or _is_bytes(kind):
+        return BlobColumn(values, text=text)
+    if _is_number(kind):
+        return NumberColumn(values)
+    if _is_list(kind) and _is_number(kind.value_type) and not values.values.null_count:
+        return ListColumn(values, kind.list_size if of.is_fixed_size_list(kind) else None)
+    if _is_file(kind):
+        return FileColumn(values)
+    return ObjectColumn(values)
+
+
+def _column_spec(kind: Any) -> Spec:
+    """The spec of a column without nulls, as far as its type tells; ``None`` if it does not."""
+    import pyarrow as pa
+    import pyarrow.types as of
+
+    if of.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_bytes(kind) or _is_file(kind):
+        return BytesSpec()
+    # A Python number becomes the widest NumPy type of its kind. A uint64 may not fit into int64.
+    if of.is_integer(kind) and not of.is_uint64(kind):
+        return ArraySpec.of((), np.int64)
+    if of.is_floating(kind):
+        return ArraySpec.of((), np.float64)
+    if of.is_boolean(kind):
+        return ArraySpec.of((), np.bool_)
+    if _is_list(kind) and _is_number(kind.value_type):
+        width = kind.list_size if of.is_fixed_size_list(kind) else None
+        # Some versions of Arrow import pandas to name a dtype; an empty array has it at no cost.
+        empty = pa.array([], kind.value_type).to_numpy(zero_copy_only=False)
+        return ArraySpec.of((width,), empty.dtype)
+    return None
+
+
+def _is_file(kind: Any) -> bool:
+    import pyarrow.types as of
+
+    if not of.is_struct(kind):
+        return False
+    parts = {field.name: field.type for field in kind}
+    return "bytes" in parts and parts.keys() <= {"bytes", "path"} and _is_bytes(parts["bytes"])
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow.types as of
+
+    return bool(
+        of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind)
+    ) and not of.is_decimal(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow.types as of
+
+    return bool(of.is_integer(kind) or of.is_floating(kind) or of.is_boolean(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as of
+
+    return bool(of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind))
+
+
+def _one_array(values: Any) -> Any:
+    """An Arrow array of the values. Arrow returns a chunked array if they do not fit into one."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        return values.chunk(0) if values.num_chunks == 1 else pa.concat_arrays(values.chunks)
+    return values
+
+
+def _valid(values: Any) -> NDArray[np.bool_] | None:
+    if not values.null_count:
+        return None
+    valid: NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid

@@ -1,4 +1,4 @@
-"""What a source is: samples by index, each with a name, all with one identity."""
+"""The contract of a source: samples by index, a name for each, and an identity of the data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.operation import Spec
 class Source:
     """Samples by index.
 
-    A source travels to worker processes by pickle: what cannot travel (open files) is dropped in
-    ``__getstate__`` and opened again when first needed. ``read`` is called from several threads
-    at once where ``threadsafe`` is true, and then spends its time outside the GIL.
+    A source is sent to worker processes by pickle. What cannot be pickled (open files) is dropped
+    in ``__getstate__`` and opened again when it is first needed. ``threadsafe``: several threads
+    may call ``read`` at once, and it spends its time without the GIL.
     """
 
     threadsafe: ClassVar[bool] = False
@@ -30,13 +30,13 @@ class Source:
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """What a person would call this sample: a path, a row of a file."""
+        """A name for the sample that users recognise: a path, or a row of a file."""
         return f"sample {index}"
 
     def identity(self) -> str:
-        """A fingerprint of the data: it changes when the data does, and at no other time."""
+        """A fingerprint of the data. It changes if and only if the data changes."""
         raise NotImplementedError
 
     def fields(self) -> dict[str | int, Spec] | Spec:
-        """What is known of a sample before it is read, by field; ``None`` is nothing."""
+        """What is known of a sample before it is read, by field; ``None`` if nothing is known."""
         return None

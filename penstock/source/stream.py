@@ -1,4 +1,4 @@
-"""Samples that come one after the other, with no way to ask for one of them."""
+"""A source of samples that can only be read one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class StreamSource(Source):
         if isinstance(dataset, Iterator):
             raise PipelineError(
                 f"The stream is {dataset!r}, an iterator that can be read only once. Give a "
-                "function that makes it (lambda: ...), so that each epoch can start anew."
+                "function that returns a new one (lambda: ...), so that each epoch can start from "
+                "the first sample."
             )
         if isinstance(dataset, type) or not (hasattr(dataset, "__iter__") or callable(dataset)):
             raise PipelineError(
@@ -41,7 +42,7 @@ class StreamSource(Source):
         self._version = version
 
     def open(self, skip: int = 0) -> Iterator[Any]:
-        """A new pass over the samples, without the first ``skip``."""
+        """A new iterator over the samples, without the first ``skip``."""
         if hasattr(self.dataset, "__iter__"):
             samples = iter(self.dataset)
         else:
@@ -61,7 +62,7 @@ class StreamSource(Source):
         raise TypeError("a stream has no length that could be relied on; see length()")
 
     def length(self) -> int | None:
-        """The number of samples, where the dataset knows it."""
+        """The number of samples; ``None`` if the dataset does not know it."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError):

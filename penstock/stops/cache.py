@@ -20,9 +20,9 @@ from penstock.stats import CacheStats, Held
 from penstock.stops.hold import Hold, Keeper, Opening, lent, taken
 from penstock.stops.placement import first_random
 from penstock.stops.stop import Site, Step, Stop, Upstream
-from penstock.store import AnyStore, memory_store
+from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
-from penstock.store.shared import Commons
+from penstock.store.shared import SharedStores
 
 SMALLEST = 1024
 """The smallest budget in bytes that is not taken for a mistake: ``cache(8)`` means 8 bytes."""
@@ -39,7 +39,7 @@ class Cache(Hold):
     where: str = "memory"
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
+    store: SampleStore | None = None
 
     @property
     def name(self) -> str:
@@ -83,12 +83,12 @@ class Cache(Hold):
         store = stop._open_store(opening)
         return CacheKeeper(replace(stop, store=store), store, opening)
 
-    def _open_store(self, opening: Opening) -> AnyStore:
+    def _open_store(self, opening: Opening) -> SampleStore:
         overshoot = (1 << 30) + self.budget // 8  # what workers put in before it is decided on
         if not self.in_memory:
             return opening.disk_store(self.name, self.where, self.budget, overshoot=overshoot)
 
-        def make() -> AnyStore:
+        def make() -> SampleStore:
             return memory_store(self.budget, overshoot, shared=opening.shared)
 
         if opening.shared_stores is None:
@@ -96,7 +96,7 @@ class Cache(Hold):
         same = fingerprint(opening.made_of())
         return opening.shared_stores.store(f"{same} {opening.shared} {self.lends}", make)
 
-    def tried(self, store: AnyStore, number: int, samples: int, seed: int) -> Cache:
+    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Cache:
         return replace(self, number=number, store=store)
 
     def hit_share(self, room: float) -> float | None:
@@ -136,10 +136,10 @@ class CacheKeeper(Keeper):
     """Workers put what they miss into the store at once. Which of it stays is decided here, in the
     order in which batches are handed out, so it does not depend on which worker was faster."""
 
-    def __init__(self, stop: Cache, store: AnyStore, opening: Opening) -> None:
+    def __init__(self, stop: Cache, store: SampleStore, opening: Opening) -> None:
         super().__init__(stop, store)
         self._samples = opening.samples
-        self._shared: Commons | None = opening.shared_stores
+        self._shared: SharedStores | None = opening.shared_stores
         # Several engines may admit to a store of the node.
         self._admitting = nullcontext() if self._shared is None else self._shared.admitting
         self._admission: Admission | None = None

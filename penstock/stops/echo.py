@@ -21,7 +21,7 @@ from penstock.order import BatchKeys, EchoSequence
 from penstock.stats import EchoStats, Held
 from penstock.stops.hold import Hold, Keeper, Opening, place, stored, taken
 from penstock.stops.stop import Site, Step, Stop, Upstream
-from penstock.store import AnyStore, Turns, claims_of, memory_store
+from penstock.store import SampleStore, ThreadClaims, claims_of, memory_store
 
 MOST = 8
 """The largest factor that ``"auto"`` chooses. The authors of data echoing found gains up to 5."""
@@ -45,8 +45,8 @@ class Echo(Hold):
     window: int
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
-    claims: Path | Turns | None = None
+    store: SampleStore | None = None
+    claims: Path | ThreadClaims | None = None
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class Echo(Hold):
         )
         return EchoKeeper(stop, store)
 
-    def tried(self, store: AnyStore, number: int, samples: int, seed: int) -> Echo:
+    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Echo:
         return replace(self, number=number, store=store)
 
     def hit_share(self, room: float) -> float | None:

@@ -16,8 +16,8 @@ from penstock.order import BatchKeys, Generations
 from penstock.serialize import Packed, pack, unpack
 from penstock.stats import Held
 from penstock.stops.stop import Stop
-from penstock.store import AnyStore, Store, Turns
-from penstock.store.shared import Commons
+from penstock.store import LmdbStore, SampleStore, ThreadClaims
+from penstock.store.shared import SharedStores
 from penstock.store.value import Lent
 from penstock.tree import flatten
 
@@ -40,7 +40,7 @@ class Hold(Stop):
 
     number: int
     lends: bool
-    store: AnyStore | None
+    store: SampleStore | None
 
     @property
     def in_memory(self) -> bool:
@@ -51,7 +51,7 @@ class Hold(Stop):
         """Make its store, and the keeper that owns it."""
         raise NotImplementedError
 
-    def tried(self, store: AnyStore, number: int, samples: int, seed: int) -> Hold:
+    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Hold:
         """The same stop with this store, for a trial in which every sample is new."""
         raise NotImplementedError
 
@@ -92,14 +92,14 @@ class Opening:
     lends: bool
     made_of: Callable[[], object]
     prepare: Callable[[Sequence[int]], list[Any]]
-    claims: Callable[[], Path | Turns]
-    shared_stores: Commons | None = None
+    claims: Callable[[], Path | ThreadClaims]
+    shared_stores: SharedStores | None = None
     kept: int | None = None
     ranks: int = 1
 
     def disk_store(
         self, stop: str, where: str, budget: int, *tags: object, overshoot: int | None = None
-    ) -> AnyStore:
+    ) -> SampleStore:
         """A store that outlives this run, named after what it holds."""
         try:
             made_of = self.made_of()
@@ -109,7 +109,7 @@ class Opening:
             ) from error
         identity = fingerprint((*tags[:1], made_of, *tags[1:]) if tags else made_of)
         root = disk_dir() / "stores" if where == "disk" else Path(where)
-        return Store(
+        return LmdbStore(
             root / identity, budget, identity=identity, persistent=True, overshoot=overshoot
         )
 
@@ -121,7 +121,7 @@ class Keeper:
     the order in which batches are handed out. ``stop`` is the stop as workers get it.
     """
 
-    def __init__(self, stop: Hold, store: AnyStore) -> None:
+    def __init__(self, stop: Hold, store: SampleStore) -> None:
         self.stop = stop
         self.store = store
 

@@ -24,7 +24,7 @@ from penstock.order import Balanced, BatchKeys, Generations, Order, Shuffled
 from penstock.stats import Held, RefurbishStats
 from penstock.stops.hold import Hold, Keeper, Opening, place, stored
 from penstock.stops.stop import Site, StageFailure, Step, Stop, Upstream
-from penstock.store import AnyStore, Store, Turns, claims_of, memory_store
+from penstock.store import LmdbStore, SampleStore, ThreadClaims, claims_of, memory_store
 from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
 
@@ -59,9 +59,9 @@ class Refurbish(Hold):
     encode: str = "raw"
     number: int = 0
     lends: bool = False
-    store: AnyStore | None = None
+    store: SampleStore | None = None
     generations: Generations | None = None
-    claims: Path | Turns | None = None
+    claims: Path | ThreadClaims | None = None
 
     @property
     def name(self) -> str:
@@ -142,7 +142,7 @@ class Refurbish(Hold):
         )
         return RefurbishKeeper(stop, store, generations)
 
-    def _open_store(self, opening: Opening) -> AnyStore:
+    def _open_store(self, opening: Opening) -> SampleStore:
         # A budget bounds how many samples are kept; without one the store takes what there is.
         if self.in_memory:
             return memory_store(self.budget or memory(), shared=opening.shared)
@@ -161,7 +161,7 @@ class Refurbish(Hold):
         )
         encoding = Encoding(self.encode)
         costs = [
-            Store.cost(encoding.packed(sample).nbytes, tagged=True)
+            LmdbStore.cost(encoding.packed(sample).nbytes, tagged=True)
             for sample in opening.prepare(chosen.tolist())
         ]
         if not costs:
@@ -178,7 +178,7 @@ class Refurbish(Hold):
                 stacklevel=6,
             )
 
-    def tried(self, store: AnyStore, number: int, samples: int, seed: int) -> Refurbish:
+    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Refurbish:
         generations = Generations(samples, 2, samples, seed)
         return replace(self, number=number, store=store, generations=generations)
 
@@ -276,7 +276,7 @@ class Refurbish(Hold):
 class RefurbishKeeper(Keeper):
     """Removes the generations that no later batch uses."""
 
-    def __init__(self, stop: Refurbish, store: AnyStore, generations: Generations) -> None:
+    def __init__(self, stop: Refurbish, store: SampleStore, generations: Generations) -> None:
         super().__init__(stop, store)
         self._generations = generations
 

@@ -1,21 +1,22 @@
-"""Bytes by key, in this process's memory, or in LMDB where other processes and runs see them."""
+"""Stores of samples by integer key: in the memory of this process, or in LMDB for several."""
 
 from __future__ import annotations
 
-from penstock.store.claim import Claims, Turns, claims_of
-from penstock.store.heap import Heap
-from penstock.store.memory import AnyStore, memory_store
+from penstock.store.claim import Claims, FileClaims, ThreadClaims, claims_of
+from penstock.store.heap_store import HeapStore
+from penstock.store.lmdb_store import LmdbStore
 from penstock.store.rundir import RunDir, collect_stale, stale
-from penstock.store.store import Store
+from penstock.store.sample_store import SampleStore, memory_store
 from penstock.store.value import Value, cost
 
 __all__ = [
-    "AnyStore",
     "Claims",
-    "Heap",
+    "FileClaims",
+    "HeapStore",
+    "LmdbStore",
     "RunDir",
-    "Store",
-    "Turns",
+    "SampleStore",
+    "ThreadClaims",
     "Value",
     "claims_of",
     "collect_stale",

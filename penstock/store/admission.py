@@ -1,4 +1,4 @@
-"""Which samples a cache that never evicts may keep: the first ones that fit its budget."""
+"""Admission to a cache that never evicts: the first samples that fit its budget are kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from penstock.errors import PipelineError
 
 
 class Admission:
-    """MinIO's rule, over samples offered in the order of the first epoch.
+    """MinIO's rule, applied to samples offered in the order of the first epoch.
 
     Samples are admitted while their running total fits. The first one that does not fit closes
-    the admission for good, even for smaller ones after it: what is kept then depends on the
-    first epoch's order alone, and not on how the sizes happen to fall.
+    the admission for good, even for smaller ones after it: the admitted samples are then always
+    the first ones of the first epoch, whatever their sizes.
 
     >>> admission = Admission(budget=10)
     >>> [admission.offer(key, cost) for key, cost in [(3, 6), (8, 4), (5, 1), (3, 6)]]
@@ -32,9 +32,9 @@ class Admission:
         self._closed = False
 
     def offer(self, key: int, cost: int) -> bool:
-        """Whether this sample is kept. One that is kept already costs nothing more."""
+        """Whether this sample is admitted. A sample that already is costs nothing more."""
         if cost < 0:
-            raise PipelineError(f"Sample {key} is offered at {cost} bytes; give 0 or more.")
+            raise PipelineError(f"The cost of sample {key} is {cost} bytes; it cannot be negative.")
         if key in self:
             return True
         if self._closed:
@@ -59,17 +59,17 @@ class Admission:
 
     @property
     def used(self) -> int:
-        """Bytes of all admitted samples."""
+        """Total cost of the admitted samples, in bytes."""
         return self._used
 
     @property
     def admitted(self) -> int:
-        """How many samples are admitted."""
+        """Number of admitted samples."""
         return self._admitted
 
     @property
     def closed(self) -> bool:
-        """Whether a sample has been refused: none will be admitted any more."""
+        """Whether a sample has been refused: no further samples are admitted."""
         return self._closed
 
     def __repr__(self) -> str:

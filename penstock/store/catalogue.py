@@ -1,6 +1,6 @@
-"""What stores there are, on disk and in memory: found, weighed, proved and removed.
+"""The catalogue of stores on disk and in memory: find, measure, verify and remove them.
 
-It is for a process that has none of them open itself: LMDB breaks when one is opened twice.
+It is for a process that has none of them open: LMDB must not open the same store twice.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from penstock.errors import StoreError
 from penstock.host.private_dir import check_own
 from penstock.store import guard as guards
 from penstock.store import opening
+from penstock.store.environment import SampleTable
 from penstock.store.guard import Guard
 from penstock.store.opening import DATA, PIECES, SAMPLES
 from penstock.store.rundir import stale
-from penstock.store.samples import Samples
-from penstock.store.value import head, pack_key, unpack_key
+from penstock.store.value import pack_key, read_header, unpack_key
 
-_TOGETHER = 64
-"""Values that are proved in one transaction: while it lasts, whoever writes cannot use the pages
-again that it looks at."""
+_VALUES_PER_TRANSACTION = 64
+"""Values verified in one transaction. While it lasts, writers cannot reuse the pages it sees."""
 
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number of values verified so far, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A store as it lies there. ``samples`` is ``None`` where they cannot be counted.
+class StoreInfo:
+    """A store in the catalogue. ``samples`` is ``None`` if they cannot be counted.
 
-    ``users`` are the processes that have it open, as far as that can be known. ``void`` says why
-    what it holds will not be used again; it is empty where it will.
+    ``users``: the processes that have it open, as far as they are known. ``void``: why its content
+    will not be used again; empty if it will. The fields are those of ``penstock store list
+    --json``.
     """
 
     place: Path
@@ -52,7 +53,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a process that is dead has left in memory."""
+    """A directory in memory that a dead process has left behind."""
 
     place: Path
     nbytes: int
@@ -60,9 +61,9 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How many values were read, and how many of them are not what was written.
+    """The result of ``verify``: how many values were read, and how many of them are damaged.
 
-    ``wrong`` says what is the matter with the store as a whole, if anything is.
+    ``wrong`` says what is wrong with the store as a whole; empty if nothing is.
     """
 
     values: int
@@ -74,68 +75,68 @@ class Proof:
         return not self.damaged and not self.wrong
 
 
-def on_disk(places: Iterable[Path] | None = None) -> list[Kept]:
-    """The stores in these directories; by default in the one for disk stores."""
+def on_disk(places: Iterable[Path] | None = None) -> list[StoreInfo]:
+    """The stores in these directories; by default in the directory of disk stores."""
     roots = [config.disk_dir() / "stores"] if places is None else places
-    return [found for root in roots for place in _stores_in(root) if (found := _look(place))]
+    return [info for root in roots for place in _stores_in(root) if (info := _look(place))]
 
 
-def in_memory() -> tuple[list[Kept], list[Leftover]]:
-    """The stores of living processes, and what dead ones have left."""
+def in_memory() -> tuple[list[StoreInfo], list[Leftover]]:
+    """The memory stores of running processes, and the leftovers of dead ones."""
     parent = config.memory_dir()
     dead = dict(stale(parent))
-    left = [Leftover(path, nbytes) for path, nbytes in dead.items()]
+    leftovers = [Leftover(path, nbytes) for path, nbytes in dead.items()]
     alive = [path for path in sorted(parent.glob("run-*")) if path not in dead]
     stores = [
-        found for run in alive for place in _stores_in(run) if (found := _look(place, owner=run))
+        info for run in alive for place in _stores_in(run) if (info := _look(place, owner=run))
     ]
-    return stores, left
+    return stores, leftovers
 
 
-def verify(kept: Kept, told: Told | None = None) -> Proof:
-    """Read every value and check its proof. ``told`` hears how many of how many are done.
+def verify(store: StoreInfo, progress: ProgressCallback | None = None) -> Proof:
+    """Read every value and compare it with its checksum.
 
-    It does not hinder processes that use the store meanwhile. Where the index turns out to be
-    damaged, the store is started anew by whoever next opens it.
+    Other processes can use the store meanwhile. If its index turns out to be damaged, the next
+    process that opens the store alone empties it.
     """
-    if kept.void:
-        return Proof(0, 0, kept.void)
+    if store.void:
+        return Proof(0, 0, store.void)
     values = damaged = 0
     wrong = ""
     lmdb = opening.load()
     try:
-        wrong = _lengthened(kept.place)
+        wrong = _extend_file(store.place)
         if wrong:
             return Proof(0, 0, wrong)
-        with _opened(kept.place) as reader:
+        with _opened(store.place) as reader:
             total = reader.count()
-            for found, bad in reader.prove():
-                values, damaged = values + found, damaged + bad
-                if told is not None:
-                    told(values, max(values, total))
-        if values < total and not kept.in_use:
-            wrong = f"{total - values} of its {total} values are not in its index"
+            for read, bad in reader.prove():
+                values, damaged = values + read, damaged + bad
+                if progress is not None:
+                    progress(values, max(values, total))
+        if values < total and not store.in_use:
+            wrong = f"{total - values} of its {total} values are missing from its index"
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         wrong = f"its index is damaged ({error})"
     except (FileNotFoundError, lmdb.Error) as error:
-        # One that is not there, or was removed meanwhile, has nothing that could be damaged.
-        if (kept.place / DATA).exists():
-            raise StoreError(f"the store {kept.place} cannot be read: {error}.") from error
+        # A store that is gone, or was removed meanwhile, holds nothing that could be damaged.
+        if (store.place / DATA).exists():
+            raise StoreError(f"the store {store.place} cannot be read: {error}.") from error
     if wrong:
-        _declare_damaged(kept.place)
+        _declare_damaged(store.place)
     return Proof(values, damaged, wrong)
 
 
 def remove(place: Path) -> bool:
-    """Remove a store; false, and nothing is done, where a living process has it open."""
+    """Remove a store. If a running process has it open, remove nothing and return false."""
     if not guards.is_store(place):
-        raise StoreError(f"{place} is not a store of Penstock's. Remove it by hand, if you wish.")
+        raise StoreError(f"{place} is not a store of Penstock. Remove it by hand if you want to.")
     try:
         guard = Guard(place)
     except FileNotFoundError:
-        return True  # somebody else has just removed it
+        return True  # another process has just removed it
     try:
-        if not guard.alone():
+        if not guard.lock_alone():
             return False
         opening.remove(place)
         return True
@@ -144,7 +145,7 @@ def remove(place: Path) -> bool:
 
 
 def _stores_in(root: Path) -> list[Path]:
-    """The directory itself, or those in it, that are stores of this user's."""
+    """The stores of this user: the directory itself and the directories in it."""
     try:
         candidates = [root, *sorted(root.iterdir())]
     except (FileNotFoundError, NotADirectoryError):
@@ -162,27 +163,30 @@ def _is_own(place: Path) -> bool:
     return True
 
 
-def _look(place: Path, owner: Path | None = None) -> Kept | None:
-    """What there is to say of a store; ``None`` if it was removed just now."""
+def _look(place: Path, owner: Path | None = None) -> StoreInfo | None:
+    """The entry of a store; ``None`` if it was removed just now.
+
+    ``owner`` is the run directory of a store in memory.
+    """
     try:
         guard = Guard(place)
     except FileNotFoundError:
         return None
     try:
-        in_use = not guard.alone() or owner is not None
+        in_use = not guard.lock_alone() or owner is not None
         users = guard.holders() if in_use else ()
         try:
             state = guard.read()
         except ValueError:
-            identity, void = "", "its state cannot be read"
+            identity, void = "", "its state file cannot be read"
         else:
             if state is None:
                 return None
-            identity, void = state.identity, opening.mistrust(state)
+            identity, void = state.identity, opening.state_problem(state)
     finally:
         guard.close()
     samples, kind = (None, "") if void else _content(place, in_use=in_use, memory=owner is not None)
-    return Kept(
+    return StoreInfo(
         place=place,
         where="disk" if owner is None else "memory",
         identity=identity or place.name,
@@ -197,11 +201,11 @@ def _look(place: Path, owner: Path | None = None) -> Kept | None:
 
 
 def _content(place: Path, *, in_use: bool, memory: bool) -> tuple[int | None, str]:
-    """How many samples there are, and what for, as far as the first of them tells."""
+    """The number of samples, and the stages that the first of them shows the store is for."""
     if not (place / DATA).exists():
-        return 0, ""  # whoever made the store was killed before there were samples
+        return 0, ""  # the process that made the store was killed before there were samples
     try:
-        if not in_use and _lacks(place):
+        if not in_use and _is_short(place):
             return None, ""
         with _opened(place) as reader:
             tagged = reader.tagged()
@@ -214,10 +218,10 @@ def _content(place: Path, *, in_use: bool, memory: bool) -> tuple[int | None, st
 
 
 class _Reader:
-    """A store that is only looked at.
+    """A store opened for reading only.
 
-    The guard's lock is not held: whoever opens or leaves the store meanwhile could not be alone
-    with it. LMDB's own table of readers protects what is read.
+    It does not hold the guard's lock: that would keep processes that open or leave the store from
+    taking the exclusive lock. LMDB's own reader table protects the pages that are read.
     """
 
     def __init__(self, env: Any) -> None:
@@ -235,22 +239,22 @@ class _Reader:
             return int(transaction.stat(self._samples)["entries"])
 
     def tagged(self) -> bool | None:
-        """Whether its values have tags; ``None`` where there are none, or the first is damaged."""
+        """Whether the first value has a tag; ``None`` if there is none, or it is damaged."""
         if self._samples is None:
             return None
         with self._env.begin(db=self._samples, buffers=True) as transaction:
             with transaction.cursor() as cursor:
-                first = head(cursor.value()) if cursor.first() else None
-            return None if first is None else first.tag is not None
+                header = read_header(cursor.value()) if cursor.first() else None
+            return None if header is None else header.tag is not None
 
     def prove(self) -> Iterator[tuple[int, int]]:
-        """Read all values, some at a time: how many there were, and how many are damaged."""
+        """Read all values in groups: yield the size of each group, and how many are damaged."""
         last: int | None = None
         while self._samples is not None:
             with self._begin() as transaction:
                 keys = _keys_after(transaction, last)
-                samples = Samples(transaction, self._pieces)
-                damaged = sum(not samples.get(key)[1] for key in keys)
+                table = SampleTable(transaction, self._pieces)
+                damaged = sum(not table.get(key)[1] for key in keys)
             if not keys:
                 return
             last = keys[-1]
@@ -260,7 +264,7 @@ class _Reader:
         try:
             return self._env.begin(db=self._samples, buffers=True)
         except opening.load().MapResizedError:
-            # Another process has grown the store past this process's map.
+            # Another process has grown the store beyond this process's map.
             self._env.set_mapsize(0)
             return self._env.begin(db=self._samples, buffers=True)
 
@@ -275,24 +279,24 @@ def _opened(place: Path) -> Iterator[_Reader]:
 
 
 def _open(place: Path) -> Any:
-    # A map of size 0 is as large as the one that the store was last written through.
+    # A map of size 0 means the size that the last writer used.
     return opening.open_lmdb(opening.load(), place, 0, readonly=True)
 
 
-def _whole_size(place: Path) -> int:
+def _full_size(place: Path) -> int:
     env = _open(place)
     try:
-        return opening.whole_size(env)
+        return opening.full_size(env)
     finally:
         env.close()
 
 
-def _lacks(place: Path) -> bool:
+def _is_short(place: Path) -> bool:
     """Whether the file ends before its last page: reading there would kill the process.
 
-    Whoever has the store open has seen to that.
+    A process that has the store open has extended the file already.
     """
-    return _whole_size(place) > os.path.getsize(place / DATA)
+    return _full_size(place) > os.path.getsize(place / DATA)
 
 
 def _keys_after(transaction: Any, last: int | None) -> list[int]:
@@ -304,17 +308,17 @@ def _keys_after(transaction: Any, last: int | None) -> list[int]:
             if more and unpack_key(cursor.key()) == last:
                 more = cursor.next()
         keys: list[int] = []
-        while more and len(keys) < _TOGETHER:
+        while more and len(keys) < _VALUES_PER_TRANSACTION:
             keys.append(unpack_key(cursor.key()))
             more = cursor.next()
         return keys
 
 
-def _lengthened(place: Path) -> str:
-    """Make sure that the file can be read to its end, unless somebody else has done so."""
+def _extend_file(place: Path) -> str:
+    """Make the file readable to its end, unless a process that has it open has done so."""
     guard = Guard(place)
     try:
-        return opening.lengthen(place, _whole_size(place)) if guard.alone() else ""
+        return opening.extend_file(place, _full_size(place)) if guard.lock_alone() else ""
     finally:
         guard.close()
 
@@ -329,20 +333,21 @@ def _declare_damaged(place: Path) -> None:
 
 
 def _occupied(place: Path) -> int:
-    return sum(found.st_blocks * 512 for found in _files(place).values())
+    return sum(stat.st_blocks * 512 for stat in _files(place).values())
 
 
 def _changed(place: Path) -> float:
-    """When it was last opened, left or written to. LMDB's lock file changes by looking alone."""
+    """When the store was last opened, left or written to. Reading changes only LMDB's lock file,
+    which does not count."""
     files = _files(place)
     return max((files[name].st_mtime for name in (guards.STATE, DATA) if name in files), default=0)
 
 
 def _files(place: Path) -> dict[str, os.stat_result]:
-    found: dict[str, os.stat_result] = {}
+    files: dict[str, os.stat_result] = {}
     with suppress(FileNotFoundError), os.scandir(place) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
-                    found[entry.name] = entry.stat()
-    return found
+                    files[entry.name] = entry.stat()
+    return files

@@ -1,4 +1,4 @@
-"""Claims: who prepares a sample that several workers need at once, so that it is prepared once."""
+"""Claims: locks by number, so that a sample needed by several workers at once is prepared once."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 _LOCK = getattr(fcntl, "F_OFD_SETLKW", None)
 # l_type, l_whence, l_start, l_len, l_pid, as the C compiler lays them out.
 _FLOCK = struct.Struct("@hhqqi0q")
 
 
-class Claims:
-    """Locks by number on one file, for threads and processes alike.
+class Claims(Protocol):
+    """Locks by number, shared by the workers of one loader."""
 
-    They belong to the open file, so each worker has a ``Claims`` of its own; the system takes
-    them back from a worker that dies. Where there are no such locks (they are Linux's), or no file,
-    every claim is granted: then a sample may be prepared twice, with the same outcome.
+    def claim(self, number: int) -> AbstractContextManager[None]:
+        """Hold the lock of this number; wait until no other worker holds it."""
+
+
+class FileClaims:
+    """Claims of threads and processes, as locks on one file.
+
+    The locks belong to the open file, so each worker has a ``FileClaims`` of its own. The system
+    releases the locks of a worker that dies. On a system without such locks (they exist on Linux),
+    or without a file, every claim is granted: then a sample may be prepared twice, with the same
+    result.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -31,7 +39,7 @@ class Claims:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[None]:
-        """Nobody else has this number inside; waits until that is so."""
+        """See ``Claims.claim``."""
         fd = self._open()
         if fd is None or _LOCK is None:
             yield
@@ -45,7 +53,8 @@ class Claims:
     def _open(self) -> int | None:
         if self._path is None:
             return None
-        if self._fd is None or self._pid != os.getpid():  # a fork would share its parent's claims
+        # A forked child opens the file itself: with the parent's file it would share its locks.
+        if self._fd is None or self._pid != os.getpid():
             with suppress(OSError):
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 self._pid = os.getpid()
@@ -57,10 +66,10 @@ class Claims:
                 os.close(self._fd)
 
 
-class Turns:
-    """The same for the threads of one process, which all have this one.
+class ThreadClaims:
+    """Claims of the threads of one process, which share one ``ThreadClaims``.
 
-    The system's locks would give up the GIL, and wait to have it back, at every claim.
+    File locks would release the GIL, and wait for it again, at every claim.
     """
 
     def __init__(self) -> None:
@@ -69,26 +78,29 @@ class Turns:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[None]:
-        """Nobody else has this number inside; waits until that is so."""
+        """See ``Claims.claim``."""
         with self._lock:
-            mine, users = self._held.get(number, (None, 0))
-            mine = mine or threading.Lock()
-            self._held[number] = (mine, users + 1)
+            lock, users = self._held.get(number, (None, 0))
+            lock = lock or threading.Lock()
+            self._held[number] = (lock, users + 1)
         try:
-            with mine:
+            with lock:
                 yield
         finally:
             with self._lock:
                 users = self._held[number][1] - 1
                 if users:
-                    self._held[number] = (mine, users)
+                    self._held[number] = (lock, users)
                 else:
                     del self._held[number]
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("turns are taken by threads; processes need Claims on a file")
+        raise TypeError(
+            "ThreadClaims cannot be sent to another process; worker processes need FileClaims"
+        )
 
 
-def claims_of(made: Path | Turns | None) -> Claims | Turns:
-    """What a worker claims with."""
-    return made if isinstance(made, Turns) else Claims(made)
+def claims_of(made: Path | ThreadClaims | None) -> Claims:
+    """The claims that a worker uses: those of its threads, or locks on a file if ``made`` is a
+    path."""
+    return made if isinstance(made, ThreadClaims) else FileClaims(made)

@@ -1,7 +1,7 @@
-"""How a sample is kept: as it is, or with its images made smaller.
+"""Encodings of stored samples: unchanged, or with compressed images.
 
 Images are uint8 arrays (height, width, 1 or 3) and PIL images (L or RGB), alone or anywhere in
-tuples, lists and dicts. Everything else is kept as it is.
+tuples, lists and dicts. Everything else is stored unchanged.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from penstock.tree import is_namedtuple
 
 NAMES = ("raw", "lossless", "jpeg")
 DEFAULT = "raw"
-"""A kept photograph (500 x 375) is there again in 0.1 ms. The others take 1.2 and 1.8 ms, about as
-long as decoding its file (1.6 ms), and pay where memory is short and all above takes longer."""
+"""Reading a stored photograph (500 x 375) takes 0.1 ms. With the other encodings it takes 1.2 and
+1.8 ms, about as long as decoding its file (1.6 ms): they pay if memory is short and the stages
+above take longer."""
 
 QUALITY = 95
-"""With colours at full resolution, photographs come back within 1.0 grey levels on average and 25
-at worst, in a fifth of the room; with 4:2:0 it would be 2.0 and 137."""
+"""With colours at full resolution (4:4:4), decoded photographs differ by 1.0 grey levels on average
+and 25 at most, in a fifth of the bytes; with 4:2:0 it would be 2.0 and 137."""
 
-# libjpeg makes no larger one.
+# The largest side that libjpeg encodes.
 _JPEG_SIDE = 65_500
-# The sums that undo the prediction stay within 32 bits.
+# Largest image: the sums that undo the prediction stay within 32 bits.
 _LOSSLESS_PIXELS = (1 << 31) // 256
 
 
-class Smaller(NamedTuple):
-    """An image in less room: its bytes, and what makes it again of ``data`` and ``how``."""
+class CompressedImage(NamedTuple):
+    """A compressed image: ``decode(data, parameters)`` restores it."""
 
-    make: Callable[[Buffer, Any], Image]
+    decode: Callable[[Buffer, Any], Image]
     data: Buffer
-    how: Any
+    parameters: Any
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Turns samples into bytes and back.
+    """Encodes samples as bytes and decodes them.
 
-    ``"raw"`` keeps them as they are. ``"lossless"`` halves photographs. ``"jpeg"`` makes them a
-    fifth, and is not exact: ``"jpeg:90"`` gives its quality, from 1 to 100.
+    ``"raw"`` stores samples unchanged. ``"lossless"`` halves photographs. ``"jpeg"`` makes them a
+    fifth of their size, and is not exact; ``"jpeg:90"`` sets its quality, from 1 to 100.
 
     >>> encoding = Encoding("lossless")
     >>> image = np.full((4, 6, 3), 7, np.uint8)
@@ -66,78 +67,78 @@ class Encoding:
         known = self.name in NAMES or (kind == "jpeg" and quality.isdecimal())
         if not known or not 1 <= int(quality or QUALITY) <= 100:
             raise PipelineError(
-                f'encode is {self.name!r}; give "raw" (as it is), "lossless" (half the room), '
-                f'"jpeg" (a fifth of it, not exact), or "jpeg:90" for another quality than '
+                f'encode is {self.name!r}; give "raw" (unchanged), "lossless" (half the bytes), '
+                f'"jpeg" (a fifth of the bytes, not exact), or "jpeg:90" for another quality than '
                 f"{QUALITY}, from 1 to 100."
             )
 
     @property
     def lossy(self) -> bool:
-        """Whether what comes back differs from what was kept."""
+        """Whether decoded samples may differ from the encoded ones."""
         return self.name.startswith("jpeg")
 
     def encode(self, sample: Any) -> bytearray:
         return self.packed(sample).tobytes()
 
     def packed(self, sample: Any) -> Packed:
-        """The same, about to be written somewhere: till then the sample must not change."""
+        """The encoded sample, not yet written: until then the sample must not be changed."""
         if self.name != "raw":
-            sample = _made_smaller(sample, self._smaller)
+            sample = _compress_images(sample, self._compress)
         return pack(sample)
 
     def decode(self, data: Buffer) -> Any:
-        """The sample. What can be written to is taken over: its arrays may look into ``data``."""
+        """The sample. If ``data`` is writable, the arrays of the sample may be views of it."""
         view = memoryview(data)
         return unpack(bytearray(view) if view.readonly else view)
 
-    def _smaller(self, image: Image) -> Smaller | None:
+    def _compress(self, image: Image) -> CompressedImage | None:
         if not self.lossy:
             return _lossless(image)
         return _jpeg(image, int(self.name.partition(":")[2] or QUALITY))
 
 
 class _Call:
-    """Something that is pickled as the call that makes it again.
+    """An object that is pickled as the function call that restores it.
 
-    What is called is known by its name in stores on disk, and keeps it.
+    Stores on disk refer to the function by its name: it must not be renamed.
     """
 
-    __slots__ = ("_arguments", "_make")
+    __slots__ = ("_arguments", "_function")
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self._make = make
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._function = function
         self._arguments = arguments
 
     def __reduce__(self) -> tuple[object, ...]:
-        return self._make, self._arguments
+        return self._function, self._arguments
 
 
-def _made_smaller(node: Any, smaller: Callable[[Image], Smaller | None]) -> Any:
-    """The sample with its images made smaller, where that is possible and does make them so."""
+def _compress_images(node: Any, compress: Callable[[Image], CompressedImage | None]) -> Any:
+    """The sample with its images compressed, except those that do not become smaller."""
     kind = type(node)
     if kind is np.ndarray:
         if node.dtype != np.uint8 or node.ndim != 3 or node.shape[2] not in (1, 3) or not node.size:
             return node
-        found = smaller(np.ascontiguousarray(node))
-        if found is None or memoryview(found.data).nbytes >= node.nbytes:
+        small = compress(np.ascontiguousarray(node))
+        if small is None or memoryview(small.data).nbytes >= node.nbytes:
             return node
-        # As a buffer it travels beside the pickle, and is not copied through it.
-        return _Call(found.make, pickle.PickleBuffer(found.data), found.how)
+        # A PickleBuffer is stored next to the pickle, and not copied into it.
+        return _Call(small.decode, pickle.PickleBuffer(small.data), small.parameters)
     if kind is dict:
-        return {key: _made_smaller(child, smaller) for key, child in node.items()}
+        return {key: _compress_images(child, compress) for key, child in node.items()}
     if kind in (list, tuple):
-        return kind(_made_smaller(child, smaller) for child in node)
+        return kind(_compress_images(child, compress) for child in node)
     if is_namedtuple(node):
-        return kind._make(_made_smaller(child, smaller) for child in node)
+        return kind._make(_compress_images(child, compress) for child in node)
     pil = sys.modules.get("PIL.Image")
     if pil is not None and kind is pil.Image and node.mode in ("L", "RGB"):
-        pixels = _made_smaller(with_channels(np.asarray(node)), smaller)
+        pixels = _compress_images(with_channels(np.asarray(node)), compress)
         return _Call(to_pil, pixels, node.info) if type(pixels) is _Call else node
     return node
 
 
 def to_pil(pixels: Image, info: dict[Any, Any]) -> Any:
-    # Only a process that was sent an image of PIL's comes here.
+    # Only a process that reads a stored PIL image needs the library.
     import PIL.Image
 
     image = PIL.Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
@@ -145,12 +146,12 @@ def to_pil(pixels: Image, info: dict[Any, Any]) -> Any:
     return image
 
 
-def _jpeg(image: Image, quality: int) -> Smaller | None:
+def _jpeg(image: Image, quality: int) -> CompressedImage | None:
     if max(image.shape) > _JPEG_SIDE:
         return None
     colours = ("RGB", "444") if image.shape[2] == 3 else ("GRAY", "Gray")
     data = load_simplejpeg().encode_jpeg(image, quality, *colours)
-    return Smaller(from_jpeg, data, colours[0])
+    return CompressedImage(from_jpeg, data, colours[0])
 
 
 def from_jpeg(data: Buffer, colourspace: str) -> Image:
@@ -158,8 +159,8 @@ def from_jpeg(data: Buffer, colourspace: str) -> Image:
     return image
 
 
-def _lossless(image: Image) -> Smaller | None:
-    """Each level as what it has more than green, left of it and above it, and then zstd.
+def _lossless(image: Image) -> CompressedImage | None:
+    """zstd over differences: red and blue minus green, then between rows, then between columns.
 
     PNG takes a fifth more room, and four to five times as long (``python -m benchmarks encode``).
     """
@@ -178,13 +179,13 @@ def _lossless(image: Image) -> Smaller | None:
     np.subtract(planes[:, 1:], planes[:, :-1], out=down[:, 1:])
     across = down.copy()
     np.subtract(down[:, :, 1:], down[:, :, :-1], out=across[:, :, 1:])
-    return Smaller(from_lossless, _zstd().compress(across.data), image.shape)
+    return CompressedImage(from_lossless, _zstd().compress(across.data), image.shape)
 
 
 def from_lossless(data: Buffer, shape: tuple[int, int, int]) -> Image:
     height, width, channels = shape
-    found = _zstd().decompress(data, height * width * channels)
-    planes = np.frombuffer(found, np.uint8).reshape(channels, height, width)
+    differences = _zstd().decompress(data, height * width * channels)
+    planes = np.frombuffer(differences, np.uint8).reshape(channels, height, width)
     cv2 = load_cv2()
     if channels == 1:
         return _summed(cv2, planes[0])[:, :, np.newaxis]
@@ -194,7 +195,7 @@ def from_lossless(data: Buffer, shape: tuple[int, int, int]) -> Image:
 
 
 def _summed(cv2: Any, plane: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The sum of all that stands above and left; what passes 255 begins again at 0."""
+    """For each pixel the sum of all pixels above and to the left, modulo 256."""
     # A quarter of the time of NumPy's accumulate.
     sums: NDArray[np.int32] = cv2.integral(plane)
     return sums[1:, 1:].astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Who has a store open, and whether what lies there can be trusted.
+"""The guard of a store: which processes have it open, and whether its content can be trusted.
 
-Every process that has a store open holds a shared lock on its guard file, and whoever holds the
-exclusive lock is alone: it may repair the store, or declare it clean. A state file beside it says
-what the store holds and how it was left. It is a file of its own, not a record in LMDB, because
-it must tell the truth just when LMDB's pages may be lost.
+Every process that has a store open holds a shared lock on its guard file. The holder of the
+exclusive lock is alone with the store: it may repair it, or mark it as closed cleanly. The state
+file records what the store holds and how it was left. It is a file of its own, not a record in
+LMDB, because it must be right precisely when LMDB's pages may be lost.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMAT = 2
-"""Of the values and the records beside them. A store of another format is started anew."""
+"""Format of the values and of the records next to them. A store of another format is emptied."""
 
 STATE = "state.json"
-"""The file that says what a store holds, and how it was left."""
+"""Name of the state file."""
 
 _GUARD = "guard"
 
 
 def boot_id() -> str:
-    """Which run of the machine this is: pages that were never synced survive within one only."""
+    """Identifies the current boot of the machine: unsynced pages do not survive a reboot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -33,8 +33,8 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What a store holds, and how it was left."""
+class StoreState:
+    """The content of the state file: what a store holds, and how it was left."""
 
     identity: str
     boot: str
@@ -44,61 +44,61 @@ class State:
 
 
 class Guard:
-    """One process's hold on a store. Locks are released by the system when the process dies."""
+    """The lock of one process on a store. The system releases it when the process dies."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(place / _GUARD, flags, 0o600)
 
-    def alone(self) -> bool:
-        """Take the exclusive lock, if nobody else has the store open."""
+    def lock_alone(self) -> bool:
+        """Try to take the exclusive lock; false if another process has the store open."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
-    def share(self) -> None:
-        """Take the shared lock; waits for a process that repairs the store at this moment.
+    def lock_shared(self) -> None:
+        """Take the shared lock; wait while another process repairs the store.
 
-        The kernel may let somebody else in between the exclusive lock and the shared one, so
+        The kernel may let another process in between the exclusive lock and the shared one, so
         the state has to be read again afterwards.
         """
         fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     @property
     def current(self) -> bool:
-        """Whether the file locked is still the one that lies there."""
+        """Whether the locked file still exists under its name."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.stat(self.place / _GUARD))
         except FileNotFoundError:
             return False
 
     def holders(self) -> tuple[int, ...]:
-        """The processes that have the store open, as far as the kernel tells who they are."""
+        """The processes that have the store open, as far as the kernel lists them."""
         try:
-            found, locks = os.fstat(self._fd), Path("/proc/locks").read_text()
+            stat, locks = os.fstat(self._fd), Path("/proc/locks").read_text()
         except OSError:
             return ()
-        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
         held = [words for line in locks.splitlines() if (words := line.split())[1] == "FLOCK"]
-        numbers = {int(words[4]) for words in held if words[5] == device}
-        return tuple(sorted(number for number in numbers if number > 0))
+        pids = {int(words[4]) for words in held if words[5] == device}
+        return tuple(sorted(pid for pid in pids if pid > 0))
 
-    def read(self) -> State | None:
-        """The state; ``None`` where there is none, ValueError where it cannot be read."""
+    def read(self) -> StoreState | None:
+        """The state; ``None`` if there is no state file, ValueError if it cannot be parsed."""
         try:
-            found = json.loads((self.place / STATE).read_bytes())
+            fields = json.loads((self.place / STATE).read_bytes())
         except FileNotFoundError:
             return None
         try:
-            return State(**found)
+            return StoreState(**fields)
         except TypeError as error:
             raise ValueError(str(error)) from None
 
-    def write(self, state: State, *, durable: bool) -> None:
-        """Replace the state in one step."""
+    def write(self, state: StoreState, *, durable: bool) -> None:
+        """Replace the state atomically. ``durable``: it is on disk when this returns."""
         partial = self.place / f"{STATE}.{os.getpid()}"
         with open(partial, "w", opener=_private) as file:
             json.dump(asdict(state), file)
@@ -114,38 +114,40 @@ class Guard:
                 os.close(directory)
 
     def declare_damaged(self) -> None:
-        """Have the next process that is alone with the store start it anew."""
+        """Have the next process that is alone with the store empty it."""
         with suppress(OSError, ValueError):
             state = self.read()
             if self.current and state is not None and not state.damaged:
-                damaged = State(state.identity, state.boot, damaged=True, format=state.format)
+                damaged = StoreState(state.identity, state.boot, damaged=True, format=state.format)
                 self.write(damaged, durable=False)
 
     def leave(self, *, clean: bool) -> None:
-        """Let go. Where ``clean``, the last process to leave says so in the state.
+        """Release the lock. With ``clean``, the last process to leave records that in the state.
 
-        Letting go before trying for the exclusive lock makes sure that of several processes
-        leaving at once, each after its own sync, one gets it.
+        The lock is released before the exclusive one is tried: of several processes that leave at
+        once, each after its own sync, one is then sure to get it.
         """
         with suppress(OSError, ValueError):
             if clean:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-                if self.alone() and self.current:
+                if self.lock_alone() and self.current:
                     state = self.read()
                     if state is not None and not state.damaged:
-                        left = State(state.identity, state.boot, clean=True, format=state.format)
+                        left = StoreState(
+                            state.identity, state.boot, clean=True, format=state.format
+                        )
                         self.write(left, durable=True)
         self.close()
 
     def close(self) -> None:
-        """Let go, also of copies that a child, forked at the wrong moment, may have."""
+        """Release the lock, also for a child that was forked while the file was open."""
         if self._fd >= 0:
             with suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file and no more: in a forked child the lock is the parent's."""
+        """Close the file without releasing the lock: in a forked child it is the parent's lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -156,9 +158,9 @@ def is_store(place: Path) -> bool:
 
 
 def remove(place: Path, names: tuple[str, ...]) -> None:
-    """Remove a store's own files and, if nothing else lies there, its directory."""
+    """Remove the files of a store and, if nothing else is in it, its directory."""
     with suppress(FileNotFoundError):
-        # The guard goes first: who waits for its lock then sees that it waits for nothing.
+        # The guard goes first: a process that waits for its lock then sees that it is gone.
         for path in (place / _GUARD, place / STATE, *(place / name for name in names)):
             path.unlink(missing_ok=True)
         for path in place.glob(f"{STATE}.*"):

@@ -1,4 +1,4 @@
-"""How a store is opened: made sound while nobody else has it open, or started anew."""
+"""Opening a store: repair or empty it while no other process has it open, then share it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any
 from penstock.errors import StoreError
 from penstock.host.private_dir import own_directory
 from penstock.store import guard as guards
-from penstock.store.guard import FORMAT, Guard, State, boot_id
+from penstock.store.guard import FORMAT, Guard, StoreState, boot_id
 
 SAMPLES = b"samples"
-"""The database of the samples; the main one holds the store's own records."""
+"""The LMDB database of the samples. The main database holds the store's own records."""
 
 PIECES = b"pieces"
-"""The database of what comes after the first piece of a value that lies in several."""
+"""The LMDB database of the pieces of tagged values, except the first piece of each."""
 
 DATA = "data.mdb"
-"""What LMDB calls the file that holds everything."""
+"""Name of the file in which LMDB keeps all databases."""
 
 _LOCK = "lock.mdb"
 
-# Each process needs a place in the reader table for every thread that reads at the moment.
+# Each process needs an entry in the reader table for every thread that is reading.
 _MAX_READERS = 2048
 _READER = 64
 
-# A file may end a little before the last page LMDB has given out, where pages were given out and
-# freed again in one transaction. What lacks more than this was cut off.
+# A file may end a little before the last page LMDB has allocated, if pages were allocated and
+# freed in the same transaction. A file that is shorter than this was truncated.
 _LOOSE_TAIL = 16 << 20
 
 
 def load() -> ModuleType:
+    """The ``lmdb`` module, imported on first use."""
     import lmdb
 
     module: ModuleType = lmdb
@@ -47,9 +48,9 @@ def open_lmdb(lmdb: ModuleType, place: Path, map_size: int, *, readonly: bool = 
         readonly=readonly,
         create=False,
         mode=0o600,
-        # A sample is read whole and in shuffled order: what lies behind it is not wanted next.
+        # Samples are read whole and in random order: the bytes behind one are not needed next.
         readahead=False,
-        # A full disk is then an error from a write. With a writable map it is a SIGBUS.
+        # A full disk is then an error of a write. With a writable map it is a SIGBUS.
         writemap=False,
         # The guard's state makes up for it: unsynced pages are never trusted after a reboot.
         sync=False,
@@ -61,32 +62,35 @@ def open_lmdb(lmdb: ModuleType, place: Path, map_size: int, *, readonly: bool = 
     )
 
 
-def enter(place: Path, identity: str, map_size: int, *, persistent: bool) -> Guard:
-    """Hold a store that is sound and open for use, making it so where nobody else has it open."""
+def open_guard(place: Path, identity: str, map_size: int, *, persistent: bool) -> Guard:
+    """Hold the shared lock on an intact store.
+
+    If no other process has it open, it is created, repaired or emptied first, as necessary.
+    """
     while True:
         own_directory(place)
         try:
             guard = Guard(place)
         except FileNotFoundError:
-            continue  # destroyed by another process since the line above
+            continue  # another process has destroyed the store since the line above
         try:
-            if guard.alone() and guard.current:
+            if guard.lock_alone() and guard.current:
                 _prepare(guard, identity, map_size, persistent=persistent)
-            guard.share()
-            if guard.current and _is_open(guard, identity):
+            guard.lock_shared()
+            if guard.current and _is_usable(guard, identity):
                 return guard
         except BaseException:
             guard.close()
             raise
-        # Somebody closed or destroyed the store between the two locks.
+        # Another process has closed or destroyed the store between the two locks.
         guard.close()
 
 
-def _is_open(guard: Guard, identity: str) -> bool:
+def _is_usable(guard: Guard, identity: str) -> bool:
     try:
         state = guard.read()
     except ValueError:
-        state = State(identity, boot_id(), format=-1)
+        state = StoreState(identity, boot_id(), format=-1)
     if state is None or state.clean or state.boot != boot_id():
         return False
     if state.format != FORMAT:
@@ -99,37 +103,36 @@ def _is_open(guard: Guard, identity: str) -> bool:
 
 
 def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) -> None:
-    """Make the store sound, or start it anew. Called while no other process has it open."""
+    """Create the store, or empty it if it is damaged. No other process has it open."""
     place = guard.place
     lmdb = load()
     has_data = (place / DATA).exists()
-    wrong = ""
+    problem = ""
     try:
         state = guard.read()
     except ValueError:
-        wrong = "its state cannot be read"
+        problem = "its state file cannot be read"
     else:
         if state is None and has_data:
-            # Never remove what was not made here: it may be somebody's dataset.
+            # Never remove files of another program: they may be a dataset.
             raise StoreError(
-                f"{place} holds an LMDB database that is not a store of Penstock's. Choose "
-                "another place."
+                f"{place} contains an LMDB database that was not made by Penstock. Choose another "
+                "place."
             )
         if state is not None:
             if state.format == FORMAT:
                 check_identity(place, state.identity, identity)
-            wrong = mistrust(state)
-    if not wrong and has_data:
-        wrong = _unreadable(lmdb, place, map_size)
-    if wrong:
+            problem = state_problem(state)
+    if not problem and has_data:
+        problem = _file_problem(lmdb, place, map_size)
+    if problem:
         for name in (DATA, _LOCK):
             (place / name).unlink(missing_ok=True)
-    guard.write(State(identity, boot_id()), durable=persistent)
-    _make(lmdb, place, map_size)
-    if wrong:
+    guard.write(StoreState(identity, boot_id()), durable=persistent)
+    _create(lmdb, place, map_size)
+    if problem:
         warnings.warn(
-            f"the store {place} is started anew, empty: {wrong}. What it held will be prepared "
-            "again.",
+            f"the store {place} was emptied: {problem}. The samples it held are prepared again.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -138,16 +141,15 @@ def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) ->
 def check_identity(place: Path, found: str, identity: str) -> None:
     if found != identity:
         raise StoreError(
-            f"{place} holds the data of {found!r}, and is asked for that of "
-            f"{identity!r}: it was damaged, or put there by hand. Remove it, or choose another "
-            "place."
+            f"{place} holds the data of {found!r}, not of {identity!r}: it was damaged, or copied "
+            "there by hand. Remove it, or choose another place."
         )
 
 
-def mistrust(state: State) -> str:
-    """Why the content cannot be used, as the state tells it; nothing where it can."""
+def state_problem(state: StoreState) -> str:
+    """Why the state forbids to use the content; empty if it does not."""
     if state.format != FORMAT:
-        return f"it is of format {state.format}, and this version of Penstock has {FORMAT}"
+        return f"it has format {state.format}, and this version of Penstock reads {FORMAT}"
     if state.damaged:
         return "its index was found damaged"
     if not state.clean and state.boot != boot_id():
@@ -155,64 +157,64 @@ def mistrust(state: State) -> str:
     return ""
 
 
-def _unreadable(lmdb: ModuleType, place: Path, map_size: int) -> str:
-    """Why LMDB cannot read the file; nothing where it can."""
+def _file_problem(lmdb: ModuleType, place: Path, map_size: int) -> str:
+    """Why LMDB cannot read the file; empty if it can."""
     try:
         env = open_lmdb(lmdb, place, map_size)
         try:
-            whole, there = whole_size(env), os.path.getsize(place / DATA)
+            full, present = full_size(env), os.path.getsize(place / DATA)
         finally:
             env.close()
-        wrong = lengthen(place, whole)
-        return wrong or _unreadable_tree(lmdb, place, map_size, walk=there < whole)
+        problem = extend_file(place, full)
+        return problem or _tree_problem(lmdb, place, map_size, walk=present < full)
     except (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError):
         raise
     except lmdb.Error as error:
         return f"LMDB cannot open it ({error})"
 
 
-def whole_size(env: Any) -> int:
-    """Bytes that the file has, or nearly: up to the end of the last page given out."""
+def full_size(env: Any) -> int:
+    """Bytes up to the end of the last allocated page; the file may end a little before it."""
     return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])
 
 
-def lengthen(place: Path, whole: int) -> str:
-    """Let the file have its whole size; says why that would be wrong, where it would.
+def extend_file(place: Path, full: int) -> str:
+    """Extend the file to its full size. If it was truncated, return that instead, as a text.
 
-    Called while no other process has the store open: one that writes would lose what it adds.
+    Called while no other process has the store open: a writer would lose what it appends.
     """
-    missing = whole - os.path.getsize(place / DATA)
+    missing = full - os.path.getsize(place / DATA)
     if missing > _LOOSE_TAIL:
-        return f"its file was cut short by {missing} bytes"
+        return f"its file was truncated by {missing} bytes"
     if missing > 0:
-        # Reading past the end of a file kills the process; an empty page is only an error.
-        os.truncate(place / DATA, whole)
+        # Reading past the end of a mapped file kills the process; an empty page is only an error.
+        os.truncate(place / DATA, full)
     return ""
 
 
-def _unreadable_tree(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
+def _tree_problem(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
     env = open_lmdb(lmdb, place, map_size)
     try:
         for name in (SAMPLES, PIECES):
             try:
                 database = env.open_db(name, integerkey=name == SAMPLES, create=False)
             except lmdb.NotFoundError:
-                continue  # whoever made the store was killed before there were samples
+                continue  # the process that made the store was killed before there were samples
             if not walk:
                 continue
             with env.begin(db=database) as transaction:
-                found = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
-                if found != transaction.stat(database)["entries"]:
-                    return "its file was cut short"
+                count = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
+                if count != transaction.stat(database)["entries"]:
+                    return "its file was truncated"
         return ""
     finally:
         env.close()
 
 
-def _make(lmdb: ModuleType, place: Path, map_size: int) -> None:
-    """Create what is missing, so that every later opening finds all of it."""
-    # LMDB writes to its lock file through a map: with no room left on the file system, a page
-    # of it that was never written would kill the process that writes there first.
+def _create(lmdb: ModuleType, place: Path, map_size: int) -> None:
+    """Create the missing files and databases, so that every later opening finds them."""
+    # LMDB writes to its lock file through a map: on a full file system, a page of it that was
+    # never written would kill the process that writes there first.
     fd = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(fd, 0, _READER * (_MAX_READERS + 8))
@@ -227,5 +229,6 @@ def _make(lmdb: ModuleType, place: Path, map_size: int) -> None:
 
 
 def remove(place: Path) -> None:
+    """Remove the files of a store, if it is one."""
     if guards.is_store(place):
         guards.remove(place, (DATA, _LOCK))

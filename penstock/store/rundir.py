@@ -1,9 +1,9 @@
-"""Run directories: what a running process keeps in memory, and how it goes when the process does.
+"""Run directories: the directory of a process on the memory file system, removed when it ends.
 
-The owner holds a lock for its lifetime, and the system releases it however the owner dies; a run
-directory whose lock can be taken is a dead process's leftover. Directories are created, judged
-and removed only under a lock on their parent, so one that is just being made is never taken for
-a leftover.
+The owner holds a lock for its lifetime, and the system releases it when the owner dies, also when
+it is killed. A run directory whose lock can be taken is the leftover of a dead process. Directories
+are created, checked and removed only under a lock on their parent, so a directory that is being
+created is never taken for a leftover.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class RunDir:
-    """A directory that lives exactly as long as this process, on the memory file system.
+    """A directory on the memory file system that exists as long as this process.
 
-    It is made when its path is first asked for, and leftovers of dead processes are removed then.
-    A forked child that asks gets one of its own.
+    It is created when ``path`` is first read; leftovers of dead processes are removed then. A
+    forked child that reads ``path`` gets a directory of its own.
     """
 
     _all: ClassVar[weakref.WeakSet[RunDir]] = weakref.WeakSet()
@@ -48,7 +48,7 @@ class RunDir:
 
     @classmethod
     def current(cls) -> RunDir:
-        """The one that everything in this process shares."""
+        """The run directory that all of this process shares."""
         return cls._shared
 
     @property
@@ -59,7 +59,7 @@ class RunDir:
             return self._path
 
     def close(self) -> None:
-        """Remove it with all it holds, and the parent if it was the last."""
+        """Remove the directory with its content, and the parent if it is empty then."""
         with self._lock:
             if self._remover is not None:
                 self._remover()
@@ -70,7 +70,7 @@ class RunDir:
             return self._make(parent)
         except OSError as error:
             raise StoreError(
-                f"no run directory can be made in {parent}: {error}. Free some space there, or "
+                f"cannot create a run directory in {parent}: {error}. Free some space there, or "
                 "set PENSTOCK_SHM_DIR to another place."
             ) from error
 
@@ -88,7 +88,7 @@ class RunDir:
         self._path, self._fd, self._remover = None, -1, None
 
     def _after_fork(self) -> None:
-        # A copy of the descriptor would keep the lock, and with it the directory, alive for as
+        # The child's copy of the descriptor would hold the lock, and so keep the directory, as
         # long as the child lives.
         if self._fd >= 0:
             os.close(self._fd)
@@ -99,8 +99,8 @@ class RunDir:
 
     @classmethod
     def _after_any_fork(cls) -> None:
-        for found in list(cls._all):
-            found._after_fork()
+        for run in list(cls._all):
+            run._after_fork()
 
 
 RunDir._shared = RunDir()
@@ -108,14 +108,14 @@ os.register_at_fork(after_in_child=RunDir._after_any_fork)
 
 
 def stale(parent: Path | None = None) -> list[tuple[Path, int]]:
-    """Run directories whose owner is dead, and the bytes each occupies. Removes nothing."""
+    """Run directories whose owner is dead, with the bytes each occupies. Nothing is removed."""
     parent = parent or config.memory_dir()
     with _locked(parent) as exists:
         return [(path, _occupied(path)) for path in _abandoned(parent)] if exists else []
 
 
 def collect_stale(parent: Path | None = None) -> list[Path]:
-    """Remove the run directories whose owner is dead, and say which."""
+    """Remove the run directories whose owner is dead; return those that were removed."""
     parent = parent or config.memory_dir()
     with _locked(parent) as exists:
         removed = _collect(parent) if exists else []
@@ -144,7 +144,7 @@ def _remove(parent: Path, path: Path, fd: int, owner: int) -> None:
 
 @contextmanager
 def _locked(parent: Path, *, create: bool = False) -> Iterator[bool]:
-    """Hold the lock on the parent itself; false where there is no parent to lock."""
+    """Hold the lock on the parent directory; yield false if it does not exist."""
     fd = _lock(parent, create=create)
     try:
         yield fd is not None
@@ -161,7 +161,7 @@ def _lock(parent: Path, *, create: bool) -> int | None:
             fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             if create:
-                continue  # whoever was last to leave removed it since the line above
+                continue  # the last process to leave removed it since the line above
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -173,17 +173,17 @@ def _lock(parent: Path, *, create: bool) -> int | None:
         except BaseException:
             _unlock(fd)
             raise
-        _unlock(fd)  # it was removed while this process waited
+        _unlock(fd)  # the parent was removed while this process waited for the lock
 
 
 def _unlock(fd: int) -> None:
-    # Closing alone would leave the lock with a child that was forked meanwhile.
+    # Closing alone would leave the lock held by a child that was forked meanwhile.
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def _abandoned(parent: Path) -> list[Path]:
-    """The run directories that nobody holds; the caller has the parent's lock."""
+    """The run directories that no process holds. The caller holds the parent's lock."""
     return sorted(path for path in parent.glob(f"{_PREFIX}*") if path.is_dir() and not _held(path))
 
 
@@ -191,7 +191,7 @@ def _held(path: Path) -> bool:
     try:
         fd = os.open(path / _LOCK, _FLAGS)
     except FileNotFoundError:
-        return False  # its owner was killed before it made one
+        return False  # its owner was killed before it created the lock file
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

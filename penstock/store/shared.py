@@ -1,30 +1,30 @@
-"""Caches that several pipelines have in common: one store for each thing that is cached."""
+"""Memory stores that several pipelines of one process share: one store for each cached content."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from penstock.store import AnyStore
 from penstock.store.admission import Admission
+from penstock.store.sample_store import SampleStore
 
 
-class Commons:
-    """Stores in memory by what they hold, for all the roads of one process.
+class SharedStores:
+    """Memory stores by the identity of their content, for all pipelines of one process.
 
-    What no road uses any more is kept for the next, until something else needs the room.
+    A store that no pipeline uses any more is kept for the next one, until a new store is needed.
     """
 
     def __init__(self) -> None:
         self.admitting = threading.Lock()
-        """Held while a road decides what stays in a store."""
+        """Held while a pipeline decides which samples stay in a store."""
         self._lock = threading.Lock()
-        self._stores: dict[str, AnyStore] = {}
+        self._stores: dict[str, SampleStore] = {}
         self._users: dict[str, int] = {}
         self._admissions: dict[int, Admission] = {}
 
-    def store(self, identity: str, make: Callable[[], AnyStore]) -> AnyStore:
-        """The store of what has this identity, made if there is none."""
+    def store(self, identity: str, make: Callable[[], SampleStore]) -> SampleStore:
+        """The store of this identity, made if there is none. It has one more user from now on."""
         with self._lock:
             if identity not in self._stores:
                 self._drop_unused()
@@ -33,28 +33,29 @@ class Commons:
             self._users[identity] += 1
             return self._stores[identity]
 
-    def admission(self, store: AnyStore, first: Admission) -> Admission:
-        """What has been admitted to a store, by whoever; ``first`` if nobody has used it yet."""
+    def admission(self, store: SampleStore, first: Admission) -> Admission:
+        """The admission that all users of a store share; ``first`` becomes it if there is none."""
         with self._lock:
             return self._admissions.setdefault(id(store), first)
 
-    def release(self, store: AnyStore) -> bool:
-        """A road is done with it; false if it is not one of these."""
+    def release(self, store: SampleStore) -> bool:
+        """Give a store back; false if it is not a shared one."""
         with self._lock:
-            for identity, found in self._stores.items():
-                if found is store:
+            for identity, shared in self._stores.items():
+                if shared is store:
                     self._users[identity] -= 1
                     return True
         return False
 
     def _drop_unused(self) -> None:
-        for identity in [one for one, users in self._users.items() if users == 0]:
+        for identity in [identity for identity, users in self._users.items() if users == 0]:
             store = self._stores.pop(identity)
             del self._users[identity]
             self._admissions.pop(id(store), None)
             store.destroy()
 
     def close(self) -> None:
+        """Destroy all stores."""
         with self._lock:
             for store in self._stores.values():
                 store.destroy()

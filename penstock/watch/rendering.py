@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config import show_size
+from penstock.host.text import aligned, many, span
 from penstock.stats import BadSample, Stats
-from penstock.store.listing import aligned, many, span
 from penstock.watch.rates import StopRate
 from penstock.watch.snapshot import Standing, unique_bad_samples
 from penstock.watch.view import LoaderHistory

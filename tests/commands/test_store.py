@@ -1,4 +1,4 @@
-"""``penstock store``: what is kept is listed, proved and cleared, and what is in use stays."""
+"""``penstock store``: lists, verifies and clears stores, and keeps those in use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock import cli, config
-from penstock.commands.store import age
-from penstock.store import RunDir, Store, memory_store
+from penstock.commands.store import age, listed, verified
+from penstock.store import LmdbStore, RunDir, memory_store
+from penstock.store.catalogue import Leftover, Proof, StoreInfo
 
 MB = 1_000_000
 
@@ -22,7 +23,7 @@ Ask = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The place of disk stores, with two in it, and a memory file system of the test's own."""
+    """The directory of disk stores, with two in it, and an empty memory file system."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path / "shm"))
     monkeypatch.setattr(config, "SMALL_SHM", 0)
@@ -35,7 +36,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    store = Store(place, budget=100 * MB, identity=place.name, persistent=True)
+    store = LmdbStore(place, budget=100 * MB, identity=place.name, persistent=True)
     assert all(store.put_many([(key, bytes([key]) * 20_000) for key in range(20)]))
     store.close()
 
@@ -57,9 +58,9 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 HOLD = """
 import sys
 from pathlib import Path
-from penstock.store import Store
+from penstock.store import LmdbStore
 place = Path(sys.argv[1])
-store = Store(place, budget=10**8, identity=place.name, persistent=True)
+store = LmdbStore(place, budget=10**8, identity=place.name, persistent=True)
 store.open()
 print("ready", flush=True)
 sys.stdin.read()
@@ -93,18 +94,30 @@ def test_the_list_has_every_store(stores: Path, ask: Ask) -> None:
     assert shown.splitlines()[-1].startswith("2 stores, ")
 
 
-def test_the_list_is_there_for_programs_too(
+def test_the_list_can_be_printed_as_json(
     stores: Path, ask: Ask, user: subprocess.Popen[str]
 ) -> None:
     code, shown, _ = ask("list", "--json")
-    told = json.loads(shown)
+    found = json.loads(shown)
     assert code == 0
-    assert [one["identity"] for one in told["stores"]] == ["aaaa1111", "bbbb2222"]
-    assert [one["users"] for one in told["stores"]] == [[user.pid], []]
-    assert told["leftovers"] == []
+    assert [store["identity"] for store in found["stores"]] == ["aaaa1111", "bbbb2222"]
+    assert [store["users"] for store in found["stores"]] == [[user.pid], []]
+    assert list(found["stores"][0]) == [
+        "place",
+        "where",
+        "identity",
+        "kind",
+        "samples",
+        "nbytes",
+        "last_use",
+        "in_use",
+        "users",
+        "void",
+    ]
+    assert found["leftovers"] == []
 
 
-def test_a_place_of_ones_own_is_looked_at_alone(stores: Path, ask: Ask, tmp_path: Path) -> None:
+def test_with_a_place_no_other_stores_are_touched(stores: Path, ask: Ask, tmp_path: Path) -> None:
     fill(tmp_path / "kept" / "cccc3333")
     _, shown, _ = ask("list", "--place", tmp_path / "kept")
     assert "cccc3333" in shown
@@ -114,16 +127,18 @@ def test_a_place_of_ones_own_is_looked_at_alone(stores: Path, ask: Ask, tmp_path
     assert names(stores) == ["aaaa1111", "bbbb2222"]
 
 
-def test_a_place_that_is_not_there_is_named(stores: Path, ask: Ask) -> None:
+def test_a_missing_place_is_named(stores: Path, ask: Ask) -> None:
     code, _, complaint = ask("list", "--place", "/nowhere/at/all")
     assert code == 1
     assert "--place /nowhere/at/all is not a directory" in complaint
 
 
-def test_sound_stores_verify(stores: Path, ask: Ask) -> None:
+def test_intact_stores_verify(stores: Path, ask: Ask) -> None:
     code, shown, _ = ask("verify")
     assert code == 0
-    assert [line.rpartition(": ")[2] for line in shown.splitlines()] == ["20 values, all sound"] * 2
+    assert [line.rpartition(": ")[2] for line in shown.splitlines()] == [
+        "20 values, all intact"
+    ] * 2
 
 
 def test_a_damaged_value_makes_verify_fail(stores: Path, ask: Ask) -> None:
@@ -133,12 +148,14 @@ def test_a_damaged_value_makes_verify_fail(stores: Path, ask: Ask) -> None:
     data.write_bytes(content)
     code, shown, _ = ask("verify")
     assert code == 1
-    assert "all sound" in shown.splitlines()[0]
+    assert "all intact" in shown.splitlines()[0]
     assert "1 of 20 values damaged" in shown.splitlines()[1]
     assert ask("verify", "aaaa")[0] == 0
 
 
-def test_one_store_is_cleared_by_how_its_name_begins(stores: Path, ask: Ask) -> None:
+def test_a_store_is_cleared_by_the_first_characters_of_its_fingerprint(
+    stores: Path, ask: Ask
+) -> None:
     code, shown, _ = ask("clear", "aaaa1")
     assert code == 0
     assert names(stores) == ["bbbb2222"]
@@ -148,17 +165,17 @@ def test_one_store_is_cleared_by_how_its_name_begins(stores: Path, ask: Ask) -> 
     assert freed == f"freed {size}"
 
 
-def test_all_are_cleared_but_those_in_use(
+def test_all_stores_are_cleared_except_those_in_use(
     stores: Path, ask: Ask, user: subprocess.Popen[str]
 ) -> None:
     code, shown, _ = ask("clear", "--all")
     assert code == 0
     assert f"kept     aaaa1111  in use by process {user.pid}" in shown
     assert names(stores) == ["aaaa1111"]
-    assert ask("verify")[1].count("all sound") == 1
+    assert ask("verify")[1].count("all intact") == 1
 
 
-def test_naming_one_in_use_is_a_failure(
+def test_clearing_a_store_in_use_by_name_fails(
     stores: Path, ask: Ask, user: subprocess.Popen[str]
 ) -> None:
     code, shown, _ = ask("clear", "aaaa")
@@ -168,7 +185,7 @@ def test_naming_one_in_use_is_a_failure(
     assert names(stores) == ["aaaa1111", "bbbb2222"]
 
 
-def test_what_was_used_lately_is_kept_where_an_age_is_given(stores: Path, ask: Ask) -> None:
+def test_with_an_age_recently_used_stores_are_kept(stores: Path, ask: Ask) -> None:
     for name in ("state.json", "data.mdb"):
         os.utime(stores / "aaaa1111" / name, (1000, 1000))
     assert ask("clear", "--all", "--older-than", "7d")[0] == 0
@@ -176,7 +193,7 @@ def test_what_was_used_lately_is_kept_where_an_age_is_given(stores: Path, ask: A
 
 
 @pytest.mark.parametrize("words", [[], ["aaaa", "--all"]])
-def test_clearing_needs_either_a_name_or_all(
+def test_clearing_needs_either_a_fingerprint_or_all(
     stores: Path, ask: Ask, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -189,18 +206,18 @@ def test_clearing_needs_either_a_name_or_all(
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("", "'' is too little of a fingerprint"),
-        ("zzzz", "nothing is kept under the fingerprint 'zzzz'"),
+        ("", "the fingerprint '' is too short"),
+        ("zzzz", "no store has the fingerprint 'zzzz'"),
         ("aaaa", "several fingerprints begin with 'aaaa': aaaa1111, aaaa9999"),
     ],
 )
-def test_a_name_that_names_no_single_one_removes_nothing(
+def test_a_fingerprint_that_matches_no_single_store_removes_nothing(
     stores: Path, ask: Ask, name: str, complaint: str
 ) -> None:
     fill(stores / "aaaa9999")
-    code, shown, told = ask("clear", "bbbb", name)
+    code, shown, errors = ask("clear", "bbbb", name)
     assert (code, shown) == (1, "")
-    assert complaint in told
+    assert complaint in errors
     assert names(stores) == ["aaaa1111", "aaaa9999", "bbbb2222"]
 
 
@@ -214,11 +231,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_leftovers_of_dead_processes_are_cleared_and_the_living_kept(
+def test_leftovers_of_dead_processes_are_cleared_and_live_stores_kept(
     stores: Path, ask: Ask, tmp_path: Path
 ) -> None:
     mine = RunDir.current().path
-    # Nobody has it open just now, and its process may come back to it.
+    # No process has it open at the moment, but its process may open it again.
     store = memory_store(MB, shared=True)
     store.put_many([(0, b"mine")])
     store.close()
@@ -235,17 +252,17 @@ def test_leftovers_of_dead_processes_are_cleared_and_the_living_kept(
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "7 days", "-1h", "1m"])
-def test_an_age_that_is_none_is_misuse(
+def test_a_text_that_is_not_an_age_is_a_usage_error(
     stores: Path, ask: Ask, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         ask("clear", "--all", f"--older-than={text}")
     assert ended.value.code == 2
-    assert "is no age; write 90min, 12h, 7d or 2w" in capsys.readouterr().err
+    assert "is not an age; write 90min, 12h, 7d or 2w" in capsys.readouterr().err
     assert names(stores) == ["aaaa1111", "bbbb2222"]
 
 
-def test_ages_are_read_as_people_write_them() -> None:
+def test_ages_have_a_number_and_a_unit() -> None:
     assert [age(text) for text in ("30s", "90min", "1.5h", "7d", "2W")] == [
         30.0,
         5_400.0,
@@ -253,3 +270,53 @@ def test_ages_are_read_as_people_write_them() -> None:
         604_800.0,
         1_209_600.0,
     ]
+
+
+INFO = StoreInfo(
+    place=Path("/home/me/.cache/penstock/stores/3f2a9c01be7755aa"),
+    where="disk",
+    identity="3f2a9c01be7755aa",
+    kind="cache",
+    samples=48_000,
+    nbytes=5_100 * MB,
+    last_use=1_000.0,
+    in_use=False,
+)
+
+
+def test_the_list_shows_place_kind_size_and_last_use() -> None:
+    memory = Path("/dev/shm/penstock-1000")
+    used = StoreInfo(
+        memory / "run-7-abc" / "0f", "memory", "0f", "", None, 2 * MB, 9e3, True, (7, 8, 9, 10)
+    )
+    left = Leftover(memory / "run-5-def", 200 * MB)
+    assert listed([INFO, used], [left], now=1_000.0 + 2 * 86_400) == [
+        "on disk, /home/me/.cache/penstock/stores",
+        "  fingerprint   kind   samples    size  last use",
+        "  3f2a9c01be77  cache   48,000  5.1 GB  2 days ago",
+        "",
+        "in memory, /dev/shm/penstock-1000",
+        "  fingerprint  kind  samples    size  last use",
+        "  0f           ?           ?  2.0 MB  now       in use by process 7, 8, 9, ...",
+        "",
+        "left in memory by dead processes: penstock store clear --all removes it",
+        "  /dev/shm/penstock-1000/run-5-def  200.0 MB",
+        "",
+        "2 stores, 1 left behind, 5.3 GB",
+    ]
+
+
+def test_an_empty_list_says_so() -> None:
+    assert listed([], [], 0.0) == ["No stores found."]
+
+
+@pytest.mark.parametrize(
+    ("proof", "words"),
+    [
+        (Proof(48_000, 0), "48,000 values, all intact"),
+        (Proof(48_000, 3), "3 of 48,000 values damaged; they are prepared again"),
+        (Proof(5, 0, "its index is damaged (x)"), "its index is damaged (x); the store is emptied"),
+    ],
+)
+def test_the_result_of_verifying_is_one_line(proof: Proof, words: str) -> None:
+    assert words in verified(INFO, proof)

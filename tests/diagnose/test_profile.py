@@ -479,9 +479,9 @@ def test_a_compose_of_pictures_and_labels_is_timed_too(time: Time, torchvision: 
 def test_misses_and_hits_of_a_cache_are_timed_separately(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.store import Store
+    from penstock.store import LmdbStore
 
-    get, put = Store.get_many, Store.put_many
+    get, put = LmdbStore.get_many, LmdbStore.put_many
 
     def slow_get(self: Any, keys: Any) -> Any:
         time.spend(0.5 * len(keys))
@@ -491,8 +491,8 @@ def test_misses_and_hits_of_a_cache_are_timed_separately(
         time.spend(1.0 * len(items))
         return put(self, items)
 
-    monkeypatch.setattr(Store, "get_many", slow_get)
-    monkeypatch.setattr(Store, "put_many", slow_put)
+    monkeypatch.setattr(LmdbStore, "get_many", slow_get)
+    monkeypatch.setattr(LmdbStore, "put_many", slow_put)
     pipeline = (
         Pipeline(Slow(time, 7.0, 7.0))
         .map(time.takes(2.0, "above"), random=False)

@@ -1,4 +1,4 @@
-"""Datasets of other libraries, and anything else with a length and an index."""
+"""Datasets of other libraries, and other objects with __len__ and __getitem__."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Squares:
 
     def __getitem__(self, index: int) -> int:
         assert type(index) is int
-        return index**self.power
+        return int(index**self.power)
 
 
 class Batched(Squares):
@@ -43,7 +43,7 @@ def test_samples_come_from_getitem_with_plain_integers() -> None:
     assert source.name(3) == "sample 3 of Squares"
 
 
-def test_getitems_is_used_where_there_is_one() -> None:
+def test_getitems_is_used_if_the_dataset_has_it() -> None:
     assert DatasetSource(Batched(10)).read([3, 1]) == [-3, -1]
 
 
@@ -82,7 +82,7 @@ def test_torch_datasets_are_read() -> None:
     assert source.identity() != DatasetSource(other).identity()
 
 
-def test_identity_is_that_of_the_whole_object() -> None:
+def test_the_identity_depends_on_the_whole_state() -> None:
     first = DatasetSource(Squares(10)).identity()
     assert first == DatasetSource(Squares(10)).identity()
     other = {
@@ -95,7 +95,7 @@ def test_identity_is_that_of_the_whole_object() -> None:
     assert len(other | {first}) == 6
 
 
-def test_a_version_stands_for_what_cannot_be_fingerprinted() -> None:
+def test_a_version_replaces_the_fingerprint_of_the_data() -> None:
     dataset = Squares(10)
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(FingerprintError, match="attribute 'lock' of a Squares"):
@@ -104,7 +104,7 @@ def test_a_version_stands_for_what_cannot_be_fingerprinted() -> None:
     assert DatasetSource(dataset, "1").identity() != DatasetSource(dataset, "2").identity()
 
 
-def test_an_image_folder_names_its_files() -> None:
+def test_samples_of_an_image_folder_are_named_by_their_files() -> None:
     dataset = Squares(2)
     dataset.samples = [("a/1.jpg", 0), ("b/2.jpg", 1)]  # type: ignore[attr-defined]
     assert DatasetSource(dataset).name(1) == "b/2.jpg"
@@ -112,7 +112,7 @@ def test_an_image_folder_names_its_files() -> None:
     assert DatasetSource(dataset).name(1) == "sample 1 of Squares"
 
 
-def test_what_cannot_be_read_by_index_is_refused_with_what_is_needed() -> None:
+def test_an_object_that_cannot_be_read_by_index_is_refused_with_the_remedy() -> None:
     class Lengthless:
         def __getitem__(self, index: int) -> int:
             return index
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_by_index_is_refused_with_what_is_needed() -> None:
         DatasetSource([])
 
 
-def test_a_torch_iterable_dataset_is_sent_to_the_stream_source() -> None:
+def test_a_torch_iterable_dataset_is_refused_with_a_hint_at_streams() -> None:
     data = pytest.importorskip("torch.utils.data")
 
     class Stream(data.IterableDataset):  # type: ignore[misc, name-defined]
@@ -147,7 +147,7 @@ def test_a_torch_iterable_dataset_is_sent_to_the_stream_source() -> None:
         DatasetSource(Stream())
 
 
-def test_hugging_face_datasets_are_read_and_known_by_their_own_fingerprint() -> None:
+def test_hugging_face_datasets_are_identified_by_their_own_fingerprint() -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"x": [1, 2, 3], "y": ["a", "b", "c"]})
     source = DatasetSource(data)
@@ -161,7 +161,7 @@ def test_hugging_face_datasets_are_read_and_known_by_their_own_fingerprint() -> 
         DatasetSource(data.to_iterable_dataset())
 
 
-def test_sources_travel_to_another_process(tmp_path: Path) -> None:
+def test_sources_can_be_pickled_and_read_in_another_process(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     for name in ("cat/a.jpg", "dog/b.jpg"):
         (folder / name).parent.mkdir(parents=True)

@@ -25,7 +25,7 @@ def paths(tmp_path: Path) -> list[Path]:
     return out
 
 
-def test_files_keep_the_order_they_are_given_in(paths: list[Path]) -> None:
+def test_files_keep_their_order(paths: list[Path]) -> None:
     source = FilesSource(paths)
     assert source.read([0, 2, 0]) == [b"b.bin", b"c.bin", b"b.bin"]
     assert source.name(1) == str(paths[1])
@@ -53,7 +53,7 @@ def test_labels_may_be_of_any_kind(paths: list[Path]) -> None:
     assert FilesSource(paths, labels=[1 << 70, 1, 2]).read([0]) == [(b"b.bin", 1 << 70)]
 
 
-def test_a_relative_path_stays_where_it_pointed(
+def test_a_relative_path_does_not_depend_on_later_directories(
     paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_identity_follows_paths_labels_and_content(paths: list[Path]) -> None:
         FilesSource(paths, [1, 2, 4]).identity(),
         FilesSource(paths, ["1", "2", "4"]).identity(),
     }
-    paths[0].write_bytes(b"more than there was")
+    paths[0].write_bytes(b"longer than before")
     other.add(FilesSource(paths).identity())
     assert len(other | {first}) == 6
 
@@ -88,20 +88,22 @@ def test_wrong_arguments_are_refused(paths: list[Path]) -> None:
 def test_a_missing_file_is_named_when_it_is_read(paths: list[Path], tmp_path: Path) -> None:
     source = FilesSource([*paths, tmp_path / "gone.bin"])
     assert source.read([0]) == [b"b.bin"]
-    with pytest.raises(SourceError, match=r"gone\.bin is not there"):
+    with pytest.raises(SourceError, match=r"gone\.bin does not exist"):
         source.read([3])
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_named(paths: list[Path]) -> None:
     paths[0].chmod(0)
-    with pytest.raises(SourceError, match=r"b\.bin cannot be read: Permission denied.*right to"):
+    with pytest.raises(
+        SourceError, match=r"b\.bin cannot be read: Permission denied.*permission to read"
+    ):
         FilesSource(paths).read([0])
 
 
 @pytest.fixture(params=["kernel", "pure"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Read by the kernel, where there is one, and without."""
+    """Read with the compiled kernel, if there is one, and without it."""
     if request.param == "kernel" and not native.kernel_available():
         pytest.skip(native.why_no_kernel())
     if request.param == "pure":
@@ -130,8 +132,8 @@ def test_a_file_that_does_not_know_its_size_is_read_whole(reader: None, tmp_path
     writer.join()
 
 
-def test_what_cannot_be_read_is_named(reader: None, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="none is not there"):
+def test_a_file_that_cannot_be_read_is_named(reader: None, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="none does not exist"):
         read_files([str(tmp_path / "none")])
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
         read_files([str(tmp_path)])
@@ -151,5 +153,5 @@ def test_several_files_are_read_in_order(reader: None, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in contents]
     assert read_files(paths) == list(contents.values())
     assert read_files([]) == []
-    with pytest.raises(SourceError, match="none is not there"):
+    with pytest.raises(SourceError, match="none does not exist"):
         read_files([*paths, str(tmp_path / "none"), *paths])

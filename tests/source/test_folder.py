@@ -1,4 +1,4 @@
-"""Folders: the files, labels and order of ImageFolder; errors that name what is wrong."""
+"""Folders: files, labels and order as in ImageFolder, and errors that name the cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(root: Path, *names: str) -> Path:
 
 
 def image_folder(root: Path) -> list[tuple[str, int]]:
-    """The samples that torchvision's ImageFolder documents: sorted classes, sorted walk."""
+    """The samples as torchvision's ImageFolder documents them: sorted classes, sorted walk."""
     out = []
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     for label, name in enumerate(classes):
@@ -111,8 +111,8 @@ def test_extensions_can_be_chosen(tmp_path: Path) -> None:
     assert len(FolderSource(tmp_path, extensions=None)) == 3
 
 
-def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"The folder .*nowhere is not there"):
+def test_an_unusable_folder_is_an_error_that_names_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"The folder .*nowhere does not exist"):
         FolderSource(tmp_path / "nowhere")
     with pytest.raises(SourceError, match=r"holds no \.jpg, .*extensions="):
         FolderSource(tmp_path)
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
         FolderSource(tmp_path / "photos")
     with pytest.raises(SourceError, match="is a file, not a folder"):
         FolderSource(tmp_path / "photos/cat/a.jpg")
-    with pytest.raises(SourceError, match="has no sub-folders to be classes"):
+    with pytest.raises(SourceError, match="has no sub-folders to use as classes"):
         FolderSource(tmp_path / "photos/cat", classes=True)
     with pytest.raises(PipelineError, match="classes is 'yes'"):
         FolderSource(tmp_path / "photos", classes="yes")  # type: ignore[arg-type]
@@ -132,9 +132,9 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     source = FolderSource(write(tmp_path, "a.jpg", "b.jpg"))
     (tmp_path / "b.jpg").unlink()
-    with pytest.raises(SourceError, match=r"b\.jpg is not there"):
+    with pytest.raises(SourceError, match=r"b\.jpg does not exist"):
         source.read([0, 1])
-    with pytest.raises(SourceError, match=r"b\.jpg is not there"):
+    with pytest.raises(SourceError, match=r"b\.jpg does not exist"):
         source.identity()
     (tmp_path / "b.jpg").mkdir()
     with pytest.raises(SourceError, match=r"b\.jpg cannot be read: Is a directory"):
@@ -163,7 +163,7 @@ def test_identity_follows_the_data_and_nothing_else(tmp_path: Path) -> None:
     assert len({first, touched, longer, renamed}) == 4
 
 
-def test_an_odd_name_is_read(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_valid_utf8_is_read(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9\n.jpg")
     (tmp_path / name).write_bytes(b"x")
     source = FolderSource(tmp_path)
@@ -172,7 +172,7 @@ def test_an_odd_name_is_read(tmp_path: Path) -> None:
     assert len(source.identity()) == 32
 
 
-def test_many_names_take_little_room_and_travel_as_buffers() -> None:
+def test_names_are_compact_and_pickled_as_buffers() -> None:
     names = Names(f"n{i:08d}.jpg" for i in range(50_000))
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(names, protocol=5, buffer_callback=buffers.append)

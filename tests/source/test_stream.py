@@ -1,4 +1,4 @@
-"""Streams start anew each time, can be entered midway, and refuse what is used up."""
+"""Streams start from the first sample at each opening, and refuse exhausted iterators."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Counted(Lines):
         return self.count
 
 
-def test_each_opening_starts_anew() -> None:
+def test_each_opening_starts_from_the_first_sample() -> None:
     source = StreamSource(Lines(3))
     assert list(source.open()) == list(source.open()) == ["line 0", "line 1", "line 2"]
     assert list(source.open(skip=2)) == ["line 2"]
     assert list(source.open(skip=9)) == []
 
 
-def test_a_function_may_make_the_stream() -> None:
+def test_a_function_may_return_the_iterator() -> None:
     source = StreamSource(lambda: (i * i for i in range(4)))
     assert list(source.open(1)) == [1, 4, 9]
     assert list(source.open()) == [0, 1, 4, 9]
@@ -41,7 +41,7 @@ def test_a_function_may_make_the_stream() -> None:
         StreamSource(lambda: 3).open()
 
 
-def test_the_length_is_known_where_the_dataset_knows_it() -> None:
+def test_the_length_is_that_of_the_dataset_if_it_has_one() -> None:
     assert StreamSource(Counted(3)).length() == 3
     assert StreamSource(Lines(3)).length() is None
 
@@ -67,7 +67,7 @@ def test_hugging_face_streams_are_streams() -> None:
     assert source.length() is None
 
 
-def test_what_can_be_read_only_once_is_refused() -> None:
+def test_an_iterator_that_can_be_read_only_once_is_refused() -> None:
     with pytest.raises(PipelineError, match="read only once"):
         StreamSource(i for i in range(3))
     for wrong in (3, Lines):
@@ -85,7 +85,7 @@ def test_identity_is_that_of_the_dataset_or_its_version() -> None:
     assert StreamSource(lines, "1").identity() != StreamSource(lines, "2").identity()
 
 
-def test_it_travels() -> None:
+def test_it_can_be_pickled() -> None:
     source = cloudpickle.loads(cloudpickle.dumps(StreamSource(Lines(3), "1")))
     assert list(source.open(2)) == ["line 2"]
     assert source.identity() == StreamSource(Lines(3), "1").identity()

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.errors import FingerprintError
 from penstock.order import Shuffled
 from penstock.serialize import pack
-from penstock.store import Store
+from penstock.store import LmdbStore
 from tests.support.contract import POOLS, Workers, plain, store_of
 
 SIZES = [int(n) for n in np.random.default_rng(0).integers(500, 9000, size=90)]
@@ -33,7 +33,7 @@ def admitted_by_the_rule(budget: int, seed: int) -> set[int]:
     left = budget
     admitted = set()
     for index in Shuffled().indices(len(SIZES), seed, 0).tolist():
-        cost = Store.cost(pack(bytes(SIZES[index])).nbytes)
+        cost = LmdbStore.cost(pack(bytes(SIZES[index])).nbytes)
         if cost > left:
             break
         left -= cost

@@ -17,7 +17,7 @@ from penstock.order import Generations
 from penstock.stats import Tally
 from penstock.stops.refurbish import Refurbish, place
 from penstock.stops.stop import Site, StageFailure
-from penstock.store import Store
+from penstock.store import LmdbStore
 from penstock.store.encoding import Encoding
 
 N = 30
@@ -44,13 +44,13 @@ class Upstream:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    found = Store(tmp_path / "store", budget=50_000_000)
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    found = LmdbStore(tmp_path / "store", budget=50_000_000)
     yield found
     found.destroy()
 
 
-def refurbish(store: Store, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
+def refurbish(store: LmdbStore, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
     generations = Generations(N, reuse, kept, seed=7)
     return Refurbish(reuse, encode=encode, number=1, store=store, generations=generations)
 
@@ -59,7 +59,7 @@ def site() -> Site:
     return Site(seed=7, tally=Tally(3, 2))
 
 
-def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Store) -> None:
+def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: LmdbStore) -> None:
     stop, upstream, here = refurbish(store, kept=20), Upstream(), site()
     step, generations = stop.step(here), stop.generations
     assert generations is not None
@@ -81,7 +81,7 @@ def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Stor
     assert len(kept) == 20
 
 
-def test_what_is_not_kept_goes_straight_through(store: Store) -> None:
+def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
     for stop in (refurbish(store, kept=0), refurbish(store, reuse=1)):
         upstream = Upstream()
         step = stop.step(site())
@@ -92,7 +92,7 @@ def test_what_is_not_kept_goes_straight_through(store: Store) -> None:
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg", "jpeg:50"])
-def test_a_sample_does_not_tell_whether_it_was_kept(store: Store, encode: str) -> None:
+def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: str) -> None:
     stop, upstream = refurbish(store, encode=encode), Upstream(image=True)
     step = stop.step(site())
     first = [sample.copy() for sample in step(Keys(0, list(range(5))), upstream)]
@@ -107,7 +107,9 @@ def test_a_sample_does_not_tell_whether_it_was_kept(store: Store, encode: str) -
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg"])
-def test_working_in_place_on_a_sample_changes_none_that_is_kept(store: Store, encode: str) -> None:
+def test_working_in_place_on_a_sample_changes_none_that_is_kept(
+    store: LmdbStore, encode: str
+) -> None:
     step, upstream = refurbish(store, encode=encode).step(site()), Upstream(image=True)
     [sample] = step(Keys(0, [3]), upstream)
     expected = sample.copy()
@@ -120,8 +122,8 @@ def test_working_in_place_on_a_sample_changes_none_that_is_kept(store: Store, en
 
 @pytest.mark.filterwarnings("ignore:the store:RuntimeWarning")
 def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
-    full = Store(tmp_path / "full", budget=0, overshoot=0)
-    gone = Store(tmp_path / "gone", budget=1_000_000)
+    full = LmdbStore(tmp_path / "full", budget=0, overshoot=0)
+    gone = LmdbStore(tmp_path / "gone", budget=1_000_000)
     gone.destroy()
     for store in (full, gone):
         upstream, here = Upstream(), site()
@@ -133,7 +135,7 @@ def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
     full.destroy()
 
 
-def test_damage_is_a_miss_that_is_counted(store: Store) -> None:
+def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
     stop, upstream, here = refurbish(store), Upstream(), site()
     step = stop.step(here)
     step(Keys(0, [4]), upstream)
@@ -155,14 +157,14 @@ def test_damage_is_a_miss_that_is_counted(store: Store) -> None:
     assert here.tally.hits[1] == 1
 
 
-def test_a_trial_keeps_nothing(store: Store) -> None:
+def test_a_trial_keeps_nothing(store: LmdbStore) -> None:
     here, upstream = site(), Upstream()
     here.trial = True
     refurbish(store).step(here)(Keys(0, [1]), upstream)
     assert len(store) == 0
 
 
-def test_a_sample_that_cannot_be_kept_is_named(store: Store) -> None:
+def test_a_sample_that_cannot_be_kept_is_named(store: LmdbStore) -> None:
     step = refurbish(store).step(site())
     with pytest.raises(StageFailure) as found:
         step(Keys(0, [6]), lambda keys: [(byte for byte in b"never pickled")])
@@ -170,7 +172,7 @@ def test_a_sample_that_cannot_be_kept_is_named(store: Store) -> None:
     assert found.value.__cause__ is not None
 
 
-def test_a_failure_above_keeps_its_name(store: Store) -> None:
+def test_a_failure_above_keeps_its_name(store: LmdbStore) -> None:
     def broken(keys: Keys) -> list[Any]:
         raise StageFailure("decode", keys.indices[0])
 
@@ -179,7 +181,7 @@ def test_a_failure_above_keeps_its_name(store: Store) -> None:
     assert (found.value.stage, found.value.index) == ("decode", 6)
 
 
-def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: Store) -> None:
+def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: LmdbStore) -> None:
     stop, upstream = refurbish(store), Upstream()
     stop.step(site())(Keys(0, [1, 2]), upstream)
     copy = pickle.loads(pickle.dumps(stop))
@@ -193,7 +195,7 @@ def test_without_a_store_it_does_not_run() -> None:
         Refurbish(3).step(site())
 
 
-def test_it_is_known_by_what_changes_batches(store: Store) -> None:
+def test_it_is_known_by_what_changes_batches(store: LmdbStore) -> None:
     stop = refurbish(store)
     assert stop.name == "refurbish"
     same = replace(stop, budget=5, where="disk", number=4, store=None, generations=None)

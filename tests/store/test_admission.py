@@ -1,4 +1,4 @@
-"""Admission: keeps the first that fit, closes at the first that does not, and stays closed."""
+"""Admission: the first samples that fit are kept; the first that does not closes it for good."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_later_epoch_hits_what_the_first_admitted(
 ) -> None:
     admission = Admission(budget)
     first = {key: admission.offer(key, cost) for key, cost in offered}
-    # One more sample that cannot fit, so that the answer no longer depends on room being left.
+    # One more sample that cannot fit, so that the answer does not depend on the room left.
     assert not admission.offer(99, budget + 1)
     state = (admission.used, admission.admitted)
     assert {key: admission.offer(key, cost) for key, cost in reversed(offered)} == first
@@ -60,5 +60,5 @@ def test_a_small_sample_after_the_close_is_refused() -> None:
 def test_negative_sizes_are_refused() -> None:
     with pytest.raises(PipelineError, match="-1 bytes; it cannot be negative"):
         Admission(-1)
-    with pytest.raises(PipelineError, match="Sample 4 is offered at -2 bytes"):
+    with pytest.raises(PipelineError, match="cost of sample 4 is -2 bytes"):
         Admission(1).offer(4, -2)

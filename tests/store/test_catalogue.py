@@ -1,4 +1,4 @@
-"""What is kept can be found, weighed, proved and removed, and nobody who uses it is hindered."""
+"""The catalogue finds, measures, verifies and removes stores without disturbing their users."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock import config
 from penstock.errors import StoreError
-from penstock.store import Store
-from penstock.store.catalogue import Kept, Leftover, Proof, in_memory, on_disk, remove, verify
-from penstock.store.listing import aligned, listed, proved, span
+from penstock.store import LmdbStore
+from penstock.store.catalogue import Proof, StoreInfo, in_memory, on_disk, remove, verify
 from penstock.store.opening import DATA
 
 MB = 1_000_000
@@ -30,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _fill(place: Path, count: int = 20, nbytes: int = 20_000, *, tagged: bool = False) -> None:
-    store = Store(place, budget=100 * MB, identity=place.name, persistent=True)
+    store = LmdbStore(place, budget=100 * MB, identity=place.name, persistent=True)
     if tagged:
         assert all(store.put_tagged([(key, 3, bytes(nbytes)) for key in range(count)]))
     else:
@@ -38,13 +35,13 @@ def _fill(place: Path, count: int = 20, nbytes: int = 20_000, *, tagged: bool = 
     store.close()
 
 
-def _only(root: Path) -> Kept:
-    (found,) = on_disk([root])
-    return found
+def _only(root: Path) -> StoreInfo:
+    (info,) = on_disk([root])
+    return info
 
 
 def _spoil(place: Path, key: int, nbytes: int = 20_000) -> None:
-    """Change one byte in the middle of a value that ``_fill`` has put."""
+    """Change one byte in the middle of a value that ``_fill`` has stored."""
     data = bytearray((place / DATA).read_bytes())
     at = data.index(bytes([key % 251]) * nbytes)
     data[at + nbytes // 2] ^= 0xFF
@@ -54,9 +51,9 @@ def _spoil(place: Path, key: int, nbytes: int = 20_000) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from penstock.store import Store
+from penstock.store import LmdbStore
 place = Path(sys.argv[1])
-store = Store(place, budget=10**8, identity=place.name, persistent=True)
+store = LmdbStore(place, budget=10**8, identity=place.name, persistent=True)
 store.put_many([(1000, b"held")])
 print("ready", flush=True)
 for line in sys.stdin:
@@ -101,12 +98,12 @@ def test_stores_are_found_with_what_they_hold(root: Path) -> None:
     assert one.void == ""
 
 
-def test_a_place_may_be_a_store_itself(root: Path) -> None:
+def test_a_place_may_itself_be_a_store(root: Path) -> None:
     _fill(root / "aaaa")
     assert on_disk([root / "aaaa"]) == on_disk([root])
 
 
-def test_the_default_place_is_that_of_disk_stores(
+def test_by_default_the_directory_of_disk_stores_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
@@ -115,20 +112,20 @@ def test_the_default_place_is_that_of_disk_stores(
     assert [one.identity for one in on_disk()] == ["aaaa"]
 
 
-def test_an_empty_store_is_of_no_kind(root: Path) -> None:
+def test_an_empty_store_has_no_kind(root: Path) -> None:
     _fill(root / "aaaa", 0)
     found = _only(root)
     assert (found.samples, found.kind, verify(found)) == (0, "", Proof(0, 0))
 
 
-def test_a_store_whose_maker_was_killed_early_is_listed(root: Path) -> None:
+def test_a_store_whose_creator_was_killed_early_is_found(root: Path) -> None:
     _fill(root / "aaaa")
     (root / "aaaa" / DATA).unlink()
     found = _only(root)
     assert (found.samples, verify(found).sound) == (0, True)
 
 
-def test_looking_is_not_using(root: Path) -> None:
+def test_looking_at_a_store_does_not_count_as_use(root: Path) -> None:
     _fill(root / "aaaa")
     for name in ("state.json", DATA):
         os.utime(root / "aaaa" / name, (1000, 1000))
@@ -139,21 +136,21 @@ def test_looking_is_not_using(root: Path) -> None:
     assert _state(root / "aaaa")["clean"]
 
 
-def test_what_is_no_store_of_ours_is_not_listed(root: Path) -> None:
+def test_foreign_directories_are_not_found_and_not_removed(root: Path) -> None:
     _fill(root / "aaaa")
     (root / "other").mkdir(mode=0o700)
-    (root / "other" / DATA).write_bytes(b"somebody's dataset")
+    (root / "other" / DATA).write_bytes(b"a dataset")
     (root / "file").write_text("x")
     (root / "link").symlink_to(root / "aaaa")
     _fill(root / "open")
     (root / "open").chmod(0o755)
     assert [one.identity for one in on_disk([root])] == ["aaaa"]
-    with pytest.raises(StoreError, match="not a store of Penstock's"):
+    with pytest.raises(StoreError, match="not a store of Penstock"):
         remove(root / "other")
     assert (root / "other" / DATA).exists()
 
 
-def test_a_store_in_use_says_by_whom_and_is_not_removed(root: Path) -> None:
+def test_a_store_in_use_names_its_users_and_is_not_removed(root: Path) -> None:
     _fill(root / "aaaa")
     with _held(root / "aaaa") as process:
         found = _only(root)
@@ -164,56 +161,56 @@ def test_a_store_in_use_says_by_whom_and_is_not_removed(root: Path) -> None:
     assert not (root / "aaaa").exists()
 
 
-def test_a_store_that_was_looked_at_while_in_use_is_left_clean(root: Path) -> None:
+def test_verifying_a_store_in_use_does_not_keep_it_from_being_left_clean(root: Path) -> None:
     with _held(root / "aaaa"):
         assert verify(_only(root)).sound
     assert _state(root / "aaaa")["clean"]
 
 
-def test_what_is_foreign_in_the_directory_of_a_store_stays(root: Path) -> None:
+def test_foreign_files_in_the_directory_of_a_store_stay(root: Path) -> None:
     _fill(root / "aaaa")
     (root / "aaaa" / "notes.txt").write_text("mine")
     assert remove(root / "aaaa")
     assert [path.name for path in (root / "aaaa").iterdir()] == ["notes.txt"]
 
 
-def test_sound_stores_are_proved_in_steps(root: Path) -> None:
+def test_verifying_an_intact_store_reports_its_progress(root: Path) -> None:
     _fill(root / "aaaa", 150)
-    told: list[tuple[int, int]] = []
-    assert verify(_only(root), lambda done, total: told.append((done, total))) == Proof(150, 0)
-    assert told == [(64, 150), (128, 150), (150, 150)]
+    steps: list[tuple[int, int]] = []
+    assert verify(_only(root), lambda done, total: steps.append((done, total))) == Proof(150, 0)
+    assert steps == [(64, 150), (128, 150), (150, 150)]
 
 
 @pytest.mark.parametrize("key", [0, 63, 64, 149])
-def test_a_damaged_value_is_counted_wherever_it_lies(root: Path, key: int) -> None:
+def test_a_damaged_value_is_counted_at_any_position(root: Path, key: int) -> None:
     _fill(root / "aaaa", 150)
     _spoil(root / "aaaa", key)
     assert verify(_only(root)) == Proof(150, 1)
     assert (root / "aaaa" / DATA).exists()
 
 
-def test_a_damaged_piece_of_a_value_is_found(root: Path) -> None:
+def test_a_value_with_a_damaged_piece_is_counted(root: Path) -> None:
     _fill(root / "aaaa", 1, 300_000, tagged=True)
     data = bytearray((root / "aaaa" / DATA).read_bytes())
-    # All zeros but for the tree: a page in the midst of the value.
+    # The value is all zeros: a page in the middle of it.
     at = data.index(bytes(60_000)) + 30_000
     data[at] = 1
     (root / "aaaa" / DATA).write_bytes(data)
     assert verify(_only(root)) == Proof(1, 1)
 
 
-def test_a_store_that_is_written_to_meanwhile_is_proved(root: Path) -> None:
+def test_a_store_that_is_written_to_meanwhile_is_verified(root: Path) -> None:
     _fill(root / "aaaa", 150)
     with _held(root / "aaaa") as process:
 
-        def told(done: int, total: int) -> None:
+        def write_more(done: int, total: int) -> None:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(f"{2000 + done}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "put\n"
 
-        proof = verify(_only(root), told)
+        proof = verify(_only(root), write_more)
     assert proof.sound
     assert proof.values >= 151
 
@@ -221,30 +218,30 @@ def test_a_store_that_is_written_to_meanwhile_is_proved(root: Path) -> None:
 GROW = """
 import sys
 from pathlib import Path
-from penstock.store import Store
+from penstock.store import LmdbStore
 place = Path(sys.argv[1])
-store = Store(place, budget=300_000_000, identity=place.name, persistent=True)
+store = LmdbStore(place, budget=300_000_000, identity=place.name, persistent=True)
 assert all(store.put_many([(1000 + key, bytes(1_000_000)) for key in range(120)]))
 store.close()
 """
 
 
-def test_a_store_that_outgrows_the_map_of_who_looks_is_proved(root: Path) -> None:
+def test_a_store_that_outgrows_the_map_of_its_reader_is_verified(root: Path) -> None:
     place = root / "aaaa"
-    small = Store(place, budget=5 * MB, identity="aaaa", persistent=True)
+    small = LmdbStore(place, budget=5 * MB, identity="aaaa", persistent=True)
     assert all(small.put_many([(key, bytes(1_000)) for key in range(150)]))
     small.close()
     steps: list[int] = []
 
-    def told(done: int, total: int) -> None:
+    def grow(done: int, total: int) -> None:
         if not steps:
             subprocess.run([sys.executable, "-c", GROW, str(place)], check=True)
         steps.append(done)
 
-    assert verify(_only(root), told) == Proof(270, 0)
+    assert verify(_only(root), grow) == Proof(270, 0)
 
 
-def test_a_file_that_was_cut_short_is_found_out_and_kills_nobody(root: Path) -> None:
+def test_a_truncated_file_is_detected_and_does_not_kill_the_process(root: Path) -> None:
     place = root / "aaaa"
     _fill(place, 150)
     os.truncate(place / DATA, os.path.getsize(place / DATA) // 2)
@@ -255,15 +252,15 @@ def test_a_file_that_was_cut_short_is_found_out_and_kills_nobody(root: Path) -> 
     assert (proof.wrong != "") == _state(place)["damaged"]
 
 
-def test_a_file_that_lacks_most_of_itself_is_not_made_longer(root: Path) -> None:
+def test_a_file_truncated_by_much_is_not_extended(root: Path) -> None:
     place = root / "aaaa"
     _fill(place, 40, MB)
     os.truncate(place / DATA, 100_000)
-    assert "cut short" in verify(_only(root)).wrong
+    assert "truncated" in verify(_only(root)).wrong
     assert os.path.getsize(place / DATA) == 100_000
 
 
-def test_a_file_that_is_no_database_any_more_is_found_out(root: Path) -> None:
+def test_a_file_that_is_not_a_database_is_detected(root: Path) -> None:
     place = root / "aaaa"
     _fill(place)
     (place / DATA).write_bytes(b"nonsense" * 10_000)
@@ -275,12 +272,12 @@ def test_a_file_that_is_no_database_any_more_is_found_out(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 99}, "it is of format 99"),
+        ({"format": 99}, "it has format 99"),
         ({"damaged": True}, "its index was found damaged"),
         ({"clean": False, "boot": "another"}, "the machine went down"),
     ],
 )
-def test_what_will_not_be_used_again_is_told_and_not_read(
+def test_a_store_that_will_be_emptied_has_a_reason_and_is_not_read(
     root: Path, change: dict[str, object], reason: str
 ) -> None:
     _fill(root / "aaaa")
@@ -292,11 +289,11 @@ def test_what_will_not_be_used_again_is_told_and_not_read(
     assert remove(root / "aaaa")
 
 
-def test_a_state_that_cannot_be_read_is_told(root: Path) -> None:
+def test_an_unreadable_state_file_is_a_reason_too(root: Path) -> None:
     _fill(root / "aaaa")
     (root / "aaaa" / "state.json").write_text("{")
     found = _only(root)
-    assert (found.identity, found.void) == ("aaaa", "its state cannot be read")
+    assert (found.identity, found.void) == ("aaaa", "its state file cannot be read")
 
 
 MEMORY = """
@@ -309,7 +306,7 @@ sys.stdin.read()
 """
 
 
-def test_memory_stores_of_the_living_and_leftovers_of_the_dead_are_told_apart(
+def test_memory_stores_and_leftovers_of_dead_processes_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path))
@@ -340,74 +337,9 @@ def test_memory_stores_of_the_living_and_leftovers_of_the_dead_are_told_apart(
         alive.communicate()
 
 
-def test_where_nothing_is_in_memory_nothing_is_found(
+def test_without_memory_stores_none_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path))
     monkeypatch.setattr(config, "SMALL_SHM", 0)
     assert in_memory() == ([], [])
-
-
-# As people read it.
-
-KEPT = Kept(
-    place=Path("/home/me/.cache/penstock/stores/3f2a9c01be7755aa"),
-    where="disk",
-    identity="3f2a9c01be7755aa",
-    kind="cache",
-    samples=48_000,
-    nbytes=5_100 * MB,
-    last_use=1_000.0,
-    in_use=False,
-)
-
-
-def test_the_list_says_where_what_how_much_and_when() -> None:
-    memory = Path("/dev/shm/penstock-1000")
-    used = Kept(
-        memory / "run-7-abc" / "0f", "memory", "0f", "", None, 2 * MB, 9e3, True, (7, 8, 9, 10)
-    )
-    left = Leftover(memory / "run-5-def", 200 * MB)
-    assert listed([KEPT, used], [left], now=1_000.0 + 2 * 86_400) == [
-        "on disk, /home/me/.cache/penstock/stores",
-        "  fingerprint   kind   samples    size  last use",
-        "  3f2a9c01be77  cache   48,000  5.1 GB  2 days ago",
-        "",
-        "in memory, /dev/shm/penstock-1000",
-        "  fingerprint  kind  samples    size  last use",
-        "  0f           ?           ?  2.0 MB  now       in use by process 7, 8, 9, ...",
-        "",
-        "left in memory by dead processes: penstock store clear --all removes it",
-        "  /dev/shm/penstock-1000/run-5-def  200.0 MB",
-        "",
-        "2 stores, 1 left behind, 5.3 GB",
-    ]
-
-
-def test_an_empty_list_says_so() -> None:
-    assert listed([], [], 0.0) == ["Nothing is kept."]
-
-
-@pytest.mark.parametrize(
-    ("proof", "words"),
-    [
-        (Proof(48_000, 0), "48,000 values, all sound"),
-        (Proof(48_000, 3), "3 of 48,000 values damaged; they are prepared again"),
-        (Proof(5, 0, "its index is damaged (x)"), "its index is damaged (x); it is started anew"),
-    ],
-)
-def test_what_verifying_found_is_told(proof: Proof, words: str) -> None:
-    assert words in proved(KEPT, proof)
-
-
-@given(st.floats(0, 1e9))
-def test_times_are_told_in_two_units_at_most(seconds: float) -> None:
-    assert len(span(seconds).split()) in (2, 4)
-    assert span(seconds).startswith(span(seconds, units=1))
-
-
-@given(st.lists(st.tuples(st.text("ab", max_size=5), st.text("cd", min_size=1)), min_size=1))
-def test_columns_stand_below_each_other(rows: list[tuple[str, str]]) -> None:
-    width = max(len(first) for first, _ in rows)
-    for line, (first, second) in zip(aligned(rows, right=set()), rows, strict=True):
-        assert (line[:width].strip(), line[width:].strip()) == (first, second)

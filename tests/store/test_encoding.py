@@ -1,4 +1,4 @@
-"""Encodings: what is kept comes back, exactly or within what was promised."""
+"""Encodings: a stored sample is decoded exactly, or within the stated tolerance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = [*EXACT, "jpeg", "jpeg:80"]
 
 
 def picture(height: int = 120, width: int = 160, channels: int = 3) -> Any:
-    """Slopes, edges of light and of colour, and a little noise: as hard as a photograph."""
+    """Gradients, edges in light and colour, and a little noise: as hard as a photograph."""
     y, x = np.mgrid[:height, :width]
     planes = [
         100 + 50 * np.sin(x / (17 + 5 * c) + y / 29) + 100 * (x > y + 20 * c)
@@ -38,7 +38,7 @@ def picture(height: int = 120, width: int = 160, channels: int = 3) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in every bit, type and container."""
+    """Whether two samples are equal in every bit, type and container."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -81,7 +81,7 @@ samples = st.recursive(
 @pytest.mark.parametrize("name", EXACT)
 @settings(deadline=None)
 @given(sample=samples)
-def test_raw_and_lossless_give_back_every_bit_of_any_tree(name: str, sample: Any) -> None:
+def test_raw_and_lossless_restore_every_bit_of_any_sample(name: str, sample: Any) -> None:
     encoding = Encoding(name)
     assert same(encoding.decode(encoding.encode(sample)), sample)
     assert same(encoding.decode(bytes(encoding.encode(sample))), sample)
@@ -89,22 +89,22 @@ def test_raw_and_lossless_give_back_every_bit_of_any_tree(name: str, sample: Any
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", ["picture", "noise", "black", "white", "turned", "cut"])
-def test_lossless_gives_back_every_bit_of_images(kind: str, channels: int) -> None:
-    image = {
-        "picture": lambda: picture(channels=channels),
-        "noise": lambda: np.random.default_rng(0).integers(
-            0, 256, (300, 400, channels), dtype=np.uint8
-        ),
-        "black": lambda: np.zeros((50, 70, channels), np.uint8),
-        "white": lambda: np.full((700, 500, channels), 255, np.uint8),
-        "turned": lambda: picture(channels=channels).transpose(1, 0, 2),
-        "cut": lambda: picture(channels=channels)[::-2, 3:77],
-    }[kind]()
+def test_lossless_restores_every_bit_of_images(kind: str, channels: int) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, channels), dtype=np.uint8)
+    images: dict[str, Any] = {
+        "picture": picture(channels=channels),
+        "noise": noise,
+        "black": np.zeros((50, 70, channels), np.uint8),
+        "white": np.full((700, 500, channels), 255, np.uint8),
+        "turned": picture(channels=channels).transpose(1, 0, 2),
+        "cut": picture(channels=channels)[::-2, 3:77],
+    }
+    image = images[kind]
     encoding = Encoding("lossless")
     assert same(encoding.decode(encoding.encode(image)), image)
 
 
-def test_jpeg_is_within_a_few_levels_and_touches_nothing_but_images() -> None:
+def test_jpeg_changes_images_by_a_few_levels_and_nothing_else() -> None:
     mask = np.arange(120 * 160).reshape(120, 160) % 7
     sample = {
         "image": picture(),
@@ -133,12 +133,12 @@ def test_jpeg_keeps_shape_and_type_of_any_image(image: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg:80"])
-def test_encoding_again_changes_the_same_bits(name: str) -> None:
+def test_equal_images_have_equal_encodings(name: str) -> None:
     encoding = Encoding(name)
     assert encoding.encode(picture()) == encoding.encode(picture().copy())
 
 
-def test_a_smaller_encoding_takes_less_room_and_quality_decides() -> None:
+def test_stronger_encodings_and_lower_qualities_take_fewer_bytes() -> None:
     raw, lossless, good, poor = (
         len(Encoding(name).encode(picture(240, 320)))
         for name in ("raw", "lossless", "jpeg", "jpeg:50")
@@ -146,13 +146,13 @@ def test_a_smaller_encoding_takes_less_room_and_quality_decides() -> None:
     assert poor < good < lossless < raw
 
 
-def test_what_does_not_become_smaller_stays_as_it_is() -> None:
+def test_an_image_that_does_not_become_smaller_is_stored_unchanged() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     for name in ("lossless", "jpeg:100"):
         assert Encoding(name).encode(noise) == pack(noise).tobytes()
 
 
-def test_images_too_large_for_an_encoding_stay_as_they_are(
+def test_images_too_large_for_an_encoding_are_stored_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encodings, "_JPEG_SIDE", 150)
@@ -164,7 +164,7 @@ def test_images_too_large_for_an_encoding_stay_as_they_are(
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_images_of_pil_come_back_as_such(name: str, mode: str) -> None:
+def test_pil_images_are_decoded_as_pil_images(name: str, mode: str) -> None:
     pixels = picture(channels=3 if mode == "RGB" else 1)
     image = PIL.Image.fromarray(pixels if mode == "RGB" else pixels[:, :, 0])
     image.info["dpi"] = (72, 72)
@@ -180,13 +180,13 @@ def test_images_of_pil_come_back_as_such(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "I;16"])
-def test_other_images_of_pil_are_kept_as_they_are(mode: str) -> None:
+def test_pil_images_of_other_modes_are_stored_unchanged(mode: str) -> None:
     image = PIL.Image.new(mode, (30, 20), 7 if mode != "RGBA" else (1, 2, 3, 4))
     found = Encoding("jpeg").decode(Encoding("jpeg").encode(image))
     assert (found.mode, found.tobytes()) == (mode, image.tobytes())
 
 
-def test_containers_that_are_not_plain_keep_their_kind() -> None:
+def test_other_containers_keep_their_type_and_content() -> None:
     sample = OrderedDict(image=picture(), label=1)
     found = Encoding("jpeg").decode(Encoding("jpeg").encode(sample))
     assert type(found) is OrderedDict
@@ -194,7 +194,7 @@ def test_containers_that_are_not_plain_keep_their_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_samples_may_be_written_to_and_nobody_else_sees_it(name: str) -> None:
+def test_a_decoded_sample_may_be_changed_without_changing_another(name: str) -> None:
     sample = (picture(), np.arange(5.0))
     encoding = Encoding(name)
     kept = bytes(encoding.encode(sample))
@@ -209,7 +209,7 @@ def test_samples_may_be_written_to_and_nobody_else_sees_it(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["png", "RAW", "", "jpeg:", "jpeg:0", "jpeg:101", "jpeg:9.5", "raw:3", None, 95]
 )
-def test_a_name_that_is_none_is_an_error_with_the_names_there_are(name: Any) -> None:
+def test_an_unknown_encoding_is_an_error_that_lists_the_known_ones(name: Any) -> None:
     with pytest.raises(PipelineError, match=r'"raw".*"lossless".*"jpeg".*"jpeg:90"') as found:
         Encoding(name)
     assert repr(name) in str(found.value)
@@ -220,7 +220,9 @@ def test_only_jpeg_is_lossy() -> None:
     assert pickle.loads(pickle.dumps(Encoding("jpeg:80"))) == Encoding("jpeg:80")
 
 
-def test_lossless_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lossless_without_pyarrow_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     encodings._zstd.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"lossless.*penstock\[parquet\]"):
@@ -229,7 +231,7 @@ def test_lossless_without_pyarrow_says_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_raw_needs_no_image_library() -> None:
-    # Samples are often no images at all, and reading the store must not load OpenCV.
+    # Samples need not contain images: reading the store must not load OpenCV then.
     code = (
         "import sys; from penstock.store.encoding import Encoding; import numpy as np;"
         "e = Encoding('raw'); e.decode(e.encode(np.zeros((4, 4, 3), np.uint8)));"

@@ -1,4 +1,4 @@
-"""A store is trusted only as far as it can be: across processes, crashes, reboots and damage."""
+"""Opening an LMDB store: after crashes, reboots and damage, and next to other processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import lmdb
 import pytest
 
 from penstock.errors import StoreError
-from penstock.host import private_dir as places
-from penstock.store import Store
+from penstock.store import LmdbStore
+from tests.store.reading import get, get_many
 
 MB = 1_000_000
 
@@ -26,8 +26,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "store"
 
 
-def _store(place: Path, identity: str = "photos") -> Store:
-    return Store(place, budget=100 * MB, identity=identity, persistent=True)
+def _store(place: Path, identity: str = "photos") -> LmdbStore:
+    return LmdbStore(place, budget=100 * MB, identity=identity, persistent=True)
 
 
 def _fill(place: Path, count: int = 20, nbytes: int = 20_000) -> list[bytes]:
@@ -50,8 +50,8 @@ def _reboot(monkeypatch: pytest.MonkeyPatch) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from penstock.store import Store
-store = Store(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
+from penstock.store import LmdbStore
+store = LmdbStore(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
 store.put_many([(int(sys.argv[2]), b"held")])
 print("ready", flush=True)
 sys.stdin.read()
@@ -74,12 +74,12 @@ def _hold(place: Path, key: int) -> subprocess.Popen[str]:
 def test_a_persistent_store_outlives_its_process(place: Path) -> None:
     _hold(place, 5).communicate()
     store = _store(place)
-    assert store.get(5) == b"held"
+    assert get(store, 5) == b"held"
     store.close()
     assert _state(place)["clean"]
 
 
-def test_what_is_forgotten_is_closed_at_exit(place: Path) -> None:
+def test_a_store_that_is_not_closed_is_closed_at_exit(place: Path) -> None:
     script = HOLD.replace("sys.stdin.read()", "").replace("store.close()", "")
     subprocess.run([sys.executable, "-c", script, str(place), "5"], check=True)
     assert _state(place)["clean"]
@@ -91,7 +91,7 @@ def test_a_store_closed_cleanly_survives_a_reboot(
     values = _fill(place)
     _reboot(monkeypatch)
     store = _store(place)
-    assert store.get_many(range(20)) == values
+    assert get_many(store, range(20)) == values
     assert _state(place)["boot"] == "another boot"
     assert not _state(place)["clean"]
     store.close()
@@ -103,11 +103,11 @@ def test_a_store_of_a_killed_process_is_kept_within_the_boot(place: Path) -> Non
     process.communicate()
     assert not _state(place)["clean"]
     store = _store(place)
-    assert store.get(5) == b"held"
+    assert get(store, 5) == b"held"
     store.close()
 
 
-def test_a_store_that_was_open_when_the_machine_went_down_is_dropped(
+def test_a_store_that_was_open_when_the_machine_went_down_is_emptied(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = _hold(place, 5)
@@ -116,17 +116,17 @@ def test_a_store_that_was_open_when_the_machine_went_down_is_dropped(
     _reboot(monkeypatch)
     store = _store(place)
     with pytest.warns(RuntimeWarning, match="machine went down") as found:
-        assert store.get(5) is None
+        assert get(store, 5) is None
     assert len(found) == 1
     assert store.put_many([(6, b"new")]) == [True]
     store.close()
-    assert _store(place).get(6) == b"new"
+    assert get(_store(place), 6) == b"new"
 
 
 def test_only_the_last_to_leave_declares_a_store_clean(place: Path) -> None:
     first, second = _hold(place, 1), _hold(place, 2)
     store = _store(place)
-    assert store.get_many([1, 2]) == [b"held", b"held"]
+    assert get_many(store, [1, 2]) == [b"held", b"held"]
     store.close()
     assert not _state(place)["clean"]
     first.communicate()
@@ -135,7 +135,7 @@ def test_only_the_last_to_leave_declares_a_store_clean(place: Path) -> None:
     assert _state(place)["clean"]
 
 
-def test_processes_leaving_at_once_leave_it_clean(place: Path) -> None:
+def test_processes_that_leave_at_once_leave_the_store_clean(place: Path) -> None:
     for _ in range(3):
         processes = [_hold(place, key) for key in range(4)]
         for process in processes:
@@ -153,29 +153,29 @@ def test_another_identity_is_refused_and_both_are_named(place: Path) -> None:
     with pytest.raises(StoreError, match=r"'photos'.*'songs'.*Remove it"):
         _store(place, "songs").open()
     store = _store(place)
-    assert store.get(0) is not None
+    assert get(store, 0) is not None
     with pytest.raises(StoreError, match=r"'photos'.*'songs'"):
-        _store(place, "songs").get(0)
+        get(_store(place, "songs"), 0)
     process = _hold(place, 100)
     store.close()
     with pytest.raises(StoreError, match=r"'photos'.*'songs'"):
-        _store(place, "songs").get(0)
+        get(_store(place, "songs"), 0)
     process.communicate()
-    assert store.get(0) == bytes(20_000)
+    assert get(store, 0) == bytes(20_000)
     store.close()
 
 
-def test_somebodys_dataset_is_refused_and_left_alone(place: Path) -> None:
+def test_a_foreign_database_is_refused_and_left_alone(place: Path) -> None:
     place.mkdir(parents=True, mode=0o700)
     with lmdb.open(str(place)) as env, env.begin(write=True) as transaction:
         transaction.put(b"mine", b"precious")
-    with pytest.raises(StoreError, match="not a store of Penstock's"):
+    with pytest.raises(StoreError, match="was not made by Penstock"):
         _store(place).open()
     with lmdb.open(str(place)) as env, env.begin() as transaction:
         assert transaction.get(b"mine") == b"precious"
 
 
-def test_a_store_is_for_its_user_alone(place: Path) -> None:
+def test_only_its_user_can_open_a_store(place: Path) -> None:
     _fill(place)
     assert place.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
@@ -185,29 +185,31 @@ def test_a_place_open_to_others_is_refused(place: Path) -> None:
     place.mkdir(parents=True)
     place.chmod(0o750)
     with pytest.raises(StoreError, match=r"mode 0750.*chmod 700"):
-        _store(place).get(1)
+        get(_store(place), 1)
     place.chmod(0o700)
     store = _store(place)
     assert store.put_many([(1, b"one")]) == [True]
     store.close()
 
 
-def test_a_place_of_somebody_else_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _fill(place)
     user = os.getuid()
-    monkeypatch.setattr(places.os, "getuid", lambda: user + 1)
+    monkeypatch.setattr("penstock.host.private_dir.os.getuid", lambda: user + 1)
     with pytest.raises(StoreError, match=f"belongs to user {user}"):
-        _store(place).get(0)
+        get(_store(place), 0)
 
 
-def test_a_link_or_a_file_is_no_place_for_a_store(tmp_path: Path) -> None:
+def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(StoreError, match="symbolic link"):
+    with pytest.raises(StoreError, match="is a symbolic link"):
         _store(tmp_path / "link").open()
     (tmp_path / "file").write_text("")
     for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(StoreError, match="a file stands in its way"):
+        with pytest.raises(StoreError, match="there is a file in its place"):
             _store(wrong).open()
 
 
@@ -219,34 +221,34 @@ def _flip(place: Path, pattern: bytes) -> None:
     (place / "data.mdb").write_bytes(data)
 
 
-def test_a_damaged_value_is_a_miss_dropped_and_counted(place: Path) -> None:
+def test_a_damaged_value_is_a_miss_and_is_dropped_and_counted(place: Path) -> None:
     values = _fill(place)
     _flip(place, values[3][:5000])
     _flip(place, values[4][:5000])
     store = _store(place)
     with pytest.warns(RuntimeWarning, match="damaged bytes for sample 3") as found:
-        assert store.get_many(range(20)) == [*values[:3], None, None, *values[5:]]
+        assert get_many(store, range(20)) == [*values[:3], None, None, *values[5:]]
     assert len(found) == 1
-    assert store.get(3) is None
+    assert get(store, 3) is None
     assert store.corrupt == 2
     assert len(store) == 18
     assert store.put_many([(3, values[3])]) == [True]
-    assert store.get(3) == values[3]
+    assert get(store, 3) == values[3]
     store.close()
 
 
 @pytest.mark.parametrize("nbytes", [100, 4096, 8192, 3 * 4096, 300_000])
-def test_a_store_cut_short_gives_misses_never_a_crash(place: Path, nbytes: int) -> None:
+def test_a_truncated_store_gives_misses_and_no_crash(place: Path, nbytes: int) -> None:
     _fill(place)
     os.truncate(place / "data.mdb", nbytes)
-    # In a process of its own: to read past the end of a file kills.
+    # In a process of its own: reading past the end of a mapped file kills the process.
     script = """
 import sys, warnings
 from pathlib import Path
-from penstock.store import Store
+from penstock.store import LmdbStore
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as caught:
-    store = Store(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
+    store = LmdbStore(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
     found = list(enumerate(store.get_many(range(20))))
     wrong = [k for k, v in found if v not in (None, bytes([k]) * 20000)]
     taken = store.put_many([(100 + k, b"new" * 5000) for k in range(20)])
@@ -258,21 +260,21 @@ print(wrong, all(taken), len(caught))
     )
     assert run.stdout == "[] True 1\n"
     store = _store(place)
-    assert store.get_many(range(100, 120)) == [b"new" * 5000] * 20
+    assert get_many(store, range(100, 120)) == [b"new" * 5000] * 20
     store.close()
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_store_that_lmdb_cannot_open_is_started_anew(place: Path, persistent: bool) -> None:
+def test_a_store_that_lmdb_cannot_open_is_emptied(place: Path, persistent: bool) -> None:
     _fill(place)
     with open(place / "data.mdb", "r+b") as file:
         file.write(os.urandom(8192))
-    store = Store(place, budget=MB, identity="photos", persistent=persistent)
-    with pytest.warns(RuntimeWarning, match="started anew, empty: LMDB cannot open it"):
-        assert store.get(0) is None
+    store = LmdbStore(place, budget=MB, identity="photos", persistent=persistent)
+    with pytest.warns(RuntimeWarning, match="was emptied: LMDB cannot open it"):
+        assert get(store, 0) is None
     assert store.put_many([(0, b"new")]) == [True]
     store.close()
-    assert store.get(0) == b"new"
+    assert get(store, 0) == b"new"
     store.close()
 
 
@@ -286,58 +288,60 @@ def _clear_leaves(place: Path, *, of_samples_only: bool) -> None:
     (place / "data.mdb").write_bytes(data)
 
 
-def test_a_damaged_index_gives_misses_and_is_started_anew_next_time(place: Path) -> None:
+def test_a_store_with_a_damaged_index_gives_misses_and_is_emptied_when_next_opened(
+    place: Path,
+) -> None:
     _fill(place, count=2000, nbytes=10)
     _clear_leaves(place, of_samples_only=True)
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="started anew when it is next opened") as found:
-        assert store.get_many(range(20)) == [None] * 20
+    with pytest.warns(RuntimeWarning, match="emptied when it is next opened") as found:
+        assert get_many(store, range(20)) == [None] * 20
     assert len(found) == 1
-    assert store.get(5) is None
+    assert get(store, 5) is None
     store.close()
     store = _store(place)
     with pytest.warns(RuntimeWarning, match="its index was found damaged"):
         assert store.put_many([(1, b"new")]) == [True]
-    assert store.get(1) == b"new"
+    assert get(store, 1) == b"new"
     store.close()
 
 
-def test_a_store_whose_own_records_are_damaged_is_started_anew(place: Path) -> None:
+def test_a_store_whose_own_records_are_damaged_is_emptied(place: Path) -> None:
     _fill(place)
     _clear_leaves(place, of_samples_only=False)
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="started anew, empty: LMDB cannot open it"):
-        assert store.get(1) is None
+    with pytest.warns(RuntimeWarning, match="was emptied: LMDB cannot open it"):
+        assert get(store, 1) is None
     assert store.put_many([(1, b"new")]) == [True]
     store.close()
 
 
-def test_a_store_made_by_a_process_killed_at_once_is_usable(place: Path) -> None:
+def test_a_store_whose_creator_was_killed_early_is_usable(place: Path) -> None:
     _fill(place)
     (place / "data.mdb").unlink()
     lmdb.open(str(place)).close()
     store = _store(place)
-    assert store.get(1) is None
+    assert get(store, 1) is None
     assert store.put_many([(1, b"new")]) == [True]
     store.close()
 
 
 @pytest.mark.parametrize("state", ["{", "[]", '{"identity": "photos", "boot": "", "odd": 1}'])
-def test_a_state_that_cannot_be_read_starts_the_store_anew(place: Path, state: str) -> None:
+def test_a_store_with_an_unreadable_state_file_is_emptied(place: Path, state: str) -> None:
     _fill(place)
     (place / "state.json").write_text(state)
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="its state cannot be read"):
-        assert store.get(0) is None
+    with pytest.warns(RuntimeWarning, match="its state file cannot be read"):
+        assert get(store, 0) is None
     store.close()
 
 
-def test_another_format_starts_the_store_anew(place: Path) -> None:
+def test_a_store_of_another_format_is_emptied(place: Path) -> None:
     _fill(place)
     (place / "state.json").write_text(json.dumps({**_state(place), "format": 99}))
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="of format 99"):
-        assert store.get(0) is None
+    with pytest.warns(RuntimeWarning, match="has format 99"):
+        assert get(store, 0) is None
     store.close()
 
 
@@ -349,14 +353,14 @@ def test_a_store_in_use_by_another_version_is_refused(place: Path) -> None:
     process.communicate()
 
 
-def test_opening_and_closing_in_many_processes_never_loses_anything(place: Path) -> None:
+def test_opening_and_closing_in_several_processes_loses_nothing(place: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from penstock.store import Store
+from penstock.store import LmdbStore
 me = int(sys.argv[2])
 for turn in range(25):
-    store = Store(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
+    store = LmdbStore(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
     assert store.put_many([(1000 * me + turn, b"%d" % me)]) == [True]
     assert store.get_many([1000 * me + i for i in range(turn + 1)]) == [b"%d" % me] * (turn + 1)
     store.close()
@@ -371,20 +375,20 @@ for turn in range(25):
     store.close()
 
 
-def test_a_transaction_left_open_keeps_no_process_from_ending(
+def test_a_transaction_left_open_does_not_keep_a_process_from_ending(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.environment._PATIENCE", 0.01)
     store = _store(place)
     store.put_many([(1, b"one")])
-    here = store._environment
-    assert here is not None
-    here.read(lambda transaction: store.close())
+    environment = store._environment
+    assert environment is not None
+    environment.read(lambda transaction: store.close())
     assert not _state(place)["clean"]
-    here._env.close()
+    environment._env.close()
 
 
-def _read_until_interrupted(store: Store, timer: threading.Timer) -> None:
+def _read_until_interrupted(store: LmdbStore, timer: threading.Timer) -> None:
     timer.start()
     while True:
         store.get_many(range(20))
@@ -400,5 +404,5 @@ def test_ctrl_c_while_reading_leaves_the_store_usable(place: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             _read_until_interrupted(store, timer)
         timer.join()
-    assert store.get(1) == bytes(50_000)
+    assert get(store, 1) == bytes(50_000)
     store.close()

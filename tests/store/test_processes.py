@@ -1,4 +1,4 @@
-"""Many processes use one store, and any of them may die at any moment."""
+"""Several processes use one LMDB store, and any of them may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store import Store
+from penstock.store import LmdbStore
+from tests.store.reading import get, get_many
 
 MB = 1_000_000
 
 PREAMBLE = """
 import sys
 from pathlib import Path
-from penstock.store import Store
-store = Store(Path(sys.argv[1]), budget=200_000_000)
+from penstock.store import LmdbStore
+store = LmdbStore(Path(sys.argv[1]), budget=200_000_000)
 def value(key):
     return b"%d," % key * (100 + key % 3000)
 """
@@ -57,12 +58,12 @@ seen = 0
 while seen < int(sys.argv[2]):
     keys = store.keys()
     found = store.get_many(keys)
-    assert found == [value(k) for k in keys], "a reader saw something half written"
+    assert found == [value(k) for k in keys], "a reader saw a partly written value"
     seen = len(keys)
 """
 
 
-def test_readers_and_writers_in_many_processes_agree(tmp_path: Path) -> None:
+def test_readers_and_writers_in_several_processes_agree(tmp_path: Path) -> None:
     place = tmp_path / "store"
     expected = {k if k % 3 else k // 3 for k in range(1800)}
     writers = [_start(place, WRITE, me) for me in range(3)]
@@ -70,9 +71,9 @@ def test_readers_and_writers_in_many_processes_agree(tmp_path: Path) -> None:
     for process in writers + readers:
         process.communicate()
     assert [process.returncode for process in writers + readers] == [0] * 5
-    store = Store(place, budget=200 * MB)
+    store = LmdbStore(place, budget=200 * MB)
     assert set(store.keys()) == expected
-    assert all(store.get(key) == value(key) for key in expected)
+    assert all(get(store, key) == value(key) for key in expected)
     store.destroy()
 
 
@@ -87,7 +88,7 @@ while True:
 
 
 def test_a_writer_killed_in_the_middle_leaves_a_sound_store(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", budget=200 * MB)
+    store = LmdbStore(tmp_path / "store", budget=200 * MB)
     for turn in range(5):
         process = _start(tmp_path / "store", WRITE_FOREVER, 100_000 * turn)
         for _ in range(3 + turn):
@@ -95,12 +96,12 @@ def test_a_writer_killed_in_the_middle_leaves_a_sound_store(tmp_path: Path) -> N
         _kill(process)
         everything = store.keys()
         keys = [key for key in everything if key >= 0]
-        assert store.get_many(keys) == [value(key) for key in keys]
+        assert get_many(store, keys) == [value(key) for key in keys]
         assert len([key for key in keys if key >= 100_000 * turn]) >= 30
-        # A dead writer's lock is free, and what it counted is what is there.
+        # The lock of a dead writer is free, and the bytes in use are counted correctly.
         assert store.put_many([(-1 - turn, b"alive")]) == [True]
         assert store.used >= sum(len(value(key)) for key in keys)
-    assert store.get_many([-1, -5]) == [b"alive", b"alive"]
+    assert get_many(store, [-1, -5]) == [b"alive", b"alive"]
     store.delete_many(store.keys())
     assert store.used == 0
     store.destroy()
@@ -115,9 +116,9 @@ store._attached().read(look)
 """
 
 
-def test_a_killed_reader_pins_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "map_size", 4 << 20)
-    store = Store(tmp_path / "store", budget=200 * MB)
+def test_a_killed_reader_pins_no_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LmdbStore, "map_size", 4 << 20)
+    store = LmdbStore(tmp_path / "store", budget=200 * MB)
     store.put_many([(0, bytes(MB))])
     reader = _start(tmp_path / "store", READ_FOREVER)
     assert _line(reader) == "reading\n"
@@ -129,7 +130,7 @@ def test_a_killed_reader_pins_no_room(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_seal_holds_in_every_process(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", budget=200 * MB)
+    store = LmdbStore(tmp_path / "store", budget=200 * MB)
     store.put_many([(1, b"one")])
     other = _start(
         tmp_path / "store",
@@ -144,15 +145,15 @@ store.seal()
     store.seal()
     output, _ = other.communicate("\n")
     assert output == "[False, True] True 0\n"
-    assert store.get_many([1, 2, 3]) == [b"one", b"two", None]
-    fresh = Store(tmp_path / "store", budget=200 * MB)
+    assert get_many(store, [1, 2, 3]) == [b"one", b"two", None]
+    fresh = LmdbStore(tmp_path / "store", budget=200 * MB)
     assert fresh.sealed
     fresh.close()
     store.destroy()
 
 
-def test_a_store_grown_by_a_larger_budget_elsewhere_is_still_read(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", budget=MB)
+def test_a_store_grown_by_a_process_with_a_larger_budget_can_be_read(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store", budget=MB)
     store.put_many([(1, b"one")])
     other = _start(
         tmp_path / "store",
@@ -164,19 +165,21 @@ for start in range(2, 102, 10):
     other.communicate()
     assert other.returncode == 0
     assert (tmp_path / "store" / "data.mdb").stat().st_size > store.map_size
-    assert store.get_many([1, 101]) == [b"one", bytes(MB)]
+    assert get_many(store, [1, 101]) == [b"one", bytes(MB)]
     with pytest.warns(RuntimeWarning, match="past its budget"):
         assert store.put_many([(200, b"small")]) == [False]
     store.destroy()
 
 
-def test_a_store_destroyed_elsewhere_is_read_on_by_who_has_it_open(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store", budget=MB)
+def test_a_store_destroyed_by_another_process_can_still_be_read_where_it_is_open(
+    tmp_path: Path,
+) -> None:
+    store = LmdbStore(tmp_path / "store", budget=MB)
     store.put_many([(1, b"one")])
-    other = _start(tmp_path / "store", "store.get(1)\nstore.destroy()\n")
+    other = _start(tmp_path / "store", "store.get_many([1])\nstore.destroy()\n")
     other.communicate()
     assert other.returncode == 0
     assert not (tmp_path / "store").exists()
-    assert store.get(1) == b"one"
+    assert get(store, 1) == b"one"
     store.close()
     assert not (tmp_path / "store").exists()

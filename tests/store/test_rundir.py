@@ -1,4 +1,4 @@
-"""A run directory lives as long as its process: no shorter, and no longer."""
+"""A run directory exists as long as its process, and is removed when the process ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_it_is_made_on_first_use_and_removed_on_closing(parent: Path) -> None:
+def test_it_is_created_on_first_use_and_removed_by_closing(parent: Path) -> None:
     run = RunDir()
     assert not parent.exists()
     path = run.path
@@ -77,7 +77,7 @@ def test_it_is_made_on_first_use_and_removed_on_closing(parent: Path) -> None:
     run.close()
 
 
-def test_all_of_a_process_shares_one(parent: Path) -> None:
+def test_a_process_has_one_shared_run_directory(parent: Path) -> None:
     assert RunDir.current() is RunDir.current()
     assert RunDir.current().path.parent == parent
 
@@ -95,7 +95,7 @@ def test_the_parent_stays_while_another_run_needs_it(parent: Path) -> None:
 @pytest.mark.parametrize(
     "ending", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), 2)"]
 )
-def test_it_goes_however_the_process_ends_by_itself(parent: Path, ending: str) -> None:
+def test_it_is_removed_however_the_process_exits(parent: Path, ending: str) -> None:
     script = (
         "print(RunDir(parent).path)\nkept = RunDir.current()\nkept._parent = parent\nkept.path\n"
     )
@@ -108,7 +108,7 @@ def test_it_goes_however_the_process_ends_by_itself(parent: Path, ending: str) -
     assert not parent.exists()
 
 
-def test_one_that_nobody_refers_to_any_more_goes(parent: Path) -> None:
+def test_it_is_removed_when_it_is_garbage_collected(parent: Path) -> None:
     run = RunDir()
     path = run.path
     del run
@@ -133,7 +133,7 @@ def test_the_leftover_of_a_killed_process_is_listed_and_collected(parent: Path) 
     assert not parent.exists()
 
 
-def test_the_next_start_collects_by_itself(parent: Path) -> None:
+def test_the_next_run_directory_removes_leftovers(parent: Path) -> None:
     dead = _start(parent, HOLD)
     left = _path(dead)
     _kill(dead)
@@ -143,7 +143,7 @@ def test_the_next_start_collects_by_itself(parent: Path) -> None:
     run.close()
 
 
-def test_collecting_the_last_removes_the_parent(parent: Path) -> None:
+def test_removing_the_last_leftover_removes_the_parent(parent: Path) -> None:
     assert stale() == []
     assert collect_stale() == []
     dead = _start(parent, HOLD)
@@ -153,7 +153,7 @@ def test_collecting_the_last_removes_the_parent(parent: Path) -> None:
     assert not parent.exists()
 
 
-def test_a_directory_without_a_lock_was_left_by_a_process_killed_early(parent: Path) -> None:
+def test_a_directory_without_a_lock_file_is_a_leftover(parent: Path) -> None:
     (parent / "run-1-abc").mkdir(parents=True)
     parent.chmod(0o700)
     (parent / "something").mkdir()
@@ -196,7 +196,7 @@ def test_a_child_that_lives_on_does_not_keep_it_alive(parent: Path, script: str)
     process.communicate()
 
 
-def test_a_forked_child_has_one_of_its_own_and_leaves_the_parents_alone(parent: Path) -> None:
+def test_a_forked_child_has_its_own_and_leaves_that_of_the_parent(parent: Path) -> None:
     script = """
 run = RunDir(parent)
 path = run.path
@@ -213,7 +213,7 @@ print(path.exists(), len(list(parent.iterdir())), flush=True)
     assert not parent.exists()
 
 
-def test_many_starting_at_once_collect_the_dead_and_spare_each_other(parent: Path) -> None:
+def test_processes_that_start_at_once_remove_leftovers_and_spare_each_other(parent: Path) -> None:
     dead = [_start(parent, HOLD) for _ in range(2)]
     left = [_path(process) for process in dead]
     for process in dead:
@@ -232,7 +232,7 @@ def test_many_starting_at_once_collect_the_dead_and_spare_each_other(parent: Pat
     assert not parent.exists()
 
 
-def test_starting_and_leaving_over_and_over_never_removes_a_live_one(parent: Path) -> None:
+def test_repeated_starts_and_exits_never_remove_a_live_one(parent: Path) -> None:
     script = """
 for _ in range(60):
     run = RunDir(parent)
@@ -259,7 +259,7 @@ def test_a_parent_that_others_could_write_to_is_refused(parent: Path) -> None:
         stale()
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(
+def test_a_full_file_system_is_an_error_with_a_remedy(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(path: Path, mode: int = 0o777) -> None:

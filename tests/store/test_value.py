@@ -1,4 +1,4 @@
-"""A value proves itself, and its price is known before it is stored."""
+"""A stored value has a checksum that detects any damage, and a cost known beforehand."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import Store, cost
+from penstock.store import LmdbStore, cost
 from penstock.store.value import frame, pack_key, payload, unpack_key
 
 keys = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 
 
+def content(key: int, framed: bytes | bytearray | memoryview) -> bytes | None:
+    """The payload as bytes; ``None`` if it is damaged."""
+    value = payload(key, memoryview(framed))
+    return None if value is None else bytes(value)
+
+
 @given(keys, st.lists(st.binary(max_size=200)))
-def test_a_framed_value_comes_back_whole(key: int, parts: list[bytes]) -> None:
+def test_a_framed_value_is_read_back_unchanged(key: int, parts: list[bytes]) -> None:
     framed = frame(key, parts)
-    assert payload(key, memoryview(framed)) == b"".join(parts)
+    assert content(key, framed) == b"".join(parts)
     assert framed == frame(key, b"".join(parts))
     assert unpack_key(pack_key(key)) == key
 
 
 @given(keys, st.binary(max_size=200), st.data())
-def test_a_value_with_any_flipped_bit_is_found_out(
-    key: int, value: bytes, data: st.DataObject
-) -> None:
+def test_any_flipped_bit_is_detected(key: int, value: bytes, data: st.DataObject) -> None:
     framed = bytearray(frame(key, value))
     place = data.draw(st.integers(0, 8 * len(framed) - 1))
     framed[place // 8] ^= 1 << place % 8
@@ -34,13 +38,13 @@ def test_a_value_with_any_flipped_bit_is_found_out(
 
 
 @given(keys, keys, st.binary(min_size=1, max_size=50))
-def test_a_sound_value_under_a_wrong_key_is_found_out(key: int, other: int, value: bytes) -> None:
+def test_an_intact_value_under_a_wrong_key_is_detected(key: int, other: int, value: bytes) -> None:
     expected = value if key == other else None
-    assert payload(other, memoryview(frame(key, value))) == expected
+    assert content(other, frame(key, value)) == expected
 
 
 @given(keys, st.binary(max_size=50), st.data())
-def test_a_value_cut_short_is_found_out(key: int, value: bytes, data: st.DataObject) -> None:
+def test_a_truncated_value_is_detected(key: int, value: bytes, data: st.DataObject) -> None:
     framed = frame(key, value)
     cut = data.draw(st.integers(0, len(framed) - 1))
     assert payload(key, memoryview(framed)[:cut]) is None
@@ -48,20 +52,20 @@ def test_a_value_cut_short_is_found_out(key: int, value: bytes, data: st.DataObj
 
 def test_parts_may_be_any_buffers() -> None:
     pixels = np.arange(12, dtype=np.float32).reshape(3, 4)
-    framed = frame(3, [bytearray(b"head"), memoryview(pixels)])
-    assert payload(3, memoryview(framed)) == b"head" + pixels.tobytes()
+    framed = frame(3, [bytearray(b"head"), pixels.data])
+    assert content(3, framed) == b"head" + pixels.tobytes()
 
 
 def _occupied(place: Path, nbytes: int, order: list[int]) -> int:
-    store = Store(place, budget=1 << 30)
+    store = LmdbStore(place, budget=1 << 30)
     value = bytes(nbytes)
-    # A training run stores a few samples at a time, and each transaction rewrites its path.
+    # A training run stores a few samples per transaction, and each one rewrites its tree path.
     for start in range(0, len(order), 50):
         assert all(store.put_many([(key, value) for key in order[start : start + 50]]))
     used = store.used
     file = (place / "data.mdb").stat().st_size
     store.destroy()
-    # Beside the samples' pages lie the records, and the pages that the last transactions freed.
+    # The file also has the records, and the pages that the last transactions freed.
     assert used <= file <= 1.1 * used + 1_000_000
     return used
 
@@ -71,7 +75,9 @@ LARGE = [2007, 3000, 4064, 4065, 20_000, 110_000]
 
 
 @pytest.mark.parametrize("nbytes", SMALL + LARGE)
-def test_the_cost_is_a_close_upper_estimate(tmp_path: Path, nbytes: int) -> None:
+def test_the_cost_is_a_close_upper_estimate_for_keys_in_random_order(
+    tmp_path: Path, nbytes: int
+) -> None:
     count = 8000 if nbytes < 2000 else 1000
     shuffled = np.random.default_rng(0).permutation(count).tolist()
     used = _occupied(tmp_path / "store", nbytes, shuffled)

@@ -22,7 +22,7 @@ from penstock.stops.hold import keeps_samples
 from penstock.stops.map import Map, name_of
 from penstock.stops.road import SOURCE, Road
 from penstock.stops.stop import Site, Step, Stop, Upstream, names_of
-from penstock.store import AnyStore, memory_store
+from penstock.store import SampleStore, memory_store
 
 if TYPE_CHECKING:
     from penstock.diagnose.profile.batching import Batching
@@ -260,7 +260,7 @@ class ProbedRoad:
         self.stops = tuple(stops)
         self.names = [SOURCE, *names_of(self.stops)]
         self.recorder = Recorder(len(self.names), clocks)
-        self.stores: dict[int, AnyStore] = {}
+        self.stores: dict[int, SampleStore] = {}
         self.bytes_per_sample: dict[int, float] = {}
         """Mean size of a sample in the store of each stage."""
         self._source = source

@@ -1,0 +1,163 @@
+"""A sample store in the memory of this process, for the threads of one loader."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from penstock.config import show_size
+from penstock.store.value import (
+    Buffer,
+    Lent,
+    PutItem,
+    Value,
+    ValueHeader,
+    copy_pieces,
+    cost,
+    default_overshoot,
+    put_all,
+    to_buffer,
+)
+
+
+class _HeapValue(NamedTuple):
+    tag: int | None
+    value: Buffer | Lent
+
+    def handed_out(self) -> memoryview | Lent:
+        """A copy for the caller; a ``Lent`` value itself."""
+        return self.value if isinstance(self.value, Lent) else copy_pieces([memoryview(self.value)])
+
+
+class HeapStore:
+    """A ``SampleStore`` that only this process can use.
+
+    A value is copied once when it is stored and once when it is read. A ``Lent`` value is never
+    copied. Values have no checksum: no other process can reach this memory.
+
+    >>> store = HeapStore(budget=1_000_000)
+    >>> store.put_tagged([(7, 0, b"seven"), (7, 1, b"again")])
+    [True, True]
+    >>> store.get_tagged([7, 7], [0, 1])[0] is None, bytes(store.get_tagged([7], [1])[0])
+    (True, b'again')
+    """
+
+    cost = staticmethod(cost)
+    persistent = False
+    corrupt = 0
+
+    def __init__(self, budget: int, *, overshoot: int | None = None) -> None:
+        self.budget = budget
+        self.overshoot = default_overshoot(budget) if overshoot is None else overshoot
+        self.full = 0
+        """Number of values that were refused because there was no room."""
+        self.sealed = False
+        self.used = 0
+        self._values: dict[int, _HeapValue] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a HeapStore cannot be sent to another process; worker processes need an LmdbStore"
+        )
+
+    def __repr__(self) -> str:
+        return f"HeapStore(budget={self.budget})"
+
+    def open(self) -> None:
+        """Do nothing: a store in the heap is always open."""
+
+    def get_many(self, keys: Sequence[int]) -> list[Any]:
+        """See ``SampleStore.get_many``."""
+        with self._lock:
+            values = [self._values.get(key) for key in keys]
+        # Copied outside the lock: stored values are replaced, never changed.
+        return [None if value is None else value.handed_out() for value in values]
+
+    def get_tagged(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
+        """See ``SampleStore.get_tagged``."""
+        with self._lock:
+            values = [self._values.get(key) for key in keys]
+        return [
+            None if value is None or value.tag != tag else value.handed_out()
+            for value, tag in zip(values, tags, strict=True)
+        ]
+
+    def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
+        """See ``SampleStore.put_many``."""
+        return self._put([_item(key, None, value) for key, value in items])
+
+    def put_tagged(self, items: Sequence[tuple[int, int, Value | Lent]]) -> list[bool]:
+        """See ``SampleStore.put_tagged``."""
+        return self._put([_item(*item) for item in items])
+
+    def _put(self, items: Sequence[PutItem]) -> list[bool]:
+        with self._lock:
+            room = None if self.sealed else self.budget + self.overshoot - self.used
+            held, refused = put_all(self, items, room)
+            self.full += refused
+            first = refused > 0 and self.full == refused and not self.sealed
+        if first:
+            warnings.warn(
+                f"the samples kept in memory have reached {show_size(self.used)}, past their "
+                f"budget of {show_size(self.budget)}: samples that do not fit are prepared again "
+                "each time they are needed. Give a larger budget.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return held
+
+    def header(self, key: int) -> ValueHeader | None:
+        """See ``PutTarget.header``; only for ``put_all``, under the lock."""
+        value = self._values.get(key)
+        return None if value is None else ValueHeader(0, len(value.value), 0, value.tag)
+
+    def put(self, key: int, framed: Any, tag: int | None) -> None:
+        """See ``PutTarget.put``; only for ``put_all``, under the lock."""
+        self._drop(key)
+        self._values[key] = _HeapValue(tag, framed)
+        self.used += cost(len(framed), tagged=tag is not None)
+
+    def delete_many(self, keys: Sequence[int]) -> int:
+        """See ``SampleStore.delete_many``."""
+        with self._lock:
+            return sum(self._drop(key) for key in keys)
+
+    def _drop(self, key: int) -> bool:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self.used -= cost(len(value.value), tagged=value.tag is not None)
+        return value is not None
+
+    def seal(self) -> None:
+        """See ``SampleStore.seal``."""
+        self.sealed = True
+
+    def keys(self) -> list[int]:
+        """The keys of all values, in ascending order."""
+        with self._lock:
+            return sorted(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Drop all values. The store accepts none afterwards."""
+        self.destroy()
+
+    def destroy(self) -> None:
+        """Drop all values. The store accepts none afterwards."""
+        with self._lock:
+            self.sealed = True
+            self._values.clear()
+            self.used = 0
+
+
+def _item(key: int, tag: int | None, value: Value | Lent) -> PutItem:
+    stored: Any = value if isinstance(value, Lent) else to_buffer(value)
+    return PutItem(key, stored, tag, cost(len(stored), tagged=tag is not None))

@@ -1,0 +1,59 @@
+"""The heap store: what it does beyond the contract of sample stores."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.store import HeapStore, LmdbStore
+from penstock.store.value import Lent
+
+MB = 1_000_000
+
+
+def test_a_lent_sample_is_returned_as_the_same_object() -> None:
+    store = HeapStore(MB)
+    lent = Lent({"label": 3}, nbytes=100_000)
+    assert store.put_many([(1, lent)]) == [True]
+    assert store.get_many([1])[0] is lent
+    assert store.used == store.cost(100_000)
+    assert store.put_tagged([(1, 0, lent)]) == [True]
+    assert store.get_tagged([1], [0])[0] is lent
+    assert store.used == store.cost(100_000, tagged=True)
+
+
+def test_refused_values_are_counted() -> None:
+    store = HeapStore(MB, overshoot=0)
+    big = bytes(400_000)
+    assert store.put_tagged([(1, 0, big), (2, 0, big)]) == [True, True]
+    with pytest.warns(RuntimeWarning, match=r"past their budget of .*larger budget"):
+        assert store.put_tagged([(3, 0, big)]) == [False]
+    assert store.put_tagged([(4, 0, big)]) == [False]
+    assert store.put_tagged([(1, 1, big)]) == [True]
+    assert store.full == 2
+    assert store.delete_many([1, 2, 3]) == 2
+    assert store.used == 0
+    assert store.put_tagged([(3, 0, big)]) == [True]
+
+
+def test_it_cannot_be_sent_to_another_process() -> None:
+    with pytest.raises(TypeError, match="need an LmdbStore"):
+        pickle.dumps(HeapStore(MB))
+
+
+def noisy(value: Any, rng: np.random.Generator) -> Any:
+    return value + rng.random()
+
+
+@pytest.mark.parametrize(("kind", "store"), [("threads", HeapStore), ("processes", LmdbStore)])
+def test_a_loader_keeps_samples_where_its_workers_see_them(kind: Any, store: type) -> None:
+    cached = ps.from_dataset(np.arange(6.0)).cache("1MB")
+    written = cached.map(noisy).refurbish(2).echo(2).map(noisy).batch(3)
+    with written.loader(workers=1, kind=kind, seed=1) as loader:
+        assert len(list(loader)) == 4
+        kept = [stop.store for stop in loader._holds.road.stops if hasattr(stop, "store")]
+    assert [type(one) for one in kept] == [store] * 3
