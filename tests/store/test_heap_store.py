@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.stops.hold import keeps_samples
 from penstock.store import HeapStore, LmdbStore
 from penstock.store.value import Lent
 
@@ -55,5 +56,6 @@ def test_a_loader_keeps_samples_where_its_workers_see_them(kind: Any, store: typ
     written = cached.map(noisy).refurbish(2).echo(2).map(noisy).batch(3)
     with written.loader(workers=1, kind=kind, seed=1) as loader:
         assert len(list(loader)) == 4
-        kept = [stop.store for stop in loader._holds.road.stops if hasattr(stop, "store")]
+        stops = loader._assembly.keepers.road.stops
+        kept = [stop.store for stop in stops if keeps_samples(stop)]
     assert [type(one) for one in kept] == [store] * 3
