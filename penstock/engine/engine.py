@@ -153,7 +153,8 @@ class Engine:
             for task in abandoned & self._tasks.keys():
                 # The thread may still write into the slot, so no other batch may get it.
                 self._tasks[task][0].forget_slot(self.ring)
-            for batch, _ in self._tasks.values():
+            for batch, piece in self._tasks.values():
+                self._keepers.lost(batch.keys.cut(piece.first, piece.count).indices)
                 batch.running = 0
                 batch.give_back(self.ring)
             self._tasks.clear()

@@ -1,0 +1,110 @@
+"""Closing waits for worker threads; one that hangs is left behind with its memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.engine.engine import Engine
+from penstock.engine.pools import threads
+from penstock.errors import WorkerError
+from penstock.operation import Operation
+
+
+class Gate(Operation):
+    """Waits, on one sample, until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+
+    def output(self, spec: Any) -> Any:
+        return spec
+
+    def apply(self, value: Any, params: Any) -> Any:
+        if value[0] == 9:
+            self.reached.set()
+            self.opened.wait()
+        return value
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.opened.set()
+
+
+class Waiting(logging.Handler):
+    """Sets an event when a message is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged = threading.Event()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+        self.logged.set()
+
+
+@pytest.fixture
+def log() -> Iterator[Waiting]:
+    handler = Waiting()
+    logger = logging.getLogger("penstock.workers")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def started(gate: Gate, **options: Any) -> ps.Loader:
+    data = [np.full(4, index, dtype=np.float64) for index in range(16)]
+    pipeline = ps.from_dataset(data, random=False).map(gate).batch(4)
+    return pipeline.loader(workers=2, kind="threads", shuffle=False, **options)
+
+
+def test_close_returns_only_after_every_thread_has_ended(
+    gate: Gate, log: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "NOTICE", 0.01)
+    loader = started(gate)
+    assert next(iter(loader))[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert gate.reached.wait(60)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    assert log.logged.wait(60)
+    assert "closing waits for thread" in log.text
+    assert "sample" in log.text
+    assert closing.is_alive()
+    gate.opened.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert [one.name for one in threading.enumerate() if one.name.startswith("penstock-")] == []
+
+
+def test_a_thread_that_hangs_is_left_behind_with_the_slot_it_writes_to(
+    gate: Gate, log: Waiting
+) -> None:
+    loader = started(gate, timeout=0.2)
+    epoch = iter(loader)
+    for _ in range(2):
+        next(epoch)
+    with pytest.raises(WorkerError, match="has been working on sample"):
+        next(epoch)
+    engine = loader._feed
+    assert isinstance(engine, Engine)
+    held = {id(batch.slot) for batch, _ in engine._tasks.values() if batch.slot is not None}
+    loader.close()
+    assert "is left behind" in log.text
+    assert held.isdisjoint({id(slot) for slot in engine.ring._slots.values()})
+    gate.opened.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-"):
+            thread.join(60)
+            assert not thread.is_alive()
