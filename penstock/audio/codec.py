@@ -84,8 +84,7 @@ class DecodeAudio(AudioOperation):
         except Unreadable as error:
             raise SourceError(
                 f"decode cannot read {data.nbytes:,} bytes that begin {bytes(data[:12])!r}: "
-                f"{error}. Copy the file again from its origin, leave it out, or give "
-                'on_error="skip" to the loader.'
+                f"{error}. Copy the file again from its origin, or leave it out."
             ) from error
         return sound if self.rate is None else resample(sound, rate, self.rate)
 

@@ -91,5 +91,5 @@ class Decode(Operation):
 def _unreadable(data: memoryview, why: str) -> SourceError:
     return SourceError(
         f"decode cannot read {data.nbytes:,} bytes that begin {bytes(data[:8])!r}: {why}. Copy the "
-        'file again from its origin, leave it out, or give on_error="skip" to the loader.'
+        "file again from its origin, or leave it out."
     )

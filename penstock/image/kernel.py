@@ -198,5 +198,5 @@ def _damaged(data: Any, why: Exception) -> SourceError:
     view = memoryview(data).cast("B")
     return SourceError(
         f"decode cannot read {view.nbytes:,} bytes that begin {bytes(view[:8])!r}: {why}. Copy the "
-        'file again from its origin, leave it out, or give on_error="skip" to the loader.'
+        "file again from its origin, or leave it out."
     )

@@ -396,3 +396,17 @@ def test_a_fork_that_ends_leaves_the_loader_alone() -> None:
         assert len(list(epoch)) == 24
         list(loader)
         assert loader.stats().caches[0].hits == 100
+
+
+@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+def test_a_bad_file_is_reported_with_each_remedy_once(tmp_path: Path, on_error: Any) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(b"\xff\xd8 is no picture")
+    files = [str(path) for path in sorted(tmp_path.iterdir())]
+    pipeline = ps.from_files(files).map(ps.image.decode()).batch(2)
+    with pipeline.loader(workers=0, on_error=on_error) as loader:
+        with pytest.raises(SampleError) as caught:
+            next(iter(loader))
+    text = str(caught.value)
+    assert text.count("on_error") == (1 if on_error == "raise" else 0)
+    assert text.count("Copy the file again") == 1

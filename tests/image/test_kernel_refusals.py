@@ -38,7 +38,7 @@ def test_a_file_cut_short_is_refused_wherever_the_box_lies(kind: str, part: floa
         if part >= 0.3:
             assert isinstance(caught.value, SourceError)
             assert f"{len(cut):,} bytes that begin" in str(caught.value)
-            assert 'on_error="skip"' in str(caught.value)
+            assert "or leave it out." in str(caught.value)
 
 
 def test_damage_above_the_box_is_an_error() -> None:

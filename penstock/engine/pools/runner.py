@@ -221,8 +221,9 @@ class Runner:
             except StageFailure:
                 continue
         raise SampleError(
-            f"{error}\nNone of {SUBSTITUTES} other samples could take its place: "
-            "the data or the pipeline is broken, not a sample.",
+            f"{self._failed(key.index, failure)}\n"
+            f"None of {SUBSTITUTES} other samples could take its place: the data or the pipeline "
+            "is broken, not a sample.",
             index=key.index,
             name=error.name,
             stage=error.stage,
@@ -231,15 +232,21 @@ class Runner:
 
     def _error(self, index: int, failure: StageFailure) -> SampleError:
         cause = failure.__cause__
-        name = self._name(index)
         details = "".join(traceback.format_exception(cause)) if cause is not None else ""
         return SampleError(
-            f"{name} (index {index}) failed in {failure.stage}: {type(cause).__name__}: {cause}\n"
+            f"{self._failed(index, failure)}\n"
             'To leave bad samples out, give the loader on_error="skip" or "substitute".',
             index=index,
-            name=name,
+            name=self._name(index),
             stage=failure.stage,
             details=details,
+        )
+
+    def _failed(self, index: int, failure: StageFailure) -> str:
+        cause = failure.__cause__
+        return (
+            f"{self._name(index)} (index {index}) failed in {failure.stage}: "
+            f"{type(cause).__name__}: {cause}"
         )
 
     def _name(self, index: int) -> str:
