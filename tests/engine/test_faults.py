@@ -404,9 +404,9 @@ def test_a_bad_file_is_reported_with_each_remedy_once(tmp_path: Path, on_error: 
         (tmp_path / f"{number}.jpg").write_bytes(b"\xff\xd8 is no picture")
     files = [str(path) for path in sorted(tmp_path.iterdir())]
     pipeline = ps.from_files(files).map(ps.image.decode()).batch(2)
-    with pipeline.loader(workers=0, on_error=on_error) as loader:
-        with pytest.raises(SampleError) as caught:
-            next(iter(loader))
+    loader = pipeline.loader(workers=0, on_error=on_error)
+    with loader, pytest.raises(SampleError) as caught:
+        next(iter(loader))
     text = str(caught.value)
     assert text.count("on_error") == (1 if on_error == "raise" else 0)
     assert text.count("Copy the file again") == 1
