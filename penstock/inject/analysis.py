@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.inject.messages import CommandLog
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.phase_runner import PhaseRunner
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 EARLY = "early-"
 """Prefix of the files with the number of steps of a script that ended before the phases did."""
+
+_log = CommandLog("penstock.analyze")
 
 
 def install(settings: Mapping[str, Any], module: Any) -> None:
@@ -128,8 +133,7 @@ class Session:
 
     def _progress(self, text: str) -> None:
         if int(self._settings.get("rank", 0)) == 0 and not self._settings.get("quiet"):
-            sys.stderr.write(f"penstock: {text}\n")
-            sys.stderr.flush()
+            _log.write(logging.INFO, text)
 
 
 class _AnalysedEpoch:
