@@ -24,7 +24,7 @@ from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
 from penstock.store.shared import SharedStores
 
-SMALLEST = 1024
+SMALLEST = 1000
 """The smallest budget in bytes that is not taken for a mistake: ``cache(8)`` means 8 bytes."""
 
 

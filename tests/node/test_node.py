@@ -178,7 +178,7 @@ def test_one_that_began_in_the_middle_goes_on_from_its_checkpoint(
             epoch = iter(late)
             begun = [next(epoch).tolist() for _ in range(2)]
             state = json.loads(json.dumps(late.state_dict()))
-    assert state["turned"] > 0
+    assert state["first_batch"] > 0
     for options in ({"share": "a"}, {"workers": 0}):
         with pipeline().loader(seed=5, **options) as again:
             again.load_state_dict(state)
