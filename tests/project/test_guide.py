@@ -22,7 +22,9 @@ CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w-][\w.-]*(/[\w.-]+)*/?")
 SUFFIXES = (".c", ".h", ".md", ".py", ".svg", ".toml", ".txt")
 STEP = re.compile(r"^(\d+)\. \*\*`([^`]+)`\*\*(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
-MEMBER = re.compile(r"([A-Z]\w+)(?:\.([a-z]\w*))?")
+NAME = re.compile(r"([A-Z][a-z]\w*(?:\.[a-z]\w*)?)(?:\([^)]*\))?")
+"""A class, or a method of a class with or without its arguments: ``Engine.take(worker)``."""
+
 LABEL = re.compile(r'<text class="file[^"]*"[^>]*>([^<]+)</text>')
 
 
@@ -67,8 +69,14 @@ def walk() -> list[Step]:
     return [Step(int(n), path, text) for n, path, text in STEP.findall(section("The walk"))]
 
 
+def names_in(text: str) -> list[str]:
+    """The classes and methods that a text mentions in backticks."""
+    matches = (NAME.fullmatch(span) for span in CODE.findall(FENCE.sub("", text)))
+    return [match[1] for match in matches if match is not None]
+
+
 def definitions(file: Path) -> set[str]:
-    """Classes of a file, and their methods as ``Class.method``."""
+    """The classes of a file, and their methods as ``Class.method``."""
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ClassDef):
@@ -99,10 +107,16 @@ def test_one_sample_can_be_followed_through_few_files() -> None:
 def test_every_class_and_method_of_the_walk_is_in_its_file() -> None:
     missing = []
     for step in walk():
-        names = [span for span in CODE.findall(step.text) if MEMBER.fullmatch(span)]
         defined = definitions(PACKAGE / step.path)
-        missing += [f"{step.path}: {name}" for name in names if name not in defined]
+        missing += [f"{step.path}: {name}" for name in names_in(step.text) if name not in defined]
     assert missing == []
+
+
+def test_every_class_and_method_that_the_guide_mentions_exists() -> None:
+    defined = set().union(*(definitions(file) for file in PACKAGE.rglob("*.py")))
+    names = names_in(GUIDE.read_text())
+    assert len(names) >= 30
+    assert sorted(set(names) - defined - {"None"}) == []
 
 
 def test_the_drawing_shows_the_files_of_the_walk() -> None:
