@@ -1,4 +1,4 @@
-"""The documentation tells the truth: every Python block in it runs and prints what it shows."""
+"""Every Python block of the documentation runs and prints what its page shows; links work."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```\s*?$", re.MULTILIN
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]*\ssrc=\"(?P<image>[^\"]+)\"")
 END_OF_BLOCK = "-- end of block --"
 
-# torchvision's compiled operators may not fit the torch that is installed. Its transforms need
-# none of them, and its import only asks that two exist.
+# The compiled operators of torchvision may not match the installed torch. The transforms need no
+# operator, and importing torchvision only requires that these two exist.
 STAND_INS = """
 import sys
 
@@ -49,16 +49,16 @@ sys.meta_path.insert(0, Finder())
 
 
 class Block(NamedTuple):
-    """A Python block, and what the page says it prints: the ``text`` block right below it."""
+    """A Python block, and its output according to the page: the ``text`` block directly below."""
 
     code: str
     shown: str | None
 
 
 def blocks(page: Path) -> list[Block]:
-    """The Python blocks of a page that run; ``python no-run`` marks one that cannot."""
+    """The Python blocks of a page, except those marked ``python no-run``."""
     text = page.read_text()
-    found = []
+    python = []
     fences = list(FENCE.finditer(text))
     for fence, below in zip(fences, [*fences[1:], None], strict=False):
         if fence["info"].strip() != "python":
@@ -67,14 +67,14 @@ def blocks(page: Path) -> list[Block]:
         if below is not None and below["info"].strip() == "text":
             between = text[fence.end() : below.start()]
             shown = below["text"] if not between.strip() else None
-        found.append(Block(fence["text"], shown))
-    return found
+        python.append(Block(fence["text"], shown))
+    return python
 
 
-def missing_packages(found: list[Block]) -> list[str]:
-    """What a page imports that is not installed here."""
+def missing_packages(python: list[Block]) -> list[str]:
+    """The packages that these blocks import and that are not installed."""
     names = set()
-    for block in found:
+    for block in python:
         for node in ast.walk(ast.parse(block.code)):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
@@ -85,7 +85,7 @@ def missing_packages(found: list[Block]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages read: photographs in class folders, and the same in a Parquet file."""
+    """The data that the pages read: photographs in class folders, and the same in Parquet."""
     root = tmp_path_factory.mktemp("documented")
     rng = np.random.default_rng(0)
     rows = []
@@ -107,18 +107,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment pages run in: nothing is written to the user's own folders."""
-    found = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
-    found |= {"PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "COLUMNS": "100"}
+    """The environment variables for running pages: caches go to a temporary directory."""
+    variables = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    variables |= {"PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "COLUMNS": "100"}
     if importlib.util.find_spec("torchvision") is not None:
-        plain = subprocess.run(
+        trial = subprocess.run(
             [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
         )
-        if plain.returncode:
-            place = tmp_path_factory.mktemp("stand-ins")
-            (place / "sitecustomize.py").write_text(STAND_INS)
-            found["PYTHONPATH"] = os.pathsep.join((str(place), str(ROOT)))
-    return found
+        if trial.returncode:
+            directory = tmp_path_factory.mktemp("stand-ins")
+            (directory / "sitecustomize.py").write_text(STAND_INS)
+            variables["PYTHONPATH"] = os.pathsep.join((str(directory), str(ROOT)))
+    return variables
 
 
 @pytest.mark.parametrize(
@@ -127,30 +127,30 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_page_runs_and_prints_what_it_shows(
     page: Path, data: Path, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    found = blocks(page)
-    missing = missing_packages(found)
+    python = blocks(page)
+    missing = missing_packages(python)
     if missing:
         pytest.skip(f"{page.name} uses {', '.join(missing)}, not installed here")
-    here = tmp_path / "here"
-    shutil.copytree(data, here)
+    directory = tmp_path / "data"
+    shutil.copytree(data, directory)
     script = tmp_path / f"{page.stem.replace('-', '_')}_blocks.py"
     end = f"print({END_OF_BLOCK!r}, flush=True)\n"
-    script.write_text("\n".join(block.code + end for block in found))
+    script.write_text("\n".join(block.code + end for block in python))
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", str(script)],
         capture_output=True,
         text=True,
-        cwd=here,
+        cwd=directory,
         env=settings,
         timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(END_OF_BLOCK + "\n")
-    assert len(printed) == len(found) + 1
+    assert len(printed) == len(python) + 1
     checker = doctest.OutputChecker()
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    for block, got in zip(found, printed, strict=False):
+    for block, got in zip(python, printed, strict=False):
         if block.shown is not None:
             assert checker.check_output(block.shown, got, flags), (
                 f"{page.name} shows\n{textwrap.indent(block.shown, '    ')}\nand this prints\n"
@@ -158,30 +158,30 @@ def test_a_page_runs_and_prints_what_it_shows(
             )
 
 
-def test_hardly_any_block_is_not_run() -> None:
+def test_at_most_two_blocks_are_marked_no_run() -> None:
     fences = [fence["info"].split() for page in PAGES for fence in FENCE.finditer(page.read_text())]
     python = [words for words in fences if words[:1] == ["python"]]
     assert {tuple(words) for words in python} <= {("python",), ("python", "no-run")}
     assert sum(len(words) == 2 for words in python) <= 2
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_a_target() -> None:
     broken = []
     for page in PAGES:
         text = FENCE.sub("", page.read_text())
-        for found in LINK.finditer(text):
-            target = found["target"] or found["image"]
+        for link in LINK.finditer(text):
+            target = link["target"] or link["image"]
             if target.startswith(("http://", "https://")):
                 continue
             name, _, heading = target.partition("#")
-            there = (page.parent / name).resolve() if name else page
-            if not there.exists() or (heading and heading not in headings(there)):
+            linked = (page.parent / name).resolve() if name else page
+            if not linked.exists() or (heading and heading not in headings(linked)):
                 broken.append(f"{page.name}: {target}")
     assert broken == []
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page, as they are made from its headings."""
+    """The anchors of a page: its headings in lower case, with hyphens for spaces."""
     lines = FENCE.sub("", page.read_text()).splitlines()
     titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
@@ -189,5 +189,5 @@ def headings(page: Path) -> set[str]:
 
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
-    listed = {found["target"] for found in LINK.finditer(index)}
+    listed = {link["target"] for link in LINK.finditer(index)}
     assert {page.name for page in PAGES[1:]} - {"index.md"} <= listed

@@ -1,4 +1,4 @@
-"""The shape of the package: imports point one way, and few names are public."""
+"""The layout of the package: imports go one way only, and few names are public."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 
-# From the ground up: a room may import from itself and from the rooms above it in this list.
+# A room is a module or package directly below penstock/. A room may import from itself and from the
+# rooms above it in this list. docs/follow-a-sample.md has a line on each.
 ROOMS = [
     "errors",
     "config",
@@ -45,7 +46,7 @@ ROOMS = [
     "__main__",
 ]
 
-# A pipeline ends in a loader, or in a report on it, and users write these as methods.
+# Exceptions. Users call the loader and the reports as methods of a pipeline.
 # A diversity report draws itself with diagnose/svg.py, which imports nothing from penstock.
 ALLOWED = {
     ("pipeline", "loader"),
@@ -58,8 +59,8 @@ FRAMEWORKS = {"torch", "jax", "tensorflow", "ray", "torchvision"}
 
 
 def imports(path: Path) -> set[str]:
-    """Every module a file imports, wherever in it, but for those only types need."""
-    found: set[str] = set()
+    """The modules that a file imports, at its top or inside functions, except for type checking."""
+    modules: set[str] = set()
     tree = ast.parse(path.read_text())
     skipped = {
         id(inner)
@@ -71,13 +72,13 @@ def imports(path: Path) -> set[str]:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module)
+            modules.add(node.module)
             if node.module == "penstock":
-                found |= {f"penstock.{alias.name}" for alias in node.names}
-    return found
+                modules |= {f"penstock.{alias.name}" for alias in node.names}
+    return modules
 
 
 def room_of(path: Path) -> str:
@@ -92,27 +93,27 @@ def test_every_file_belongs_to_a_room() -> None:
     assert {room_of(path) for path in files()} == set(ROOMS)
 
 
-def test_imports_point_upwards_only() -> None:
+def test_a_room_imports_only_from_rooms_above_it() -> None:
     wrong = []
     for path in files():
-        here = room_of(path)
+        room = room_of(path)
         for module in imports(path):
             parts = module.split(".")
             if parts[0] != "penstock" or len(parts) == 1 or module == "penstock._kernel":
                 continue
-            there = parts[1]
-            if (here, there) in ALLOWED:
+            imported = parts[1]
+            if (room, imported) in ALLOWED:
                 continue
-            if ROOMS.index(there) > ROOMS.index(here):
+            if ROOMS.index(imported) > ROOMS.index(room):
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
 
 
-def test_stops_do_not_know_each_other() -> None:
+def test_stops_do_not_import_each_other() -> None:
     contract = {f"penstock.stops.{name}" for name in ("field", "hold", "placement", "stop")}
     for path in sorted((ROOT / "stops").glob("*.py")):
-        known = {module for module in imports(path) if module.startswith("penstock.stops.")}
-        assert known <= contract, path
+        imported = {module for module in imports(path) if module.startswith("penstock.stops.")}
+        assert imported <= contract, path
 
 
 def test_only_adapters_import_frameworks() -> None:
@@ -122,7 +123,7 @@ def test_only_adapters_import_frameworks() -> None:
             assert room_of(path) in ("torch", "diagnose"), (path, used)
 
 
-def test_diversity_draws_with_a_plotter_that_needs_no_other_room() -> None:
+def test_diversity_imports_only_the_plotter_of_diagnose_which_imports_no_room() -> None:
     used = {
         module
         for path in (ROOT / "diversity").glob("*.py")
@@ -134,7 +135,7 @@ def test_diversity_draws_with_a_plotter_that_needs_no_other_room() -> None:
     assert not any(module.startswith("penstock") for module in plotter)
 
 
-def test_the_public_names_are_these() -> None:
+def test_the_public_names() -> None:
     assert penstock.__all__ == [
         "Loader",
         "Order",
@@ -154,7 +155,7 @@ def test_the_public_names_are_these() -> None:
     assert set(dir(penstock)) == {*penstock.__all__, "__version__"}
 
 
-def test_importing_penstock_and_a_worker_loads_nothing_slow() -> None:
+def test_importing_penstock_or_a_worker_loads_no_large_package() -> None:
     code = (
         "import sys, penstock; a = set(sys.modules);"
         "import penstock.engine.pools.worker; b = set(sys.modules);"
@@ -166,7 +167,7 @@ def test_importing_penstock_and_a_worker_loads_nothing_slow() -> None:
     assert done.stdout.strip() == "[] []"
 
 
-def test_few_rooms_stand_at_the_top_level() -> None:
+def test_there_are_few_rooms() -> None:
     modules = [path for path in ROOT.glob("*.py") if path.name != "__init__.py"]
     packages = list(ROOT.glob("*/__init__.py"))
     assert len(modules) <= 14
