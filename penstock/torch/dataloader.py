@@ -259,15 +259,26 @@ class DataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; see ``Loader.load_state_dict``.
 
-        A loader that was made without a seed takes the seed of the checkpoint.
+        A loader that was made without a seed takes the seed of the checkpoint. If the checkpoint
+        does not belong to this loader, an error is raised and the loader stays as it was.
         """
-        seed = state.get("seed")
-        if isinstance(seed, int) and not self._seed_is_given:
-            if seed != self._loader.options.seed:
-                self._loader.close()
-                self._loader = self._make_loader(seed)
+        loader = self._loader
+        takes_seed = (
+            not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
+        )
+        if takes_seed and state["seed"] != loader.options.seed:
+            loader = self._make_loader(state["seed"])
+        try:
+            loader.load_state_dict(state)
+        except BaseException:
+            if loader is not self._loader:
+                loader.close()
+            raise
+        if loader is not self._loader:
+            self._loader.close()
+            self._loader = loader
+        if takes_seed:
             self._seed_is_given = True
-        self._loader.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, and call ``set_epoch`` of the sampler if it has one."""

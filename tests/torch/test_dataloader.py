@@ -377,6 +377,50 @@ def test_unsupported_arguments_are_refused_by_name(options: Any, names: str) -> 
         DataLoader(Samples(float), **options)
 
 
+def test_a_checkpoint_brings_its_seed_where_none_was_given() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    with DataLoader(Samples(float), seed=5, **options) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in epoch]
+    torch.manual_seed(1)
+    with DataLoader(Samples(float), **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == rest
+    with (
+        DataLoader(Samples(float), seed=6, **options) as loader,
+        pytest.raises(StateError, match="seed was 5 and is 6"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_refused_checkpoint_leaves_the_loader_as_it_was() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    with DataLoader(Samples(float), seed=5, **options) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        good = loader.state_dict()
+        good_rest = [batch.tolist() for batch in epoch]
+    with DataLoader(Samples(float, n=9), seed=5, **options) as other:
+        of_other_data = other.state_dict()
+    torch.manual_seed(1)
+    with DataLoader(Samples(float), **options) as untouched:
+        expected = [batch.tolist() for batch in untouched]
+    nothing: Any = None
+    with DataLoader(Samples(float), **options) as loader:
+        epoch = iter(loader)
+        seen = [next(epoch).tolist()]
+        for refused in (of_other_data, {"seed": 5}, {**good, "version": -1}, nothing):
+            with pytest.raises(StateError):
+                loader.load_state_dict(refused)
+        seen += [batch.tolist() for batch in epoch]
+        assert seen == expected
+        # The refused seed was not taken for one that was given.
+        loader.load_state_dict(good)
+        assert [batch.tolist() for batch in loader] == good_rest
+
+
 def test_shuffling_a_stream_is_refused() -> None:
     with pytest.raises(PipelineError, match="shuffle"):
         DataLoader(Stream(3), shuffle=True)
