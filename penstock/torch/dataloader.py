@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 import torch.distributed
@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.engine.pools.launch import Start
-from penstock.errors import ErrorCode, PipelineError
 from penstock.loader import Custom, Loader
 from penstock.operation import Operation
 from penstock.options import Options, is_whole
@@ -28,7 +27,7 @@ from penstock.stats import Stats
 from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin
-from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline
+from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -155,9 +154,7 @@ class DataLoader:
 
         if worker_init_fn is not None and num_workers != 0:
             if kind == "threads":
-                raise PipelineError(
-                    'DataLoader: worker_init_fn is for worker processes; leave out kind="threads".'
-                )
+                refuse('worker_init_fn is for worker processes; leave out kind="threads".')
             kind = "processes"
         rank, world = (0, 1) if streaming else _ranks()
         own_sampler = sampler is not None or batch_sampler is not None
@@ -381,14 +378,8 @@ def _start_method(context: Any) -> Start:
         return "program"
     name = context if isinstance(context, str) else context.get_start_method()
     if name not in ("fork", "spawn", "forkserver"):
-        raise PipelineError(
-            f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'."
-        )
+        refuse(f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'.")
     return "fork" if name == "fork" else "program"
-
-
-def _refuse(why: str, code: ErrorCode | None = None) -> NoReturn:
-    raise PipelineError(f"DataLoader: {why}", code=code)
 
 
 def _check(
@@ -408,7 +399,7 @@ def _check(
 ) -> None:
     """Refuse arguments that torch refuses, and those that Penstock does not support."""
     if num_workers != "auto" and not _from(0, num_workers):
-        _refuse(f'num_workers is {num_workers!r}; give a whole number, 0 or more, or "auto".')
+        refuse(f'num_workers is {num_workers!r}; give a whole number, 0 or more, or "auto".')
     if num_workers == 0 and not shared:
         for name, value in (
             ("prefetch_factor", prefetch_factor),
@@ -416,14 +407,14 @@ def _check(
             ("timeout", timeout or None),
         ):
             if value is not None:
-                _refuse(
+                refuse(
                     f"{name}={value!r} is for workers, and num_workers is 0. Give num_workers, or "
                     f"leave out {name}."
                 )
     if timeout < 0:
-        _refuse(f"timeout is {timeout}; give a number of seconds, or 0 for no limit.")
+        refuse(f"timeout is {timeout}; give a number of seconds, or 0 for no limit.")
     if prefetch_factor is not None and not _from(0, prefetch_factor):
-        _refuse(
+        refuse(
             f"prefetch_factor is {prefetch_factor!r}; give a number of batches for each worker, a "
             "whole number."
         )
@@ -434,29 +425,29 @@ def _check(
             ("batch_sampler", batch_sampler is not None),
         ):
             if given:
-                _refuse(
+                refuse(
                     f"{name} on an IterableDataset, which decides its own order. Leave out {name}, "
                     "or give the dataset __len__ and __getitem__.",
                     "iterable-dataset",
                 )
     if sampler is not None and shuffle:
-        _refuse("sampler and shuffle=True both decide the order; give one of them.")
+        refuse("sampler and shuffle=True both decide the order; give one of them.")
     if batch_sampler is not None and (
         batch_size not in (1, None) or shuffle or sampler is not None or drop_last
     ):
-        _refuse(
+        refuse(
             "batch_sampler makes the batches itself; leave out batch_size, shuffle, sampler and "
             "drop_last."
         )
     if batch_size is None and batch_sampler is None and drop_last:
-        _refuse("drop_last=True with batch_size=None, which makes no batches; leave out drop_last.")
+        refuse("drop_last=True with batch_size=None, which makes no batches; leave out drop_last.")
     if batch_size is not None and not _from(1, batch_size):
-        _refuse(
+        refuse(
             f"batch_size is {batch_size!r}; give a whole number from 1 on, or None to get single "
             "samples."
         )
     if pin_memory_device:
-        _refuse(
+        refuse(
             f"pin_memory_device={pin_memory_device!r} is deprecated in torch and not supported "
             "here. Leave it out: pin_memory=True pins for the current accelerator."
         )
@@ -472,13 +463,13 @@ def _check_shared(
 ) -> None:
     """Refuse what cannot be the same for every job that shares batches."""
     if streaming:
-        _refuse(
+        refuse(
             f"share={share!r} on an IterableDataset: its samples have no index that jobs could "
             "agree on. Give it __len__ and __getitem__, or leave out share.",
             "iterable-dataset",
         )
     if worker_init_fn is not None:
-        _refuse(
+        refuse(
             f"worker_init_fn with share={share!r}: the workers of the node serve all jobs of the "
             "machine, and cannot be set up for one of them. Leave out worker_init_fn, and set up "
             "what is needed in the dataset, when it first reads a sample."

@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from penstock import image
-from penstock.errors import PipelineError
+from penstock.errors import ErrorCode, PipelineError
 from penstock.keyed import preserved_globals
 from penstock.operation import Operation
 from penstock.options import is_whole
@@ -26,6 +26,11 @@ from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
 EchoPlace = Literal["sample", "augmented", "batch"]
 """Where samples are repeated: before the augmentation, after it, or as whole batches."""
+
+
+def refuse(why: str, code: ErrorCode | None = None) -> NoReturn:
+    """Raise an error about the arguments of a DataLoader."""
+    raise PipelineError(f"DataLoader: {why}", code=code)
 
 
 @dataclass(frozen=True)
@@ -44,53 +49,42 @@ class ReuseOptions:
     echo_window: int | None = None
 
     def __post_init__(self) -> None:
-        def refuse(why: str) -> None:
-            raise PipelineError(f"DataLoader: {why}")
-
-        def needs(argument: str, example: str, **given: tuple[object, object]) -> None:
-            """Refuse arguments, given as (value, default), that only work with another one."""
-            for name, (value, default) in given.items():
-                if value != default:
-                    refuse(
-                        f"{name}={value!r} has no effect without {argument}. Give {argument}, such "
-                        f"as {argument}={example}, or leave out {name}."
-                    )
-
         if self.echo_at not in ("sample", "augmented", "batch"):
             refuse(f'echo_at is {self.echo_at!r}; give "sample", "augmented" or "batch".')
-        if self.echo is None:
-            needs(
-                "echo",
-                "2",
-                echo_at=(self.echo_at, "sample"),
-                echo_window=(self.echo_window, None),
-            )
         if self.split is not None and (self.partial is not None or self.final is not None):
             refuse(
-                "split divides the transforms of the dataset, and partial and final replace them: "
-                "give either split, or partial and final."
+                "split says which transforms run every time that a sample is used, and so do "
+                "partial and final: give either split, or partial and final."
             )
+        if self.echo is None:
+            self._refuse_given("echo_at", "echo_window", without="echo", example="echo=2")
         if self.reuse is None:
-            needs(
-                "reuse",
-                "3",
-                split=(self.split, None),
-                reuse_size=(self.reuse_size, None),
-                reuse_where=(self.reuse_where, "memory"),
-                reuse_encode=(self.reuse_encode, DEFAULT_ENCODING),
-            )
-            return
-        if self.reuse == "auto":
-            return
-        if not is_whole(self.reuse) or self.reuse < 1:
+            names = ("split", "reuse_size", "reuse_where", "reuse_encode")
+            self._refuse_given(*names, without="reuse", example="reuse=3")
+        elif self.reuse != "auto":
+            self._check_reuse(self.reuse)
+
+    def _refuse_given(self, *names: str, without: str, example: str) -> None:
+        """Refuse these arguments if one of them is given, because they would have no effect."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                refuse(
+                    f"{name}={value!r} has no effect without {without}. Give {without}, such as "
+                    f"{example}, or leave out {name}."
+                )
+
+    def _check_reuse(self, reuse: int) -> None:
+        if not is_whole(reuse) or reuse < 1:
             refuse(
-                f"reuse is {self.reuse!r}; give how often a partly transformed sample is used, a "
-                'whole number from 1 on, or "auto".'
+                f"reuse is {reuse!r}; give how often a partly transformed sample is used, a whole "
+                'number from 1 on, or "auto".'
             )
         if self.split is None and self.final is None:
             refuse(
-                f"reuse={self.reuse!r} needs to know which transforms run every time that a sample "
-                "is used. Give split, the number of these transforms at the end of the dataset's "
+                f"reuse={reuse!r} needs to know which transforms run every time that a sample is "
+                "used. Give split, the number of these transforms at the end of the dataset's "
                 "Compose; or give partial= and final=, two callables."
             )
 
@@ -200,8 +194,8 @@ def _check_split(split: int | None, transforms: int) -> None:
     if split is None:
         return
     if not is_whole(split) or not 1 <= split <= transforms:
-        raise PipelineError(
-            f"DataLoader: split is {split!r}, and the dataset has {transforms} transforms. Give "
+        refuse(
+            f"split is {split!r}, and the dataset has {transforms} transforms. Give "
             "the number of transforms, counted from the last one, that run every time that a "
             "sample is used."
         )
@@ -217,8 +211,8 @@ def _without_transforms(dataset: Any, options: ReuseOptions) -> tuple[Any, list[
     transforms = list_transforms(getattr(dataset, "transform", None))
     if not transforms:
         stage = "reuse" if options.reuse is not None else 'echo_at="sample"'
-        raise PipelineError(
-            f"DataLoader: {stage} has to stand between the transforms of the dataset, and "
+        refuse(
+            f"{stage} has to stand between the transforms of the dataset, and "
             f"{type(dataset).__name__} has none in an attribute 'transform'. Take the transforms "
             "out of the dataset, and give them as partial= and final=.",
             code="no-transforms",
