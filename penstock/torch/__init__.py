@@ -1,7 +1,7 @@
-"""Penstock for PyTorch: a drop-in DataLoader, and pipelines as tensors.
+"""Penstock for PyTorch: a drop-in DataLoader, and loaders whose batches are tensors.
 
-This package is the only importer of torch. It imports it when first asked for something, so that
-worker processes can have what they need of it (``worker``) without.
+torch is imported when ``DataLoader`` or ``loader`` is first used. Importing this package alone does
+not import it, so that worker processes can use ``penstock.torch.worker`` without torch.
 """
 
 from __future__ import annotations

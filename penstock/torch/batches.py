@@ -1,16 +1,17 @@
-"""Batches as tensors: views of the same shared memory, in the containers torch users expect."""
+"""Batches as tensors that share the memory of the arrays, and ``penstock.torch.loader``."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from penstock.loader import Custom, Loader
 from penstock.options import Options
+from penstock.order import Order
 from penstock.pipeline import Pipeline
 from penstock.tree import is_namedtuple
 
@@ -18,8 +19,8 @@ from penstock.tree import is_namedtuple
 class Tensors:
     """Turns the arrays of a batch into tensors that share their memory.
 
-    ``tuples`` makes a container of the fields of a plain tuple: torch's own DataLoader gives
-    lists there.
+    ``tuples`` makes the container for the fields of a plain tuple: ``tuple``, or ``list`` as in
+    torch's own DataLoader. ``pin`` copies the tensors into pinned memory.
     """
 
     def __init__(self, tuples: Callable[[list[Any]], Any], pin: bool = False) -> None:
@@ -30,14 +31,14 @@ class Tensors:
         if isinstance(value, np.ndarray):
             try:
                 value = torch.from_numpy(value)
-            except TypeError:  # a type that torch does not have
+            except TypeError:  # torch has no such element type
                 return value
             return value.pin_memory() if self._pin else value
         if isinstance(value, torch.Tensor):
             return value.pin_memory() if self._pin else value
         if isinstance(value, Mapping):
-            made = {key: self(child) for key, child in value.items()}
-            return made if type(value) is dict else _same_kind(value, made)
+            tensors = {key: self(child) for key, child in value.items()}
+            return tensors if type(value) is dict else _same_mapping(value, tensors)
         if is_namedtuple(value):
             return type(value)(*(self(child) for child in value))
         if type(value) is tuple:
@@ -49,27 +50,51 @@ class Tensors:
         return value
 
 
-def _same_kind(like: Any, made: dict[Any, Any]) -> Any:
+def _same_mapping(like: Any, tensors: dict[Any, Any]) -> Any:
+    """A mapping of the same class, or a plain dict if its class cannot be made of a dict."""
     try:
-        return type(like)(made)
+        return type(like)(tensors)
     except TypeError:
-        return made
+        return tensors
 
 
-def can_pin(asked: bool) -> bool:
-    """Whether batches are copied into pinned memory; without an accelerator it means nothing."""
-    if asked and not torch.cuda.is_available():
+def can_pin(pin_memory: bool) -> bool:
+    """Whether to pin batches. Warns if pinning was asked for and there is no CUDA device."""
+    if pin_memory and not torch.cuda.is_available():
         warnings.warn(
             "pin_memory=True, but torch sees no CUDA device: batches are not pinned.",
             UserWarning,
             stacklevel=3,
         )
         return False
-    return asked
+    return pin_memory
 
 
-def loader(pipeline: Pipeline, *, pin_memory: bool = False, **options: Any) -> Loader:
-    """A pipeline's loader whose batches are tensors; takes what ``Pipeline.loader`` takes.
+def loader(
+    pipeline: Pipeline,
+    *,
+    pin_memory: bool = False,
+    workers: int | Literal["auto"] = "auto",
+    kind: Literal["auto", "threads", "processes"] = "auto",
+    seed: int = 0,
+    shuffle: bool = True,
+    order: Order | None = None,
+    rank: int = 0,
+    world: int = 1,
+    tail: Literal["pad", "drop"] = "pad",
+    prefetch: int | None = None,
+    on_error: Literal["raise", "skip", "substitute"] = "raise",
+    timeout: float | None = None,
+    memory: int | str | None = None,
+    share: str | None = None,
+    lag: Literal["detach", "wait"] = "detach",
+    join: Literal["live", "start"] = "live",
+    metrics_port: int | None = None,
+) -> Loader:
+    """A loader of a pipeline whose batches are tensors.
+
+    ``pin_memory`` copies each batch into pinned memory. The other arguments are those of
+    ``Pipeline.loader``.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -78,5 +103,22 @@ def loader(pipeline: Pipeline, *, pin_memory: bool = False, **options: Any) -> L
     >>> next(iter(penstock.torch.loader(train, workers=0, shuffle=False)))
     tensor([0., 1.], dtype=torch.float64)
     """
-    convert = Tensors(tuple, can_pin(pin_memory))
-    return Loader(pipeline, Options(**options), Custom(convert=convert))
+    options = Options(
+        workers=workers,
+        kind=kind,
+        seed=seed,
+        shuffle=shuffle,
+        order=order,
+        rank=rank,
+        world=world,
+        tail=tail,
+        prefetch=prefetch,
+        on_error=on_error,
+        timeout=timeout,
+        memory=memory,
+        share=share,
+        lag=lag,
+        join=join,
+        metrics_port=metrics_port,
+    )
+    return Loader(pipeline, options, Custom(convert=Tensors(tuple, can_pin(pin_memory))))

@@ -1,11 +1,12 @@
-"""``torch.utils.data.DataLoader``, argument for argument, on Penstock's engine.
+"""The drop-in for ``torch.utils.data.DataLoader``: the same arguments, on Penstock's engine.
 
-It is no subclass of torch's: trainers rebuild subclasses as plain DataLoaders and lose what they
-add, and let any other iterable through untouched.
+It is not a subclass of torch's. Trainers rebuild subclasses as plain DataLoaders, which drops what
+the subclass adds; they pass any other iterable through unchanged.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -16,49 +17,52 @@ from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.engine.pools.launch import Start
-from penstock.errors import ErrorCode, PipelineError
 from penstock.loader import Custom, Loader
-from penstock.options import Options
+from penstock.operation import Operation
+from penstock.options import Options, is_whole
 from penstock.order import Sampled
 from penstock.order.plan import Plan
+from penstock.serialize import pack
 from penstock.stats import Stats
+from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin
-from penstock.torch.build import At, Reuse, build
-from penstock.torch.sharing import Watched, check_shared
-from penstock.torch.worker import Init
+from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
+from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
-
-Collate = Callable[[list[Any]], Any]
 
 
 class DataLoader:
     """Replaces ``torch.utils.data.DataLoader``: the same arguments, the same batches.
 
-    Beside torch's arguments it takes
+    In addition to torch's arguments it takes:
 
-    - ``cache``: bytes to keep in memory (``"8GB"``); ``cache_where`` puts them elsewhere,
-    - ``seed``: fixes order and augmentation; by default the generator's, or torch's own,
-    - ``random``: ``False`` says that the dataset draws nothing, which saves seeding it,
-    - ``kind``: ``"threads"`` or ``"processes"`` instead of a choice,
-    - ``on_error``: ``"raise"``, ``"skip"`` or ``"substitute"`` for bad samples,
-    - ``native``: ``False`` keeps torchvision's own transforms where ``penstock.image`` has the
-      same ones (an ``ImageFolder`` is taken apart so that they, and ``cache``, can be used),
-    - ``memory``: a bound on the shared memory of batches,
-    - ``reuse``: how often a partly transformed sample is used (refurbishing), with ``split``, the
-      number of transforms of the ``Compose`` that are done anew every time, or with ``partial``
-      and ``final``, two callables; ``reuse_size``, ``reuse_where`` and ``reuse_encode`` say how
-      much is kept, where and how,
-    - ``echo``: how often everything is used (data echoing), with ``echo_at`` to say where:
-      ``"sample"`` (before augmentation), ``"augmented"`` or ``"batch"``; and ``echo_window``,
-    - ``share``: a name that the jobs of one search have in common: each batch is then prepared
-      once for all of them, by workers of the node's own (``num_workers`` is not used); ``lag``
-      says whether they wait for the slowest (``"wait"``) or not (``"detach"``), and
-      ``join="start"`` has a job that joins late begin with the first batch all the same,
-    - ``metrics_port``: serves what is counted to Prometheus, on this machine's own address.
+    - ``cache``: size of a cache of the samples, such as ``"8GB"``; ``cache_where``: ``"memory"``,
+      ``"disk"`` or a directory.
+    - ``seed``: fixes the order and the augmentation. By default it is the seed of ``generator``, or
+      torch's initial seed.
+    - ``random``: ``False`` says that the dataset draws no random numbers. Then the global
+      generators are not seeded before each sample.
+    - ``kind``: ``"threads"`` or ``"processes"``, instead of an automatic choice.
+    - ``on_error``: ``"raise"``, ``"skip"`` or ``"substitute"`` for samples that fail.
+    - ``native``: an ``ImageFolder`` is taken apart, and operations of ``penstock.image`` replace
+      torchvision's transforms where they are equivalent. ``False`` keeps torchvision's transforms.
+    - ``memory``: limit on the shared memory of batches.
+    - ``reuse``: how often a partly transformed sample is used (refurbishing). Which transforms run
+      every time is said by ``split``, their number at the end of the ``Compose``, or by ``partial``
+      and ``final``, two callables. ``reuse_size``, ``reuse_where`` and ``reuse_encode`` say how
+      much is kept, where, and in which encoding.
+    - ``echo``: how often every sample or batch is used (data echoing). ``echo_at`` is ``"sample"``
+      (before the augmentation), ``"augmented"`` (after it) or ``"batch"``; ``echo_window`` is the
+      number of samples, or of batches, over which the copies are spread.
+    - ``share``: the name of a group of jobs on this machine. Each batch is prepared once for all of
+      them, by the workers of a background process, and ``num_workers`` is not used. ``lag="wait"``
+      makes the others wait for the slowest job; with ``"detach"`` they do not. ``join="start"``
+      makes a job that joins late begin with the first batch.
+    - ``metrics_port``: serve metrics for Prometheus on this port of the local address.
 
-    Augmentation is keyed by (seed, epoch, sample): batches do not depend on ``num_workers``, and
-    ``state_dict`` resumes exactly.
+    Augmentation is keyed by (seed, epoch, sample index). So batches do not depend on
+    ``num_workers``, and ``load_state_dict`` resumes exactly.
 
     >>> import torch
     >>> from penstock.torch import DataLoader
@@ -99,13 +103,13 @@ class DataLoader:
         memory: int | str | None = None,
         reuse: int | Literal["auto"] | None = None,
         split: int | None = None,
-        partial: Callable[..., Any] | None = None,
-        final: Callable[..., Any] | None = None,
+        partial: Operation | Callable[..., Any] | None = None,
+        final: Operation | Callable[..., Any] | None = None,
         reuse_size: int | str | None = None,
         reuse_where: str = "memory",
         reuse_encode: str = DEFAULT_ENCODING,
         echo: float | Literal["auto"] | None = None,
-        echo_at: At = "sample",
+        echo_at: EchoPlace = "sample",
         echo_window: int | None = None,
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
@@ -119,20 +123,19 @@ class DataLoader:
             shuffle=shuffle,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            num_workers="auto" if share is not None else num_workers,
+            num_workers=num_workers,
+            shared=share is not None,
             drop_last=drop_last,
             timeout=timeout,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
-        self._watched: Watched | None = None
+        self._dataset_watch: DatasetWatch | None = None
         if share is not None:
-            check_shared(
-                share, streaming=streaming, worker_init_fn=worker_init_fn, in_order=in_order
-            )
+            _check_shared(share, streaming=streaming, worker_init_fn=worker_init_fn)
             if not persistent_workers:
-                self._watched = Watched(dataset, share)
+                self._dataset_watch = DatasetWatch(dataset, share)
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         self.sampler = sampler
@@ -151,9 +154,7 @@ class DataLoader:
 
         if worker_init_fn is not None and num_workers != 0:
             if kind == "threads":
-                raise PipelineError(
-                    'DataLoader: worker_init_fn is for worker processes; leave out kind="threads".'
-                )
+                refuse('worker_init_fn is for worker processes; leave out kind="threads".')
             kind = "processes"
         rank, world = (0, 1) if streaming else _ranks()
         own_sampler = sampler is not None or batch_sampler is not None
@@ -162,36 +163,37 @@ class DataLoader:
             if generator is not None:
                 seed = generator.initial_seed()
             else:
-                # Ranks must agree on the order; each has a seed of its own, so none of those.
+                # Ranks must agree on the order, and torch's initial seed may differ between them.
                 seed = 0 if world > 1 and not own_sampler else torch.initial_seed()
             seed %= 2**63
-        pipeline = build(
+        reuse_options = ReuseOptions(
+            reuse=reuse,
+            split=split,
+            partial=partial,
+            final=final,
+            reuse_size=reuse_size,
+            reuse_where=reuse_where,
+            reuse_encode=reuse_encode,
+            echo=echo,
+            echo_at=echo_at,
+            echo_window=echo_window,
+        )
+        pipeline = build_pipeline(
             dataset,
             cache=cache,
-            where=cache_where,
+            cache_where=cache_where,
             random=random,
             native=native,
             whole=worker_init_fn is not None,
-            reuse=Reuse(
-                reuse,
-                split,
-                partial,
-                final,
-                reuse_size,
-                reuse_where,
-                reuse_encode,
-                echo,
-                echo_at,
-                echo_window,
-            ),
+            options=reuse_options,
         )
         single = batch_size is None and batch_sampler is None
         collate = self._collate(collate_fn, single)
-        pipeline = pipeline.batch(
-            1 if single else (batch_size or 1), drop_last=drop_last, collate=collate
-        )
-        if echo is not None and echo_at == "batch":
-            pipeline = pipeline.echo(echo, window=echo_window)
+        # None: single samples, or a batch_sampler, which decides the size of each batch.
+        size = 1 if batch_size is None else batch_size
+        pipeline = pipeline.batch(size, drop_last=drop_last, collate=collate)
+        if reuse_options.echoes("batch"):
+            pipeline = add_echo(pipeline, reuse_options)
         workers = num_workers if isinstance(num_workers, int) and share is None else 1
         options = Options(
             workers=num_workers,
@@ -213,22 +215,22 @@ class DataLoader:
         pin = can_pin(pin_memory)
         convert: Tensors | None = Tensors(list, pin)
         if collate is not None and not single:
-            convert = _Pin() if pin else None
+            convert = _PinOnly() if pin else None
         custom = Custom(
-            init=Init(worker_init_fn),
-            start="program" if share is not None else _start(multiprocessing_context),
+            init=TorchWorkerSetup(worker_init_fn),
+            start="program" if share is not None else _start_method(multiprocessing_context),
             convert=convert,
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
         )
 
-        def make(seed: int) -> Loader:
+        def make_loader(seed: int) -> Loader:
             plan = _plan(sampler, batch_sampler, seed) if own_sampler else None
             return Loader(pipeline, replace(options, seed=seed), replace(custom, plan=plan))
 
-        self._make = make
-        self._loader = make(seed)
+        self._make_loader = make_loader
+        self._loader = make_loader(seed)
 
     @staticmethod
     def _collate(collate_fn: Collate | None, single: bool) -> Collate | None:
@@ -237,8 +239,8 @@ class DataLoader:
         return None if collate_fn is default_collate else collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        if self._watched is not None:
-            self._watched.look()
+        if self._dataset_watch is not None:
+            self._dataset_watch.check()
         return iter(self._loader)
 
     def __len__(self) -> int:
@@ -248,31 +250,42 @@ class DataLoader:
         return repr(self._loader).replace("<Loader", "<DataLoader")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands; see ``Loader.state_dict``."""
+        """The position in the data, for a checkpoint; see ``Loader.state_dict``."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; see ``Loader.load_state_dict``.
+        """Continue from a checkpoint; see ``Loader.load_state_dict``.
 
-        Where no seed was given, the one of the checkpoint is taken up with it.
+        A loader that was made without a seed takes the seed of the checkpoint. If the checkpoint
+        does not belong to this loader, an error is raised and the loader stays as it was.
         """
-        seed = state.get("seed")
-        if isinstance(seed, int) and not self._seed_is_given:
-            if seed != self._loader.options.seed:
-                self._loader.close()
-                self._loader = self._make(seed)
+        loader = self._loader
+        takes_seed = (
+            not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
+        )
+        if takes_seed and state["seed"] != loader.options.seed:
+            loader = self._make_loader(state["seed"])
+        try:
+            loader.load_state_dict(state)
+        except BaseException:
+            if loader is not self._loader:
+                loader.close()
+            raise
+        if loader is not self._loader:
+            self._loader.close()
+            self._loader = loader
+        if takes_seed:
             self._seed_is_given = True
-        self._loader.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the sampler is told, if it wants to be."""
-        tell = getattr(self.sampler, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        """Go to the start of an epoch, and call ``set_epoch`` of the sampler if it has one."""
+        set_sampler_epoch = getattr(self.sampler, "set_epoch", None)
+        if set_sampler_epoch is not None:
+            set_sampler_epoch(epoch)
         self._loader.set_epoch(epoch)
 
     def stats(self) -> Stats:
-        """A frozen snapshot of what happened so far."""
+        """A frozen snapshot of counts and times so far."""
         return self._loader.stats()
 
     def close(self) -> None:
@@ -286,8 +299,42 @@ class DataLoader:
         self.close()
 
 
+class DatasetWatch:
+    """Warns if a dataset is changed after the node that prepares its batches has received it.
+
+    The node has a copy of the dataset, so it does not see the change.
+    """
+
+    def __init__(self, dataset: Any, share: str) -> None:
+        self._dataset = dataset
+        self._share = share
+        self._first_digest: bytes | None = None
+        self._warned = False
+
+    def check(self) -> None:
+        """Warn, once, if the dataset is not the same as in the first call."""
+        if self._warned:
+            return
+        try:
+            digest = pack(self._dataset, by_value=True).digest()
+        except Exception:  # the error is raised where the dataset is sent to the node
+            return
+        if self._first_digest is None:
+            self._first_digest = digest
+        elif digest != self._first_digest:
+            self._warned = True
+            warnings.warn(
+                f"the dataset was changed after the first epoch, and share={self._share!r}: the "
+                "node continues with the dataset as it was. Make a new DataLoader for the changed "
+                "dataset, with another name for share; or give persistent_workers=True if the "
+                "change does not matter.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
 class _Single:
-    """For ``batch_size=None``: a sample is delivered as it is."""
+    """The collate for ``batch_size=None``: delivers the one sample of a batch by itself."""
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
         self._convert = convert
@@ -296,29 +343,27 @@ class _Single:
         return self._convert(samples[0])
 
 
-class _Pin(Tensors):
-    """Pins what a user's collate made, and changes nothing else about it."""
+class _PinOnly(Tensors):
+    """Pins the tensors that a user's collate made, and changes nothing else."""
 
     def __init__(self) -> None:
         super().__init__(tuple, pin=True)
 
     def __call__(self, value: Any) -> Any:
-        return (
-            value
-            if hasattr(value, "__array__") and not torch.is_tensor(value)
-            else (super().__call__(value))
-        )
+        if hasattr(value, "__array__") and not torch.is_tensor(value):
+            return value
+        return super().__call__(value)
 
 
 def _plan(
     sampler: Iterable[Any] | None, batch_sampler: Iterable[Any] | None, seed: int
 ) -> Callable[[int, int, bool], Plan]:
-    def make(n: int, size: int, drop_last: bool) -> Plan:
+    def make_plan(n: int, size: int, drop_last: bool) -> Plan:
         if batch_sampler is not None:
             return Sampled(batch_sampler, n, seed)
         return Sampled(sampler or (), n, seed, size, drop_last)
 
-    return make
+    return make_plan
 
 
 def _ranks() -> tuple[int, int]:
@@ -327,15 +372,13 @@ def _ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def _start(context: Any) -> Start:
-    """Our own worker program stands in for spawn and forkserver; fork is fork."""
+def _start_method(context: Any) -> Start:
+    """How to start workers: by fork if asked for; otherwise, also for spawn, as a program."""
     if context is None:
         return "program"
     name = context if isinstance(context, str) else context.get_start_method()
     if name not in ("fork", "spawn", "forkserver"):
-        raise PipelineError(
-            f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'."
-        )
+        refuse(f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'.")
     return "fork" if name == "fork" else "program"
 
 
@@ -347,50 +390,87 @@ def _check(
     sampler: object,
     batch_sampler: object,
     num_workers: int | str,
+    shared: bool,
     drop_last: bool,
     timeout: float,
     prefetch_factor: int | None,
     persistent_workers: bool,
     pin_memory_device: str,
 ) -> None:
-    """What torch refuses, and what cannot be honoured here, by name."""
-
-    def refuse(why: str, code: ErrorCode | None = None) -> None:
-        raise PipelineError(f"DataLoader: {why}", code=code)
-
-    if num_workers == 0:
-        if prefetch_factor is not None:
-            refuse("prefetch_factor is for workers, and num_workers is 0.")
-        if persistent_workers:
-            refuse("persistent_workers=True, and num_workers is 0.")
-        if timeout:
-            refuse("timeout is for workers, and num_workers is 0.")
-    if timeout < 0:
-        refuse(f"timeout is {timeout}; give seconds, or 0 for no limit.")
-    if prefetch_factor is not None and prefetch_factor < 0:
-        refuse(f"prefetch_factor is {prefetch_factor}; give a number of batches a worker.")
-    if streaming:
-        for name, value in (("shuffle", shuffle), ("sampler", sampler)):
-            if value:
+    """Refuse arguments that torch refuses, and those that Penstock does not support."""
+    if num_workers != "auto" and not _from(0, num_workers):
+        refuse(f'num_workers is {num_workers!r}; give a whole number, 0 or more, or "auto".')
+    if num_workers == 0 and not shared:
+        for name, value in (
+            ("prefetch_factor", prefetch_factor),
+            ("persistent_workers", persistent_workers or None),
+            ("timeout", timeout or None),
+        ):
+            if value is not None:
                 refuse(
-                    f"{name} on an IterableDataset, which decides its own order.",
+                    f"{name}={value!r} is for workers, and num_workers is 0. Give num_workers, or "
+                    f"leave out {name}."
+                )
+    if timeout < 0:
+        refuse(f"timeout is {timeout}; give a number of seconds, or 0 for no limit.")
+    if prefetch_factor is not None and not _from(0, prefetch_factor):
+        refuse(
+            f"prefetch_factor is {prefetch_factor!r}; give a number of batches for each worker, a "
+            "whole number."
+        )
+    if streaming:
+        for name, given in (
+            ("shuffle", bool(shuffle)),
+            ("sampler", bool(sampler)),
+            ("batch_sampler", batch_sampler is not None),
+        ):
+            if given:
+                refuse(
+                    f"{name} on an IterableDataset, which decides its own order. Leave out {name}, "
+                    "or give the dataset __len__ and __getitem__.",
                     "iterable-dataset",
                 )
-        if batch_sampler is not None:
-            refuse(
-                "batch_sampler on an IterableDataset, which decides its own order.",
-                "iterable-dataset",
-            )
     if sampler is not None and shuffle:
-        refuse("sampler and shuffle=True exclude each other.")
+        refuse("sampler and shuffle=True both decide the order; give one of them.")
     if batch_sampler is not None and (
         batch_size not in (1, None) or shuffle or sampler is not None or drop_last
     ):
-        refuse("batch_sampler excludes batch_size, shuffle, sampler and drop_last.")
+        refuse(
+            "batch_sampler makes the batches itself; leave out batch_size, shuffle, sampler and "
+            "drop_last."
+        )
     if batch_size is None and batch_sampler is None and drop_last:
-        refuse("batch_size=None makes no batches, so drop_last=True has nothing to drop.")
+        refuse("drop_last=True with batch_size=None, which makes no batches; leave out drop_last.")
+    if batch_size is not None and not _from(1, batch_size):
+        refuse(
+            f"batch_size is {batch_size!r}; give a whole number from 1 on, or None to get single "
+            "samples."
+        )
     if pin_memory_device:
         refuse(
-            f"pin_memory_device={pin_memory_device!r} is deprecated in torch and not supported: "
-            "pin_memory=True pins for the current accelerator."
+            f"pin_memory_device={pin_memory_device!r} is deprecated in torch and not supported "
+            "here. Leave it out: pin_memory=True pins for the current accelerator."
+        )
+
+
+def _from(least: int, value: object) -> bool:
+    """Whether a value is a whole number from ``least`` on."""
+    return isinstance(value, int) and is_whole(value) and value >= least
+
+
+def _check_shared(
+    share: str, *, streaming: bool, worker_init_fn: Callable[[int], None] | None
+) -> None:
+    """Refuse what cannot be the same for every job that shares batches."""
+    if streaming:
+        refuse(
+            f"share={share!r} on an IterableDataset: its samples have no index that jobs could "
+            "agree on. Give it __len__ and __getitem__, or leave out share.",
+            "iterable-dataset",
+        )
+    if worker_init_fn is not None:
+        refuse(
+            f"worker_init_fn with share={share!r}: the workers of the node serve all jobs of the "
+            "machine, and cannot be set up for one of them. Leave out worker_init_fn, and set up "
+            "what is needed in the dataset, when it first reads a sample."
         )

@@ -1,6 +1,6 @@
-"""What runs in worker processes for torch users; loads torch only where the dataset has done so.
+"""Code for the worker processes of torch users, which must not import torch by itself.
 
-Importing torch takes seconds. A worker whose dataset never touches it starts without.
+Importing torch takes seconds. A worker whose dataset never uses it starts without it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from penstock.engine.pools.runner import Work, WorkerInfo
 
 
-class Init:
-    """Sets up a worker before its first task as torch's own workers are."""
+class TorchWorkerSetup:
+    """Sets up a worker process before its first task, as torch sets up its own workers."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
-        # Without a function of the user's, the training process may stand in for a worker.
+        # Without a worker_init_fn, the training process may do the work of a worker that starts.
         self.exclusive = worker_init_fn is not None
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         if "torch" in sys.modules:
-            self._tell_torch(info, work)
+            self._set_up_torch(info, work)
         if self._worker_init_fn is not None:
             self._worker_init_fn(info.id)
 
-    def _tell_torch(self, info: WorkerInfo, work: Work) -> None:
+    def _set_up_torch(self, info: WorkerInfo, work: Work) -> None:
         importlib.import_module("torch").set_num_threads(1)
         source = work.road.source
         # get_worker_info() reads this; torch has no public way to set it.
@@ -41,5 +41,5 @@ class Init:
 
 
 def default_collate(samples: list[Any]) -> Any:
-    """torch's own, for samples that do not stack in place."""
+    """Collate samples that do not stack in place as torch does."""
     return importlib.import_module("torch.utils.data").default_collate(samples)

@@ -1,10 +1,11 @@
-"""The drop-in: whatever torch's DataLoader delivers, ours delivers, argument for argument."""
+"""The drop-in delivers the same batches as torch's DataLoader, for every argument."""
 
 from __future__ import annotations
 
 import os
 import random as python_random
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ from penstock.torch import DataLoader
 Point = namedtuple("Point", "x y")
 
 
-class Samples(Dataset):  # type: ignore[type-arg]
-    """Gives whatever ``make`` makes of an index."""
+class Samples(Dataset[Any]):  # type: ignore[misc]
+    """A dataset of ``n`` samples; ``make`` turns an index into a sample."""
 
     def __init__(self, make: Any, n: int = 23) -> None:
         self.make = make
@@ -44,7 +45,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         return self.make(index)
 
 
-KINDS_OF_SAMPLES = {
+KINDS_OF_SAMPLES: dict[str, Callable[[int], Any]] = {
     "float": float,
     "int": int,
     "bool": lambda i: i % 2 == 0,
@@ -84,7 +85,7 @@ def same(a: Any, b: Any) -> None:
 
 
 INLINE: dict[str, Any] = {"num_workers": 0}
-# Forked workers start at once, where a program has to import torch first: most tests use them.
+# Forked workers start at once; a worker program has to import torch first. Most tests fork.
 FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 PROGRAM: dict[str, Any] = {"num_workers": 2}
 
@@ -117,14 +118,14 @@ def test_the_first_batch_does_not_wait_for_workers_to_import_torch() -> None:
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 50])
 def test_batch_size_and_drop_last_are_torchs(batch_size: int, drop_last: bool) -> None:
     dataset = Samples(float)
-    options = {"batch_size": batch_size, "drop_last": drop_last}
+    options: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
     expected = list(TorchDataLoader(dataset, **options))
     with DataLoader(dataset, **FORKED, **options) as loader:
         same(list(loader), expected)
         assert len(loader) == len(expected)
 
 
-def test_samplers_are_followed() -> None:
+def test_samplers_decide_the_order() -> None:
     dataset = Samples(float)
     for sampler in ([3, 1, 1, 22], SequentialSampler(dataset), [np.int64(4), np.int64(2)]):
         expected = list(TorchDataLoader(dataset, batch_size=2, sampler=sampler))
@@ -169,7 +170,7 @@ def test_random_samplers_resume_exactly_and_leave_the_users_generators_alone(mak
     assert len(head) == 2
 
 
-def test_a_distributed_sampler_deals_its_part() -> None:
+def test_a_distributed_sampler_gives_each_rank_its_part() -> None:
     dataset = Samples(float, 20)
     seen: list[float] = []
     for rank in range(2):
@@ -182,12 +183,12 @@ def test_a_distributed_sampler_deals_its_part() -> None:
     assert sorted(seen) == [float(i) for i in range(20)]
 
 
-def test_shuffling_deals_every_sample_once_and_follows_the_generator() -> None:
+def test_shuffling_gives_every_sample_once_and_depends_on_the_generator() -> None:
     dataset = Samples(float)
 
     def epochs(seed: int, workers: Any) -> list[list[float]]:
         generator = torch.Generator().manual_seed(seed)
-        options = {"batch_size": 4, "shuffle": True, **workers}
+        options: dict[str, Any] = {"batch_size": 4, "shuffle": True, **workers}
         with DataLoader(dataset, generator=generator, **options) as loader:
             return [torch.cat(list(loader)).tolist() for _ in range(2)]
 
@@ -215,7 +216,7 @@ def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers(
     assert not torch.equal(results[0][0][0][0], results[0][1][0][0])
 
 
-def test_a_collate_fn_gets_the_samples_and_its_result_comes_untouched(
+def test_a_collate_fn_gets_the_samples_and_its_result_is_not_changed(
     no_stand_in: None,
 ) -> None:
     def collate(samples: list[Any]) -> Any:
@@ -232,7 +233,7 @@ def test_a_collate_fn_gets_the_samples_and_its_result_comes_untouched(
         assert a.y == b.y
 
 
-def test_no_batching_delivers_samples() -> None:
+def test_without_a_batch_size_samples_are_delivered() -> None:
     dataset = Samples(lambda i: {"x": np.ones(2) * i, "i": i})
     expected = list(TorchDataLoader(dataset, batch_size=None))
     for workers in (INLINE, FORKED):
@@ -243,7 +244,7 @@ def test_no_batching_delivers_samples() -> None:
             assert a["i"] == b["i"]
 
 
-class WorkerFacts(Dataset):  # type: ignore[type-arg]
+class WorkerFacts(Dataset[Any]):  # type: ignore[misc]
     def __len__(self) -> int:
         return 8
 
@@ -261,7 +262,7 @@ def mark(worker: int) -> None:
     MARK["value"] = 100 + worker
 
 
-def test_datasets_can_ask_which_worker_they_run_in() -> None:
+def test_get_worker_info_works_in_datasets() -> None:
     with DataLoader(WorkerFacts(), batch_size=1, num_workers=2, worker_init_fn=mark) as loader:
         rows = [[int(x) for x in batch] for batch in loader]
     assert {n for _, n, _, _ in rows} == {2}
@@ -271,14 +272,14 @@ def test_datasets_can_ask_which_worker_they_run_in() -> None:
         assert next(iter(loader))[0].tolist() == [-1] * 8
 
 
-class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Splits itself over workers, as torch's documentation has it."""
+class Stream(IterableDataset[int]):  # type: ignore[misc]
+    """Divides its samples over the workers, as torch's documentation recommends."""
 
     def __init__(self, n: int, split: bool = True) -> None:
         self.n = n
         self.split = split
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
         if info is None or not self.split:
             return iter(range(self.n))
@@ -289,7 +290,12 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_iterable_datasets_come_in_torchs_order(workers: int, split: bool) -> None:
-    for options in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
+    ways: list[dict[str, Any]] = [
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": None},
+    ]
+    for options in ways:
         expected = list(TorchDataLoader(Stream(21, split), num_workers=workers, **options))
         with DataLoader(
             Stream(21, split),
@@ -321,18 +327,16 @@ def test_iterable_datasets_resume() -> None:
 
 def test_a_dataset_changed_between_epochs_is_seen_by_the_workers(no_stand_in: None) -> None:
     dataset = Samples(float)
-    dataset.offset = 0  # type: ignore[attr-defined]
-    dataset.make = lambda i: float(i)
     with DataLoader(dataset, batch_size=23, num_workers=1) as loader:
         assert next(iter(loader))[0] == 0
         dataset.make = lambda i: float(i) + 50
         assert next(iter(loader))[0] == 50
 
 
-def test_fork_is_honoured_for_those_who_ask_for_it() -> None:
+def test_workers_fork_if_asked_to() -> None:
     import threading
 
-    lock = threading.Lock()  # cannot be pickled, and need not be
+    lock = threading.Lock()  # cannot be pickled, and a fork does not need that
 
     def make(i: int) -> float:
         with lock:
@@ -355,15 +359,66 @@ def test_fork_is_honoured_for_those_who_ask_for_it() -> None:
         ({"timeout": -1, "num_workers": 1}, "timeout"),
         ({"pin_memory_device": "cuda:1"}, "pin_memory_device"),
         ({"multiprocessing_context": "teleport"}, "multiprocessing_context"),
-        ({"num_workers": -1}, "workers"),
+        ({"num_workers": -1}, "num_workers is -1; give a whole number, 0 or more"),
+        ({"num_workers": -1, "share": "search"}, "num_workers is -1; give"),
+        ({"num_workers": "all"}, "num_workers is 'all'; give"),
+        ({"num_workers": 1.5}, "num_workers is 1.5; give"),
+        ({"num_workers": 2, "prefetch_factor": 1.5}, "prefetch_factor is 1.5; give"),
+        ({"num_workers": 2, "prefetch_factor": -1}, "prefetch_factor is -1; give"),
+        ({"batch_size": 0}, "batch_size is 0; give"),
+        ({"batch_size": -2}, "batch_size is -2; give"),
         ({"cache": "8GB"}, "random=False"),
         ({"worker_init_fn": print, "num_workers": 1, "kind": "threads"}, "worker_init_fn"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(options: Any, names: str) -> None:
+def test_unsupported_arguments_are_refused_by_name(options: Any, names: str) -> None:
     with pytest.raises((PipelineError, TypeError), match=names):
         DataLoader(Samples(float), **options)
+
+
+def test_a_checkpoint_brings_its_seed_where_none_was_given() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    with DataLoader(Samples(float), seed=5, **options) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in epoch]
+    torch.manual_seed(1)
+    with DataLoader(Samples(float), **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == rest
+    with (
+        DataLoader(Samples(float), seed=6, **options) as loader,
+        pytest.raises(StateError, match="seed was 5 and is 6"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_refused_checkpoint_leaves_the_loader_as_it_was() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    with DataLoader(Samples(float), seed=5, **options) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        good = loader.state_dict()
+        good_rest = [batch.tolist() for batch in epoch]
+    with DataLoader(Samples(float, n=9), seed=5, **options) as other:
+        of_other_data = other.state_dict()
+    torch.manual_seed(1)
+    with DataLoader(Samples(float), **options) as untouched:
+        expected = [batch.tolist() for batch in untouched]
+    nothing: Any = None
+    with DataLoader(Samples(float), **options) as loader:
+        epoch = iter(loader)
+        seen = [next(epoch).tolist()]
+        for refused in (of_other_data, {"seed": 5}, {**good, "version": -1}, nothing):
+            with pytest.raises(StateError):
+                loader.load_state_dict(refused)
+        seen += [batch.tolist() for batch in epoch]
+        assert seen == expected
+        # The refused seed was not taken for one that was given.
+        loader.load_state_dict(good)
+        assert [batch.tolist() for batch in loader] == good_rest
 
 
 def test_shuffling_a_stream_is_refused() -> None:
@@ -374,7 +429,7 @@ def test_shuffling_a_stream_is_refused() -> None:
 def test_the_cache_keeps_a_fixed_dataset() -> None:
     dataset = Samples(lambda i: torch.ones(100) * i)
     for workers in (INLINE, FORKED):
-        options = {"batch_size": 4, "cache": "1MB", "random": False, **workers}
+        options: dict[str, Any] = {"batch_size": 4, "cache": "1MB", "random": False, **workers}
         with DataLoader(dataset, **options) as loader:
             first, second = list(loader), list(loader)
             cache = loader.stats().caches[0]
@@ -383,7 +438,7 @@ def test_the_cache_keeps_a_fixed_dataset() -> None:
 
 
 def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied(no_stand_in: None) -> None:
-    class Big(Dataset):  # type: ignore[type-arg]
+    class Big(Dataset[Any]):  # type: ignore[misc]
         def __init__(self) -> None:
             self.data = torch.arange(100_000)
             self.array = np.arange(100_000)
@@ -402,7 +457,7 @@ def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied(no_stand_in: 
 
 
 def mapped_from(address: int) -> str:
-    """What file the memory at an address is a mapping of."""
+    """The file that is mapped at a memory address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             low, high = (int(part, 16) for part in line.split()[0].split("-"))
@@ -411,7 +466,7 @@ def mapped_from(address: int) -> str:
     return ""
 
 
-def test_pinning_without_an_accelerator_warns_and_goes_on() -> None:
+def test_pinning_without_a_cuda_device_warns_and_does_not_pin() -> None:
     with pytest.warns(UserWarning, match="no CUDA device"):
         loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=2, pin_memory=True)
     assert [b[0].tolist() for b in loader] == [[0, 1], [2, 3]]

@@ -1,4 +1,4 @@
-"""Ranks of one job, read from torch.distributed: each sample once an epoch, over all of them."""
+"""Rank and world size come from torch.distributed; all ranks together see each sample once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from penstock.torch import DataLoader
 
 rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.manual_seed(rank)  # ranks need not agree on this
+torch.manual_seed(rank)  # seeds of ranks may differ
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 loader = DataLoader(TensorDataset(torch.arange(40)), batch_size=4, shuffle=True)
 print(json.dumps([[x for (batch,) in loader for x in batch.tolist()] for _ in range(2)]))

@@ -13,6 +13,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import PipelineError
+from penstock.stops.refurbish import Refurbish
 from penstock.torch import DataLoader
 
 
@@ -44,10 +45,10 @@ def stops(loader: DataLoader) -> list[str]:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_split_counts_the_transforms_that_are_done_every_time(
+def test_split_counts_the_transforms_that_run_every_time(
     torchvision: Any, photos: Path, native: bool
 ) -> None:
-    options = {"batch_size": 4, "shuffle": True, "seed": 3, "native": native}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "native": native}
     with DataLoader(folder(torchvision, photos), reuse=3, split=4, **options) as loader:
         epochs = [[x.clone() for x, _ in loader] for _ in range(4)]
         stats = loader.stats().refurbish
@@ -64,12 +65,12 @@ def test_split_counts_the_transforms_that_are_done_every_time(
         folder(torchvision, photos), reuse=3, split=4, num_workers=2, **options
     ) as loader:
         again = [[x.clone() for x, _ in loader] for _ in range(4)]
-    for one, other in zip(epochs, again, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    for epoch, same_epoch in zip(epochs, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(epoch, same_epoch, strict=True))
 
 
-class Numbers(torch.utils.data.Dataset[Any]):
-    """A dataset with a transform in the attribute where torchvision's have it."""
+class Numbers(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
+    """A dataset with a transform in the same attribute as torchvision's datasets."""
 
     def __init__(self, transform: Any = None) -> None:
         self.transform = transform
@@ -111,7 +112,8 @@ def test_the_transforms_of_any_dataset_are_taken_out_of_it(torchvision: Any) -> 
 
 
 def test_partial_and_final_are_two_callables() -> None:
-    for options in ({"partial": first, "final": last}, {"final": last}):
+    both: dict[str, Any] = {"partial": first, "final": last}
+    for options in (both, {"final": last}):
         data = Numbers() if "partial" in options else Numbers(first)
         with DataLoader(data, batch_size=5, shuffle=True, reuse=2, seed=1, **options) as loader:
             seen = rows(loader, 5)
@@ -164,20 +166,66 @@ def test_a_sampler_can_have_its_batches_echoed(torchvision: Any) -> None:
     ("options", "message"),
     [
         ({"reuse": 2}, "split"),
-        ({"split": 1}, "give reuse"),
-        ({"reuse": 2, "split": 1, "final": last}, "one of them"),
+        ({"split": 1}, "split=1 has no effect without reuse. Give reuse"),
+        ({"reuse": 2, "split": 1, "final": last}, "give either split, or partial and final"),
         ({"reuse": 2, "split": 3}, "has 2 transforms"),
         ({"reuse": 2, "split": True}, "split is True"),
         ({"echo": 2, "echo_at": "end"}, "echo_at"),
         ({"reuse": 2, "split": 1, "reuse_encode": "zip"}, "encode"),
+        ({"reuse_size": "1MB"}, "reuse_size='1MB' has no effect without reuse. Give reuse"),
+        ({"reuse_where": "disk"}, "reuse_where='disk' has no effect without reuse. Give reuse"),
+        ({"reuse_encode": "jpeg"}, "reuse_encode='jpeg' has no effect without reuse. Give reuse"),
+        ({"echo_at": "batch"}, "echo_at='batch' has no effect without echo. Give echo"),
+        ({"echo_window": 8}, "echo_window=8 has no effect without echo. Give echo"),
+        ({"reuse": 0}, "reuse is 0; give .* a whole number from 1"),
+        ({"reuse": -1, "split": 1}, "reuse is -1; give"),
+        ({"reuse": True}, "reuse is True; give"),
+        ({"reuse": 1.5, "final": last}, "reuse is 1.5; give"),
+        ({"reuse": "often"}, "reuse is 'often'; give"),
+        ({"echo": 0}, r"factor of echo\(\) is 0"),
+        ({"echo": 0, "echo_at": "augmented"}, r"factor of echo\(\) is 0"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(
+def test_arguments_that_do_not_fit_together_are_refused(
     torchvision: Any, options: Any, message: str
 ) -> None:
     dataset = Numbers(torchvision.transforms.Compose([first, last]))
     with pytest.raises(PipelineError, match=message):
         DataLoader(dataset, batch_size=5, **options)
+
+
+@pytest.mark.parametrize("final", [None, last], ids=["no final", "final"])
+def test_auto_keeps_samples_in_the_encoding_that_was_given(torchvision: Any, final: Any) -> None:
+    dataset = Numbers(torchvision.transforms.Compose([first, last]))
+    with DataLoader(
+        dataset, batch_size=5, reuse="auto", final=final, reuse_encode="lossless", seed=1
+    ) as loader:
+        # What "auto" chooses depends on timing, so look at the pipeline that it started from.
+        (refurbish,) = [stop for stop in loader._loader._written.stops if stop.renews]
+    assert isinstance(refurbish, Refurbish)
+    assert refurbish.encode == "lossless"
+
+
+def test_partial_and_final_are_plain_maps_without_reuse() -> None:
+    with DataLoader(Numbers(), batch_size=5, partial=first, final=last, seed=1) as loader:
+        assert stops(loader) == ["first", "last"]
+        seen = rows(loader, 2)
+    assert len(set(seen[:, 1].tolist())) == len(set(seen[:, 2].tolist())) == 40
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_final_gets_the_image_of_an_image_folder(
+    torchvision: Any, photos: Path, native: bool
+) -> None:
+    dataset = torchvision.datasets.ImageFolder(photos)
+    with DataLoader(dataset, batch_size=12, native=native, final=width_of) as loader:
+        widths, labels = next(iter(loader))
+    assert widths.tolist() == [64] * 12
+    assert labels.tolist() == dataset.targets
+
+
+def width_of(image: Any) -> int:
+    return int(image.width)
 
 
 def test_a_dataset_without_transforms_says_what_to_give() -> None:

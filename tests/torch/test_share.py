@@ -1,4 +1,4 @@
-"""``share`` in the drop-in: jobs that share get what each would get alone, prepared once."""
+"""``share`` in the drop-in: jobs get the batches each would get alone, prepared only once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.support.members import Job, group, jobs, prepared_once
 pytestmark = pytest.mark.usefixtures("place")
 
 
-class Noisy(Dataset):  # type: ignore[type-arg]
-    """Draws from torch's generator, as datasets that augment do."""
+class Noisy(Dataset[Any]):  # type: ignore[misc]
+    """Draws from torch's global generator, as datasets that augment samples do."""
 
     def __init__(self, n: int = 24, scale: float = 1.0) -> None:
         self.n = n
@@ -49,7 +49,7 @@ class Noisy(Dataset):  # type: ignore[type-arg]
 
 
 def seen(loader: Any, epochs: int = 1) -> list[list[str]]:
-    """What comes, epoch by epoch, to the bit."""
+    """A digest of every batch, epoch by epoch."""
     return [[digest(batch) for batch in loader] for _ in range(epochs)]
 
 
@@ -65,8 +65,8 @@ def digest(batch: Any) -> str:
                 state.update(key.encode())
                 walk(value[key])
         elif isinstance(value, (list, tuple)):
-            for one in value:
-                walk(one)
+            for child in value:
+                walk(child)
         else:
             state.update(repr(value).encode())
 
@@ -92,11 +92,11 @@ print(json.dumps("ready"), flush=True)
 input()
 with DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, share=share) as loader:
     for epoch in range(epochs):
-        found = []
+        batches = []
         for x, index in loader:
-            found.append([index.tolist(), hashlib.sha256(x.numpy().tobytes()).hexdigest()])
-            x.zero_()  # its own copy, so nobody else is to see this
-        print(json.dumps(found), flush=True)
+            batches.append([index.tolist(), hashlib.sha256(x.numpy().tobytes()).hexdigest()])
+            x.zero_()  # the batch is a copy of this job, so no other job may see this
+        print(json.dumps(batches), flush=True)
     input()
 """
 
@@ -137,16 +137,21 @@ def test_a_shared_loader_delivers_what_the_same_one_delivers_alone() -> None:
             assert len(loader) == len(expected[0])
 
 
-def test_samplers_are_shared_too() -> None:
+def test_jobs_share_the_batches_of_a_sampler() -> None:
     data = TensorDataset(torch.arange(30), torch.arange(30.0))
-    weighted = {"sampler": WeightedRandomSampler([1.0] * 30, 18), "batch_size": 4}
-    batches = {"batch_sampler": BatchSampler(SequentialSampler(data), 7, drop_last=False)}
+    weighted: dict[str, Any] = {
+        "sampler": WeightedRandomSampler([1.0] * 30, 18),
+        "batch_size": 4,
+    }
+    batches: dict[str, Any] = {
+        "batch_sampler": BatchSampler(SequentialSampler(data), 7, drop_last=False)
+    }
     for name, how in (("weighted", weighted), ("batches", batches)):
-        with DataLoader(data, seed=2, **how) as loader:  # type: ignore[arg-type]
+        with DataLoader(data, seed=2, **how) as loader:
             expected = seen(loader)
         with (
-            DataLoader(data, seed=2, share=name, **how) as one,  # type: ignore[arg-type]
-            DataLoader(data, seed=2, share=name, **how) as other,  # type: ignore[arg-type]
+            DataLoader(data, seed=2, share=name, **how) as one,
+            DataLoader(data, seed=2, share=name, **how) as other,
         ):
             pairs = [(digest(a), digest(b)) for a, b in zip(one, other, strict=True)]
             assert pairs == [(x, x) for x in expected[0]]
@@ -168,11 +173,11 @@ def test_a_job_that_changes_its_tensors_changes_nothing_for_the_others() -> None
             theirs.zero_()
         for mine, plain in zip(kept, expected, strict=True):
             assert mine.tolist() == [x + 1000 for x in plain]
-        # The same slots again, over what was written there.
+        # The next epoch uses the same slots, and overwrites what the jobs wrote there.
         assert [theirs.tolist() for (theirs,) in other] == expected
 
 
-def test_jobs_with_other_numbers_of_workers_share() -> None:
+def test_jobs_with_different_numbers_of_workers_share() -> None:
     data = TensorDataset(torch.arange(12))
     with (
         DataLoader(data, batch_size=4, share="search", num_workers=0, timeout=60) as one,
@@ -184,7 +189,7 @@ def test_jobs_with_other_numbers_of_workers_share() -> None:
         assert prepared_once("search", 3)
 
 
-def test_the_cache_of_a_group_is_one() -> None:
+def test_a_group_has_one_cache() -> None:
     data = [(np.full(4, i, np.float32), i) for i in range(12)]
     options: dict[str, Any] = {"batch_size": 4, "seed": 0, "share": "search", "cache": "1MB"}
     with DataLoader(data, **options) as one, DataLoader(data, **options) as other:
@@ -195,7 +200,7 @@ def test_the_cache_of_a_group_is_one() -> None:
         assert cache["hits"] >= 12
 
 
-def test_a_checkpoint_of_a_shared_loader_goes_on_without_and_the_other_way_round() -> None:
+def test_a_checkpoint_can_be_resumed_with_and_without_share() -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
     with DataLoader(Noisy(), **options) as loader:
         (expected,) = seen(loader)
@@ -209,7 +214,7 @@ def test_a_checkpoint_of_a_shared_loader_goes_on_without_and_the_other_way_round
             assert begun + seen(loader)[0] == expected
 
 
-def test_a_pipeline_as_tensors_is_shared_with_the_same_words() -> None:
+def test_penstock_torch_loader_takes_share_too() -> None:
     pipeline = penstock.from_dataset(np.arange(12.0)).batch(4)
     with penstock.torch.loader(pipeline, share="search", seed=0) as loader:
         batches = list(loader)
@@ -217,7 +222,7 @@ def test_a_pipeline_as_tensors_is_shared_with_the_same_words() -> None:
     assert sorted(torch.cat(batches).tolist()) == list(range(12))
 
 
-class Stream(IterableDataset):  # type: ignore[type-arg]
+class Stream(IterableDataset[int]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[int]:
         return iter(range(4))
 
@@ -226,7 +231,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
     ("dataset", "options", "why"),
     [
         (Stream(), {}, "share='search' on an IterableDataset: its samples have no index"),
-        ([1, 2], {"worker_init_fn": print}, "worker_init_fn with share='search': the node's"),
+        ([1, 2], {"worker_init_fn": print}, "worker_init_fn with share='search': the workers"),
         ([1, 2], {"in_order": False}, "in_order=False with share='search'"),
         ([1, 2], {"lag": "hurry"}, "lag is 'hurry'; give one of 'detach', 'wait'"),
         ([1, 2], {"join": "late"}, "join is 'late'; give one of 'live', 'start'"),
@@ -244,7 +249,7 @@ def test_what_cannot_be_shared_is_refused(dataset: Any, options: Any, why: str) 
     [(1.0, 2, "seed was 1 and is 2"), (2.0, 1, "the data is not the same")],
     ids=["seed", "data"],
 )
-def test_a_job_that_means_something_else_is_told_what(
+def test_a_job_with_another_seed_or_dataset_is_refused(
     scale: float, seed: int, differs: str
 ) -> None:
     with (
@@ -256,14 +261,14 @@ def test_a_job_that_means_something_else_is_told_what(
             next(iter(other))
 
 
-def test_a_dataset_that_changes_after_the_first_epoch_is_warned_about() -> None:
+def test_a_dataset_changed_after_the_first_epoch_causes_a_warning() -> None:
     data = Noisy()
     with DataLoader(data, batch_size=8, share="search", seed=1) as loader:
         before = seen(loader, 2)
         data.scale = 3.0
         with pytest.warns(UserWarning, match="dataset was changed after the first epoch"):
             seen(loader)
-        assert seen(loader) != before[:1]  # and only once
+        assert seen(loader) != before[:1]  # warns only once: a warning is an error in tests
     data = Noisy()
     with DataLoader(data, share="kept", seed=1, persistent_workers=True) as loader:
         next(iter(loader))
@@ -278,23 +283,27 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from penstock.torch import DataLoader
 from penstock.node.look import look
 
-torch.manual_seed(int(os.environ["RANK"]))  # ranks need not agree on this
+torch.manual_seed(int(os.environ["RANK"]))  # seeds of ranks may differ
 dist.init_process_group("gloo")
 data = TensorDataset(torch.arange(40))
-told = {}
+results = {}
 ways = {"plain": {"shuffle": True}, "sampler": {"sampler": DistributedSampler(data)}}
 for name, how in ways.items():
     with DataLoader(data, batch_size=4, share=name, seed=1, **how) as loader:
-        found = []
+        epochs = []
         for epoch in range(2):
             loader.set_epoch(epoch)
-            found.append([x for (batch,) in loader for x in batch.tolist()])
-        dist.barrier()  # nobody leaves before all have looked
-        (there,) = [group for group in look()["groups"] if group["name"] == name]
+            epochs.append([x for (batch,) in loader for x in batch.tolist()])
+        dist.barrier()  # no rank leaves the group before all ranks have read its status
+        (group,) = [group for group in look()["groups"] if group["name"] == name]
         dist.barrier()
-    told[name] = [found, there["prepared"], sorted(one["part"] for one in there["members"])]
+    results[name] = {
+        "epochs": epochs,
+        "prepared": group["prepared"],
+        "parts": sorted(member["part"] for member in group["members"]),
+    }
 with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
-    json.dump(told, file)
+    json.dump(results, file)
 dist.destroy_process_group()
 """
 
@@ -312,13 +321,13 @@ def test_ranks_that_torchrun_starts_take_disjoint_parts(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    results = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for how in ("plain", "sampler"):
-        ranks = [one[how] for one in told]
+        ranks = [result[how] for result in results]
         for epoch in range(2):
-            parts = [found[epoch] for found, _, _ in ranks]
+            parts = [rank["epochs"][epoch] for rank in ranks]
             assert Counter(parts[0] + parts[1]) == Counter(range(40))
             assert len(parts[0]) == len(parts[1]) == 20
-        # Each once, for the rank that it is for; and a few of the next epoch.
-        assert 20 <= ranks[0][1] <= 20 + 2 * DEPTH
-    assert told[0]["plain"][2] == ["0/2 x 4", "1/2 x 4"]
+        # Each batch was prepared once, for its rank; so were a few batches of the next epoch.
+        assert 20 <= ranks[0]["prepared"] <= 20 + 2 * DEPTH
+    assert results[0]["plain"]["parts"] == ["0/2 x 4", "1/2 x 4"]

@@ -1,4 +1,4 @@
-"""An ImageFolder is taken apart into source, decode and maps, with the same results."""
+"""An ImageFolder is taken apart into files, decode and maps, which give the same samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from penstock.torch import DataLoader
-from penstock.torch.apart import take_apart
+from penstock.torch.dataset import take_apart
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of smooth pictures: antialiasing differs little on them."""
+    """Two classes of smooth pictures, on which different antialiasing differs little."""
     rng = np.random.default_rng(0)
     for i in range(12):
         folder = tmp_path / ("cats" if i % 2 else "dogs")
@@ -80,7 +80,9 @@ def test_native_false_keeps_torchvisions_own_transforms(torchvision: Any, photos
         assert torch.equal(next(iter(loader))[0], expected)
 
 
-def test_a_transform_without_a_twin_keeps_all_of_them(torchvision: Any, photos: Path) -> None:
+def test_one_transform_without_equivalent_keeps_all_as_they_are(
+    torchvision: Any, photos: Path
+) -> None:
     t = torchvision.transforms
     dataset = folder(torchvision, photos, t.Resize((40, 40)), t.Grayscale(3), t.ToTensor())
     expected = torch.stack([dataset[i][0] for i in range(12)])
@@ -89,12 +91,12 @@ def test_a_transform_without_a_twin_keeps_all_of_them(torchvision: Any, photos: 
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_cache_stands_on_the_raw_bytes(torchvision: Any, photos: Path, native: bool) -> None:
+def test_the_cache_holds_the_encoded_files(torchvision: Any, photos: Path, native: bool) -> None:
     t = torchvision.transforms
     dataset = folder(
         torchvision, photos, t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.ToTensor()
     )
-    options = {"batch_size": 4, "cache": "1MB", "native": native}
+    options: dict[str, Any] = {"batch_size": 4, "cache": "1MB", "native": native}
     with DataLoader(dataset, **options) as loader:
         for _ in range(3):
             list(loader)
@@ -107,11 +109,11 @@ def test_the_cache_stands_on_the_raw_bytes(torchvision: Any, photos: Path, nativ
 def test_datasets_that_are_not_plain_are_left_whole(torchvision: Any, photos: Path) -> None:
     make = torchvision.datasets.ImageFolder
 
-    class Mine(make):  # type: ignore[misc, valid-type]
+    class Subclass(make):  # type: ignore[misc, valid-type]
         pass
 
     assert take_apart(make(photos), True) is not None
-    assert take_apart(Mine(photos), True) is None
+    assert take_apart(Subclass(photos), True) is None
     assert take_apart(make(photos, loader=lambda path: path), True) is None
     assert take_apart(make(photos, target_transform=str), True) is None
     assert take_apart([1, 2], True) is None

@@ -1,0 +1,420 @@
+"""Builds the pipeline of a torch dataset, with the stages that reuse and echo samples.
+
+A torchvision ``ImageFolder`` is taken apart into files, a decode and one map for each transform.
+Then a cache can hold the encoded files, which are small, and transforms that ``penstock.image``
+also has run there, in threads. Classes are recognised by name: this module imports neither torch
+nor torchvision.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from penstock import image
+from penstock.errors import ErrorCode, PipelineError
+from penstock.keyed import preserved_globals
+from penstock.operation import Operation
+from penstock.options import is_whole
+from penstock.pipeline import Pipeline, from_dataset, from_files
+from penstock.stops.field import On
+from penstock.stops.map import make_map
+from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
+
+EchoPlace = Literal["sample", "augmented", "batch"]
+"""Where samples are repeated: before the augmentation, after it, or as whole batches."""
+
+
+def refuse(why: str, code: ErrorCode | None = None) -> NoReturn:
+    """Raise an error about the arguments of a DataLoader."""
+    raise PipelineError(f"DataLoader: {why}", code=code)
+
+
+@dataclass(frozen=True)
+class ReuseOptions:
+    """The arguments of ``DataLoader`` about using samples more than once, checked."""
+
+    reuse: int | Literal["auto"] | None = None
+    split: int | None = None
+    partial: Operation | Callable[..., Any] | None = None
+    final: Operation | Callable[..., Any] | None = None
+    reuse_size: int | str | None = None
+    reuse_where: str = "memory"
+    reuse_encode: str = DEFAULT_ENCODING
+    echo: float | Literal["auto"] | None = None
+    echo_at: EchoPlace = "sample"
+    echo_window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.echo_at not in ("sample", "augmented", "batch"):
+            refuse(f'echo_at is {self.echo_at!r}; give "sample", "augmented" or "batch".')
+        if self.split is not None and (self.partial is not None or self.final is not None):
+            refuse(
+                "split says which transforms run every time that a sample is used, and so do "
+                "partial and final: give either split, or partial and final."
+            )
+        if self.echo is None:
+            self._refuse_given("echo_at", "echo_window", without="echo", example="echo=2")
+        if self.reuse is None:
+            names = ("split", "reuse_size", "reuse_where", "reuse_encode")
+            self._refuse_given(*names, without="reuse", example="reuse=3")
+        elif self.reuse != "auto":
+            self._check_reuse(self.reuse)
+
+    def _refuse_given(self, *names: str, without: str, example: str) -> None:
+        """Refuse these arguments if one of them is given, because they would have no effect."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                refuse(
+                    f"{name}={value!r} has no effect without {without}. Give {without}, such as "
+                    f"{example}, or leave out {name}."
+                )
+
+    def _check_reuse(self, reuse: int) -> None:
+        if not is_whole(reuse) or reuse < 1:
+            refuse(
+                f"reuse is {reuse!r}; give how often a partly transformed sample is used, a whole "
+                'number from 1 on, or "auto".'
+            )
+        if self.split is None and self.final is None:
+            refuse(
+                f"reuse={reuse!r} needs to know which transforms run every time that a sample is "
+                "used. Give split, the number of these transforms at the end of the dataset's "
+                "Compose; or give partial= and final=, two callables."
+            )
+
+    @property
+    def needs_transforms(self) -> bool:
+        """Whether a stage must stand between transforms that the dataset itself applies."""
+        given = self.partial is not None or self.final is not None
+        return not given and (self.reuse is not None or self.echoes("sample"))
+
+    def echoes(self, place: EchoPlace) -> bool:
+        """Whether samples are repeated at this place."""
+        return self.echo is not None and self.echo_at == place
+
+
+class MapArguments(NamedTuple):
+    """The arguments of one ``Pipeline.map``."""
+
+    function: Operation | Callable[..., Any]
+    on: On = None
+    random: bool | None = None
+    name: str | None = None
+
+
+def build_pipeline(
+    dataset: Any,
+    *,
+    cache: int | str | None,
+    cache_where: str,
+    random: bool | None,
+    native: bool,
+    whole: bool,
+    options: ReuseOptions,
+) -> Pipeline:
+    """The pipeline of a dataset, down to the stage above ``batch``.
+
+    ``native``: use operations of ``penstock.image`` for the transforms of an ImageFolder.
+    ``whole``: do not take an ImageFolder apart.
+    """
+    folder = None if whole else take_apart(dataset, native)
+    maps: list[MapArguments] = []
+    final = 0  # how many of the maps run every time that a sample is used
+    if folder is not None:
+        pipeline, maps = folder.source, list(folder.maps)
+        _check_split(options.split, folder.transforms)
+        if options.split is not None:
+            final = folder.maps_of_last(options.split)
+    else:
+        if options.needs_transforms:
+            dataset, transforms = _without_transforms(dataset, options)
+            _check_split(options.split, len(transforms))
+            maps = [MapArguments(transform, 0) for transform in transforms]
+            final = options.split or 0
+        pipeline = from_dataset(dataset, random=random)
+    if cache is not None:
+        pipeline = pipeline.cache(cache, where=cache_where)
+    given = [function for function in (options.partial, options.final) if function is not None]
+    if given:
+        on = 0 if folder is not None else _first_field(dataset)
+        # An operation knows its field.
+        maps += [
+            MapArguments(function, None if isinstance(function, Operation) else on)
+            for function in given
+        ]
+        final = 0 if options.final is None else 1
+    return _add_stages(pipeline, maps, final, options)
+
+
+def add_echo(pipeline: Pipeline, options: ReuseOptions) -> Pipeline:
+    """Add an echo stage, if the user asked for one."""
+    if options.echo is None:
+        return pipeline
+    return pipeline.echo(options.echo, window=options.echo_window)
+
+
+def _add_refurbish(pipeline: Pipeline, options: ReuseOptions) -> Pipeline:
+    if options.reuse is None:
+        return pipeline
+    return pipeline.refurbish(
+        options.reuse,
+        size=options.reuse_size,
+        where=options.reuse_where,
+        encode=options.reuse_encode,
+    )
+
+
+def _add_stages(
+    pipeline: Pipeline, maps: Sequence[MapArguments], final: int, options: ReuseOptions
+) -> Pipeline:
+    """Add the maps, with refurbish above the last ``final`` of them, and with echo."""
+    echo_above_random = options.echoes("sample")
+    for place, arguments in enumerate(maps):
+        if echo_above_random and _is_random(arguments):
+            pipeline = add_echo(pipeline, options)
+            echo_above_random = False
+        if place == len(maps) - final:
+            pipeline = _add_refurbish(pipeline, options)
+        function, on, random, name = arguments
+        pipeline = pipeline.map(function, on=on, random=random, name=name)
+    if not final:  # only refurbish("auto") comes without final maps; it chooses its place itself
+        pipeline = _add_refurbish(pipeline, options)
+    if echo_above_random or options.echoes("augmented"):
+        pipeline = add_echo(pipeline, options)
+    return pipeline
+
+
+def _check_split(split: int | None, transforms: int) -> None:
+    if split is None:
+        return
+    if not is_whole(split) or not 1 <= split <= transforms:
+        refuse(
+            f"split is {split!r}, and the dataset has {transforms} transforms. Give "
+            "the number of transforms, counted from the last one, that run every time that a "
+            "sample is used."
+        )
+
+
+def _is_random(arguments: MapArguments) -> bool:
+    function, on, random, name = arguments
+    return make_map(function, on=on, random=random, version=None, name=name, ordinal=0).random
+
+
+def _without_transforms(dataset: Any, options: ReuseOptions) -> tuple[Any, list[Any]]:
+    """A copy of the dataset without its transforms, and the list of these transforms."""
+    transforms = list_transforms(getattr(dataset, "transform", None))
+    if not transforms:
+        stage = "reuse" if options.reuse is not None else 'echo_at="sample"'
+        refuse(
+            f"{stage} has to stand between the transforms of the dataset, and "
+            f"{type(dataset).__name__} has none in an attribute 'transform'. Take the transforms "
+            "out of the dataset, and give them as partial= and final=.",
+            code="no-transforms",
+        )
+    bare = copy.copy(dataset)
+    bare.transform = None
+    # torchvision's datasets hold the transform a second time, beside the transform of targets.
+    both = getattr(dataset, "transforms", None)
+    if both is not None and hasattr(both, "target_transform"):
+        bare.transforms = copy.copy(both)
+        bare.transforms.transform = None
+    return bare, transforms
+
+
+def _first_field(dataset: Any) -> int | None:
+    """The field for ``partial`` and ``final``: the first one if a sample has several."""
+    with preserved_globals():
+        sample = dataset[0]
+    return 0 if isinstance(sample, (tuple, list)) else None
+
+
+# torchvision's ImageFolder and its transforms.
+
+
+class ImageFolderParts(NamedTuple):
+    """An ImageFolder as a source of files, and the maps that do the same as the dataset.
+
+    ``transforms``: how many transforms the dataset has. The last ``merged`` of them are one map.
+    """
+
+    source: Pipeline
+    maps: list[MapArguments]
+    transforms: int
+    merged: int = 1
+
+    def maps_of_last(self, transforms: int) -> int:
+        """How many of the maps stand for the last ``transforms`` transforms."""
+        return min(transforms, 1 + max(0, transforms - self.merged))
+
+
+def take_apart(dataset: Any, native: bool) -> ImageFolderParts | None:
+    """The parts of a plain ImageFolder; ``None`` for any other dataset."""
+    if not _is_plain_image_folder(dataset):
+        return None
+    samples = dataset.samples
+    source = from_files([path for path, _ in samples], [label for _, label in samples])
+    transforms = list_transforms(dataset.transform)
+    operations = translate(transforms) if native else None
+    if operations is not None:
+        maps = [MapArguments(operation) for operation in (image.decode(), *operations)]
+        merged = len(transforms) - len(operations) + 1
+        return ImageFolderParts(source, maps, len(transforms), merged)
+    maps = [
+        MapArguments(open_image, 0, False, "decode"),
+        *(MapArguments(transform, 0) for transform in transforms),
+    ]
+    return ImageFolderParts(source, maps, len(transforms))
+
+
+def _is_plain_image_folder(dataset: Any) -> bool:
+    kind = type(dataset)
+    return (
+        kind.__module__ == "torchvision.datasets.folder"
+        and kind.__name__ == "ImageFolder"
+        and getattr(dataset.loader, "__name__", "") == "default_loader"
+        and dataset.target_transform is None
+    )
+
+
+def list_transforms(transform: Any) -> list[Any]:
+    """The transforms of a Compose, or the one transform as a list; empty for ``None``."""
+    if transform is None:
+        return []
+    if _is_transform(transform, "Compose"):
+        return list(transform.transforms)
+    return [transform]
+
+
+def open_image(data: bytes) -> Any:
+    """Decode as torchvision's default loader does: to a PIL image in RGB."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as opened:
+        return opened.convert("RGB")
+
+
+def translate(transforms: Sequence[Any]) -> list[Operation] | None:
+    """Equivalent operations of ``penstock.image``; ``None`` if a transform has no equivalent.
+
+    The transforms must end in a float tensor, as they do in training scripts: ToTensor (or ToImage
+    and ToDtype), then optionally Normalize. These become one operation, the last one returned.
+    """
+    transforms = list(transforms)
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    if transforms and _is_transform(transforms[-1], "Normalize"):
+        normalize = transforms.pop()
+        mean, std = tuple(map(float, normalize.mean)), tuple(map(float, normalize.std))
+        if len(mean) != 3 or len(std) != 3:
+            return None
+    if transforms and _is_transform(transforms[-1], "ToTensor"):
+        transforms.pop()
+    elif (
+        len(transforms) >= 2
+        and _is_transform(transforms[-2], "ToImage")
+        and _scales_to_float32(transforms[-1])
+    ):
+        del transforms[-2:]
+    else:
+        return None
+    operations: list[Operation] = []
+    for transform in transforms:
+        equivalent = _EQUIVALENTS.get(type(transform).__name__)
+        if equivalent is None or not _is_transform(transform):
+            return None
+        try:
+            operation = equivalent(transform)
+        except (AttributeError, TypeError, ValueError):  # unknown version, or unusual arguments
+            return None
+        if operation is None:
+            return None
+        operations.append(operation)
+    return [*operations, image.normalize(mean, std)]
+
+
+def _is_transform(transform: Any, name: str | None = None) -> bool:
+    """Whether this is a transform of torchvision, of this name if one is given."""
+    kind = type(transform)
+    return kind.__module__.startswith("torchvision.transforms") and name in (None, kind.__name__)
+
+
+def _scales_to_float32(transform: Any) -> bool:
+    return (
+        _is_transform(transform, "ToDtype")
+        and str(transform.dtype) == "torch.float32"
+        and bool(transform.scale)
+    )
+
+
+def _interpolation(transform: Any) -> Any:
+    return getattr(transform.interpolation, "value", transform.interpolation)
+
+
+def _is_bilinear(transform: Any) -> bool:
+    antialias = getattr(transform, "antialias", True)
+    return _interpolation(transform) in ("bilinear", 2) and antialias is not False
+
+
+def _is_nearest_on_black(transform: Any) -> bool:
+    fill = transform.fill
+    return _interpolation(transform) in ("nearest", 0) and fill in (None, 0, {}, [0, 0, 0])
+
+
+def _height_and_width(size: Any) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    sizes = tuple(int(n) for n in size)
+    return sizes[0], sizes[0] if len(sizes) == 1 else sizes[1]
+
+
+def _random_resized_crop(transform: Any) -> Operation | None:
+    if not _is_bilinear(transform):
+        return None
+    size = _height_and_width(transform.size)
+    scale, ratio = tuple(transform.scale), tuple(transform.ratio)
+    return image.random_resized_crop(size, scale=scale, ratio=ratio)
+
+
+def _resize(transform: Any) -> Operation | None:
+    if not _is_bilinear(transform) or getattr(transform, "max_size", None) is not None:
+        return None
+    size = transform.size
+    if not isinstance(size, int):
+        size = int(size[0]) if len(size) == 1 else tuple(int(n) for n in size)
+    return image.resize(size)
+
+
+def _center_crop(transform: Any) -> Operation | None:
+    return image.center_crop(_height_and_width(transform.size))
+
+
+def _random_flip(transform: Any) -> Operation | None:
+    return image.random_flip(p=float(transform.p))
+
+
+def _rand_augment(transform: Any) -> Operation | None:
+    if not _is_nearest_on_black(transform) or transform.num_magnitude_bins != 31:
+        return None
+    return image.rand_augment(transform.num_ops, transform.magnitude)
+
+
+def _trivial_augment(transform: Any) -> Operation | None:
+    if not _is_nearest_on_black(transform) or transform.num_magnitude_bins != 31:
+        return None
+    return image.trivial_augment()
+
+
+_EQUIVALENTS: dict[str, Callable[[Any], Operation | None]] = {
+    "RandomResizedCrop": _random_resized_crop,
+    "Resize": _resize,
+    "CenterCrop": _center_crop,
+    "RandomHorizontalFlip": _random_flip,
+    "RandAugment": _rand_augment,
+    "TrivialAugmentWide": _trivial_augment,
+}
