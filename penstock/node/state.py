@@ -167,7 +167,7 @@ class GroupState:
         return first, self._settle(now)
 
     def _live_batch(self, member: int, epoch: int, length: int | None) -> int:
-        """The first batch from which on no batch of the epoch was dropped; 0 if nobody is in it."""
+        """The batch after the last dropped one of the epoch; 0 if no other member is in it."""
         part = self.members[member].part
         first = self._past_dropped.get((part, epoch), 0)
         others = (other for number, other in self.members.items() if number != member)

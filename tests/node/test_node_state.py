@@ -60,16 +60,18 @@ class Node(RuleBasedStateMachine):
         self.staged: set[BatchName] = set()
 
     def carry_out(self, decisions: list[Decision]) -> None:
-        for one in decisions:
-            if isinstance(one, Give):
-                assert one.name in self.staged, "given before it was prepared"
-                self.jobs[one.member].queue.append(one.name)
-            elif isinstance(one, Drop):
-                holders = [job for job in self.jobs.values() if one.name in job.held + job.queue]
+        for decision in decisions:
+            if isinstance(decision, Give):
+                assert decision.name in self.staged, "given before it was prepared"
+                self.jobs[decision.member].queue.append(decision.name)
+            elif isinstance(decision, Drop):
+                holders = [
+                    job for job in self.jobs.values() if decision.name in job.held + job.queue
+                ]
                 assert not holders, "dropped while a member uses it"
-                self.staged.remove(one.name)
+                self.staged.remove(decision.name)
             else:
-                raise AssertionError(one)
+                raise AssertionError(decision)
 
     def begin(self, number: int, first: int | None, done: int) -> None:
         job = self.jobs[number]
@@ -196,8 +198,8 @@ class Node(RuleBasedStateMachine):
                 for _ in range(DEPTH):
                     self.want(list(self.jobs).index(number))
                 if job.queue:
-                    took = [n for n, one in self.jobs.items() if one.queue]
-                    self.take(took.index(number))
+                    waiting = [n for n, other in self.jobs.items() if other.queue]
+                    self.take(waiting.index(number))
             self.prepare()
             if self.preparing:
                 self.finish(0)
