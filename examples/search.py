@@ -32,7 +32,7 @@ from torch import nn
 
 import penstock as ps
 import penstock.torch
-from penstock.node.look import look
+from penstock.node.client import request_status
 
 SIDE = 32
 
@@ -174,7 +174,7 @@ def search(args: argparse.Namespace, share: str | None) -> SearchResult:
             command += [f"--{name}", str(getattr(args, name))]
         if share is not None:
             command += ["--share", share]
-        before, spent, started = look(), children_cpu(), time.perf_counter()
+        before, spent, started = request_status(), children_cpu(), time.perf_counter()
         parts = np.array_split(np.arange(args.trials), args.jobs)
         jobs = [subprocess.Popen([*command, "--work", str(len(part))]) for part in parts]
         failed = [job for job in jobs if job.wait()]
@@ -195,7 +195,7 @@ def children_cpu() -> float:
 
 def node_cpu(before: dict[str, Any] | None) -> float:
     """CPU seconds of the node since ``before``; it is not a child process of this one."""
-    now = look()
+    now = request_status()
     if now is None:
         return 0.0
     same = before is not None and before["pid"] == now["pid"]

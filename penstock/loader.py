@@ -18,7 +18,7 @@ from penstock.engine.pools.launch import Start
 from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
-from penstock.node.share import attached, check_shared
+from penstock.node.share import attach, check_shared
 from penstock.options import Options, is_whole
 from penstock.order import Cursor, Plan
 from penstock.order.plan import Batches
@@ -341,7 +341,7 @@ class Loader:
         if self.options.share is None:
             return self._assembly.engine(in_order=self.options.in_order)
         about = describe(self.pipeline, self.options, self._custom.order_name)
-        return attached(self._assembly, about, self._plan)
+        return attach(self._assembly, about, self._plan)
 
 
 def _checked_kept(pipeline: Pipeline, kept: Any) -> int | None:

@@ -167,13 +167,13 @@ class FaultRun:
         return self._place / "node"
 
     def _node_state(self) -> dict[str, Any] | None:
-        from penstock.node.look import look
-        from penstock.node.place import Place
+        from penstock.node.client import request_status
+        from penstock.node.directory import NodeDirectory
 
         node = None
         # A node that is being killed may close the connection.
         with contextlib.suppress(OSError):
-            node = look(Place(self._node_place))
+            node = request_status(NodeDirectory(self._node_place))
         if node is not None:
             prepared = sum(group["prepared"] for group in node["groups"])
             pid = int(node["pid"])

@@ -48,12 +48,12 @@ def die_with_parent() -> None:
 
 def end_node(directory: Path) -> None:
     """End the node that uses a runtime directory, and wait until it has ended."""
-    from penstock.node.look import stop
-    from penstock.node.place import Place
+    from penstock.node.client import request_end
+    from penstock.node.directory import NodeDirectory
 
     node_state = None
     with contextlib.suppress(OSError):
-        node_state = stop(Place(directory))
+        node_state = request_end(NodeDirectory(directory))
     if node_state is None:
         return
     # The node is not our child: it may stay a zombie until its parent reaps it.

@@ -295,10 +295,10 @@ class _JobGroup:
     def _node(self) -> dict[str, Any] | None:
         if not self._setup.node:
             return None
-        from penstock.node.look import look
-        from penstock.node.place import Place
+        from penstock.node.client import request_status
+        from penstock.node.directory import NodeDirectory
 
-        return look(Place(self._files / "node"))
+        return request_status(NodeDirectory(self._files / "node"))
 
 
 def free_ports(count: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""``penstock status``."""
+"""``penstock status``: the status of the node."""
 
 from __future__ import annotations
 
@@ -11,73 +11,76 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import WorkerError
 
 if TYPE_CHECKING:
-    from penstock.node.place import Place
+    from penstock.node.directory import NodeDirectory
 
 EXAMPLE = """\
 examples:
-  penstock status          groups, members, what is staged, kept and saved
-  penstock status --watch  the same, drawn anew every second until Ctrl-C
-  penstock status --json   for scripts; `null` where no node is running
+  penstock status          groups and members, staged batches, caches, saved preparations
+  penstock status --watch  the same, refreshed every second until Ctrl-C
+  penstock status --json   as JSON, for scripts; `null` if no node is running
 
-The node is the process that prepares batches for all jobs that have share="..." in common. The
-first of them starts it, and it ends by itself when the last has gone.
+The node is the process that prepares batches for all jobs with the same share="...". The first of
+these jobs starts it, and it ends by itself after the last job has left.
 """
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two refreshes."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Shows what the node of this user on this machine is doing."
+    parser.description = "Shows the status of your node on this machine."
     parser.epilog = EXAMPLE
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--watch", action="store_true", help="draw it anew every second")
-    how.add_argument("--json", action="store_true", help="print it as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--watch", action="store_true", help="refresh every second")
+    output.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.node.look import look
-    from penstock.node.place import Place
+    from penstock.node.client import request_status
+    from penstock.node.directory import NodeDirectory
 
-    place = Place()
+    directory = NodeDirectory()
     if arguments.watch:
-        _watch(place)
+        _watch(directory)
         return 0
-    found = look(place)
+    status = request_status(directory)
     if arguments.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(status, indent=2) + "\n")
     else:
-        sys.stdout.write(_shown(place, found) + "\n")
+        sys.stdout.write(_render(directory, status) + "\n")
     return 0
 
 
-def _shown(place: Place, found: dict[str, Any] | None, before: dict[str, Any] | None = None) -> str:
+def _render(
+    directory: NodeDirectory, status: dict[str, Any] | None, before: dict[str, Any] | None = None
+) -> str:
     import penstock
-    from penstock.node.rendering import lines_of
+    from penstock.node.status import lines_of
 
-    if found is None:
-        log = f" The log of the last one is {place.log}." if place.log.exists() else ""
+    if status is None:
+        log = f" The log of the last one is {directory.log}." if directory.log.exists() else ""
         return f"No node is running.{log}"
-    release = found.get("release")
+    release = status.get("release")
     if release != penstock.__version__:
         raise WorkerError(
-            f"the node (process {found.get('pid')}) is one of Penstock {release}, and this is "
-            f"{penstock.__version__}. `penstock status --json` shows what it says."
+            f"the node (process {status.get('pid')}) runs Penstock {release}, and this is "
+            f"Penstock {penstock.__version__}, which may misread its status. `penstock status "
+            "--json` prints the status as it is."
         )
-    return "\n".join(lines_of(found, time.time(), before))
+    return "\n".join(lines_of(status, time.time(), before))
 
 
-def _watch(place: Place) -> None:
+def _watch(directory: NodeDirectory) -> None:
     from penstock.host.redraw import redraw
-    from penstock.node.look import look
+    from penstock.node.client import request_status
 
     before: dict[str, Any] | None = None
 
-    def shown() -> str:
+    def refreshed() -> str:
         nonlocal before
-        found = look(place)
-        text = _shown(place, found, before)
-        before = found
+        status = request_status(directory)
+        text = _render(directory, status, before)
+        before = status
         return text
 
-    redraw(shown, EVERY)
+    redraw(refreshed, EVERY)

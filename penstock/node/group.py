@@ -1,4 +1,4 @@
-"""A group: the jobs that share one pipeline, and the engine that prepares for all of them."""
+"""A group: the jobs that share one pipeline, and the engine that prepares batches for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.messages import pack_error
 from penstock.engine.pools.wire import Known, Wire
 from penstock.engine.slots import Layout
-from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import (
     BatchFailed,
     BatchGiven,
@@ -31,8 +30,15 @@ from penstock.node.protocol import (
     Took,
     Want,
 )
-from penstock.node.staging import Crew, FailedBatch, Plans, Staged, StagingEngine
-from penstock.node.state import Decision, Drop, Fail, Give, Lag, Name, State
+from penstock.node.staging import (
+    ChosenBatches,
+    FailedBatch,
+    StagedBatch,
+    StagingEngine,
+    WorkerLimit,
+)
+from penstock.node.state import BatchName, Decision, Drop, Fail, Give, GroupState, Lag
+from penstock.node.working_directory import InDirectory, may_open_relative_paths
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import Meter
@@ -40,7 +46,7 @@ from penstock.store.shared import SharedStores
 
 
 class Peer:
-    """One member's end of the line."""
+    """The node's end of a connection: to a member, or to a process that is none yet."""
 
     def __init__(self, number: int, wire: Wire, pid: int) -> None:
         self.number = number
@@ -53,12 +59,12 @@ class Peer:
         self._layout: Layout | None = None
 
     def send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
-        # A member that is gone is noticed where its messages are read.
+        # That a member has gone is noticed where its messages are read.
         with contextlib.suppress(OSError):
             self.wire.send(message, fds or [])
 
-    def give(self, name: Name, staged: Staged) -> None:
-        """Send a batch: where it lies, and what of that the member does not know yet."""
+    def give(self, name: BatchName, staged: StagedBatch) -> None:
+        """Send a batch, with its slot and layout if the member does not know them yet."""
         fds: list[int] = []
         slot = layout = None
         if staged.slot is not None:
@@ -87,10 +93,11 @@ class Peer:
 
 
 class Group:
-    """Prepares batches for its members in a thread of its own, until ``close``.
+    """Prepares batches for its members in its own thread, until ``close``.
 
-    ``description`` says what it prepares: members must have the same. ``unit`` is how many samples
-    make a batch here; members may have batches that divide it, or are multiples of it.
+    ``description``: what it prepares; it must be equal for all members. ``unit``: samples in a
+    batch; a member's batch size may also be a divisor or a multiple of it. ``budget``: bytes that
+    staged batches may take.
     """
 
     def __init__(
@@ -99,8 +106,8 @@ class Group:
         description: Mapping[str, Any],
         unit: int,
         budget: int,
-        crew: Crew,
-        commons: SharedStores,
+        workers: WorkerLimit,
+        shared_stores: SharedStores,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -108,12 +115,14 @@ class Group:
         self.unit = unit
         self.peers: dict[int, Peer] = {}
         self.broken: bytes | None = None
+        """The packed error that ended this group."""
         self.coded = False
-        self.state = State(budget)
+        """A member has sent the pipeline."""
+        self.state = GroupState(budget)
         self.meter: Meter | None = None
         self.assembly: Assembly | None = None
-        self._crew = crew
-        self._commons = commons
+        self._workers = workers
+        self._shared_stores = shared_stores
         self._clock = clock
         self.lock = threading.Lock()
         self._wake = threading.Condition(self.lock)
@@ -121,15 +130,16 @@ class Group:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._events = 0
-        self._seen = -1
-        """How many events there were when there was last nothing to prepare."""
+        self._events_seen = -1
+        """Value of ``_events`` when there was last no batch to prepare."""
         self._hungry = True
-        """The engine would prepare more. If not, it asks by itself when it has done something."""
-        self._wanted: dict[Name, BatchKeys] = {}
-        self._names: dict[int, tuple[Name, BatchKeys]] = {}
-        self._staged: dict[Name, Staged] = {}
+        """The engine has asked for a batch and got none. Otherwise it asks again by itself."""
+        self._wanted: dict[BatchName, BatchKeys] = {}
+        self._names: dict[int, tuple[BatchName, BatchKeys]] = {}
+        """The batches in preparation, by the ``id`` of their keys."""
+        self._staged: dict[BatchName, StagedBatch] = {}
 
-    # What members say.
+    # Messages from members.
 
     def join(self, peer: Peer, part: str, lag: Lag) -> None:
         peer.group, peer.part = self, part
@@ -138,85 +148,86 @@ class Group:
             self.state.join(peer.number, part, lag, self._clock())
 
     def leave(self, peer: Peer) -> None:
-        self._on(lambda now: self.state.leave(peer.number, now))
+        self._apply(lambda now: self.state.leave(peer.number, now))
         with self.lock:
             self.peers.pop(peer.number, None)
 
-    def begin(self, peer: Peer, said: BeginEpoch) -> None:
+    def begin(self, peer: Peer, message: BeginEpoch) -> None:
         with self.lock:
             now = self._clock()
-            found, made = self.state.begin(
-                peer.number, said.epoch, said.length, said.first, said.done, now
+            first, decisions = self.state.begin(
+                peer.number, message.epoch, message.length, message.first, message.done, now
             )
-            if said.first is None:
-                peer.send(First(said.epoch, found))
-            self._carry_out(made)
+            if message.first is None:
+                peer.send(First(message.epoch, first))
+            self._carry_out(decisions)
 
-    def hear(self, peer: Peer, messages: Sequence[tuple[Any, ...]]) -> None:
-        """Messages about batches that a member sent together."""
+    def handle(self, peer: Peer, messages: Sequence[tuple[Any, ...]]) -> None:
+        """Handle messages about batches that a member sent together."""
 
-        def all_of(now: float) -> list[Decision]:
-            return [one for message in messages for one in self._decide(peer, now, message)]
+        def decide_all(now: float) -> list[Decision]:
+            return [made for message in messages for made in self._decide(peer, now, message)]
 
-        self._on(all_of)
+        self._apply(decide_all)
 
     def _decide(self, peer: Peer, now: float, message: tuple[Any, ...]) -> list[Decision]:
         member, state = peer.number, self.state
         if isinstance(message, Want):
             name = message.named(peer.part)
             keys = self._wanted.get(name) or message.keys()
-            made = state.want(member, name, now)
+            decisions = state.want(member, name, now)
             if state.is_open(name):
                 self._wanted[name] = keys
-            return made
+            return decisions
         if isinstance(message, Took):
-            return state.took(member, Name(peer.part, *message), now)
+            return state.took(member, BatchName(peer.part, *message), now)
         if isinstance(message, Released):
-            return state.released(member, Name(peer.part, *message), now)
+            return state.released(member, BatchName(peer.part, *message), now)
         if isinstance(message, Rewind):
             return state.rewind(member, now)
-        raise TypeError(f"{type(message).__name__} is not about batches")
+        raise TypeError(f"{type(message).__name__} is not a message about batches")
 
-    def code(self, said: Code, fd: int) -> None:
-        """Begin to prepare: the pipeline has come."""
+    def load(self, message: Code, fd: int) -> None:
+        """Load the pipeline from this shared file, and begin to prepare batches."""
         if self.coded:
             os.close(fd)
             return
         self.coded = True
         self._thread = threading.Thread(
             target=self._run,
-            args=(said.path, said.directory, fd),
+            args=(message.path, message.directory, fd),
             name=f"penstock-{self.name}",
             daemon=True,
         )
         self._thread.start()
 
-    def _on(self, event: Callable[[float], list[Decision]]) -> None:
+    def _apply(self, event: Callable[[float], list[Decision]]) -> None:
+        """Apply an event to the state, carry out the decisions, and wake the engine for them."""
         with self.lock:
-            made = event(self._clock())
-            self._carry_out(made)
-            for name in [one for one in self._wanted if not self.state.is_open(one)]:
+            decisions = event(self._clock())
+            self._carry_out(decisions)
+            for name in [name for name in self._wanted if not self.state.is_open(name)]:
                 del self._wanted[name]
             if not self._hungry or (
-                not self._wanted and not any(isinstance(one, Drop) for one in made)
+                not self._wanted and not any(isinstance(made, Drop) for made in decisions)
             ):
                 return
             self._events += 1
             self._wake.notify_all()
             engine = self._engine
         if engine is not None:
-            # Without the lock: an engine that looks for the next batch takes its own first.
+            # Without our lock: an engine that asks for the next batch takes its own lock first.
             engine.wake()
 
     # Preparing.
 
     def _run(self, path: list[str], directory: str, fd: int) -> None:
         try:
-            engine = self._make(path, directory, fd)
+            engine = self._build(path, directory, fd)
             while not self._closing:
                 ready = engine.next()
                 if ready is None:
-                    self._idle()
+                    self._wait()
                     continue
                 self._deliver(ready)
         except BaseException as error:
@@ -228,69 +239,75 @@ class Group:
             if self._engine is not None:
                 self._engine.close()
 
-    def _make(self, path: list[str], directory: str, fd: int) -> StagingEngine:
-        # What the pipeline is made of must be importable here as it is there.
-        sys.path.extend(place for place in path if place not in sys.path)
-        with_code = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    def _build(self, path: list[str], directory: str, fd: int) -> StagingEngine:
+        # The modules of the job's pipeline must be importable in this process too.
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         os.close(fd)
-        recipe: Recipe = unpack(with_code)
-        choice = recipe.choice(self._crew.size)
-        if looks_around(recipe.pipeline) and directory != os.getcwd():
-            # A directory is a process's, so threads of this one will not do.
+        recipe: Recipe = unpack(packed)
+        choice = recipe.choice(self._workers.size)
+        if may_open_relative_paths(recipe.pipeline) and directory != os.getcwd():
+            # All threads of a process share one working directory, so this needs processes.
             recipe = replace(recipe, init=InDirectory(directory, recipe.init))
             choice = Choice(
-                "processes", max(1, choice.workers), "it runs in a directory of its own"
+                "processes", max(1, choice.workers), "user code runs in the job's directory"
             )
-        assembly = Assembly(recipe, choice, self._commons)
-        engine = assembly.engine(StagingEngine, staged=True, crew=self._crew, deliver=self._deliver)
+        assembly = Assembly(recipe, choice, self._shared_stores)
+        engine = assembly.engine(
+            StagingEngine, staged=True, limit=self._workers, deliver=self._deliver
+        )
         if not isinstance(engine, StagingEngine):
-            raise TypeError("a group needs an engine that stages")
+            raise TypeError(f"a group needs a StagingEngine, not {type(engine).__name__}")
         with self.lock:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
-        engine.start(Plans(self))
+        engine.start(ChosenBatches(self))
         return engine
 
-    def _idle(self) -> None:
+    def _wait(self) -> None:
+        """Wait for an event, but not longer than a second: kept batches must be dropped in time."""
         with self.lock:
-            if not self._closing and self._events == self._seen:
+            if not self._closing and self._events == self._events_seen:
                 self._wake.wait(timeout=1.0)
             self._carry_out(self.state.tick(self._clock()))
 
-    def next_plan(self) -> BatchKeys | None:
-        """The batch to prepare next. The engine's lock is held here, so no engine is called."""
+    def next_batch(self) -> BatchKeys | None:
+        """Choose the batch to prepare next; ``None`` if there is none now.
+
+        The caller holds the engine's lock, so this must not call the engine.
+        """
         with self.lock:
-            name, made = self.state.choose(self._clock())
-            self._carry_out(made)
+            name, decisions = self.state.choose(self._clock())
+            self._carry_out(decisions)
             self._hungry = name is None
             if name is None:
-                self._seen = self._events
+                self._events_seen = self._events
                 return None
-            keys = self._wanted.pop(name)
-            # A copy of its own: it is known by where it lies for as long as it is prepared.
-            plan = keys._replace(indices=keys.indices)
-            self._names[id(plan)] = (name, plan)
-            return plan
+            # A copy, because it is known by its ``id`` while it is being prepared.
+            keys = self._wanted.pop(name)._replace()
+            self._names[id(keys)] = (name, keys)
+            return keys
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:
             name, _ = self._names.pop(id(ready.plan))
-            self._carry_out(self._came(name, ready.value))
+            self._carry_out(self._finish(name, ready.value))
 
-    def _came(self, name: Name, value: Staged | FailedBatch) -> list[Decision]:
+    def _finish(self, name: BatchName, value: StagedBatch | FailedBatch) -> list[Decision]:
         if isinstance(value, FailedBatch):
             return self.state.failed(name, pack_error(value.error), self._clock())
         self._staged[name] = value
         return self.state.prepared(name, value.size, self._clock())
 
     def _carry_out(self, decisions: list[Decision]) -> None:
-        for one in decisions:
-            if isinstance(one, Give):
-                self.peers[one.member].give(one.name, self._staged[one.name])
-            elif isinstance(one, Fail):
-                _, epoch, number, digest = one.name
-                self.peers[one.member].send(BatchFailed(epoch, number, digest, one.error))
-            elif isinstance(one, Drop):
-                staged = self._staged.pop(one.name, None)
+        for decision in decisions:
+            if isinstance(decision, Give):
+                self.peers[decision.member].give(decision.name, self._staged[decision.name])
+            elif isinstance(decision, Fail):
+                _, epoch, number, digest = decision.name
+                failed = BatchFailed(epoch, number, digest, decision.error)
+                self.peers[decision.member].send(failed)
+            elif isinstance(decision, Drop):
+                staged = self._staged.pop(decision.name, None)
                 if staged is not None and staged.slot is not None and self._engine is not None:
                     self._engine.ring.release(staged.slot)
 

@@ -1,4 +1,4 @@
-"""A member's end: to a loader it is the engine, and what it hands out the node has prepared."""
+"""A member of a group: a feed for a loader whose batches the node prepares."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from penstock.engine.pools.messages import unpack_error
 from penstock.engine.pools.wire import Wire
 from penstock.engine.slots import shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
-from penstock.node.line import Leases, Line
-from penstock.node.place import Place
+from penstock.node.client import connect_or_start
+from penstock.node.connection import Connection, Leases
+from penstock.node.directory import NodeDirectory
 from penstock.node.protocol import (
     RELEASE,
     VERSION,
@@ -33,30 +34,29 @@ from penstock.node.protocol import (
     Want,
     Welcome,
 )
-from penstock.node.start import connect
-from penstock.node.state import WINDOW, Lag, Name
+from penstock.node.state import WINDOW, BatchName, Lag
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import BadSample, Meter
 
 DEPTH = 4
-"""Batches that are asked for ahead: the node prepares them while this job is busy."""
+"""Batches that a member asks for in advance: the node prepares them while the job is busy."""
 
 KEPT = 4
-"""Batches that a loop may keep as they are. Of more it gets copies, so that a job that collects
-batches does not take the others' room."""
+"""Batches of shared memory that a training loop may keep. Further batches are copied, so that a job
+that collects batches does not take the memory of the others."""
 
 TRIES = 3
-"""How often in a row a node may die before one batch has come of it."""
+"""How many nodes in a row may die without having given a batch."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What is shared, with whom: ``description`` must be the same for all members.
+    """What a member tells the node when it joins a group.
 
-    ``part`` tells ranks apart, ``size`` is that of this member's batches, ``cuts`` says that it can
-    make them of batches of another size, and ``keeps`` that the pipeline has stages that keep
-    samples.
+    ``description``: what the group prepares; it must be equal for all members. ``part``: rank and
+    world. ``size``: this member's batch size. ``cuts``: it can make its batches from batches of
+    another size. ``keeps``: the pipeline has stages that keep samples.
     """
 
     group: str
@@ -70,7 +70,7 @@ class Membership:
 
 
 @dataclass(slots=True)
-class _Arrived:
+class _ArrivedBatch:
     value: Any
     rows: int
     nbytes: int
@@ -78,64 +78,70 @@ class _Arrived:
     error: BaseException | None = None
 
 
-class Attached:
-    """Has batches prepared by the node. It is used like an ``Engine``, from one thread at a time.
+class NodeFeed:
+    """A feed of batches that the node prepares. It is used from one thread at a time.
 
-    A node that dies is started again, and asked for what was not handed out yet.
+    If the node dies, the feed starts another and asks it for the batches not delivered yet.
     """
 
     def __init__(
         self,
         membership: Membership,
         meter: Meter,
-        place: Place | None = None,
+        directory: NodeDirectory | None = None,
         *,
         prefetch: int | None = None,
         timeout: float | None = None,
     ) -> None:
         self.restarts = 0
         self.unit: int | None = None
-        """How many samples the group's batches have, once it is known."""
+        """Samples in a batch of the group; ``None`` before joining."""
         self._part = ""
         self._membership = membership
-        self._place = place or Place()
+        self._directory = directory or NodeDirectory()
         self._meter = meter
         self._depth = prefetch or DEPTH
         self._timeout = timeout
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._plans: Iterator[BatchKeys] = iter(())
         self._starts = 0
-        self._wants: deque[tuple[Name, BatchKeys]] = deque()
-        self._arrived: dict[Name, _Arrived] = {}
+        self._wants: deque[tuple[BatchName, BatchKeys]] = deque()
+        self._arrived: dict[BatchName, _ArrivedBatch] = {}
         self._leases: Leases = {}
         self._begun: tuple[int, int | None, int] | None = None
+        """Number, length and first batch of the epoch that was begun last."""
         self._done = 0
+        """Batches of that epoch that were delivered."""
         self._first: int | None = None
+        """First batch of that epoch; ``None`` while the node has not answered."""
         self._deaths = 0
+        """Nodes that died since the last batch came."""
 
-    # What the loader calls.
+    # What the loader calls (see ``Feed``).
 
     def join(self) -> None:
-        """Become a member now, rather than when the first batch is asked for."""
-        self._attached()
+        """Join the group now, and not with the first request for a batch."""
+        self._connected()
 
     def start(self, batches: Iterator[BatchKeys]) -> None:
-        """Ask for these batches from now on, and forget what was asked for before."""
+        """Ask for these batches from now on, and withdraw earlier requests."""
         self._starts += 1
         self._arrived.clear()
         self._wants.clear()
         self._plans = batches
         self._begun = None
-        if self._line is not None:
+        if self._connection is not None:
             self._send(Rewind())
 
     def settled(self) -> bool:
-        """Whether the next epoch may be begun early. After a first epoch, the node has most of the
-        samples that it will keep."""
+        """Whether the next epoch may be begun early.
+
+        After a first epoch the node has most of the samples that it will keep.
+        """
         return self._starts > 0 or not self._membership.keeps
 
     def queue(self) -> Queue:
-        """How many batches wait, and how many the loop holds."""
+        """How many batches wait, and how many the training loop holds."""
         wanted, arrived = len(self._wants), len(self._arrived)
         ready = bool(self._wants) and self._wants[0][0] in self._arrived
         return Queue(arrived, wanted - arrived, ready, len(self._leases))
@@ -144,8 +150,8 @@ class Attached:
         """The next batch, or ``None`` after the last. Waits for it."""
         started = self._meter.clock()
         self._meter.start()
-        # Others may wait for this core with the batch that this job has had: theirs comes first,
-        # for the next ones were asked for long ago.
+        # Another job may be waiting for this core with the batch that this job has just used. Let
+        # it run first: the batches this job needs next were asked for long ago.
         os.sched_yield()
         try:
             self._ask()
@@ -154,38 +160,38 @@ class Attached:
                 return None
             name, plan = self._wants[0]
             while name not in self._arrived:
-                self._attached().tidy()
-                self._hear()
+                self._connected().tidy()
+                self._receive()
             self._wants.popleft()
             return self._hand_out(name, plan, self._arrived.pop(name))
         finally:
             self._meter.waited(self._meter.clock() - started)
 
     def begin(self, epoch: int, length: int | None, first: int | None = None, done: int = 0) -> int:
-        """Begin an epoch: with which batch, if that is left to the node."""
+        """Begin an epoch. Returns its first batch: ``first``, or the node's choice if ``None``."""
         self._first = first
         self._begun, self._done = (epoch, length, first or 0), done
         self._send(BeginEpoch(epoch, length, first, done))
         while self._first is None:
-            self._hear()
+            self._receive()
         self._begun = (epoch, length, self._first)
         return self._first
 
     def begin_at_start(
         self, epoch: int, length: int | None, first: int | None = None, done: int = 0
     ) -> int:
-        """Begin an epoch with its first batch, wherever the others are."""
+        """Begin an epoch with batch 0 (or ``first``), wherever the other members are."""
         return self.begin(epoch, length, first or 0, done)
 
     def refresh(self) -> None:
-        """A dataset that changes between epochs is not seen to change by a node."""
+        """Nothing: the node does not see changes of a dataset between epochs."""
 
     def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-    # Asking.
+    # Sending.
 
     def _ask(self) -> None:
         while len(self._wants) < self._depth:
@@ -194,40 +200,41 @@ class Attached:
                 return
             if self._begun is None or self._begun[0] != plan.epoch:
                 self.begin(plan.epoch, None, 0)
-            line, want = self._attached(), Want.of(plan)
+            connection, want = self._connected(), Want.of(plan)
             self._wants.append((want.named(self._part), plan))
-            line.later(want)
+            connection.queue(want)
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        self._attached().later(message)
+        self._connected().queue(message)
         self._flush()
 
     def _flush(self) -> None:
         try:
-            self._attached().flush()
+            self._connected().flush()
         except OSError:
-            self._lost()
+            self._reconnect()
 
-    def _attached(self) -> Line:
-        line = self._line
-        while line is None:
-            line = Line(Wire(connect(self._place), VOCABULARY))
+    def _connected(self) -> Connection:
+        """The connection to the node; connects, and joins the group, if there is none."""
+        connection = self._connection
+        while connection is None:
+            connection = Connection(Wire(connect_or_start(self._directory), VOCABULARY))
             try:
-                self._join(line)
-                line.wire.socket.settimeout(self._timeout)
+                self._join(connection)
+                connection.wire.socket.settimeout(self._timeout)
             except (ConnectionResetError, BrokenPipeError):
-                line.close()
-                self._died()
-                line = None
+                connection.close()
+                self._count_death()
+                connection = None
             except BaseException:
-                line.close()
+                connection.close()
                 raise
-        self._line = line
-        return line
+        self._connection = connection
+        return connection
 
-    def _join(self, line: Line) -> None:
+    def _join(self, connection: Connection) -> None:
         mine = self._membership
-        line.wire.send(
+        connection.wire.send(
             Join(
                 VERSION,
                 RELEASE,
@@ -240,7 +247,7 @@ class Attached:
                 mine.lag,
             )
         )
-        received = line.wire.receive()
+        received = connection.wire.receive()
         if received is None:
             raise ConnectionResetError
         answer, _ = received
@@ -250,62 +257,62 @@ class Attached:
             raise PipelineError(f"share={mine.group!r}: {answer.reason}")
         self.unit, self._part = answer.unit, answer.part
         if answer.needs_code:
-            fd = _code(mine.recipe)
+            fd = _packed_file(mine.recipe)
             try:
-                line.wire.send(Code(_path(), os.getcwd()), [fd])
+                connection.wire.send(Code(_import_path(), os.getcwd()), [fd])
             finally:
                 os.close(fd)
 
-    def _lost(self) -> None:
-        """The node is gone. Go on with another, from where this job stands."""
+    def _reconnect(self) -> None:
+        """The node has died: connect to another, and ask it for the batches still missing."""
         while True:
             self.close()
-            self._died()
+            self._count_death()
             self.restarts += 1
             try:
-                line = self._attached()
+                connection = self._connected()
                 if self._begun is not None:
                     epoch, length, first = self._begun
-                    asked = first if self._first is not None else None
-                    line.wire.send(BeginEpoch(epoch, length, asked, self._done))
+                    known = first if self._first is not None else None
+                    connection.wire.send(BeginEpoch(epoch, length, known, self._done))
                 for name, plan in self._wants:
                     if name not in self._arrived:
-                        line.wire.send(Want.of(plan))
+                        connection.wire.send(Want.of(plan))
                 return
             except (ConnectionResetError, BrokenPipeError):
                 continue
 
-    def _died(self) -> None:
+    def _count_death(self) -> None:
         self._deaths += 1
         if self._deaths > TRIES:
             raise WorkerError(
-                f"the node has died {self._deaths} times before it could prepare a batch. What it "
-                f"said last is in {self._place.log}."
+                f"the node has died {self._deaths} times before it could prepare a batch. Its last "
+                f"messages are in {self._directory.log}."
             )
 
-    # Hearing.
+    # Receiving.
 
-    def _hear(self) -> None:
-        line = self._attached()
+    def _receive(self) -> None:
+        connection = self._connected()
         try:
-            received = line.wire.receive()
+            received = connection.wire.receive()
         except TimeoutError:
             raise WorkerError(
                 f"the node has sent nothing for {self._timeout:g} s. See `penstock status`, and "
-                f"its log, {self._place.log}."
+                f"its log, {self._directory.log}."
             ) from None
         except OSError:
             received = None
         if received is None:
-            self._lost()
+            self._reconnect()
             return
         message, fds = received
         if isinstance(message, BatchGiven):
             self._deaths = 0
-            self._batch(line, message, fds)
+            self._accept(connection, message, fds)
         elif isinstance(message, BatchFailed):
-            name = Name(self._part, message.epoch, message.number, message.digest)
-            self._arrived[name] = _Arrived(None, 0, 0, [], unpack_error(message.error))
+            name = BatchName(self._part, message.epoch, message.number, message.digest)
+            self._arrived[name] = _ArrivedBatch(None, 0, 0, [], unpack_error(message.error))
         elif isinstance(message, First):
             if self._begun is not None and self._begun[0] == message.epoch:
                 self._first = message.first
@@ -316,13 +323,13 @@ class Attached:
             self.close()
             raise PenstockError(f"share={self._membership.group!r}: {message.reason}")
 
-    def _batch(self, line: Line, given: BatchGiven, fds: list[int]) -> None:
-        name = Name(self._part, given.epoch, given.number, given.digest)
-        value = line.value(name, given, fds, self._leases)
+    def _accept(self, connection: Connection, given: BatchGiven, fds: list[int]) -> None:
+        name = BatchName(self._part, given.epoch, given.number, given.digest)
+        value = connection.value(name, given, fds, self._leases)
         if any(name == wanted for wanted, _ in self._wants):
-            self._arrived[name] = _Arrived(value, given.rows, given.nbytes, given.bad)
+            self._arrived[name] = _ArrivedBatch(value, given.rows, given.nbytes, given.bad)
 
-    def _hand_out(self, name: Name, plan: BatchKeys, arrived: _Arrived) -> Ready:
+    def _hand_out(self, name: BatchName, plan: BatchKeys, arrived: _ArrivedBatch) -> Ready:
         if arrived.error is not None:
             raise arrived.error
         if self._begun is not None and plan.epoch == self._begun[0]:
@@ -330,23 +337,23 @@ class Attached:
         value = arrived.value
         if len(self._leases) > KEPT + WINDOW:
             value = _copied(value)
-        self._attached().taken(name)
+        self._connected().taken(name)
         if not self._wants:
             self._flush()
-        for one in arrived.bad:
-            self._meter.bad(BadSample(*one))
+        for sample in arrived.bad:
+            self._meter.bad(BadSample(*sample))
         if arrived.rows:
             self._meter.delivered(arrived.rows, arrived.nbytes)
         return Ready(plan, value, arrived.rows, arrived.nbytes)
 
 
 def _copied(value: Any) -> Any:
-    """The same value in memory of its own."""
+    """A copy of the value that does not use shared memory."""
     return unpack(pack(value).tobytes())
 
 
-def _code(recipe: Recipe) -> int:
-    """The recipe as one file of shared memory."""
+def _packed_file(recipe: Recipe) -> int:
+    """A descriptor of shared memory that holds the packed recipe."""
     try:
         packed = pack(recipe, by_value=True)
     except Exception as error:
@@ -362,5 +369,5 @@ def _code(recipe: Recipe) -> int:
     return fd
 
 
-def _path() -> list[str]:
-    return [os.path.abspath(place) for place in sys.path]
+def _import_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]

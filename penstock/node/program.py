@@ -1,33 +1,54 @@
-"""The node as a program: detached from whoever started it, with its log as its only output."""
+"""The node's program. It runs detached from the job that started it; its output is its log."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from penstock import config
-from penstock.node.place import Place
-from penstock.node.service import Service, say
+from penstock.node.directory import NodeDirectory
+from penstock.node.service import Service
+
+
+class LogHandler(logging.Handler):
+    """Writes log lines with date and time to a stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # a full disk must not stop the node
+            self._stream.write(self.format(record) + "\n")
+            self._stream.flush()
 
 
 def main() -> None:
-    """Run a node in the directory that is the first argument, unless there is one already."""
-    place = Place(Path(sys.argv[1]))
-    claim = _claimed(place)
+    """Run a node in the directory given as first argument, unless one is running there."""
+    directory = NodeDirectory(Path(sys.argv[1]))
+    claim = _claim(directory)
     if claim is None:
         return
-    # Ctrl-C in the terminal of the job that started it is not meant for it.
+    # Ctrl-C in the terminal of the job that started the node must not end the node.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logger = logging.getLogger("penstock.node")
+    logger.addHandler(LogHandler(sys.stderr))
+    logger.setLevel(logging.INFO)
+    # User code in this process may set up the root logger, whose handlers would repeat each line.
+    logger.propagate = False
     service = Service(
-        place,
+        directory,
         workers=config.node_workers(),
         staging=config.node_staging(),
         idle=config.node_idle(),
-        say=say,
     )
     try:
         service.run()
@@ -35,15 +56,16 @@ def main() -> None:
         os.close(claim)
 
 
-def _claimed(place: Place) -> int | None:
-    """The right to be the node; ``None`` where another is, and answers.
+def _claim(directory: NodeDirectory) -> int | None:
+    """Claim the directory; ``None`` if a node is running there and accepts connections.
 
-    One that is about to end has closed its door, and keeps the right until its workers are done.
+    A node that is about to end has closed its socket already, and holds the claim until its
+    workers have finished. Wait for it.
     """
-    while (claim := place.claim()) is None:
-        other = place.connect()
-        if other is not None:
-            other.close()
+    while (claim := directory.claim()) is None:
+        running = directory.connect()
+        if running is not None:
+            running.close()
             return None
         time.sleep(0.05)
     return claim

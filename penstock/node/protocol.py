@@ -1,10 +1,11 @@
-"""What members and the node say to each other, as small records.
+"""The messages between members and the node, as small records.
 
-A member sends ``Join``, then ``BeginEpoch`` for each epoch, ``Want`` for its batches in turn,
-``Took`` when the loop has one, and ``Released`` when nothing looks at it any more. The node answers
-``Welcome`` or ``Refused`` to ``Join``, and ``First`` to ``BeginEpoch``. It sends ``BatchGiven`` or
-``BatchFailed`` for each batch that was wanted, and ``Broken`` if the group cannot go on. A command
-that only looks at the node sends ``Look`` or ``EndNode``, and is answered with ``Status``.
+A member sends ``Join``, then ``BeginEpoch`` for each epoch, ``Want`` for each batch in the order of
+its plan, ``Took`` when the training loop has taken a batch, and ``Released`` when the last view of
+it is gone. The node answers ``Join`` with ``Welcome`` or ``Refused``, and ``BeginEpoch`` with
+``First``. It sends ``BatchGiven`` or ``BatchFailed`` for each wanted batch, and ``Broken`` if the
+group cannot go on. A command that is not a member sends ``GetStatus`` or ``EndNode``; the node
+answers both with ``Status``.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from numpy.typing import NDArray
 
 import penstock
 from penstock.engine.pools.wire import Vocabulary
-from penstock.node.state import Lag, Name
+from penstock.node.state import BatchName, Lag
 from penstock.order import BatchKeys
 
 VERSION = 3
-"""Version of these messages. Node and members must have the same."""
+"""Version of these messages. The node refuses members of another version."""
 
 RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
-"""Only the same release is sure to unpack what another one packs."""
+"""The node refuses members of another release: pickled pipelines are not portable between them."""
 
 
 class Join(NamedTuple):
-    """From a new member. ``unit``: the group's batch size, where the member was in it before."""
+    """A process asks to become a member of a group.
+
+    ``part``: rank and world. ``size``: its batch size. ``cuts``: it can make its batches from
+    batches of another size. ``unit``: the group's batch size, if it was a member before.
+    """
 
     version: int
     release: str
@@ -43,7 +48,10 @@ class Join(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """``needs_code``: the node does not have the pipeline yet."""
+    """The process is now a member. ``needs_code``: the node does not have the pipeline yet.
+
+    ``unit``: the group's batch size. ``part``: which batches the member takes, as in their names.
+    """
 
     needs_code: bool
     unit: int
@@ -51,20 +59,26 @@ class Welcome(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The node does not do what it was asked for."""
+    """The node refuses a request."""
 
     reason: str
 
 
 class Code(NamedTuple):
-    """The pipeline, whose descriptor comes along, and where the job was started."""
+    """The pipeline: packed, in a shared file whose descriptor is sent along.
+
+    ``path`` and ``directory``: import path and working directory of the job.
+    """
 
     path: list[str]
     directory: str
 
 
 class BeginEpoch(NamedTuple):
-    """A member begins an epoch. ``first``: with which batch; ``None`` lets the node choose."""
+    """A member begins an epoch of ``length`` batches, of which it has had ``done``.
+
+    ``first``: the batch it begins with; ``None`` lets the node choose.
+    """
 
     epoch: int
     length: int | None
@@ -100,17 +114,16 @@ class Want(NamedTuple):
         replicas, spent = _array(self.replicas), _array(self.spent)
         return BatchKeys(self.epoch, self.number, indices, replicas, spent)
 
-    def named(self, part: str) -> Name:
-        """The name of this batch: the same in every process for the same samples in the same
-        place."""
+    def named(self, part: str) -> BatchName:
+        """The name of this batch, equal in all processes for equal samples at one position."""
         digest = hashlib.blake2b(digest_size=8)
         for data in (self.indices, self.replicas):
             digest.update(b"-" if data is None else data + b"+")
-        return Name(part, self.epoch, self.number, digest.hexdigest())
+        return BatchName(part, self.epoch, self.number, digest.hexdigest())
 
 
 class Took(NamedTuple):
-    """The training loop of a member has this batch now."""
+    """The training loop of a member has taken this batch."""
 
     epoch: int
     number: int
@@ -118,7 +131,7 @@ class Took(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Nothing in a member's process looks at this batch any more."""
+    """A member's process no longer uses this batch."""
 
     epoch: int
     number: int
@@ -126,7 +139,7 @@ class Released(NamedTuple):
 
 
 class Rewind(NamedTuple):
-    """A member wants nothing of what it asked for before."""
+    """A member withdraws all its earlier requests for batches."""
 
 
 class Several(NamedTuple):
@@ -136,10 +149,10 @@ class Several(NamedTuple):
 
 
 class BatchGiven(NamedTuple):
-    """A batch: where it lies. A new slot comes as a descriptor, a new ``layout`` packed.
+    """A prepared batch, in a slot. The descriptor of a new slot is sent along.
 
-    ``whole``: the slot holds a packed value of ``nbytes``, and no rows. ``beside``: fields that are
-    not in the slot, packed.
+    ``layout``: packed, if it is another than that of the batch before. ``whole``: the slot holds a
+    packed value of ``nbytes`` instead of rows. ``beside``: packed fields that are not in the slot.
     """
 
     epoch: int
@@ -169,7 +182,7 @@ class Broken(NamedTuple):
     error: bytes
 
 
-class Look(NamedTuple):
+class GetStatus(NamedTuple):
     """Asks for the status of the node."""
 
 
@@ -198,22 +211,25 @@ VOCABULARY = Vocabulary(
     given=BatchGiven,
     failed=BatchFailed,
     broken=Broken,
-    look=Look,
+    look=GetStatus,
     end=EndNode,
     status=Status,
 )
 
 ABOUT_BATCHES = (Want, Took, Released, Rewind)
-"""Messages that a group decides about; several of them are handled together."""
+"""Messages that go to a group; several that came together are handled together."""
 
 
-def common(size: int, unit: int, cuts: bool) -> int:
-    """The batch size that a member of this size asks for, in a group that prepares ``unit``.
+def requested_size(size: int, unit: int, cuts: bool) -> int:
+    """Size of the batches that a member asks for, in a group with batches of ``unit`` samples.
 
-    ``cuts``: the member can make its batches of others.
+    ``size``: the member's batch size. ``cuts``: it can make its batches from batches of another
+    size.
 
-    >>> common(32, 64, True), common(128, 64, True), common(48, 64, True), common(32, 64, False)
-    (64, 64, 48, 32)
+    >>> [requested_size(32, 64, True), requested_size(128, 64, True)]
+    [64, 64]
+    >>> [requested_size(48, 64, True), requested_size(32, 64, False)]
+    [48, 32]
     """
     return unit if cuts and (size % unit == 0 or unit % size == 0) else size
 

@@ -1,4 +1,4 @@
-"""Batches of another size than the group's: cut out of its batches, or joined from several."""
+"""A feed with another batch size than the group's: it cuts or joins the group's batches."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.feed import Queue, Ready
-from penstock.node.member import Attached
+from penstock.node.member import NodeFeed
 from penstock.order import BatchKeys, Cursor, Deal
 from penstock.tree import fill
 
 Pieces = list[tuple[tuple[int, int], int, int]]
-"""Which batches of the group make up one of this member's: (epoch and number, from row, to row)."""
+"""The rows of the group's batches that make up one batch: ((epoch, number), first row, end row)."""
 
 
-class Recut:
-    """A member whose batches divide, or are multiples of, those that the group prepares.
+class RecutFeed:
+    """A feed of batches of ``size`` samples, made from the group's batches of ``unit`` samples.
 
-    It asks for the group's and hands out its own. Parts of one batch are views of it; where one
-    is made of several they are copied together in this process. ``deal`` deals the group's batches
-    to this member; where its own do not lie on them, as after a resume in other steps, it asks for
-    its own as they are.
+    ``size`` divides ``unit`` or is a multiple of it. A part of one batch is a view of it; parts of
+    several are copied together in this process. ``deal`` deals the group's batches to this member.
+    If a batch does not match them, as after a resume with another batch size, the node is asked for
+    that batch itself.
     """
 
-    def __init__(self, inner: Attached, deal: Deal, size: int, unit: int) -> None:
+    def __init__(self, inner: NodeFeed, deal: Deal, size: int, unit: int) -> None:
         self._inner = inner
         self._deal = replace(deal, batch_size=unit, drop_last=False)
         self._size = size
@@ -42,7 +42,7 @@ class Recut:
     def start(self, batches: Iterator[BatchKeys]) -> None:
         self._todo.clear()
         self._units.clear()
-        self._inner.start(self._asked(batches))
+        self._inner.start(self._units_of(batches))
 
     def settled(self) -> bool:
         return self._inner.settled()
@@ -60,8 +60,8 @@ class Recut:
         ready = self._cut(plan, pieces)
         later = {name for _, others in self._todo for name, _, _ in others}
         last = pieces[-1][0]
-        for name in [one for one in self._units if one not in later and one <= last]:
-            # The last piece may be needed by a batch that has not been planned yet.
+        for name in [name for name in self._units if name not in later and name <= last]:
+            # The last one may be needed by a batch that has not been planned yet.
             if name != last or pieces[-1][2] >= self._unit:
                 del self._units[name]
         return ready
@@ -75,17 +75,17 @@ class Recut:
     def _complete(self) -> bool:
         return bool(self._todo) and all(name in self._units for name, _, _ in self._todo[0][1])
 
-    def _asked(self, plans: Iterator[BatchKeys]) -> Iterator[BatchKeys]:
-        """The group's batches that these are made of, each once for all that follow each other."""
+    def _units_of(self, plans: Iterator[BatchKeys]) -> Iterator[BatchKeys]:
+        """The group's batches that these are made of; consecutive batches share theirs."""
         last: tuple[int, int] | None = None
         for plan in plans:
-            wanted = self._made_of(plan)
-            if wanted is None:
+            made_of = self._made_of(plan)
+            if made_of is None:
                 own = plan._replace(number=-1 - plan.number)
                 self._todo.append((plan, [((own.epoch, own.number), 0, len(plan.indices))]))
                 yield own
                 continue
-            units, pieces = wanted
+            units, pieces = made_of
             self._todo.append((plan, pieces))
             for unit in units:
                 if (unit.epoch, unit.number) != last:
@@ -93,6 +93,7 @@ class Recut:
                     yield unit
 
     def _made_of(self, plan: BatchKeys) -> tuple[list[BatchKeys], Pieces] | None:
+        """The group's batches that a batch is made of; ``None`` if their samples differ."""
         start = plan.number * self._size
         stop = start + len(plan.indices)
         first, count = start // self._unit, -(-stop // self._unit) - start // self._unit
@@ -119,14 +120,14 @@ class Recut:
         if len(parts) == 1:
             leaves = parts[0][1]
         else:
-            leaves = [_joined(column) for column in zip(*(one for _, one in parts), strict=True)]
+            leaves = [_joined(column) for column in zip(*(part for _, part in parts), strict=True)]
         rows = len(plan.indices)
         nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         return Ready(plan, fill(skeleton, leaves), rows, nbytes)
 
 
 def flatten_batch(value: Any) -> tuple[list[Any], Any]:
-    """The columns of a batch, where a column of texts is a list, and its skeleton."""
+    """The columns of a batch, and its skeleton. A column of texts is a list."""
     leaves: list[Any] = []
     return leaves, _columns(value, leaves)
 
@@ -151,5 +152,5 @@ def _one_level(node: Any) -> tuple[list[Any], Any]:
 
 def _joined(column: tuple[Any, ...]) -> Any:
     if isinstance(column[0], list):
-        return [one for part in column for one in part]
+        return [value for part in column for value in part]
     return np.concatenate(column)

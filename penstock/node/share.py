@@ -1,4 +1,4 @@
-"""``share=``: what can be shared, and the member that a loader becomes by it."""
+"""``share=``: check that a pipeline can be shared, and attach its loader to the node."""
 
 from __future__ import annotations
 
@@ -12,77 +12,78 @@ from penstock.engine.build import Assembly
 from penstock.engine.feed import Feed
 from penstock.engine.plan import echo_of
 from penstock.errors import PipelineError
-from penstock.node.directory import looks_around
-from penstock.node.member import Attached, Membership
-from penstock.node.protocol import common
-from penstock.node.recut import Recut
+from penstock.node.member import Membership, NodeFeed
+from penstock.node.protocol import requested_size
+from penstock.node.recut import RecutFeed
+from penstock.node.working_directory import may_open_relative_paths
 from penstock.options import Options
 from penstock.order import Plan
 from penstock.pipeline import Pipeline
 
 
 def check_shared(pipeline: Pipeline, options: Options) -> None:
-    """Refuse what cannot be the same for every job."""
+    """Raise PipelineError if jobs that share this pipeline could not get equal batches."""
     share = options.share
     if not pipeline.source.indexed:
         raise PipelineError(
             f"share={share!r} on a stream: its samples have no index that jobs could agree on. "
-            "Share works on sources with random access."
+            "Give share= to pipelines over sources with random access."
         )
     echo = echo_of(pipeline)
     if any(stop.measured for stop in pipeline.stops) or (echo is not None and echo.measured):
         raise PipelineError(
-            f'share={share!r} with "auto": every job would measure, and choose, for itself. Run '
-            "one job without share to see what it chooses, and give that number."
+            f'share={share!r} with "auto": each job would measure by itself and choose another '
+            "number. Run one job without share= to see its choice, and give that number."
         )
 
 
-def attached(assembly: Assembly, about: Mapping[str, Any], plan: Plan) -> Feed:
-    """The member that takes the place of an engine, for the batches of this plan."""
+def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
+    """Join the group and return a feed of this plan's batches, which the node prepares.
+
+    ``identity``: the description of pipeline and order that checkpoints have too.
+    """
     recipe, options = assembly.recipe, assembly.recipe.options
-    unknown = [name for name, known in about["stops"] if known is None]
-    if about["data"] is None:
+    unknown = [name for name, fingerprint in identity["stops"] if fingerprint is None]
+    if identity["data"] is None:
         unknown.insert(0, "the data")
     if unknown:
         raise PipelineError(
-            f"share={options.share!r}: {', '.join(unknown)} cannot be told from another of the "
-            'same name, so jobs cannot be sure that they mean the same. Give version="..." to it.'
+            f"share={options.share!r}: {', '.join(unknown)} cannot be fingerprinted, so the node "
+            'cannot check that all jobs prepare the same. Give it version="...".'
         )
     generations = assembly.keepers.generations
     kept = None if generations is None else generations.kept
     alone = replace(options, share=None, lag="detach", join="live", workers="auto", rank=0, world=1)
-    description = {**about, "on_error": options.on_error, "kept": kept}
-    if looks_around(recipe.pipeline):
-        # A path that is not absolute means another file in another directory.
+    description = {**identity, "on_error": options.on_error, "kept": kept}
+    if may_open_relative_paths(recipe.pipeline):
+        # A relative path names another file in another directory.
         description["directory"] = os.getcwd()
     deal = plan.as_deal
-    whole = deal is not None and not getattr(deal.order, "blocks", False)
+    divisible = deal is not None and not getattr(deal.order, "blocks", False)
     membership = Membership(
         str(options.share),
         replace(recipe, options=alone, kept=kept),
         description,
         f"{options.rank}/{options.world}",
         assembly.work.rows,
-        # Where bad samples are left out, a batch's rows are not where they would be.
-        cuts=whole and assembly.work.collate is None and options.on_error != "skip",
+        # If bad samples are skipped, the rows of a batch move up.
+        cuts=divisible and assembly.work.collate is None and options.on_error != "skip",
         lag=options.lag,
         keeps=assembly.work.road.holds > 0,
     )
-    member = Attached(
-        membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout
-    )
-    member.join()
-    size, unit = membership.size, member.unit or membership.size
+    feed = NodeFeed(membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout)
+    feed.join()
+    size, unit = membership.size, feed.unit or membership.size
     if deal is not None and unit != size:
-        if common(size, unit, membership.cuts) == unit:
-            return Recut(member, deal, size, unit)
+        if requested_size(size, unit, membership.cuts) == unit:
+            return RecutFeed(feed, deal, size, unit)
         warnings.warn(
-            f"share={options.share!r}: batches of {size} cannot be made of the group's, which have "
-            f"{unit} samples, so this job has its own prepared. Give a size that divides {unit}, "
-            "or a multiple of it.",
+            f"share={options.share!r}: batches of {size} samples cannot be made from the group's "
+            f"batches of {unit}, so the node prepares separate batches for this job. Give a batch "
+            f"size that divides {unit}, or a multiple of it.",
             RuntimeWarning,
             stacklevel=5,
         )
-    # Among other members an epoch may be begun where they are.
-    plan.begin_by(member.begin if options.join == "live" else member.begin_at_start)
-    return member
+    # With join="live" the node chooses the first batch of an epoch: the one where others are.
+    plan.begin_by(feed.begin if options.join == "live" else feed.begin_at_start)
+    return feed

@@ -1,4 +1,4 @@
-"""A group's engine: it stages finished batches in shared memory instead of handing them out."""
+"""A group's engine. It stages finished batches in shared memory, for members to map."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.serialize import pack
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A batch in a slot: rows in a layout, or, without one, ``nbytes`` of a packed value.
+class StagedBatch:
+    """A batch in a slot: rows in a layout, or, without a layout, ``nbytes`` of a packed value.
 
-    ``beside`` has what is not in the slot: fields of text or bytes, packed.
+    ``beside``: fields of text or bytes, packed; they are not in the slot.
     """
 
     slot: Slot | None
@@ -33,7 +33,7 @@ class Staged:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory that the batch takes."""
         return 0 if self.slot is None else self.slot.size
 
 
@@ -47,24 +47,24 @@ class FailedBatch:
 class Chooser(Protocol):
     """Chooses the batch to prepare next."""
 
-    def next_plan(self) -> BatchKeys | None: ...
+    def next_batch(self) -> BatchKeys | None: ...
 
 
-class Plans(Iterator[BatchKeys]):
-    """The batches to prepare. Unlike other iterators it may have more after it ended."""
+class ChosenBatches(Iterator[BatchKeys]):
+    """The batches to prepare. Unlike other iterators it may yield more after ``StopIteration``."""
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
 
     def __next__(self) -> BatchKeys:
-        plan = self._chooser.next_plan()
-        if plan is None:
+        keys = self._chooser.next_batch()
+        if keys is None:
             raise StopIteration
-        return plan
+        return keys
 
 
-class Crew:
-    """How many tasks all groups of a node together may be at."""
+class WorkerLimit:
+    """Limits the workers that are busy at the same time, over all groups of a node, to ``size``."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -72,15 +72,16 @@ class Crew:
         self._lock = threading.Lock()
         self._engines: list[StagingEngine] = []
 
-    def enrol(self, engine: StagingEngine) -> None:
+    def add(self, engine: StagingEngine) -> None:
         with self._lock:
             self._engines.append(engine)
 
-    def dismiss(self, engine: StagingEngine) -> None:
+    def remove(self, engine: StagingEngine) -> None:
         with self._lock:
-            self._engines = [one for one in self._engines if one is not engine]
+            self._engines = [other for other in self._engines if other is not engine]
 
     def begin(self, share: float) -> bool:
+        """Begin a task that takes this share of a worker; false if the limit is reached."""
         with self._lock:
             if self._busy + share > self.size + 1e-9:
                 return False
@@ -88,56 +89,62 @@ class Crew:
             return True
 
     def end(self, share: float, of: StagingEngine) -> None:
+        """End a task of an engine, and let the other engines begin the tasks they could not."""
         with self._lock:
             self._busy -= share
-            waiting = [one for one in self._engines if one is not of and one.idle]
-        for one in waiting:
-            one.idle = False
-            one.pool.notify()
+            waiting = [engine for engine in self._engines if engine is not of and engine.limited]
+        for engine in waiting:
+            engine.limited = False
+            engine.pool.notify()
 
 
 class StagingEngine(Engine):
-    """An engine that works for several members, as part of a crew.
+    """An engine that prepares for the members of a group, within the node's limit of workers.
 
-    ``share`` is how much of a worker one task takes: worker processes have two tasks in hand, and
-    work on one of them. ``deliver`` is called with each batch by the worker that has finished it:
-    another thread would have to wait until this one, busy with its next task, lets it.
+    ``deliver`` is called with each finished batch, by the worker that has finished it. Another
+    thread would have to wait until this worker, busy with its next task, lets it run.
     """
 
     def __init__(
-        self, *args: Any, crew: Crew, deliver: Callable[[Ready], None], **options: Any
+        self,
+        *args: Any,
+        limit: WorkerLimit,
+        deliver: Callable[[Ready], None],
+        **options: Any,
     ) -> None:
         super().__init__(*args, in_order=False, **options)
         self._deliver = deliver
-        self.share = 0.5 if self.pool.own_process else 1.0
-        self.idle = False
-        self._crew = crew
-        crew.enrol(self)
+        # A worker process is given two tasks at a time, and works on one of them.
+        self._share = 0.5 if self.pool.own_process else 1.0
+        self.limited = False
+        """A worker asked for a task and got none, because the limit was reached."""
+        self._limit = limit
+        limit.add(self)
 
     def take(self, worker: int) -> Task | None:
-        if not self._crew.begin(self.share):
-            self.idle = True
+        if not self._limit.begin(self._share):
+            self.limited = True
             return None
         task = super().take(worker)
         if task is None:
-            self._crew.end(self.share, self)
+            self._limit.end(self._share, self)
         return task
 
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
-        self._crew.end(self.share, self)
+        self._limit.end(self._share, self)
         try:
             self._go_on()
         except BaseException as error:
             self.broken(error)
 
     def _go_on(self) -> None:
-        """Deliver a batch that is finished by now, if there is one, and let members have the core
-        who wait for it with that; then open another in its place, which takes time to choose."""
+        """Deliver a finished batch, if there is one, then open another in its place."""
         with self._lock:
             batch = self._take_ready()
         if batch is not None:
             self._deliver(self._hand_out(batch))
+            # Choosing the next batch takes time: first let members run that wait for this one.
             os.sched_yield()
         with self._lock:
             opened = self._open()
@@ -145,15 +152,15 @@ class StagingEngine(Engine):
             self.pool.notify()
 
     def _progressed(self) -> None:
-        """What there is to do then, the worker does that is done with its piece."""
+        """Nothing: the worker that has finished a piece also delivers and opens batches."""
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         super().lost(task, guilty=guilty, reason=reason)
-        self._crew.end(self.share, self)
+        self._limit.end(self._share, self)
 
     def close(self) -> None:
         super().close()
-        self._crew.dismiss(self)
+        self._limit.remove(self)
 
     def _ready(self, batch: OpenBatch) -> Ready:
         staged = self._stage(batch)
@@ -162,14 +169,14 @@ class StagingEngine(Engine):
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
         return Ready(batch.plan, FailedBatch(error), 0, 0)
 
-    def _stage(self, batch: OpenBatch) -> Staged:
+    def _stage(self, batch: OpenBatch) -> StagedBatch:
         pieces = batch.pieces()
         rows = sum(report.rows for _, report in pieces)
-        bad = [(one.index, one.name, one.stage, one.error) for one in batch.bad]
+        bad = [(sample.index, sample.name, sample.stage, sample.error) for sample in batch.bad]
         slot, layout, beside = batch.slot, batch.layout, None
         if rows == 0:
             batch.give_back(self.ring)
-            return Staged(None, None, 0, 0, None, bad)
+            return StagedBatch(None, None, 0, 0, None, bad)
         if batch.kind == "rows" and layout is not None:
             closed_up(batch.columns, pieces)
             objects = {
@@ -185,10 +192,10 @@ class StagingEngine(Engine):
         else:
             slot, nbytes, layout = *self._packed(batch.value), None
         batch.columns, batch.slot = [], None
-        return Staged(slot, layout, rows, nbytes, beside, bad)
+        return StagedBatch(slot, layout, rows, nbytes, beside, bad)
 
     def _packed(self, value: Any) -> tuple[Slot, int]:
-        """A value that is in no slot yet, in one."""
+        """Pack a value into a new slot. Returns the slot and the packed size."""
         packed = pack(value)
         with self._lock:
             slot = self.ring.acquire(packed.nbytes)

@@ -1,9 +1,10 @@
-"""Which batch is prepared next, who gets it and when it goes: pure, events in and decisions out.
+"""Decides which batch a group prepares next, which members get it, and when it is dropped.
 
-Members ask for batches in the order in which they will take them. A batch is prepared once for all
-who need it, given to each in its own order, and kept until the last of them has had it. Whoever
-falls behind by more than there is room for finds a batch gone, asks for it, and has it prepared
-again: that is all that being detached means, and what comes is the same to the bit.
+Pure: events in, decisions out. Members ask for batches in the order in which they will take them. A
+batch is prepared once for all members that need it, given to each of them in the member's own
+order, and kept until the last of them has taken it. A member that falls behind by more than the
+budget has room for is *detached*: its next batches have been dropped, so it asks for them, and they
+are prepared again. Preparing a batch again gives the same bits.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 WINDOW = 2
-"""Batches that a member is given before it takes them: one to go on with, one on its way."""
+"""Batches that a member is given before it takes them: one to take next, one on its way."""
 
 MERGE = 64
-"""Batches by which a member may be behind another and still be worth helping to catch up: from
-then on both are served by one preparation."""
+"""A member at most this many batches behind another is helped to catch up: from then on one
+preparation serves both."""
 
 GATHER = 30.0
-"""Seconds after a member has joined in which batches that all have had are kept: the jobs of a
-search are started one after the other, and each loads its framework first."""
+"""Seconds after a member has joined in which batches that all members have taken are kept: the jobs
+of a search are started one after the other, and each loads its framework first."""
 
 GATHERED, MOST = 256 << 20, 512
-"""Bytes that are kept for that at most, and how many batches are staged for whatever reason: with
-thousands of small ones it would take longer to look through them than to prepare one again."""
+"""Bytes up to which batches are kept for that, and the most batches that are staged for any reason:
+to search thousands of small batches would take longer than to prepare one again."""
 
 Lag = Literal["detach", "wait"]
 
 
-class Name(NamedTuple):
-    """A batch, as all members know it: ``part`` tells ranks apart, ``digest`` what is in it."""
+class BatchName(NamedTuple):
+    """Identifies a batch for all members: ``part`` names a rank, ``digest`` the samples."""
 
     part: str
     epoch: int
@@ -42,20 +43,20 @@ class Give(NamedTuple):
     """Send this batch to this member."""
 
     member: int
-    name: Name
+    name: BatchName
 
 
 class Drop(NamedTuple):
-    """Nobody needs this batch any more."""
+    """Free the memory of this batch."""
 
-    name: Name
+    name: BatchName
 
 
 class Fail(NamedTuple):
-    """Tell this member that the batch could not be prepared."""
+    """Report to this member that the batch could not be prepared."""
 
     member: int
-    name: Name
+    name: BatchName
     error: bytes
 
 
@@ -64,17 +65,19 @@ Decision = Give | Drop | Fail
 
 @dataclass(slots=True)
 class Member:
-    """One job, or one rank of it.
+    """One job, or one rank of a job.
 
-    ``wants`` are the batches it has asked for and not been given, in its order. Of those given
-    (``held``) it looks at some still, and has not taken others yet (``untaken``).
+    ``wants``: batches it has asked for and was not given yet, in its order. ``held``: batches it
+    was given and has not released, and how many times it was given them. ``untaken``: those of them
+    that its training loop has not taken yet. ``done``: batches taken of its epoch. ``served``: the
+    last choice (see ``GroupState.choose``) that was for this member.
     """
 
     part: str
     lag: Lag
-    wants: dict[Name, None] = field(default_factory=dict)
-    held: dict[Name, int] = field(default_factory=dict)
-    untaken: dict[Name, None] = field(default_factory=dict)
+    wants: dict[BatchName, None] = field(default_factory=dict)
+    held: dict[BatchName, int] = field(default_factory=dict)
+    untaken: dict[BatchName, None] = field(default_factory=dict)
     epoch: int = 0
     first: int = 0
     length: int | None = None
@@ -82,30 +85,31 @@ class Member:
     taken: int = 0
     served: int = 0
 
-    def needs(self, name: Name) -> bool:
-        """Whether it will come to this batch, as far as it has said."""
+    def needs(self, name: BatchName) -> bool:
+        """Whether it has still to take this batch, in its epoch or a later one."""
         if name.part != self.part or name.epoch < self.epoch:
             return False
         return name.epoch > self.epoch or self.turn(name) >= self.done
 
-    def turn(self, name: Name) -> int:
-        """When in its epoch it comes to this batch: it may have begun in the middle."""
+    def turn(self, name: BatchName) -> int:
+        """Position of this batch in its epoch, which may have begun in the middle."""
         if self.length is None:
             return name.number
         return (name.number - self.first) % self.length
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchRecord:
     status: Literal["wanted", "preparing", "staged"] = "wanted"
     nbytes: int = 0
     seekers: set[int] = field(default_factory=set)
-    """Members that want it and have not been given it."""
+    """Members that want the batch and were not given it yet."""
     holders: set[int] = field(default_factory=set)
+    """Members that were given the batch and have not released it."""
 
 
-class State:
-    """The batches and members of one group. ``budget`` bounds the bytes of all that is staged."""
+class GroupState:
+    """The batches and members of one group. ``budget``: bytes that staged batches may take."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -113,29 +117,30 @@ class State:
         self.prepared_batches = 0
         self.given_batches = 0
         self.staged_batches = 0
-        self._batches: dict[Name, _Batch] = {}
-        self._open: dict[Name, None] = {}
-        """Those that are wanted and that nobody prepares yet."""
+        self._batches: dict[BatchName, _BatchRecord] = {}
+        self._open: dict[BatchName, None] = {}
+        """Batches that are wanted, and whose preparation has not begun."""
         self._bytes = 0
         self._preparing = 0
-        self._gone: dict[tuple[str, int], int] = {}
-        self._gather = float("-inf")
+        self._past_dropped: dict[tuple[str, int], int] = {}
+        """By part and epoch: the number after the last batch that was dropped."""
+        self._gather_until = float("-inf")
         self._gathering = False
         self._largest = 0
-        self._turn = 0
+        self._choices = 0
 
     # Members.
 
     def join(self, member: int, part: str, lag: Lag, now: float) -> None:
         self.members[member] = Member(part, lag)
-        self._gather = now + GATHER
+        self._gather_until = now + GATHER
 
     def leave(self, member: int, now: float) -> list[Decision]:
-        """It is gone, however it went; whatever was there for it alone goes too."""
-        found = self.members.pop(member, None)
-        if found is None:
+        """A member has left or died: drop the batches that were kept for it alone."""
+        left = self.members.pop(member, None)
+        if left is None:
             return []
-        for name in [*found.wants, *found.held]:
+        for name in [*left.wants, *left.held]:
             batch = self._batches[name]
             batch.seekers.discard(member)
             batch.holders.discard(member)
@@ -150,62 +155,62 @@ class State:
         done: int,
         now: float,
     ) -> tuple[int, list[Decision]]:
-        """A member begins an epoch: with which batch, so that it can go along with the others.
+        """A member begins an epoch. Returns the number of the first batch, and decisions.
 
-        ``first`` is given by one that knows: it goes on with an epoch of which it has had ``done``
-        batches before.
+        ``first``: the first batch, for a member that goes on with an epoch of which it has taken
+        ``done`` batches. If it is ``None``, it is chosen so that the member goes along with others.
         """
-        found = self.members[member]
+        beginner = self.members[member]
         if first is None:
-            first = self._live(member, epoch, length)
-        found.epoch, found.first, found.length, found.done = epoch, first, length, done
+            first = self._live_batch(member, epoch, length)
+        beginner.epoch, beginner.first, beginner.length, beginner.done = epoch, first, length, done
         return first, self._settle(now)
 
-    def _live(self, member: int, epoch: int, length: int | None) -> int:
-        """The first batch from which on all are still to be had."""
+    def _live_batch(self, member: int, epoch: int, length: int | None) -> int:
+        """The batch after the last dropped one of the epoch; 0 if no other member is in it."""
         part = self.members[member].part
-        gone = self._gone.get((part, epoch), 0)
-        others = (one for number, one in self.members.items() if number != member)
-        alive = any(one.part == part and one.epoch == epoch for one in others)
-        return gone if alive and length is not None and gone < length else 0
+        first = self._past_dropped.get((part, epoch), 0)
+        others = (other for number, other in self.members.items() if number != member)
+        live = any(other.part == part and other.epoch == epoch for other in others)
+        return first if live and length is not None and first < length else 0
 
-    # What members say.
+    # Messages from members.
 
-    def want(self, member: int, name: Name, now: float) -> list[Decision]:
-        """It will take this batch, after those it has asked for before."""
+    def want(self, member: int, name: BatchName, now: float) -> list[Decision]:
+        """A member will take this batch, after those it has asked for before."""
         self.members[member].wants[name] = None
         if name not in self._batches:
-            self._batches[name] = _Batch()
+            self._batches[name] = _BatchRecord()
             self._open[name] = None
         self._batches[name].seekers.add(member)
         return self._settle(now, name)
 
     def rewind(self, member: int, now: float) -> list[Decision]:
-        """It goes elsewhere, and wants nothing of what it asked for."""
-        found = self.members[member]
-        for name in found.wants:
+        """A member withdraws all batches it has asked for."""
+        rewound = self.members[member]
+        for name in rewound.wants:
             self._batches[name].seekers.discard(member)
-        found.wants.clear()
-        found.untaken.clear()
+        rewound.wants.clear()
+        rewound.untaken.clear()
         return self._settle(now)
 
-    def took(self, member: int, name: Name, now: float) -> list[Decision]:
-        """Its loop has this batch now."""
-        found = self.members[member]
-        found.untaken.pop(name, None)
-        found.taken += 1
-        if name.epoch == found.epoch:
-            found.done = max(found.done, found.turn(name) + 1)
+    def took(self, member: int, name: BatchName, now: float) -> list[Decision]:
+        """The training loop of a member has taken this batch."""
+        taker = self.members[member]
+        taker.untaken.pop(name, None)
+        taker.taken += 1
+        if name.epoch == taker.epoch:
+            taker.done = max(taker.done, taker.turn(name) + 1)
         return self._settle(now, name)
 
-    def released(self, member: int, name: Name, now: float) -> list[Decision]:
-        """Nothing in it looks at the batch any more."""
-        found = self.members[member]
-        left = found.held.get(name, 0) - 1
+    def released(self, member: int, name: BatchName, now: float) -> list[Decision]:
+        """A member no longer uses this batch."""
+        holder = self.members[member]
+        left = holder.held.get(name, 0) - 1
         if left > 0:
-            found.held[name] = left
+            holder.held[name] = left
             return []
-        found.held.pop(name, None)
+        holder.held.pop(name, None)
         if name in self._batches:
             self._batches[name].holders.discard(member)
         return self._settle(now, name)
@@ -216,24 +221,26 @@ class State:
 
     # Preparing.
 
-    def choose(self, now: float) -> tuple[Name | None, list[Decision]]:
-        """The batch to prepare next, and what has to go for it."""
-        wanted = [(key, name) for name in self._open if (key := self._urgency(name)) is not None]
+    def choose(self, now: float) -> tuple[BatchName | None, list[Decision]]:
+        """Choose the batch to prepare next, and which batches to drop for it."""
+        urgencies = [
+            (urgency, name) for name in self._open if (urgency := self._urgency(name)) is not None
+        ]
         dropped: list[Decision] = []
-        for key, name in sorted(wanted):
-            # Whoever has to wait for room must not keep waiting one who need not.
-            if self._room(name, dropped, starving=key[:2] == (0, 0)):
+        for urgency, name in sorted(urgencies):
+            # If there is no room for this batch, there may still be room for a less urgent one.
+            if self._make_room(name, dropped, starving=urgency[:2] == (0, 0)):
                 batch = self._batches[name]
                 batch.status = "preparing"
                 del self._open[name]
                 self._preparing += 1
-                self._turn += 1
+                self._choices += 1
                 for member in batch.seekers:
-                    self.members[member].served = self._turn
+                    self.members[member].served = self._choices
                 return name, dropped
         return None, dropped
 
-    def prepared(self, name: Name, nbytes: int, now: float) -> list[Decision]:
+    def prepared(self, name: BatchName, nbytes: int, now: float) -> list[Decision]:
         batch = self._batches[name]
         batch.status, batch.nbytes = "staged", nbytes
         self._preparing -= 1
@@ -243,32 +250,32 @@ class State:
         self.prepared_batches += 1
         return self._settle(now, name)
 
-    def failed(self, name: Name, error: bytes, now: float) -> list[Decision]:
-        """It cannot be prepared: whoever wants it is told, and may want it again."""
+    def failed(self, name: BatchName, error: bytes, now: float) -> list[Decision]:
+        """A batch cannot be prepared. Members that want it get the error, and may ask again."""
         batch = self._batches.pop(name)
         self._preparing -= 1
-        told: list[Decision] = []
+        decisions: list[Decision] = []
         for member in sorted(batch.seekers):
             self.members[member].wants.pop(name, None)
-            told.append(Fail(member, name, error))
-        return told + self._settle(now, name)
+            decisions.append(Fail(member, name, error))
+        return decisions + self._settle(now, name)
 
-    # Looking.
+    # Queries.
 
-    def is_open(self, name: Name) -> bool:
-        """Whether it is wanted and nobody prepares it yet."""
+    def is_open(self, name: BatchName) -> bool:
+        """Whether a batch is wanted and its preparation has not begun."""
         return name in self._open
 
     @property
     def staged(self) -> int:
-        """Bytes of what is prepared, and of what is being prepared as far as that is known."""
+        """Bytes of staged batches, and an estimate for those that are being prepared."""
         return self._bytes + self._preparing * self._largest
 
     def lead(self, member: int) -> int:
-        """Batches that are ready for it and not taken yet, before the first that is not."""
-        found = self.members[member]
-        count = len(found.untaken)
-        for name in found.wants:
+        """Number of batches the member can take one after the other without waiting."""
+        leading = self.members[member]
+        count = len(leading.untaken)
+        for name in leading.wants:
             if self._batches[name].status != "staged":
                 break
             count += 1
@@ -276,20 +283,21 @@ class State:
 
     # Deciding.
 
-    def _urgency(self, name: Name) -> tuple[int, int, int, int, Name] | None:
-        """What comes first, as a number: the batch of the member that is furthest behind.
+    def _urgency(self, name: BatchName) -> tuple[int, int, int, int, BatchName] | None:
+        """Sort key of a batch, smallest first; ``None`` if no member wants it.
 
-        That is the one with the least to go on with, then one that another preparation would soon
-        make superfluous, then the one that was served longest ago.
+        First come batches of the member with the fewest batches ready; then those of a member that
+        is catching up, because one preparation will soon serve it and another; then those of the
+        member that was served longest ago.
         """
-        found = None
-        for member in self._batches[name].seekers:
-            one = self.members[member]
-            # How many it has to go through first, ready or not.
-            ahead = len(one.untaken) + list(one.wants).index(name)
-            key = (self.lead(member), ahead, -self._catching_up(one), one.served, name)
-            found = key if found is None else min(found, key)
-        return found
+        smallest = None
+        for number in self._batches[name].seekers:
+            member = self.members[number]
+            # Batches that it takes before this one, ready or not.
+            ahead = len(member.untaken) + list(member.wants).index(name)
+            key = (self.lead(number), ahead, -self._catching_up(member), member.served, name)
+            smallest = key if smallest is None else min(smallest, key)
+        return smallest
 
     def _catching_up(self, member: Member) -> bool:
         """Whether it is so little behind another that helping it saves the rest of its epoch."""
@@ -300,79 +308,81 @@ class State:
             if other is member or (other.part, other.epoch) != (member.part, member.epoch):
                 continue
             if other.length == member.length:
-                there = (other.first + other.done) % member.length
-                behind = (there - at) % member.length
-                # Behind by what the other has had and it has still to come.
+                other_at = (other.first + other.done) % member.length
+                behind = (other_at - at) % member.length
+                # Only batches that the other has taken and this member has still to take count.
                 if 0 < behind <= min(MERGE, other.done, member.length - member.done):
                     return True
         return False
 
-    def _room(self, name: Name, dropped: list[Decision], *, starving: bool) -> bool:
-        """Make room for this batch by dropping others; false where it has to wait for room.
+    def _make_room(self, name: BatchName, dropped: list[Decision], *, starving: bool) -> bool:
+        """Make room for this batch by dropping others; false if it has to wait for room.
 
-        A member with nothing at all to go on with is made to wait only for one that all have
-        agreed to wait for.
+        ``starving``: a member has no batch at all to take before this one. It waits for room only
+        if a member with ``lag="wait"`` has still to take an earlier batch.
         """
         while self.staged + self._largest > self.budget or self.staged_batches >= MOST:
             victim = self._victim()
             if victim is None:
-                return starving and not self._awaited(name)
+                return starving and not self._must_wait(name)
             self._forget(victim)
             dropped.append(Drop(victim))
         return True
 
-    def _victim(self) -> Name | None:
-        """What can best be done without: what no one has asked for, and of that what comes last."""
-        spare: list[tuple[int, int, int, Name]] = []
+    def _victim(self) -> BatchName | None:
+        """The batch to drop: of those that no member has asked for, the one needed last."""
+        spare: list[tuple[int, int, int, BatchName]] = []
         for name, batch in self._batches.items():
             if batch.status != "staged" or batch.holders or batch.seekers:
                 continue
-            needing = [one for one in self.members.values() if one.needs(name)]
-            if any(one.lag == "wait" for one in needing):
+            needing = [member for member in self.members.values() if member.needs(name)]
+            if any(member.lag == "wait" for member in needing):
                 continue
-            # What is needed soonest is the last to go.
-            soonest = min((one.turn(name) - one.done for one in needing), default=1 << 60)
+            soonest = min((member.turn(name) - member.done for member in needing), default=1 << 60)
             spare.append((-soonest, -name.epoch, -name.number, name))
         return min(spare)[3] if spare else None
 
-    def _awaited(self, name: Name) -> bool:
-        """Whether somebody who is to be waited for has yet to take what comes before this batch."""
+    def _must_wait(self, name: BatchName) -> bool:
+        """Whether a member with ``lag="wait"`` has still to take a batch before this one."""
         return any(
-            member.lag == "wait" and member.needs(before)
-            for before, batch in self._batches.items()
-            if batch.status == "staged" and before.part == name.part
+            member.lag == "wait" and member.needs(earlier)
+            for earlier, batch in self._batches.items()
+            if batch.status == "staged" and earlier.part == name.part
             for member in self.members.values()
-            if (before.epoch, member.turn(before)) < (name.epoch, member.turn(name))
+            if (earlier.epoch, member.turn(earlier)) < (name.epoch, member.turn(name))
         )
 
-    def _settle(self, now: float, name: Name | None = None) -> list[Decision]:
-        """Give what can be given, and drop what nobody needs: ``name``, or any if it is none."""
-        made: list[Decision] = []
+    def _settle(self, now: float, changed: BatchName | None = None) -> list[Decision]:
+        """Give members the batches that are ready, and drop batches that are not needed.
+
+        ``changed``: the only batch that may have to be dropped; ``None`` if any may.
+        """
+        decisions: list[Decision] = []
         for number, member in self.members.items():
-            made += self._give(number, member)
-        was, self._gathering = self._gathering, now < self._gather
-        # One by one: there may be hundreds that a laggard has still to come to.
-        every = name is None or (was and not self._gathering)
-        for one in list(self._batches) if every or name is None else [name]:
-            batch = self._batches.get(one)
+            decisions += self._give(number, member)
+        was, self._gathering = self._gathering, now < self._gather_until
+        # As a rule one batch only: hundreds may be kept for a member that is far behind.
+        every = changed is None or (was and not self._gathering)
+        for name in list(self._batches) if every or changed is None else [changed]:
+            batch = self._batches.get(name)
             if batch is None or batch.seekers or batch.holders or batch.status == "preparing":
                 continue
             if batch.status == "wanted":
-                del self._batches[one], self._open[one]
-            elif not self._kept(one):
-                self._forget(one)
-                made.append(Drop(one))
-        return made
+                del self._batches[name], self._open[name]
+            elif not self._kept(name):
+                self._forget(name)
+                decisions.append(Drop(name))
+        return decisions
 
-    def _kept(self, name: Name) -> bool:
+    def _kept(self, name: BatchName) -> bool:
         if any(member.needs(name) for member in self.members.values()):
             return True
-        # For those that join a little later, while there is room.
+        # Kept for members that join a little later, while there is room.
         live = any(m.part == name.part and m.epoch == name.epoch for m in self.members.values())
         return self._gathering and live and self.staged <= min(GATHERED, self.budget // 2)
 
     def _give(self, number: int, member: Member) -> list[Decision]:
-        made: list[Decision] = []
+        decisions: list[Decision] = []
         while member.wants and len(member.untaken) < WINDOW:
             name = next(iter(member.wants))
             batch = self._batches[name]
@@ -384,14 +394,14 @@ class State:
             member.held[name] = member.held.get(name, 0) + 1
             member.untaken[name] = None
             self.given_batches += 1
-            made.append(Give(number, name))
-        return made
+            decisions.append(Give(number, name))
+        return decisions
 
-    def _forget(self, name: Name) -> None:
+    def _forget(self, name: BatchName) -> None:
         self._bytes -= self._batches.pop(name).nbytes
         self.staged_batches -= 1
         key = (name.part, name.epoch)
-        self._gone[key] = max(self._gone.get(key, 0), name.number + 1)
+        self._past_dropped[key] = max(self._past_dropped.get(key, 0), name.number + 1)
         oldest = min((member.epoch for member in self.members.values()), default=name.epoch)
-        for part, epoch in [one for one in self._gone if one[1] < oldest]:
-            del self._gone[part, epoch]
+        for part, epoch in [old for old in self._past_dropped if old[1] < oldest]:
+            del self._past_dropped[part, epoch]

@@ -1,17 +1,21 @@
-"""What a node has to say of itself: plain data, for people and programs."""
+"""The status of a node: as plain data, which the node sends, and as lines of text."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import config
+from penstock.config import show_size
 from penstock.engine.pools.messages import unpack_error
 from penstock.host.process import stat_of
+from penstock.host.text import aligned, many, span
 
 if TYPE_CHECKING:
     from penstock.engine.build import Assembly
@@ -20,17 +24,23 @@ if TYPE_CHECKING:
     from penstock.node.state import Member
     from penstock.stats import Meter
 
+NodeStatus = Mapping[str, Any]
+"""The data that ``status_of`` returns, or a part of it."""
+
+
+# As data.
+
 
 def status_of(service: Service) -> dict[str, Any]:
     return {
         "release": penstock.__version__,
         "pid": os.getpid(),
-        "place": str(service.place.path),
-        "log": str(service.place.log),
+        "place": str(service.directory.path),
+        "log": str(service.directory.log),
         "up": time.time() - service.started,
         "cpu": cpu_seconds(),
         "cores": config.cores(),
-        "workers": service.crew.size,
+        "workers": service.workers.size,
         "staging": service.staging,
         "groups": [_group(group) for group in service.groups.values()],
     }
@@ -39,7 +49,7 @@ def status_of(service: Service) -> dict[str, Any]:
 def _group(group: Group) -> dict[str, Any]:
     with group.lock:
         state = group.state
-        found: dict[str, Any] = {
+        status: dict[str, Any] = {
             "name": group.name,
             "ready": group.assembly is not None,
             "broken": None if group.broken is None else str(unpack_error(group.broken)),
@@ -64,61 +74,219 @@ def _group(group: Group) -> dict[str, Any]:
         }
         assembly, meter = group.assembly, group.meter
     if assembly is not None and meter is not None:
-        found.update(_held(assembly, meter))
-    return found
+        status.update(_stores(assembly, meter))
+    return status
 
 
 def position(member: Member) -> dict[str, int | None]:
-    """Where its loop is. It asks ahead, and so may have begun an epoch before the last is over."""
+    """Epoch and batch of the member's training loop, and batches in that epoch.
+
+    A member asks in advance, so it may have begun an epoch before its loop has ended the last.
+    """
     epochs = [name.epoch for name in (*member.untaken, *member.wants)]
     epoch, batches = min([member.epoch, *epochs]), member.length
     batch: int | None = member.done
     if epoch < member.epoch:
-        # All that is left of the epoch before has been asked for.
+        # All remaining batches of the earlier epoch have been asked for.
         batch = None if batches is None else max(0, batches - epochs.count(epoch))
     return {"epoch": epoch, "batch": batch, "batches": batches}
 
 
-def _held(assembly: Assembly, meter: Meter) -> dict[str, Any]:
-    held = assembly.keepers.stats(meter.answered())
-    found: dict[str, Any] = {
+def _stores(assembly: Assembly, meter: Meter) -> dict[str, Any]:
+    stats = assembly.keepers.stats(meter.answered())
+    status: dict[str, Any] = {
         "workers": str(assembly.choice),
         "caches": [
             {
-                "hits": one.hits,
-                "misses": one.misses,
-                "samples": one.admitted,
-                "bytes": one.used,
-                "budget": one.budget,
-                "full": one.full,
+                "hits": cache.hits,
+                "misses": cache.misses,
+                "samples": cache.admitted,
+                "bytes": cache.used,
+                "budget": cache.budget,
+                "full": cache.full,
             }
-            for one in held.caches
+            for cache in stats.caches
         ],
         "refurbish": None,
     }
-    if held.refurbish is not None:
-        one = held.refurbish
-        found["refurbish"] = {
-            "fresh": one.fresh,
-            "reused": one.reused,
-            "kept": one.kept,
-            "bytes": one.used,
+    refurbish = stats.refurbish
+    if refurbish is not None:
+        status["refurbish"] = {
+            "fresh": refurbish.fresh,
+            "reused": refurbish.reused,
+            "kept": refurbish.kept,
+            "bytes": refurbish.used,
         }
-    return found
+    return status
 
 
 def cpu_seconds() -> float:
-    """Seconds of CPU that this process and its workers have used, living or dead."""
-    # The system adds up those of children that have ended.
+    """CPU seconds that this process and its workers have used, living or dead."""
+    # The system adds the time of children that have ended to that of their parent.
     own = os.times()
     used = own.user + own.system + own.children_user + own.children_system
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():
-                used += _used_by(child)
+                used += _cpu_seconds_of(child)
     return used
 
 
-def _used_by(pid: str) -> float:
-    words = stat_of(pid)
-    return 0.0 if words is None else sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+def _cpu_seconds_of(pid: str) -> float:
+    fields = stat_of(pid)
+    return 0.0 if fields is None else sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+# As text.
+
+
+def lines_of(node: NodeStatus, now: float, before: NodeStatus | None = None) -> list[str]:
+    """The status as lines of text. ``before``: an earlier status, for rates since then."""
+    groups = node["groups"]
+    average = f"{node['cpu'] / max(node['up'], 1e-9):.2f} of {node['cores']} cores"
+    facts = [
+        (
+            "node",
+            f"process {node['pid']}, up {span(node['up'])}, {many(node['workers'], 'worker')}",
+        ),
+        ("CPU", f"{node['cpu']:,.1f} s, on average {average}{_cores_now(node, before)}"),
+        ("staged", _staged(groups, node["staging"])),
+        ("saved", saved(_sum(groups, "prepared"), _sum(groups, "given"))),
+        ("log", node["log"]),
+    ]
+    lines = aligned(facts, right=set())
+    if not groups:
+        lines += ["", "No job is attached: the node ends by itself unless one attaches."]
+    for group in groups:
+        lines += ["", *_group_lines(group, now, _rate(node, before, group["name"]))]
+    return lines
+
+
+def saved(prepared: int, given: int) -> str:
+    """How many preparations sharing has saved.
+
+    >>> saved(120, 480)
+    'prepared 120, given 480: 3.0 of 4 preparations saved'
+    >>> saved(8, 6)
+    'prepared 8, given 6: nothing yet'
+    """
+    counts = f"prepared {prepared:,}, given {given:,}: "
+    if given <= prepared or not prepared:
+        return counts + "nothing yet"
+    times = given / prepared
+    return counts + f"{times - 1:.1f} of {f'{times:.1f}'.removesuffix('.0')} preparations saved"
+
+
+def behind(members: Sequence[NodeStatus]) -> list[int | None]:
+    """How many batches each member is behind the foremost; ``None`` if unknown.
+
+    Members may have batches of different sizes, so positions are compared as parts of an epoch.
+    """
+    positions = [
+        member["epoch"] + member["batch"] / member["batches"] if member["batches"] else None
+        for member in members
+    ]
+    foremost = max((at for at in positions if at is not None), default=None)
+    return [
+        None if at is None or foremost is None else round((foremost - at) * member["batches"])
+        for at, member in zip(positions, members, strict=True)
+    ]
+
+
+def names_of(node: NodeStatus) -> list[str]:
+    """The group and process of every member."""
+    return [
+        f"{group['name']}: process {member['pid']}"
+        for group in node["groups"]
+        for member in group["members"]
+    ]
+
+
+def part_text(part: str) -> str:
+    """Which batches a member takes, in words.
+
+    >>> part_text("0/1 x 64"), part_text("1/4 x 32")
+    ('all, by 64', 'rank 1 of 4, by 32')
+    """
+    match = re.fullmatch(r"(\d+)/(\d+) x (\d+)", part)
+    if match is None:
+        return part
+    rank, world, size = match.groups()
+    return ("all" if world == "1" else f"rank {rank} of {world}") + f", by {size}"
+
+
+def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
+    members = group["members"]
+    if group["broken"] is not None:
+        note = f"cannot go on: {group['broken'].splitlines()[0] if group['broken'] else '?'}"
+    elif not group["ready"]:
+        note = "its pipeline is being set up"
+    else:
+        note = group["workers"]
+    rows = [("process", "part", "epoch", "batch", "ready", "behind", "joined")]
+    for member, late in zip(members, behind(members), strict=True):
+        length = "" if member["batches"] is None else f" of {member['batches']:,}"
+        rows.append(
+            (
+                str(member["pid"]),
+                part_text(member["part"]),
+                str(member["epoch"]),
+                f"{'?' if member['batch'] is None else format(member['batch'], ',')}{length}",
+                str(member["ready"]),
+                "?" if late is None else f"{late:,}",
+                f"{span(now - member['joined'], units=1)} ago",
+            )
+        )
+    facts = [
+        ("staged", _staged([group], group["budget"])),
+        ("saved", saved(group["prepared"], group["given"]) + rate),
+        *(("cache", _cache(cache)) for cache in group.get("caches", ())),
+    ]
+    if group.get("refurbish"):
+        facts.append(("refurbish", _refurbish(group["refurbish"])))
+    table = aligned(rows, right={0, 2, 3, 4, 5})
+    title = f"{group['name']}: {many(len(members), 'member')}, {note}"
+    return [title, *(f"  {line}" for line in [*table, *aligned(facts, right=set())])]
+
+
+def _staged(groups: Sequence[NodeStatus], budget: int) -> str:
+    batches = many(_sum(groups, "staged_batches"), "batch", "batches")
+    return f"{batches}, {show_size(_sum(groups, 'staged'))} of {show_size(budget)}"
+
+
+def _cache(cache: NodeStatus) -> str:
+    size = f"{show_size(cache['bytes'])} of {show_size(cache['budget'])}"
+    full = ", full" if cache["full"] else ""
+    return (
+        f"{cache['samples']:,} samples, {size}{full}; {cache['hits']:,} hits, "
+        f"{cache['misses']:,} misses"
+    )
+
+
+def _refurbish(refurbish: NodeStatus) -> str:
+    return (
+        f"keeps {refurbish['kept']:,} samples, {show_size(refurbish['bytes'])}; "
+        f"{refurbish['reused']:,} reused, {refurbish['fresh']:,} fresh"
+    )
+
+
+def _cores_now(node: NodeStatus, before: NodeStatus | None) -> str:
+    if before is None or before["pid"] != node["pid"] or node["up"] <= before["up"]:
+        return ""
+    # The time of a worker that has just ended is missing for a moment.
+    used = max(0.0, node["cpu"] - before["cpu"]) / (node["up"] - before["up"])
+    return f", now {used:.2f}"
+
+
+def _rate(node: NodeStatus, before: NodeStatus | None, name: str) -> str:
+    if before is None or before["pid"] != node["pid"] or node["up"] <= before["up"]:
+        return ""
+    given = {group["name"]: group["given"] for group in node["groups"]}
+    earlier = {group["name"]: group["given"] for group in before["groups"]}
+    if name not in earlier or given[name] < earlier[name]:
+        return ""
+    return f"; {(given[name] - earlier[name]) / (node['up'] - before['up']):,.1f} batches/s"
+
+
+def _sum(groups: Sequence[NodeStatus], key: str) -> int:
+    return sum(group[key] for group in groups)

@@ -141,7 +141,7 @@ class View:
 
     def _node_lines(self) -> list[str]:
         import penstock
-        from penstock.node.rendering import lines_of
+        from penstock.node.status import lines_of
 
         node, before = self.node, self.node_before
         if node is None:
@@ -152,9 +152,9 @@ class View:
 
 
 def _node_status() -> dict[str, Any] | None:
-    from penstock.node.look import look
+    from penstock.node.client import request_status
 
     try:
-        return look(patience=PATIENCE)
+        return request_status(timeout=PATIENCE)
     except (PenstockError, OSError):  # it hangs or refuses access; `penstock status` says which
         return None

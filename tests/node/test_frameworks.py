@@ -1,4 +1,4 @@
-"""PyTorch, JAX and NumPy in one group: each reads the same batches in its own way."""
+"""PyTorch, JAX and NumPy in one group: all read the same batches, without a copy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node.place import Place
+from penstock.node.directory import NodeDirectory
 from tests.support.members import Job, group, jobs, prepared_once
 
 N, BATCH, EPOCHS = 48, 8, 2
@@ -22,8 +22,8 @@ def image(index, rng):
 road = ps.from_dataset(np.arange(48)).map(image).batch(8)
 """
 
-# Each sets ``loader``, and ``read``: a batch as its framework has it, and whether that is the
-# memory that the batch came in.
+# Each script sets ``loader``, and ``read``, which returns a batch in the types of its framework and
+# whether it uses the memory of the batch.
 NUMPY = """
 loader = road.loader(share="all", seed=1)
 
@@ -51,8 +51,8 @@ double = jax.jit(lambda images: images * 2)
 def read(batch):
     images, labels = (jax.dlpack.from_dlpack(one) for one in batch)
     same = images.unsafe_buffer_pointer() == batch[0].ctypes.data
-    # In flight when the next batch is asked for, as in a training loop. Not more than one: a loop
-    # that keeps many batches is given copies.
+    # Still running when the next batch is requested, as in a training loop. Not more than one: a
+    # loop that keeps many batches gets copies.
     if results:
         results[-1][0].block_until_ready()
     results.append((double(images), batch[0].copy()))
@@ -81,29 +81,29 @@ with loader:
 
 
 @pytest.fixture(autouse=True)
-def road(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipeline that all jobs import."""
+def road(node_directory: NodeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the module that all jobs import their pipeline from."""
     (tmp_path / "road.py").write_text(ROAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
 
-def have(*names: str) -> None:
-    """Skip where a framework is not installed; it is not loaded here."""
+def require(*names: str) -> None:
+    """Skip the test if a framework is not installed, without importing it."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed here")
+        pytest.skip(f"{', '.join(missing)} not installed")
 
 
-def test_processes_of_three_frameworks_are_fed_by_one_preparation() -> None:
-    have("torch", "jax")
+def test_jobs_of_three_frameworks_share_one_preparation() -> None:
+    require("torch", "jax")
     scripts = ["from road import road\n" + own + LOOP for own in (NUMPY, TORCH, JAX)]
     with jobs(*map(Job, scripts)) as started:
-        assert [job.told() for job in started] == ["ready"] * 3
+        assert [job.read() for job in started] == ["ready"] * 3
         for job in started:
             job.go()
-        seen = [[job.told() for _ in range(EPOCHS)] for job in started]
-        assert [job.told() for job in started] == [0, 0, EPOCHS * N // BATCH]
+        seen = [[job.read() for _ in range(EPOCHS)] for job in started]
+        assert [job.read() for job in started] == [0, 0, EPOCHS * N // BATCH]
         assert len(group("all")["members"]) == 3
         assert prepared_once("all", EPOCHS * N // BATCH)
     assert seen[0] == seen[1] == seen[2]
@@ -121,7 +121,7 @@ loader = road.loader(share="all", seed=1)
 with loader:
     batches = iter(loader)
     kept = [jax.dlpack.from_dlpack(next(batches)[0]) for _ in range(2)]
-    gc.collect()  # nothing but JAX looks at them now
+    gc.collect()  # now only JAX holds them
     before = [np.asarray(one).copy() for one in kept]
     rest = [images.copy() for images, _ in batches] + [images.copy() for images, _ in loader]
     after = [np.asarray(one) for one in kept]
@@ -129,7 +129,7 @@ with loader:
 """
 
 
-def test_what_jax_looks_at_is_not_written_over() -> None:
-    have("jax")
+def test_a_batch_that_jax_holds_is_not_overwritten() -> None:
+    require("jax")
     with jobs(Job("from road import road\n" + KEEP)) as (job,):
-        assert job.told() == [2 * N // BATCH - 2, [True, True]]
+        assert job.read() == [2 * N // BATCH - 2, [True, True]]

@@ -1,4 +1,4 @@
-"""Jobs that share a node: what each gets, whatever the others and the node do."""
+"""Jobs that share a node: each gets its batches, whatever the others and the node do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PipelineError, SampleError, WorkerError
-from penstock.node import member
-from penstock.node.look import look
-from penstock.node.place import Place
-from tests.node.conftest import gone
+from penstock.node.client import request_status, wait_for_exit
+from penstock.node.directory import NodeDirectory
+from penstock.node.member import DEPTH
 from tests.support import ROOT
 
 N, BATCH = 53, 8
@@ -40,78 +39,82 @@ def rows(batches: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone() -> list[list[Any]]:
-    """What a loader that shares with nobody delivers."""
+    """Three epochs of a loader without ``share``."""
     with pipeline().loader(seed=5, workers=0) as loader:
         return [rows(loader) for _ in range(3)]
 
 
 def in_order_of_number(epoch: list[Any], expected: list[Any]) -> list[Any]:
-    """An epoch that may have been begun in the middle, turned back."""
+    """The batches of an epoch that may have begun in the middle, with batch 0 first."""
     first = expected.index(epoch[0])
     return epoch[len(epoch) - first :] + epoch[: len(epoch) - first]
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_what_is_shared_is_what_one_alone_would_have(
-    place: Place, kind: Any, alone: list[list[Any]]
+def test_shared_batches_equal_those_of_a_loader_without_share(
+    node_directory: NodeDirectory, kind: Any, alone: list[list[Any]]
 ) -> None:
-    found: dict[int, list[list[Any]]] = {}
+    received: dict[int, list[list[Any]]] = {}
 
     def run(number: int) -> None:
         with pipeline().loader(seed=5, kind=kind, share="a") as loader:
-            found[number] = [rows(loader) for _ in range(3)]
+            received[number] = [rows(loader) for _ in range(3)]
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {0: alone, 1: alone, 2: alone}
+    assert received == {0: alone, 1: alone, 2: alone}
 
 
-def test_every_batch_is_prepared_once_for_all(place: Place, alone: list[list[Any]]) -> None:
+def test_every_batch_is_prepared_once_for_all_jobs(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     with (
         pipeline().loader(seed=5, share="a") as one,
         pipeline().loader(seed=5, share="a") as other,
     ):
         for mine, theirs, expected in zip(one, other, alone[0], strict=True):
             assert mine.tolist() == theirs.tolist() == expected
-        status = look(place)
+        status = request_status(node_directory)
         assert status is not None
         (group,) = status["groups"]
-        # The next epoch is begun early, by as many batches as are asked for ahead.
-        assert LENGTH <= group["prepared"] <= LENGTH + member.DEPTH
+        # The next epoch is begun early, by as many batches as members ask for in advance.
+        assert LENGTH <= group["prepared"] <= LENGTH + DEPTH
         assert group["given"] >= 2 * LENGTH
-        assert [one["pid"] for one in group["members"]] == [os.getpid()] * 2
+        assert [member["pid"] for member in group["members"]] == [os.getpid()] * 2
 
 
-def test_the_last_one_out_lets_the_node_end(place: Place) -> None:
+def test_the_node_ends_after_the_last_member_has_left(node_directory: NodeDirectory) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         rows(loader)
-        status = look(place)
+        status = request_status(node_directory)
     assert status is not None
-    assert gone(status["pid"])
-    assert look(place) is None
-    assert not place.socket.exists()
+    assert wait_for_exit(status["pid"])
+    assert request_status(node_directory) is None
+    assert not node_directory.socket.exists()
     with pipeline().loader(seed=5, share="a") as loader:
         assert len(rows(loader)) == LENGTH
 
 
-def test_only_this_user_can_open_where_the_node_lives(place: Place) -> None:
+def test_only_its_user_can_open_the_directory_of_a_node(node_directory: NodeDirectory) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         next(iter(loader))
-        assert place.path.stat().st_mode & 0o777 == 0o700
-        assert place.socket.stat().st_mode & 0o777 == 0o600
-    place.path.chmod(0o755)
+        assert node_directory.path.stat().st_mode & 0o777 == 0o700
+        assert node_directory.socket.stat().st_mode & 0o777 == 0o600
+    node_directory.path.chmod(0o755)
     with (
         pipeline().loader(seed=5, share="a") as loader,
         pytest.raises(ps.PenstockError, match="chmod 700"),
     ):
         next(iter(loader))
-    place.path.chmod(0o700)
+    node_directory.path.chmod(0o700)
 
 
-def test_another_pipeline_is_refused_with_what_differs(place: Place) -> None:
+def test_another_pipeline_is_refused_and_the_error_names_the_difference(
+    node_directory: NodeDirectory,
+) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         next(iter(loader))
         for other, differs in [
@@ -126,12 +129,14 @@ def test_another_pipeline_is_refused_with_what_differs(place: Place) -> None:
         ]:
             with other, pytest.raises(PipelineError, match=f"share='a': .*{differs}"):
                 next(iter(other))
-        # Under another name both are there at once.
+        # Under another name both run at the same time.
         with pipeline().loader(seed=6, share="b") as other:
             assert len(rows(other)) == LENGTH
 
 
-def test_what_one_writes_the_others_do_not_see(place: Place, alone: list[list[Any]]) -> None:
+def test_a_write_into_a_batch_is_invisible_to_other_jobs(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     with (
         pipeline().loader(seed=5, share="a") as one,
         pipeline().loader(seed=5, share="a") as other,
@@ -143,7 +148,7 @@ def test_what_one_writes_the_others_do_not_see(place: Place, alone: list[list[An
                 assert theirs.tolist() == alone[epoch][number]
 
 
-def test_batches_may_be_kept(place: Place, alone: list[list[Any]]) -> None:
+def test_batches_may_be_kept(node_directory: NodeDirectory, alone: list[list[Any]]) -> None:
     with pipeline(1).loader(seed=5, share="a") as loader:
         kept = list(loader)
         later = list(loader)
@@ -151,8 +156,8 @@ def test_batches_may_be_kept(place: Place, alone: list[list[Any]]) -> None:
     assert [batch.tolist()[0] for batch in later] == [r for batch in alone[1] for r in batch]
 
 
-def test_a_member_that_joins_late_has_everything_once(
-    place: Place, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+def test_a_member_that_joins_late_gets_every_batch_once(
+    node_directory: NodeDirectory, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_STAGING", "1")
     with pipeline().loader(seed=5, share="a") as one:
@@ -165,8 +170,8 @@ def test_a_member_that_joins_late_has_everything_once(
     assert in_order_of_number(epochs[1], alone[1]) == alone[1]
 
 
-def test_one_that_began_in_the_middle_goes_on_from_its_checkpoint(
-    place: Place, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_of_an_epoch_begun_in_the_middle_resumes_there(
+    node_directory: NodeDirectory, alone: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_STAGING", "1")
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "30")
@@ -192,7 +197,7 @@ def test_one_that_began_in_the_middle_goes_on_from_its_checkpoint(
         other.load_state_dict(state)
 
 
-def test_ranks_get_disjoint_parts(place: Place) -> None:
+def test_ranks_get_disjoint_parts(node_directory: NodeDirectory) -> None:
     seen: dict[int, list[float]] = {}
     with (
         pipeline().loader(seed=5, share="a", rank=0, world=2) as one,
@@ -215,8 +220,8 @@ def bad(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_bad_sample_is_an_error_for_who_wants_it_and_the_group_lives_on(
-    place: Place, kind: Any
+def test_a_bad_sample_is_an_error_for_the_member_and_does_not_end_the_group(
+    node_directory: NodeDirectory, kind: Any
 ) -> None:
     written = ps.from_dataset(np.arange(float(N))).map(bad, random=False).batch(BATCH)
     with written.loader(seed=5, kind=kind, shuffle=False, share="a") as loader:
@@ -231,12 +236,12 @@ def test_a_bad_sample_is_an_error_for_who_wants_it_and_the_group_lives_on(
         assert [row for batch in loader for row in batch.tolist()] == [
             float(i) for i in range(N) if i != 11
         ]
-        (one,) = loader.stats().bad_samples
-        assert (one.index, one.stage) == (11, "bad")
+        (sample,) = loader.stats().bad_samples
+        assert (sample.index, sample.stage) == (11, "bad")
 
 
-def test_a_pipeline_that_the_node_cannot_load_is_an_error(place: Place) -> None:
-    class Sulking:
+def test_a_pipeline_that_the_node_cannot_load_is_an_error(node_directory: NodeDirectory) -> None:
+    class Unloadable:
         def __len__(self) -> int:
             return 4
 
@@ -244,14 +249,14 @@ def test_a_pipeline_that_the_node_cannot_load_is_an_error(place: Place) -> None:
             return 0.0
 
         def __reduce__(self) -> Any:
-            return int, ("sulking",)
+            return int, ("unloadable",)
 
-    written = ps.from_dataset(Sulking(), version="1", random=False).batch(2)
-    with written.loader(share="a") as loader, pytest.raises(ValueError, match="sulking"):
+    written = ps.from_dataset(Unloadable(), version="1", random=False).batch(2)
+    with written.loader(share="a") as loader, pytest.raises(ValueError, match="unloadable"):
         next(iter(loader))
 
 
-def test_streams_and_what_measures_itself_are_refused() -> None:
+def test_streams_and_stages_with_auto_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"share='a' on a stream"):
         ps.from_dataset(lambda: iter(range(3))).batch(2).loader(share="a")
     with pytest.raises(PipelineError, match="share='a' with \"auto\""):
@@ -260,10 +265,12 @@ def test_streams_and_what_measures_itself_are_refused() -> None:
         pipeline().loader(share="")
 
 
-def test_another_version_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_another_version_is_refused(
+    node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         next(iter(loader))
-        monkeypatch.setattr(member, "VERSION", 999)
+        monkeypatch.setattr("penstock.node.member.VERSION", 999)
         with (
             pipeline().loader(seed=5, share="a") as other,
             pytest.raises(PipelineError, match=r"a node of Penstock .* is running"),
@@ -271,7 +278,9 @@ def test_another_version_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatc
             next(iter(other))
 
 
-def test_a_fork_of_a_member_changes_nothing(place: Place, alone: list[list[Any]]) -> None:
+def test_a_forked_process_of_a_member_changes_nothing(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         epoch = iter(loader)
         mine = [next(epoch)]
@@ -285,8 +294,8 @@ def test_a_fork_of_a_member_changes_nothing(place: Place, alone: list[list[Any]]
         assert loader.stats().pool.restarts == 0
 
 
-def test_a_node_that_takes_its_time_to_end_is_waited_for(place: Place) -> None:
-    ending = place.claim()
+def test_a_new_node_waits_for_one_that_is_ending(node_directory: NodeDirectory) -> None:
+    ending = node_directory.claim()
     assert ending is not None
     timer = threading.Timer(1.0, os.close, (ending,))
     timer.start()
@@ -295,8 +304,8 @@ def test_a_node_that_takes_its_time_to_end_is_waited_for(place: Place) -> None:
     timer.join()
 
 
-def test_a_node_that_cannot_start_says_why_at_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_node_that_cannot_start_is_an_error_with_its_log(
+    node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_WORKERS", "none")
     with (
@@ -307,7 +316,7 @@ def test_a_node_that_cannot_start_says_why_at_once(
 
 
 class Nearby:
-    """A dataset that looks for its files where it was started."""
+    """A dataset that opens files by relative paths."""
 
     def __len__(self) -> int:
         return 4
@@ -317,8 +326,8 @@ class Nearby:
 
 
 @pytest.mark.parametrize("kind", ["auto", "threads"])
-def test_files_are_looked_for_where_a_job_was_started(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+def test_relative_paths_are_relative_to_the_directory_of_the_job(
+    node_directory: NodeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     for where in range(2):
         (tmp_path / f"{where}" / "numbers").mkdir(parents=True)
@@ -354,7 +363,7 @@ with pipeline().loader(seed=5, share="a") as loader:
 
 
 class Script:
-    """A job in a process of its own, that stops in an epoch until it is told to go on."""
+    """A job in its own process. In epoch ``at`` it waits for a line on its standard input."""
 
     def __init__(self, epochs: int = 2, at: int = 0) -> None:
         root = str(ROOT)
@@ -368,7 +377,8 @@ class Script:
 
     def read(self, batches: int) -> None:
         for _ in range(batches):
-            line = self.process.stdout.readline()  # type: ignore[union-attr]
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
             epoch, batch = json.loads(line)
             self.epochs[epoch].append(batch)
 
@@ -381,11 +391,14 @@ class Script:
         return self.epochs
 
 
-def turned_back(epochs: list[list[Any]], alone: list[list[Any]]) -> list[list[Any]]:
-    return [in_order_of_number(one, all) for one, all in zip(epochs, alone, strict=False)]
+def all_in_order(epochs: list[list[Any]], alone: list[list[Any]]) -> list[list[Any]]:
+    pairs = zip(epochs, alone, strict=False)
+    return [in_order_of_number(epoch, expected) for epoch, expected in pairs]
 
 
-def test_a_killed_member_disturbs_nobody(place: Place, alone: list[list[Any]]) -> None:
+def test_a_killed_member_does_not_disturb_the_others(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     with pipeline().loader(seed=5, share="a") as loader:
         victim = Script()
         victim.read(4)
@@ -395,34 +408,38 @@ def test_a_killed_member_disturbs_nobody(place: Place, alone: list[list[Any]]) -
         victim.process.communicate()
         mine += rows(first)
         assert [mine, rows(loader)] == alone[:2]
-        status = look(place)
+        status = request_status(node_directory)
     assert status is not None
     assert [len(group["members"]) for group in status["groups"]] == [1]
 
 
-def test_a_killed_node_loses_and_repeats_nothing(place: Place, alone: list[list[Any]]) -> None:
+def test_after_a_node_is_killed_no_batch_is_lost_or_repeated(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     jobs = [Script(), Script()]
     for job in jobs:
         job.read(4)
     with pipeline().loader(seed=5, share="a") as loader:
         first = iter(loader)
         mine = [next(first).tolist() for _ in range(2)]
-        status = look(place)
+        status = request_status(node_directory)
         assert status is not None
         os.kill(status["pid"], signal.SIGKILL)
-        assert gone(status["pid"])
+        assert wait_for_exit(status["pid"])
         mine += rows(first)
         assert in_order_of_number(mine, alone[0]) == alone[0]
         assert in_order_of_number(rows(loader), alone[1]) == alone[1]
         assert loader.stats().pool.restarts == 1
         for job in jobs:
-            assert turned_back(job.finish(), alone) == alone[:2]
-        again = look(place)
+            assert all_in_order(job.finish(), alone) == alone[:2]
+        again = request_status(node_directory)
     assert again is not None
     assert again["pid"] != status["pid"]
 
 
-def test_a_paused_member_goes_on_where_it_was(place: Place, alone: list[list[Any]]) -> None:
+def test_a_paused_member_gets_its_remaining_batches(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
     job = Script()
     job.read(4)
     job.process.send_signal(signal.SIGSTOP)
@@ -430,7 +447,7 @@ def test_a_paused_member_goes_on_where_it_was(place: Place, alone: list[list[Any
         assert in_order_of_number(rows(loader), alone[0]) == alone[0]
         assert in_order_of_number(rows(loader), alone[1]) == alone[1]
         job.process.send_signal(signal.SIGCONT)
-        assert turned_back(job.finish(), alone) == alone[:2]
+        assert all_in_order(job.finish(), alone) == alone[:2]
 
 
 def killed(value: Any) -> Any:
@@ -439,7 +456,7 @@ def killed(value: Any) -> Any:
     return value
 
 
-def test_a_sample_that_kills_the_node_is_an_error_in_the_end(place: Place) -> None:
+def test_a_sample_that_kills_every_node_becomes_an_error(node_directory: NodeDirectory) -> None:
     written = ps.from_dataset(np.arange(float(N))).map(killed, random=False).batch(BATCH)
     with written.loader(seed=5, kind="threads", shuffle=False, share="a") as loader:
         epoch = iter(loader)

@@ -1,4 +1,4 @@
-"""The state of a node: whatever members do, each gets every batch once, in its own order."""
+"""The state of a group: each member gets every batch once and in order, whatever others do."""
 
 from __future__ import annotations
 
@@ -9,30 +9,41 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.node.state import GATHER, MERGE, WINDOW, Decision, Drop, Fail, Give, Lag, Name, State
+from penstock.node.state import (
+    GATHER,
+    MERGE,
+    WINDOW,
+    BatchName,
+    Decision,
+    Drop,
+    Fail,
+    Give,
+    GroupState,
+    Lag,
+)
 
 SIZE = 10
 LENGTH = 7
 DEPTH = 3
 
 
-def name(number: int, epoch: int = 0, part: str = "0/1") -> Name:
-    return Name(part, epoch, number, "")
+def name(number: int, epoch: int = 0, part: str = "0/1") -> BatchName:
+    return BatchName(part, epoch, number, "")
 
 
 @dataclass
 class Job:
-    """What a member does, as its own books have it."""
+    """A member's own record of its epoch and batches."""
 
     part: str
     epoch: int = 0
     first: int = 0
     asked: int = 0
-    queue: list[Name] = field(default_factory=list)
-    held: list[Name] = field(default_factory=list)
+    queue: list[BatchName] = field(default_factory=list)
+    held: list[BatchName] = field(default_factory=list)
     seen: dict[int, list[int]] = field(default_factory=dict)
 
-    def nth(self, count: int) -> Name:
+    def nth(self, count: int) -> BatchName:
         return name((self.first + count) % LENGTH, self.epoch, self.part)
 
 
@@ -41,29 +52,31 @@ class Node(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State(budget=5 * SIZE)
+        self.state = GroupState(budget=5 * SIZE)
         self.jobs: dict[int, Job] = {}
         self.now = 0.0
         self.next = 0
-        self.preparing: list[Name] = []
-        self.staged: set[Name] = set()
+        self.preparing: list[BatchName] = []
+        self.staged: set[BatchName] = set()
 
     def carry_out(self, decisions: list[Decision]) -> None:
-        for one in decisions:
-            if isinstance(one, Give):
-                assert one.name in self.staged, "given, and not there"
-                self.jobs[one.member].queue.append(one.name)
-            elif isinstance(one, Drop):
-                holders = [job for job in self.jobs.values() if one.name in job.held + job.queue]
-                assert not holders, "dropped while somebody looks at it"
-                self.staged.remove(one.name)
+        for decision in decisions:
+            if isinstance(decision, Give):
+                assert decision.name in self.staged, "given before it was prepared"
+                self.jobs[decision.member].queue.append(decision.name)
+            elif isinstance(decision, Drop):
+                holders = [
+                    job for job in self.jobs.values() if decision.name in job.held + job.queue
+                ]
+                assert not holders, "dropped while a member uses it"
+                self.staged.remove(decision.name)
             else:
-                raise AssertionError(one)
+                raise AssertionError(decision)
 
     def begin(self, number: int, first: int | None, done: int) -> None:
         job = self.jobs[number]
-        found, made = self.state.begin(number, job.epoch, LENGTH, first, done, self.now)
-        job.first, job.asked = found, done
+        job.first, made = self.state.begin(number, job.epoch, LENGTH, first, done, self.now)
+        job.asked = done
         self.carry_out(made)
 
     def pick(self, which: int, among: list[int]) -> int:
@@ -136,7 +149,7 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, 3), back=st.booleans())
     def die(self, which: int, back: bool) -> None:
-        """It is killed; where it comes ``back`` it goes on from what its loop has had."""
+        """A member is killed. If it comes ``back``, it goes on after the batches it has taken."""
         number = self.pick(which, list(self.jobs))
         job = self.jobs.pop(number)
         self.carry_out(self.state.leave(number, self.now))
@@ -149,7 +162,7 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, 3))
     def rewind(self, which: int) -> None:
-        """It breaks off what it asked for and begins there again."""
+        """A member withdraws its requests and begins again after the batches it has taken."""
         number = self.pick(which, list(self.jobs))
         job = self.jobs[number]
         dropped, job.queue = job.queue, []
@@ -164,20 +177,20 @@ class Node(RuleBasedStateMachine):
         self.carry_out(self.state.tick(self.now))
 
     @invariant()
-    def nobody_is_given_more_than_it_can_use(self) -> None:
+    def no_member_is_given_more_than_its_window(self) -> None:
         assert all(len(job.queue) <= WINDOW for job in self.jobs.values())
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        looked_at = {n for job in self.jobs.values() for n in job.held + job.queue}
-        free = len(self.staged - looked_at) * SIZE
+        in_use = {n for job in self.jobs.values() for n in job.held + job.queue}
+        free = len(self.staged - in_use) * SIZE
         assert free <= self.state.budget + SIZE * max(1, len(self.jobs))
         assert self.state.staged == SIZE * (len(self.staged) + len(self.preparing)) or (
             not self.staged
         )
 
     def teardown(self) -> None:
-        """From wherever they are, all of them come to the end of their epoch."""
+        """All members come to the end of their epoch, wherever they are now."""
         for _ in range(400):
             for number, job in self.live():
                 while job.held:
@@ -185,14 +198,14 @@ class Node(RuleBasedStateMachine):
                 for _ in range(DEPTH):
                     self.want(list(self.jobs).index(number))
                 if job.queue:
-                    took = [n for n, one in self.jobs.items() if one.queue]
-                    self.take(took.index(number))
+                    waiting = [n for n, other in self.jobs.items() if other.queue]
+                    self.take(waiting.index(number))
             self.prepare()
             if self.preparing:
                 self.finish(0)
             if not self.live():
                 break
-        assert not self.live(), "somebody never came to the end"
+        assert not self.live(), "a member never came to the end"
         for number in list(self.jobs):
             self.jobs.pop(number)
             self.carry_out(self.state.leave(number, self.now))
@@ -202,7 +215,7 @@ class Node(RuleBasedStateMachine):
         assert self.state.staged == 0
 
     def live(self) -> list[tuple[int, Job]]:
-        """Those that are still in the epoch that all are to finish."""
+        """The members that have not finished the epoch that all are to finish."""
         return [(number, job) for number, job in self.jobs.items() if job.epoch < 2]
 
 
@@ -210,21 +223,21 @@ TestNode = Node.TestCase
 TestNode.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
-def joined(state: State, *parts: str, lag: Lag = "detach", length: int = 100) -> None:
+def joined(state: GroupState, *parts: str, lag: Lag = "detach", length: int = 100) -> None:
     for number, part in enumerate(parts):
         state.join(number, part, lag, 0.0)
         state.begin(number, 0, length, 0, 0, 0.0)
 
 
-def prepare(state: State, size: int = SIZE) -> tuple[Name | None, list[Decision]]:
+def prepare(state: GroupState, size: int = SIZE) -> tuple[BatchName | None, list[Decision]]:
     chosen, made = state.choose(0.0)
     if chosen is not None:
         made = made + state.prepared(chosen, size, 0.0)
     return chosen, made
 
 
-def test_a_batch_is_prepared_once_and_given_to_all_who_want_it() -> None:
-    state = State(1000)
+def test_a_batch_is_prepared_once_and_given_to_all_members_that_want_it() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1", "0/1")
     for member in range(3):
         assert state.want(member, name(0), 0.0) == []
@@ -233,8 +246,8 @@ def test_a_batch_is_prepared_once_and_given_to_all_who_want_it() -> None:
     assert (state.prepared_batches, state.given_batches) == (1, 3)
 
 
-def test_it_is_dropped_when_the_last_has_let_go_of_it() -> None:
-    state = State(1000)
+def test_a_batch_is_dropped_when_the_last_member_has_released_it() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1")
     late = 2 * GATHER
     for member in range(2):
@@ -246,8 +259,8 @@ def test_it_is_dropped_when_the_last_has_let_go_of_it() -> None:
     assert state.released(1, name(0), late) == [Drop(name(0))]
 
 
-def test_a_member_that_dies_holds_nothing_back() -> None:
-    state = State(1000)
+def test_batches_kept_for_a_member_that_dies_are_dropped() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1")
     late = 2 * GATHER
     for member in range(2):
@@ -259,7 +272,7 @@ def test_a_member_that_dies_holds_nothing_back() -> None:
 
 
 def test_the_rank_that_is_furthest_behind_is_served_first() -> None:
-    state = State(1000)
+    state = GroupState(1000)
     joined(state, "0/2", "1/2")
     mine = [name(i, part="0/2") for i in range(3)]
     theirs = [name(i, part="1/2") for i in range(3)]
@@ -269,12 +282,12 @@ def test_the_rank_that_is_furthest_behind_is_served_first() -> None:
     assert prepare(state)[0] == mine[1]
     for number in range(3):
         state.want(1, theirs[number], 0.0)
-    # One has two to go on with, and the other none.
+    # The first rank has two batches ready, the second none.
     assert [prepare(state)[0] for _ in range(4)] == [theirs[0], theirs[1], mine[2], theirs[2]]
 
 
-def test_who_is_a_little_behind_is_helped_to_catch_up() -> None:
-    state = State(1000)
+def test_a_member_a_little_behind_is_helped_to_catch_up() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1")
     state.members[0].done = MERGE
     state.want(0, name(MERGE), 0.0)
@@ -285,8 +298,8 @@ def test_who_is_a_little_behind_is_helped_to_catch_up() -> None:
     assert prepare(state)[0] == name(1)
 
 
-def test_who_is_far_behind_takes_turns_with_the_others() -> None:
-    state = State(1000)
+def test_a_member_far_behind_takes_turns_with_the_others() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1", length=10_000)
     state.members[0].done = 5 * MERGE
     chosen = []
@@ -303,8 +316,8 @@ def test_who_is_far_behind_takes_turns_with_the_others() -> None:
     assert sorted(chosen[2:]) == [False, True]
 
 
-def run_ahead(state: State, batches: int) -> int:
-    """The first member takes as many as it gets, up to so many; the second takes none."""
+def run_ahead(state: GroupState, batches: int) -> int:
+    """Let the first member take up to ``batches``, and the second none; return how many it got."""
     got = 0
     for number in range(batches):
         state.want(0, name(number), 0.0)
@@ -317,12 +330,12 @@ def run_ahead(state: State, batches: int) -> int:
     return got
 
 
-def test_a_laggard_is_detached_where_there_is_no_room_and_has_its_batches_prepared_again() -> None:
-    state = State(5 * SIZE)
+def test_a_slow_member_is_detached_when_the_budget_is_full_and_is_served_again() -> None:
+    state = GroupState(5 * SIZE)
     joined(state, "0/1", "0/1")
     assert run_ahead(state, 20) == 20
     assert state.staged <= 5 * SIZE
-    # What is kept is what it needs first.
+    # The batches that it needs first were kept.
     given: list[Decision] = []
     prepared = state.prepared_batches
     for number in range(6):
@@ -335,8 +348,8 @@ def test_a_laggard_is_detached_where_there_is_no_room_and_has_its_batches_prepar
     assert 0 < state.prepared_batches - prepared < 6
 
 
-def test_with_lag_wait_nobody_runs_away() -> None:
-    state = State(5 * SIZE)
+def test_with_lag_wait_no_member_runs_ahead_beyond_the_budget() -> None:
+    state = GroupState(5 * SIZE)
     joined(state, "0/1", "0/1", lag="wait")
     assert run_ahead(state, 20) == 5
     assert state.choose(0.0) == (None, [])
@@ -346,8 +359,8 @@ def test_with_lag_wait_nobody_runs_away() -> None:
     assert prepare(state)[0] == name(5)
 
 
-def test_who_joins_in_the_middle_begins_where_the_others_are() -> None:
-    state = State(1000)
+def test_a_member_that_joins_in_the_middle_begins_where_the_others_are() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", length=10)
     late = 2 * GATHER
     for number in range(4):
@@ -358,14 +371,14 @@ def test_who_joins_in_the_middle_begins_where_the_others_are() -> None:
     assert state.tick(late) == [] or state.staged == 0
     state.join(1, "0/1", "detach", late)
     assert state.begin(1, 0, 10, None, 0, late)[0] == 4
-    # Another epoch, or another rank, has not been begun by anybody.
+    # No member has begun another epoch, or is of another rank.
     assert state.begin(1, 1, 10, None, 0, late)[0] == 0
     state.join(2, "1/2", "detach", late)
     assert state.begin(2, 0, 10, None, 0, late)[0] == 0
 
 
-def test_who_joins_a_moment_later_begins_at_the_beginning() -> None:
-    state = State(1000)
+def test_a_member_that_joins_a_moment_later_begins_with_batch_0() -> None:
+    state = GroupState(1000)
     joined(state, "0/1", length=10)
     for number in range(4):
         state.want(0, name(number), 1.0)
@@ -379,14 +392,14 @@ def test_who_joins_a_moment_later_begins_at_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_batch_that_fails_is_told_to_all_who_want_it(again: bool) -> None:
-    state = State(1000)
+def test_the_error_of_a_batch_goes_to_all_members_that_want_it(again: bool) -> None:
+    state = GroupState(1000)
     joined(state, "0/1", "0/1")
     for member in range(2):
         state.want(member, name(0), 0.0)
     assert state.choose(0.0)[0] == name(0)
-    told = state.failed(name(0), b"why", 0.0)
-    assert told == [Fail(0, name(0), b"why"), Fail(1, name(0), b"why")]
+    decisions = state.failed(name(0), b"why", 0.0)
+    assert decisions == [Fail(0, name(0), b"why"), Fail(1, name(0), b"why")]
     if again:
         state.want(0, name(0), 0.0)
         assert prepare(state) == (name(0), [Give(0, name(0))])

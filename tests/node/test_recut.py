@@ -1,4 +1,4 @@
-"""Members with batches of other sizes, and groups with caches in common."""
+"""Members with different batch sizes, and groups that share a cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.node import member
-from penstock.node.look import look
-from penstock.node.place import Place
-from tests.node.conftest import gone
+from penstock.node.client import request_status, wait_for_exit
+from penstock.node.directory import NodeDirectory
+from penstock.node.member import DEPTH
 from tests.support.contract import pipelines
 
 N = 53
@@ -41,60 +40,67 @@ def alone(pipeline: ps.Pipeline, epochs: int = 2, **options: Any) -> list[list[A
         return [rows(loader) for _ in range(epochs)]
 
 
-def prepared(place: Place) -> list[int]:
-    status = look(place)
+def prepared(node_directory: NodeDirectory) -> list[int]:
+    status = request_status(node_directory)
     assert status is not None
     return [group["prepared"] for group in status["groups"]]
 
 
 @pytest.mark.parametrize("size", [2, 4, 16, 24])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_sizes_that_divide_or_multiply_are_served_from_the_same_samples(
-    place: Place, size: int, drop_last: bool
+def test_a_divisor_or_multiple_of_the_batch_size_is_served_from_one_preparation(
+    node_directory: NodeDirectory, size: int, drop_last: bool
 ) -> None:
     with (
         written(8).loader(seed=5, share="a") as first,
         written(size, drop_last).loader(seed=5, share="a") as other,
     ):
         epochs = iter(first), iter(other)
-        found: tuple[list[Any], list[Any]] = ([next(epochs[0]).tolist()], [])
-        # Whoever has had fewer samples goes on, so that the two stay together.
+        received: tuple[list[Any], list[Any]] = ([next(epochs[0]).tolist()], [])
+        # The member with fewer samples goes on, so that the two stay together.
         while True:
-            had = [sum(map(len, one)) for one in found]
-            order = sorted((0, 1), key=lambda which: had[which])
+            samples = [sum(map(len, batches)) for batches in received]
+            order = sorted((0, 1), key=lambda which: samples[which])
             batch = next(epochs[order[0]], None)
             if batch is None:
                 batch = next(epochs[order[1]], None)
                 if batch is None:
                     break
-                found[order[1]].append(batch.tolist())
+                received[order[1]].append(batch.tolist())
             else:
-                found[order[0]].append(batch.tolist())
-        assert found[0] == alone(written(8))[0]
-        assert found[1] == alone(written(size, drop_last))[0]
-        # Once for both, and a few of the next epoch, which is begun early.
-        assert prepared(place)[0] <= -(-N // 8) + member.DEPTH
+                received[order[0]].append(batch.tolist())
+        assert received[0] == alone(written(8))[0]
+        assert received[1] == alone(written(size, drop_last))[0]
+        # Each batch once for both, and a few of the next epoch, which is begun early.
+        assert prepared(node_directory)[0] <= -(-N // 8) + DEPTH
         assert rows(other) == alone(written(size, drop_last))[1]
 
 
-def test_a_size_that_fits_nothing_is_served_by_itself_and_said_so(place: Place) -> None:
+def test_any_other_batch_size_is_prepared_separately_with_a_warning(
+    node_directory: NodeDirectory,
+) -> None:
     with (
         written(8).loader(seed=5, share="a") as first,
         written(12).loader(seed=5, share="a") as other,
     ):
         assert rows(first) == alone(written(8))[0]
-        with pytest.warns(RuntimeWarning, match="batches of 12 cannot be made of the group's"):
+        with pytest.warns(
+            RuntimeWarning,
+            match="batches of 12 samples cannot be made from the group's batches of 8",
+        ):
             assert rows(other) == alone(written(12))[0]
 
 
-def test_a_member_of_another_size_goes_on_from_its_checkpoint(place: Place) -> None:
+def test_a_member_of_another_size_goes_on_from_its_checkpoint(
+    node_directory: NodeDirectory,
+) -> None:
     with written(8).loader(seed=5, share="a") as first:
         rows(first)
         with written(4).loader(seed=5, share="a") as other:
             epoch = iter(other)
             begun = [next(epoch).tolist() for _ in range(3)]
             state = other.state_dict()
-        for size in (4, 8):  # 8: what is left of the epoch in larger steps
+        for size in (4, 8):  # with 8 the rest of the epoch comes in larger batches
             with written(size).loader(seed=5, share="a") as again:
                 again.load_state_dict(state)
                 rest = rows(again)
@@ -102,21 +108,23 @@ def test_a_member_of_another_size_goes_on_from_its_checkpoint(place: Place) -> N
             assert flat == [row for batch in alone(written(4))[0] for row in batch]
 
 
-def test_a_member_keeps_its_unit_when_another_makes_the_group_anew(place: Place) -> None:
+def test_a_member_keeps_its_batch_size_when_another_member_restarts_the_group(
+    node_directory: NodeDirectory,
+) -> None:
     with written(8).loader(seed=5, share="a") as first:
         epoch = iter(first)
         begun = [next(epoch).tolist() for _ in range(2)]
-        status = look(place)
+        status = request_status(node_directory)
         assert status is not None
         os.kill(status["pid"], signal.SIGKILL)
-        assert gone(status["pid"])
+        assert wait_for_exit(status["pid"])
         with written(4).loader(seed=5, share="a") as other:
             assert rows(other) == alone(written(4))[0]
             assert begun + rows(epoch) == alone(written(8))[0]
             assert rows(other) == alone(written(4))[1]
 
 
-def test_ranks_of_another_size_are_served_too(place: Place) -> None:
+def test_ranks_of_another_batch_size_are_served_too(node_directory: NodeDirectory) -> None:
     with written(8).loader(seed=5, share="a", rank=1, world=2) as first:
         rows(first)
         with written(4).loader(seed=5, share="a", rank=1, world=2) as other:
@@ -124,13 +132,13 @@ def test_ranks_of_another_size_are_served_too(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", [*pipelines()])
-def test_the_node_changes_no_bit_on_any_road(place: Place, name: str) -> None:
+def test_the_node_changes_no_bit_of_any_pipeline(node_directory: NodeDirectory, name: str) -> None:
     pipeline = pipelines()[name]
-    found: dict[str, list[Any]] = {}
+    received: dict[str, list[Any]] = {}
 
     def run(who: str, **options: Any) -> None:
         with pipeline.loader(seed=5, **options) as loader:
-            found[who] = [[repr(batch) for batch in loader] for _ in range(3)]
+            received[who] = [[repr(batch) for batch in loader] for _ in range(3)]
 
     run("alone", workers=0)
     jobs = [threading.Thread(target=run, args=(str(i),), kwargs={"share": "a"}) for i in range(2)]
@@ -138,7 +146,7 @@ def test_the_node_changes_no_bit_on_any_road(place: Place, name: str) -> None:
         job.start()
     for job in jobs:
         job.join()
-    assert found["0"] == found["1"] == found["alone"]
+    assert received["0"] == received["1"] == received["alone"]
 
 
 def cached(below: Any) -> ps.Pipeline:
@@ -151,14 +159,16 @@ def noisier(value: Any, rng: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_groups_with_the_same_above_their_caches_have_one_cache(place: Place, kind: Any) -> None:
+def test_groups_with_equal_stages_above_their_caches_share_one_cache(
+    node_directory: NodeDirectory, kind: Any
+) -> None:
     with cached(noisy).loader(seed=5, kind=kind, share="a") as one:
         rows(one)
         with cached(noisier).loader(seed=6, kind=kind, share="b") as other:
-            found = rows(other)
-            status = look(place)
+            received = rows(other)
+            status = request_status(node_directory)
     with cached(noisier).loader(seed=6, workers=0) as loader:
-        assert found == rows(loader)
+        assert received == rows(loader)
     assert status is not None
     caches = {group["name"]: group["caches"][0] for group in status["groups"]}
     assert caches["a"]["misses"] == N

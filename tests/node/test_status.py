@@ -1,4 +1,4 @@
-"""What people see of a node: its state in words, and its end."""
+"""The status of a node as text and data, and the commands that show it and end the node."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import cli
 from penstock.errors import WorkerError
-from penstock.node import look as looking
-from penstock.node.look import gone, look
-from penstock.node.place import Place
-from penstock.node.rendering import behind, lines_of, part, saved
-from penstock.node.state import Name, State
-from penstock.node.status import cpu_seconds, position
+from penstock.node import client
+from penstock.node.client import request_status, wait_for_exit
+from penstock.node.directory import NodeDirectory
+from penstock.node.state import BatchName, GroupState
+from penstock.node.status import behind, cpu_seconds, lines_of, part_text, position, saved
 
 NOW = 10_000.0
 
@@ -87,10 +86,10 @@ def snapshot(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-# In words.
+# As text.
 
 
-def test_all_there_is_to_see_is_shown() -> None:
+def test_the_status_of_a_node_with_one_group() -> None:
     assert lines_of(snapshot(group()), NOW) == [
         "node    process 4711, up 12 min 5 s, 2 workers",
         "CPU     312.2 s, on average 0.43 of 2 cores",
@@ -115,11 +114,11 @@ def test_groups_are_added_up() -> None:
     assert "b: 2 members, 2 threads (every operation releases the GIL)" in shown
 
 
-def test_a_node_without_groups_says_that_it_will_end() -> None:
-    assert "Nobody is attached" in lines_of(snapshot(), NOW)[-1]
+def test_a_node_without_groups_will_end() -> None:
+    assert "No job is attached" in lines_of(snapshot(), NOW)[-1]
 
 
-def test_what_happens_between_two_looks_is_shown() -> None:
+def test_rates_since_the_earlier_status_are_shown() -> None:
     before = snapshot(group(given=440), up=723.0, cpu=309.25)
     shown = lines_of(snapshot(group()), NOW, before)
     assert "CPU     312.2 s, on average 0.43 of 2 cores, now 1.50" in shown
@@ -127,12 +126,14 @@ def test_what_happens_between_two_looks_is_shown() -> None:
 
 
 @pytest.mark.parametrize("before", [{"pid": 1}, {"up": 725.0}])
-def test_looks_that_do_not_follow_each_other_are_not_compared(before: dict[str, Any]) -> None:
+def test_no_rates_without_an_earlier_status_of_the_same_node(
+    before: dict[str, Any],
+) -> None:
     earlier = {**snapshot(group(given=440), up=723.0, cpu=309.25), **before}
     assert lines_of(snapshot(group()), NOW, earlier) == lines_of(snapshot(group()), NOW)
 
 
-def test_a_group_that_has_just_come_has_no_rate() -> None:
+def test_a_new_group_has_no_rate() -> None:
     before = snapshot(up=723.0, cpu=309.25)
     assert not any("batches/s" in line for line in lines_of(snapshot(group()), NOW, before))
 
@@ -145,7 +146,7 @@ def test_a_group_that_has_just_come_has_no_rate() -> None:
         ({"broken": ""}, "cannot go on: ?"),
     ],
 )
-def test_a_group_that_does_not_run_says_why(more: dict[str, Any], words: str) -> None:
+def test_a_group_that_does_not_run_shows_the_reason(more: dict[str, Any], words: str) -> None:
     bare = {name: value for name, value in group().items() if name not in ("workers", "caches")}
     assert f"search-1: 2 members, {words}" in lines_of(snapshot({**bare, **more}), NOW)
 
@@ -161,50 +162,58 @@ def test_refurbish_and_a_full_cache_are_shown() -> None:
     ]
 
 
-def test_ranks_are_told_and_what_is_not_understood_is_shown_as_it_is() -> None:
-    assert part("0/1 x 64") == "all, by 64"
-    assert part("3/8 x 16") == "rank 3 of 8, by 16"
-    assert part("something else") == "something else"
+def test_ranks_are_named_and_an_unknown_part_is_shown_unchanged() -> None:
+    assert part_text("0/1 x 64") == "all, by 64"
+    assert part_text("3/8 x 16") == "rank 3 of 8, by 16"
+    assert part_text("something else") == "something else"
 
 
-def test_nothing_is_saved_where_no_batch_was_given_twice() -> None:
+def test_nothing_is_saved_if_no_batch_was_given_twice() -> None:
     assert saved(0, 0) == "prepared 0, given 0: nothing yet"
     assert saved(10, 10) == "prepared 10, given 10: nothing yet"
     assert saved(1_000, 3_920) == "prepared 1,000, given 3,920: 2.9 of 3.9 preparations saved"
 
 
-def test_batches_of_another_size_and_other_epochs_are_compared_by_the_epoch() -> None:
+def test_members_are_compared_by_their_part_of_an_epoch() -> None:
     half_through = member(1, 50, batches=100, epoch=1)
-    same_place = member(2, 100, batches=200, epoch=1)
+    same_position = member(2, 100, batches=200, epoch=1)
     one_epoch_later = member(3, 50, batches=100, epoch=2)
     unknown = member(4, 7, batches=None)
-    found = behind([half_through, same_place, one_epoch_later, unknown])
-    assert found == [100, 200, 0, None]
+    late = behind([half_through, same_position, one_epoch_later, unknown])
+    assert late == [100, 200, 0, None]
     assert behind([unknown]) == [None]
     assert "?" in lines_of(snapshot(group(members=[unknown])), NOW)[-4]
 
 
-def test_a_member_that_asks_ahead_is_where_its_loop_is() -> None:
-    state = State(budget=1 << 30)
+def test_the_position_of_a_member_is_that_of_its_loop_not_of_its_requests() -> None:
+    state = GroupState(budget=1 << 30)
     state.join(1, "0/1 x 8", "detach", 0.0)
-    names = [Name("0/1 x 8", number // 6, number % 6, "") for number in range(12)]
-    places = []
+    names = [BatchName("0/1 x 8", number // 6, number % 6, "") for number in range(12)]
+    positions = []
     for number, name in enumerate(names[:10]):
         if number % 6 == 0:
             state.begin(1, number // 6, 6, 0, 0, 0.0)
         state.want(1, name, 0.0)
-        if number >= 3:  # it asks for three more than it has taken
+        if number >= 3:  # it asks for three batches more than it has taken
             taken = names[number - 3]
             state.choose(0.0)
             state.prepared(taken, 1, 0.0)
             state.took(1, taken, 0.0)
-            places.append(tuple(position(state.members[1]).values()))
-    assert places == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6), (0, 5, 6), (1, 0, 6), (1, 1, 6)]
+            positions.append(tuple(position(state.members[1]).values()))
+    assert positions == [
+        (0, 1, 6),
+        (0, 2, 6),
+        (0, 3, 6),
+        (0, 4, 6),
+        (0, 5, 6),
+        (1, 0, 6),
+        (1, 1, 6),
+    ]
     state.begin(1, 2, None, 0, 0, 0.0)
     assert position(state.members[1]) == {"epoch": 1, "batch": None, "batches": None}
 
 
-def test_a_place_that_is_not_known_is_a_question_mark() -> None:
+def test_an_unknown_position_is_a_question_mark() -> None:
     unknown = member(4, None, batches=None)
     row = next(
         line for line in lines_of(snapshot(group(members=[unknown])), NOW) if "by 64" in line
@@ -213,12 +222,12 @@ def test_a_place_that_is_not_known_is_a_question_mark() -> None:
 
 
 @given(st.lists(st.integers(0, 782), min_size=1))
-def test_somebody_is_the_furthest_and_nobody_is_behind_by_less(batches: list[int]) -> None:
-    found = behind([member(1, batch) for batch in batches])
-    assert found == [max(batches) - batch for batch in batches]
+def test_members_are_behind_by_their_distance_to_the_foremost(batches: list[int]) -> None:
+    late = behind([member(1, batch) for batch in batches])
+    assert late == [max(batches) - batch for batch in batches]
 
 
-# With a node.
+# The commands, with a node.
 
 
 def numbers(name: str = "a", **options: Any) -> ps.Loader:
@@ -235,7 +244,9 @@ def command(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_no_node_is_told_plainly(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_a_node(
+    node_directory: NodeDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["status"]) == 0
     assert capsys.readouterr().out == "No node is running.\n"
     assert cli.main(["status", "--json"]) == 0
@@ -244,8 +255,8 @@ def test_no_node_is_told_plainly(place: Place, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "No node is running.\n"
 
 
-def test_members_are_shown_where_they_stand(
-    place: Place, capsys: pytest.CaptureFixture[str]
+def test_members_are_shown_with_their_positions(
+    node_directory: NodeDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with numbers() as fast, numbers() as slow:
         ahead, after = iter(fast), iter(slow)
@@ -253,28 +264,28 @@ def test_members_are_shown_where_they_stand(
             next(ahead)
         for _ in range(2):
             next(after)
-        wait_for(lambda: [one["batch"] for one in _groups()[0]["members"]] == [4, 1])
+        wait_for(lambda: [member["batch"] for member in _groups()[0]["members"]] == [4, 1])
         assert cli.main(["status"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert cli.main(["status", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        status = json.loads(capsys.readouterr().out)
     (node,) = (line for line in lines if line.startswith("node"))
-    assert f"process {told['pid']}, up " in node
-    assert f"log     {place.log}" in lines
+    assert f"process {status['pid']}, up " in node
+    assert f"log     {node_directory.log}" in lines
     table = [line.split() for line in lines if "all, by 8" in line]
     assert [row[0] for row in table] == [str(os.getpid())] * 2
     assert [row[5:8] for row in table] == [["4", "of", "8"], ["1", "of", "8"]]
     assert [row[9] for row in table] == ["0", "3"]
-    (found,) = told["groups"]
+    (found,) = status["groups"]
     assert (found["name"], found["ready"], found["broken"]) == ("a", True, None)
     (cache,) = found["caches"]
     assert (cache["hits"], cache["samples"]) == (0, cache["misses"])
     assert found["prepared"] <= 8
-    assert told["cpu"] > 0
+    assert status["cpu"] > 0
 
 
 def _groups() -> list[dict[str, Any]]:
-    status = look()
+    status = request_status()
     assert status is not None
     return list(status["groups"])
 
@@ -286,49 +297,51 @@ def wait_for(reached: Any, seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_node_that_was_ended_shows_where_its_log_is(
-    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_after_a_node_was_stopped_status_names_its_log(
+    node_directory: NodeDirectory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "60")
     with numbers() as loader:
         assert len(list(loader)) == 8
     wait_for(lambda: _groups() == [])
     assert cli.main(["stop"]) == 0
-    # With its lock free and its socket gone, it is as if it had never been.
-    assert not place.socket.exists()
-    claim = place.claim()
+    # Its lock is free and its socket removed, so another node can start.
+    assert not node_directory.socket.exists()
+    claim = node_directory.claim()
     assert claim is not None
     os.close(claim)
     assert "has ended" in capsys.readouterr().out
     assert cli.main(["status"]) == 0
     shown = capsys.readouterr().out
-    assert shown == f"No node is running. The log of the last one is {place.log}.\n"
+    assert shown == f"No node is running. The log of the last one is {node_directory.log}.\n"
 
 
-def test_a_node_with_members_is_not_stopped_unless_that_is_meant(
-    place: Place, capsys: pytest.CaptureFixture[str]
+def test_a_node_with_members_is_stopped_only_with_now(
+    node_directory: NodeDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with numbers("searching") as loader:
         epoch = iter(loader)
-        had = [next(epoch).tolist() for _ in range(3)]
-        before = look()
+        batches = [next(epoch).tolist() for _ in range(3)]
+        before = request_status()
         assert before is not None
         assert cli.main(["stop"]) == 1
-        complaint = capsys.readouterr().err
-        assert f"searching: process {os.getpid()}" in complaint
-        assert "penstock stop --now" in complaint
-        still = look()
+        error = capsys.readouterr().err
+        assert f"searching: process {os.getpid()}" in error
+        assert "penstock stop --now" in error
+        still = request_status()
         assert still is not None
         assert still["pid"] == before["pid"]
         assert cli.main(["stop", "--now"]) == 0
-        assert gone(before["pid"], 0.0)
-        assert "start another by themselves" in capsys.readouterr().out
-        had += [batch.tolist() for batch in epoch]
-        after = look()
+        assert wait_for_exit(before["pid"], 0.0)
+        assert "start another node by themselves" in capsys.readouterr().out
+        batches += [batch.tolist() for batch in epoch]
+        after = request_status()
         assert after is not None
         assert after["pid"] != before["pid"]
     with numbers("alone") as other:
-        assert [batch.tolist() for batch in other] == had
+        assert [batch.tolist() for batch in other] == batches
 
 
 def slowly(value: Any) -> Any:
@@ -336,21 +349,23 @@ def slowly(value: Any) -> Any:
     return value
 
 
-def test_members_get_another_node_where_the_old_one_takes_its_time_to_end(place: Place) -> None:
+def test_members_get_another_node_even_if_the_old_one_ends_slowly(
+    node_directory: NodeDirectory,
+) -> None:
     slow = ps.from_dataset(np.arange(16.0)).map(slowly, random=False, version="1").batch(8)
-    had: list[float] = []
+    samples: list[float] = []
     with slow.loader(seed=3, share="slow", kind="threads") as loader:
         epoch = iter(loader)
-        had += next(epoch).tolist()
-        # It waits for the next batch all the while, and sees at once that the node is going.
-        rest = threading.Thread(target=lambda: had.extend(next(epoch).tolist()))
+        samples += next(epoch).tolist()
+        # It waits for the next batch, so it notices at once that the node is ending.
+        rest = threading.Thread(target=lambda: samples.extend(next(epoch).tolist()))
         rest.start()
         assert cli.main(["stop", "--now"]) == 0
         rest.join()
-    assert sorted(had) == list(range(16))
+    assert sorted(samples) == list(range(16))
 
 
-def test_watching_ends_with_ctrl_c_and_without_complaint(place: Place) -> None:
+def test_watching_ends_with_ctrl_c_and_without_an_error(node_directory: NodeDirectory) -> None:
     with command("status", "--watch") as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline() == "No node is running.\n"
@@ -359,27 +374,32 @@ def test_watching_ends_with_ctrl_c_and_without_complaint(place: Place) -> None:
             while not watching.stdout.readline().startswith("a: 1 member"):
                 pass
         watching.send_signal(signal.SIGINT)
-        _, complaints = watching.communicate(timeout=60)
-    assert (watching.returncode, complaints) == (0, "")
+        _, errors = watching.communicate(timeout=60)
+    assert (watching.returncode, errors) == (0, "")
 
 
-def test_a_node_that_hangs_is_named(place: Place) -> None:
-    place.make()
-    # It listens and never says a word.
-    with place.listen(), pytest.raises(WorkerError, match=f"process {os.getpid()}.* within 0.1 s"):
-        look(place, patience=0.1)
+def test_the_error_for_a_node_that_hangs_names_its_process(node_directory: NodeDirectory) -> None:
+    node_directory.create()
+    # This process listens like a node and never answers.
+    with (
+        node_directory.listen(),
+        pytest.raises(WorkerError, match=f"process {os.getpid()}.* within 0.1 s"),
+    ):
+        request_status(node_directory, timeout=0.1)
 
 
-def test_a_node_of_another_release_is_named(
-    monkeypatch: pytest.MonkeyPatch, place: Place, capsys: pytest.CaptureFixture[str]
+def test_the_status_of_a_node_of_another_release_is_shown_as_json_only(
+    monkeypatch: pytest.MonkeyPatch,
+    node_directory: NodeDirectory,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(looking, "look", lambda place: {"release": "9.9", "pid": 77})
+    monkeypatch.setattr(client, "request_status", lambda directory: {"release": "9.9", "pid": 77})
     assert cli.main(["status"]) == 1
-    assert "(process 77) is one of Penstock 9.9" in capsys.readouterr().err
+    assert "(process 77) runs Penstock 9.9" in capsys.readouterr().err
     assert cli.main(["status", "--json"]) == 0
 
 
-def test_a_place_that_is_too_long_for_a_socket_is_told(
+def test_a_directory_too_long_for_a_socket_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", "/tmp/" + "x" * 200)
@@ -387,7 +407,7 @@ def test_a_place_that_is_too_long_for_a_socket_is_told(
     assert "too long for a socket" in capsys.readouterr().err
 
 
-# What they rest on.
+# Helpers: CPU time, and waiting for a process.
 
 BURN = """
 import sys, time
@@ -399,22 +419,20 @@ sys.stdin.read()
 """
 
 
-def test_the_cpu_time_of_living_workers_counts() -> None:
+def test_the_cpu_time_of_live_children_counts() -> None:
     before = cpu_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "done\n"
-        # The system counts in hundredths.
+        # The system counts in hundredths of a second.
         assert cpu_seconds() - before >= 0.28
         child.communicate()
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_process_is_waited_for_until_it_is_gone(
-    pidfd: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_process_to_end(pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pidfd:
 
         def refuse(_: int) -> int:
@@ -422,7 +440,7 @@ def test_a_process_is_waited_for_until_it_is_gone(
 
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     with subprocess.Popen(["sleep", "60"]) as process:
-        assert not gone(process.pid, 0.1)
+        assert not wait_for_exit(process.pid, 0.1)
         process.kill()
         process.wait()
-    assert gone(process.pid, 0.1)
+    assert wait_for_exit(process.pid, 0.1)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.node.conftest import place  # noqa: F401
+from tests.node.conftest import node_directory  # noqa: F401
 from tests.support import ROOT
 
 
@@ -87,7 +87,7 @@ def pictures(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("node_directory")
 def test_search_has_the_same_results_with_and_without_share(
     pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Jobs for tests of sharing: real processes that say when they are ready, and wait to be told."""
+"""Jobs for tests of sharing: real processes that report by lines of JSON and wait for input."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.node.look import look
+from penstock.node.client import request_status
 from penstock.node.member import DEPTH
 
 
 class Job:
-    """A script in a process of its own. It tells things as lines of JSON, and goes on when told."""
+    """A script in its own process. It prints lines of JSON, and may wait in ``input()``."""
 
     def __init__(self, script: str, *arguments: object) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -27,8 +27,8 @@ class Job:
             text=True,
         )
 
-    def told(self) -> Any:
-        """What it says next."""
+    def read(self) -> Any:
+        """The next value that the script prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -38,13 +38,13 @@ class Job:
         return json.loads(line)
 
     def go(self) -> None:
-        """Let it go on with its ``input()``."""
+        """Let the script return from its ``input()``."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> None:
-        """Let it end by itself if it can."""
+        """Close the script's input, wait for its end, and kill it after 20 s."""
         with self._errors, self.process:
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -56,7 +56,7 @@ class Job:
 
 @contextmanager
 def jobs(*started: Job) -> Iterator[list[Job]]:
-    """These jobs, ended at the end whatever happens."""
+    """These jobs, which are ended on exit."""
     try:
         yield list(started)
     finally:
@@ -65,12 +65,12 @@ def jobs(*started: Job) -> Iterator[list[Job]]:
 
 
 def group(name: str) -> dict[str, Any]:
-    """What the node says of a group."""
-    said = look()
-    assert said is not None, "there is no node"
-    return next(one for one in said["groups"] if one["name"] == name)
+    """The status of a group."""
+    status = request_status()
+    assert status is not None, "no node is running"
+    return next(group for group in status["groups"] if group["name"] == name)
 
 
 def prepared_once(name: str, batches: int) -> bool:
-    """Whether a group has prepared this many, and what was asked for ahead of the next epoch."""
+    """Whether a group has prepared ``batches``, and at most those requested of the next epoch."""
     return bool(batches <= group(name)["prepared"] <= batches + DEPTH)

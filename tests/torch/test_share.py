@@ -28,10 +28,10 @@ import penstock.torch
 from penstock.errors import PipelineError
 from penstock.node.member import DEPTH
 from penstock.torch import DataLoader
-from tests.node.conftest import place  # noqa: F401
+from tests.node.conftest import node_directory  # noqa: F401
 from tests.support.members import Job, group, jobs, prepared_once
 
-pytestmark = pytest.mark.usefixtures("place")
+pytestmark = pytest.mark.usefixtures("node_directory")
 
 
 class Noisy(Dataset[Any]):  # type: ignore[misc]
@@ -105,10 +105,10 @@ def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> N
     names = ["", "search", "search"]
     with jobs(*(Job(JOB, name, 2) for name in names)) as started:
         for job in started:
-            assert job.told() == "ready"
+            assert job.read() == "ready"
         for job in started:
             job.go()
-        alone, *shared = ([job.told() for _ in range(2)] for job in started)
+        alone, *shared = ([job.read() for _ in range(2)] for job in started)
         assert shared == [alone, alone]
         for epoch in alone:
             assert sorted(i for indices, _ in epoch for i in indices) == list(range(40))
@@ -281,7 +281,7 @@ import json, os, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DistributedSampler, TensorDataset
 from penstock.torch import DataLoader
-from penstock.node.look import look
+from penstock.node.client import request_status
 
 torch.manual_seed(int(os.environ["RANK"]))  # seeds of ranks may differ
 dist.init_process_group("gloo")
@@ -295,7 +295,7 @@ for name, how in ways.items():
             loader.set_epoch(epoch)
             epochs.append([x for (batch,) in loader for x in batch.tolist()])
         dist.barrier()  # no rank leaves the group before all ranks have read its status
-        (group,) = [group for group in look()["groups"] if group["name"] == name]
+        (group,) = [group for group in request_status()["groups"] if group["name"] == name]
         dist.barrier()
     results[name] = {
         "epochs": epochs,

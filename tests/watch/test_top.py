@@ -239,8 +239,8 @@ def test_the_node_is_shown_below_the_loaders(
     live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
-    from penstock.node.look import stop
-    from penstock.node.place import Place
+    from penstock.node.client import request_end
+    from penstock.node.directory import NodeDirectory
 
     pipeline = ps.from_dataset(np.arange(64.0)).batch(8)
     try:
@@ -257,22 +257,22 @@ def test_the_node_is_shown_below_the_loaders(
         assert any(line.startswith("node    process ") for line in shown)
         assert any(line.startswith("search-1: 1 member") for line in shown)
     finally:
-        stop(Place())
+        request_end(NodeDirectory())
 
 
 def test_a_node_that_does_not_answer_does_not_end_the_view(
     live: LiveDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.errors import WorkerError
-    from penstock.node import look as looking
+    from penstock.node import client
 
     def hang(**_: Any) -> None:
         raise WorkerError("it hangs")
 
-    monkeypatch.setattr(looking, "look", hang)
+    monkeypatch.setattr(client, "request_status", hang)
     view = View()
     view.look()
     assert view.lines() == ["No loader is running."]
-    monkeypatch.setattr(looking, "look", lambda **_: {"release": "9.9", "pid": 77})
+    monkeypatch.setattr(client, "request_status", lambda **_: {"release": "9.9", "pid": 77})
     view.look()
     assert view.lines()[-1] == "node    process 77, of Penstock 9.9"

@@ -295,9 +295,9 @@ def find_node_fault() -> str:
     """Why the directory of the node's socket cannot be used; empty if it can."""
     try:
         from penstock.host.private_dir import check_own
-        from penstock.node.place import Place
+        from penstock.node.directory import NodeDirectory
 
-        path = Place().path
+        path = NodeDirectory().path
         if path.exists():
             check_own(path)
     except (ImportError, OSError):

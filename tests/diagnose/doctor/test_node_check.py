@@ -48,5 +48,5 @@ def test_a_directory_that_cannot_be_made_is_a_fault(
     (tmp_path / "file").write_text("in the way")
     place = tmp_path / "file" / "n"
     monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", str(place))
-    monkeypatch.setattr("penstock.node.place._LONGEST", 1000)
+    monkeypatch.setattr("penstock.node.directory._LONGEST", 1000)
     assert find_node_fault() == f"{place} cannot be written to."

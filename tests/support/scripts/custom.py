@@ -3,6 +3,8 @@
 import argparse
 import hashlib
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 
-class Sequences(Dataset):
+class Sequences(Dataset):  # type: ignore[misc]
     def __init__(self, count: int, broken: int | None = None) -> None:
         self.broken = broken
         rng = np.random.default_rng(0)
@@ -21,14 +23,14 @@ class Sequences(Dataset):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         if index == self.broken:
             raise LookupError(f"sequence {index} is missing")
         values = torch.from_numpy(self.items[index])
         return {"values": values, "label": int(values.mean() > 0), "name": f"sequence {index}"}
 
 
-class ByLength(Sampler):
+class ByLength(Sampler):  # type: ignore[misc]
     """Batches of sequences of similar length, in a new order each epoch."""
 
     def __init__(self, dataset: Sequences, batch_size: int) -> None:
@@ -38,13 +40,13 @@ class ByLength(Sampler):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[int]]:
         batches = list(self.batches)
         random.shuffle(batches)
         yield from batches
 
 
-def pad(samples: list) -> tuple:
+def pad(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
     longest = max(len(sample["values"]) for sample in samples)
     values = torch.zeros(len(samples), longest, 4)
     for row, sample in zip(values, samples, strict=True):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 
-class Net(nn.Module):
+class Net(nn.Module):  # type: ignore[misc]
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.features = nn.Sequential(

@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
-class Lines(Dataset):
+class Lines(Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return 42
 
-    def __getitem__(self, index: int) -> tuple:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.tensor([index / 42, 1.0])
         return x, 3 * x[0] - 1
 
@@ -40,7 +40,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    digests = [None] * dist.get_world_size()
+    digests = [""] * dist.get_world_size()
     dist.all_gather_object(digests, seen.hexdigest()[:16])
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.6f} data {' '.join(digests)}")

@@ -4,16 +4,16 @@ import argparse
 import hashlib
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
-class Squares(Dataset):
+class Squares(Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return 50
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         x = torch.full((4,), index / 50)
         return {"x": x, "y": x.square().sum()}
 

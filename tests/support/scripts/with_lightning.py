@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+Batch = tuple[torch.Tensor, torch.Tensor]
+
 
 class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
@@ -16,17 +18,17 @@ class Classifier(lightning.LightningModule):
         self.layers = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
         self.seen = hashlib.sha256()
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         x, y = batch
         self.seen.update(x.numpy().tobytes())
         return nn.functional.cross_entropy(self.layers(x), y)
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         x, y = batch
         self.seen.update(x.numpy().tobytes())
         self.log("val_loss", nn.functional.cross_entropy(self.layers(x), y))
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 

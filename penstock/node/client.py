@@ -1,0 +1,198 @@
+"""Connect to this user's node, start it, ask for its status, and end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket as sockets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.pools.wire import Wire
+from penstock.errors import WorkerError
+from penstock.node.directory import NodeDirectory, peer_of
+from penstock.node.protocol import VOCABULARY, EndNode, GetStatus
+
+START_TIMEOUT = 60.0
+"""Seconds a node may take to start: eight jobs that load torch at the same time keep a machine
+busy."""
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds a node may take to answer or to end: it may be waiting for the disk."""
+
+_POLL_INTERVAL = 0.05
+
+_LARGEST_LOG = 10 << 20
+"""Bytes. If the log is larger than this, the next node starts it anew."""
+
+# The program forks once more, so the node is not our child and never becomes our zombie.
+_BOOT = (
+    "import json, os, sys; os.fork() and os._exit(0); sys.path[:] = json.loads(sys.argv[2]); "
+    "from penstock.node.program import main; main()"
+)
+
+
+def connect_or_start(
+    directory: NodeDirectory,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    timeout: float = START_TIMEOUT,
+) -> sockets.socket:
+    """Connect to the node, and start it if none is running.
+
+    Any number of processes may call this at the same time: only one of them starts a node.
+    """
+    sock = directory.connect()
+    if sock is not None:
+        return sock
+    with directory.starting():
+        sock = directory.connect()
+        if sock is None:
+            alive = _launch(directory)
+            try:
+                sock = _wait_for_start(directory, alive, clock, timeout)
+            finally:
+                os.close(alive)
+    return sock
+
+
+def request_status(
+    directory: NodeDirectory | None = None, *, timeout: float = ANSWER_TIMEOUT
+) -> dict[str, Any] | None:
+    """The status of this user's node, see ``status_of``; ``None`` if no node is running."""
+    return _request(directory or NodeDirectory(), GetStatus(), timeout)
+
+
+def request_end(
+    directory: NodeDirectory | None = None, *, timeout: float = ANSWER_TIMEOUT
+) -> dict[str, Any] | None:
+    """Ask the node to end, and return its last status; ``None`` if no node is running.
+
+    Members that are still attached start another node.
+    """
+    return _request(directory or NodeDirectory(), EndNode(), timeout)
+
+
+def wait_for_exit(pid: int, timeout: float = ANSWER_TIMEOUT) -> bool:
+    """Wait until a process has ended; false if it has not ended within ``timeout`` seconds.
+
+    A node that has ended has released its lock. Trying to take that lock instead could stop a new
+    node that members are starting at this moment.
+    """
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # an old kernel or Python, or a container that forbids it
+        return _poll_for_exit(pid, timeout)
+    try:
+        ended, _, _ = select.select([fd], [], [], timeout)
+        return bool(ended)
+    finally:
+        os.close(fd)
+
+
+def _poll_for_exit(pid: int, timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(_POLL_INTERVAL)
+    return False
+
+
+def _request(
+    directory: NodeDirectory, message: GetStatus | EndNode, timeout: float
+) -> dict[str, Any] | None:
+    sock = directory.connect()
+    if sock is None:
+        return None
+    pid, _ = peer_of(sock)
+    sock.settimeout(timeout)
+    wire = Wire(sock, VOCABULARY)
+    try:
+        wire.send(message)
+        received = wire.receive()
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    except TimeoutError:
+        raise WorkerError(
+            f"the node (process {pid}) did not answer within {timeout:g} s. Its log is "
+            f"{directory.log}. If it hangs, end it with `kill -9 {pid}`: attached jobs start "
+            "another node and lose nothing."
+        ) from None
+    finally:
+        wire.close()
+    return None if received is None else received[0].status
+
+
+def _wait_for_start(
+    directory: NodeDirectory, alive: int, clock: Callable[[], float], timeout: float
+) -> sockets.socket:
+    """Connect to a node that is starting. ``alive``: a pipe that closes when that node ends."""
+    deadline = clock() + timeout
+    watched = select.poll()
+    watched.register(alive, select.POLLIN)
+    while True:
+        ended = bool(watched.poll(10))
+        sock = directory.connect()
+        if sock is not None:
+            return sock
+        if ended or clock() > deadline:
+            raise WorkerError(
+                f"no node could be started in {directory.path}"
+                + ("" if ended else f" within {timeout:g} s")
+                + f". The end of its log, {directory.log}:\n{_tail(directory.log)}"
+            )
+
+
+def _launch(directory: NodeDirectory) -> int:
+    """Start a node. Returns the read end of a pipe that closes when the node ends."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = [root, *(os.path.abspath(entry) for entry in sys.path)]
+    one_thread = {
+        name: os.environ.get(name, "1")
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_APPEND
+    log = os.open(directory.log, flags, 0o600)
+    alive, held = os.pipe()
+    try:
+        if os.fstat(log).st_size > _LARGEST_LOG:
+            os.ftruncate(log, 0)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            subprocess.run(
+                [sys.executable, "-c", _BOOT, str(directory.path), json.dumps(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[held],
+                env={**os.environ, **one_thread},
+                start_new_session=True,
+                check=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except BaseException:
+        os.close(alive)
+        raise
+    finally:
+        os.close(held)
+        os.close(log)
+    return alive
+
+
+def _tail(path: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return str(error)

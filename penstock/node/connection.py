@@ -1,0 +1,186 @@
+"""A member's connection to one node: its messages, and the slots that the node has sent."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.slots import Layout
+from penstock.node.protocol import VOCABULARY, BatchGiven, Released, Several, Took
+from penstock.node.state import BatchName
+from penstock.serialize import unpack
+from penstock.tree import fill
+
+Leases = dict[object, weakref.ref[Any]]
+"""A weak reference to the buffer of each batch that the training loop still uses."""
+
+
+class Connection:
+    """Sends and receives messages, and keeps the slots and the layout that the node has sent."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self._known = Known()
+        self._slots: dict[int, _MappedSlot] = {}
+        self._layout: Layout | None = None
+        self._unsent: deque[tuple[Any, ...]] = deque()
+        self._recent: tuple[BatchName, ...] = ()
+        self._pid = os.getpid()
+        _connections.add(self)
+
+    def queue(self, message: tuple[Any, ...]) -> None:
+        """Send a message with the next ``flush``."""
+        self._unsent.append(message)
+
+    def flush(self) -> None:
+        """Send all queued messages as one, because each message wakes the node."""
+        queued = []
+        while self._unsent:
+            queued.append(self._unsent.popleft())
+        if len(queued) > 1:
+            self.wire.send(Several([VOCABULARY.pack(message) for message in queued]))
+        elif queued:
+            self.wire.send(queued[0])
+
+    def tidy(self) -> None:
+        """Prepare views of free slots before the next batch comes: later the loop would wait."""
+        for slot in self._slots.values():
+            if slot.stale:
+                slot.refresh()
+                if self._layout is not None and slot.size >= self._layout.places[-1]:
+                    buffer = slot.buffer()
+                    columns = self._layout.columns(buffer)
+                    slot.views = _SlotViews(self._layout, buffer, columns)
+
+    def taken(self, name: BatchName) -> None:
+        """Report that the training loop has taken a batch.
+
+        The message is queued: as a rule the loop soon releases the batch before and asks for the
+        next, and the three messages are then sent together.
+        """
+        self._recent = (*self._recent, name)[-2:]
+        self.queue(Took(*name[1:]))
+
+    def release(self, name: BatchName, *, getpid: Callable[[], int] = os.getpid) -> None:
+        """Report that this process no longer uses a batch.
+
+        The garbage collector calls this at any point of the program, so it must neither block nor
+        take a lock. It may also run at the end of the interpreter, after ``os`` is gone.
+        """
+        if getpid() != self._pid:
+            return  # a forked process releases only its copies
+        message = Released(*name[1:])
+        if name in self._recent[:1]:
+            self._unsent.append(message)
+            return
+        try:
+            self.wire.post(message)
+        except BlockingIOError:
+            self._unsent.append(message)
+        except OSError:
+            pass  # the node has ended, and its record of held batches with it
+
+    def value(self, name: BatchName, given: BatchGiven, fds: list[int], leases: Leases) -> Any:
+        """The batch that the node has given. It is released when the last view of it is gone.
+
+        ``leases`` gets an entry for it until then.
+        """
+        rows, nbytes, beside = given.rows, given.nbytes, given.beside
+        if given.layout is not None:
+            self._layout = unpack(given.layout)
+        if given.slot is None:
+            self.release(name)
+            return None
+        layout = None if given.whole else self._layout
+        slot = self._slot(given.slot, fds, nbytes if layout is None else layout.places[-1])
+        views, slot.views = slot.views, None
+        if layout is None:
+            return unpack(memoryview(self._lease(slot, name, leases)).cast("B")[:nbytes])
+        if views is not None and views.layout is layout and rows == layout.rows:
+            self._lease(slot, name, leases, views.buffer)
+            leaves = views.columns
+        else:
+            leaves = layout.columns(self._lease(slot, name, leases), rows)
+        for leaf, objects in (unpack(beside) if beside is not None else {}).items():
+            leaves[leaf] = objects
+        return fill(layout.skeleton, leaves)
+
+    def _slot(self, number: int, fds: list[int], needed: int) -> _MappedSlot:
+        known, forgotten = self._known.touch(number)
+        if not known:
+            self._slots[number] = _MappedSlot(fds[0])
+        if forgotten is not None:
+            del self._slots[forgotten]
+        slot = self._slots[number]
+        slot.refresh(needed)
+        return slot
+
+    def _lease(self, slot: _MappedSlot, name: BatchName, leases: Leases, buffer: Any = None) -> Any:
+        """A buffer over the slot. When the last view of it is gone, the batch is released."""
+        buffer = slot.buffer() if buffer is None else buffer
+        release, lease = self.release, object()
+
+        def end(_: object) -> None:
+            leases.pop(lease, None)
+            slot.stale = True
+            release(name)
+
+        leases[lease] = weakref.ref(buffer, end)
+        return buffer
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_after_fork() -> None:
+    # While the child has a copy of the socket, the node cannot see that this member has gone.
+    for connection in list(_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
+
+
+class _SlotViews(NamedTuple):
+    """Views of a slot, made in advance for a batch of this layout."""
+
+    layout: Layout
+    buffer: Any
+    columns: list[Any]
+
+
+class _MappedSlot:
+    """A slot of the node, mapped privately: only this process sees what it writes there.
+
+    ``stale``: the batch in it was released, and the mapping may still show what was written here.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.size = 0
+        self.stale = False
+        self.views: _SlotViews | None = None
+        weakref.finalize(self, os.close, fd)
+
+    def refresh(self, needed: int = 0) -> None:
+        """Show the current content of the slot, of ``needed`` bytes, not earlier writes."""
+        if needed > self.size:  # the slot is new, or a worker has extended it
+            size = os.fstat(self.fd).st_size
+            writable = mmap.PROT_READ | mmap.PROT_WRITE
+            self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            self.size = size
+        elif self.stale:
+            self.map.madvise(mmap.MADV_DONTNEED)
+        self.stale = False
+
+    def buffer(self) -> Any:
+        return (ctypes.c_char * self.size).from_buffer(self.map)
