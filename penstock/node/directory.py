@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from penstock.engine.pools.runner import Work, WorkerInfo
-from penstock.engine.pools.worker import Init
+from penstock.engine.pools.worker import WorkerInit
 from penstock.pipeline import Pipeline
 
 
@@ -14,7 +14,7 @@ def looks_around(pipeline: Pipeline) -> bool:
     """Whether something on the road is not Penstock's own, and so may look for files by itself."""
     collate = None if pipeline.batching is None else pipeline.batching.collate
     ours = not pipeline.source.runs_user_code and collate is None
-    return not (ours and all(stop.careful for stop in pipeline.stops))
+    return not (ours and all(stop.preserves_input for stop in pipeline.stops))
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class InDirectory:
     """Has a worker process go to a directory before it does anything."""
 
     directory: str
-    then: Init | None = None
+    then: WorkerInit | None = None
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         os.chdir(self.directory)

@@ -16,7 +16,7 @@ from penstock.engine.build import Assembly, Recipe
 from penstock.engine.feed import Ready
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.messages import pack_error
-from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
 from penstock.node.directory import InDirectory, looks_around
 from penstock.node.protocol import (
@@ -49,7 +49,7 @@ class Peer:
         self.part = ""
         self.group: Group | None = None
         self.since = time.time()
-        self._known = Known()
+        self._known = MappedSlots()
         self._layout: Layout | None = None
 
     def send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
@@ -273,7 +273,7 @@ class Group:
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:
-            name, _ = self._names.pop(id(ready.plan))
+            name, _ = self._names.pop(id(ready.batch_keys))
             self._carry_out(self._came(name, ready.value))
 
     def _came(self, name: Name, value: Staged | FailedBatch) -> list[Decision]:

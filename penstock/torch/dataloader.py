@@ -15,7 +15,7 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
-from penstock.engine.pools.launch import Start
+from penstock.engine.pools.launch import StartMethod
 from penstock.errors import ErrorCode, PipelineError
 from penstock.loader import Custom, Loader
 from penstock.options import Options
@@ -327,7 +327,7 @@ def _ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def _start(context: Any) -> Start:
+def _start(context: Any) -> StartMethod:
     """Our own worker program stands in for spawn and forkserver; fork is fork."""
     if context is None:
         return "program"

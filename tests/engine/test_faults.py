@@ -241,7 +241,7 @@ def test_keeping_more_than_the_budget_says_so_and_freeing_goes_on() -> None:
     for options in KINDS[1:]:
         with pipeline.loader(**options, memory="400KB") as loader:
             epoch = iter(loader)
-            kept = []
+            kept: list[Any] = []
             with pytest.raises(SlotError, match="Copy what you keep"):
                 kept.extend(epoch)
             assert len(kept) >= 3
@@ -372,7 +372,7 @@ def test_a_forgotten_loader_is_collected_with_its_workers() -> None:
     try:
         for options in KINDS[1:]:
             loader = ps.from_dataset(np.arange(100.0)).cache("1MB").batch(4).loader(**options)
-            engine = weakref.ref(loader._running())
+            engine = weakref.ref(loader._running_feed())
             for _ in range(2):  # an epoch, and into the next
                 next(iter(loader))
                 for _ in loader:

@@ -15,7 +15,7 @@ from penstock.keyed import Keys
 from penstock.source.source import Source
 from penstock.stops.batch import stack
 from penstock.stops.road import Road
-from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.stops.stop import Step, StepContext, Stop, Upstream
 
 
 class Time:
@@ -43,13 +43,13 @@ class Slow(Stop):
     """... and so long to prepare, and four at a time are best."""
 
     seconds: float
-    together: ClassVar[int] = 4
+    preferred_group: ClassVar[int] = 4
 
     @property
     def name(self) -> str:
         return "slow"
 
-    def step(self, site: Site) -> Step:
+    def step(self, context: StepContext) -> Step:
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             samples = upstream(keys)
             Time.now += self.seconds * len(samples)

@@ -36,23 +36,23 @@ def test_older_batches_come_first() -> None:
 def test_pieces_follow_the_cost_of_a_sample() -> None:
     schedule = Schedule(4)
     schedule.open(0, 64)
-    assert schedule.tiny(64) == 8
+    assert schedule.piece_size(64) == 8
     piece = schedule.take(0)
     assert piece is not None
     schedule.done(piece.id, piece.count * PIECE_SECONDS / 3)
-    assert schedule.tiny(64) == 3
+    assert schedule.piece_size(64) == 3
     cheap = Schedule(4)
     cheap.open(0, 64)
     piece = cheap.take(0)
     assert piece is not None
     cheap.done(piece.id, piece.count * 1e-6)
-    assert cheap.tiny(64) == 64
+    assert cheap.piece_size(64) == 64
     dear = Schedule(4)
     dear.open(0, 64)
     piece = dear.take(0)
     assert piece is not None
     dear.done(piece.id, piece.count * 1.0)
-    assert dear.tiny(64) == 1
+    assert dear.piece_size(64) == 1
 
 
 def test_a_pinned_piece_goes_to_its_worker_only() -> None:

@@ -93,7 +93,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any batch is a large one, in pieces of four samples."""
     monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", Threads)
     monkeypatch.setattr("penstock.engine.slot_policy.LARGE", 0)
-    monkeypatch.setattr("penstock.engine.schedule.Schedule.tiny", lambda self, rows: 4)
+    monkeypatch.setattr("penstock.engine.schedule.Schedule.piece_size", lambda self, rows: 4)
 
 
 @pytest.fixture

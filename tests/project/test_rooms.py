@@ -109,7 +109,7 @@ def test_imports_point_upwards_only() -> None:
 
 
 def test_stops_do_not_know_each_other() -> None:
-    contract = {f"penstock.stops.{name}" for name in ("field", "hold", "placement", "stop")}
+    contract = {f"penstock.stops.{name}" for name in ("field", "hold", "stop")}
     for path in sorted((ROOT / "stops").glob("*.py")):
         known = {module for module in imports(path) if module.startswith("penstock.stops.")}
         assert known <= contract, path

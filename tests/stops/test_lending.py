@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.operation import Operation
-from penstock.stops.hold import keeps_samples, stored, taken
+from penstock.stops.hold import from_stored, keeps_samples, to_stored
 from penstock.store.value import Lent
 
 SIDE = 24
@@ -92,10 +92,10 @@ def test_a_cache_on_disk_does_not_lend(tmp_path: Path) -> None:
 
 def test_objects_are_never_lent() -> None:
     plain = (np.zeros(3), 1, "a", b"b", {"x": [1.5, np.float32(2)]})
-    assert taken(stored(plain, True)) is plain
+    assert from_stored(to_stored(plain, True)) is plain
     for odd in (object, [set()], np.array([{}], dtype=object), {"x": bytearray(b"x")}):
-        assert not isinstance(stored(odd, True), Lent)
-    assert not isinstance(stored(plain, False), Lent)
+        assert not isinstance(to_stored(odd, True), Lent)
+    assert not isinstance(to_stored(plain, False), Lent)
 
 
 def operations() -> list[Operation]:

@@ -344,7 +344,7 @@ class TestAuto:
 
     @staticmethod
     def choose(loader: Loader, chosen: dict[str, Any]) -> None:
-        loader._use(placed(loader._written, chosen), chosen, None)
+        loader._switch_to(placed(loader._written, chosen), chosen, None)
 
     def test_a_resume_does_what_was_chosen_then(self) -> None:
         with self.road().loader(workers=0, seed=1) as loader:

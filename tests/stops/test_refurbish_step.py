@@ -15,8 +15,9 @@ from penstock.errors import PipelineError
 from penstock.keyed import Keys
 from penstock.order import Generations
 from penstock.stats import Tally
-from penstock.stops.refurbish import Refurbish, place
-from penstock.stops.stop import Site, StageFailure
+from penstock.stops.hold import store_key
+from penstock.stops.refurbish import Refurbish
+from penstock.stops.stop import StageFailure, StepContext
 from penstock.store import LmdbStore
 from penstock.store.encoding import Encoding
 
@@ -55,17 +56,17 @@ def refurbish(store: LmdbStore, kept: int = N, reuse: int = 3, encode: str = "ra
     return Refurbish(reuse, encode=encode, number=1, store=store, generations=generations)
 
 
-def site() -> Site:
-    return Site(seed=7, tally=Tally(3, 2))
+def new_context() -> StepContext:
+    return StepContext(seed=7, tally=Tally(3, 2))
 
 
 def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: LmdbStore) -> None:
-    stop, upstream, here = refurbish(store, kept=20), Upstream(), site()
-    step, generations = stop.step(here), stop.generations
+    stop, upstream, context = refurbish(store, kept=20), Upstream(), new_context()
+    step, generations = stop.step(context), stop.generations
     assert generations is not None
     for epoch in range(8):
         upstream.asked.clear()
-        here.tally.clear()
+        context.tally.clear()
         found = step(Keys(epoch, list(range(N)), list(range(N))), upstream)
         versions = [generations.generation(index, epoch) for index in range(N)]
         assert [row.tolist() for row in found] == [
@@ -73,8 +74,8 @@ def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Lmdb
         ]
         fresh = [index for index in range(N) if generations.is_fresh(index, epoch)]
         assert sorted(upstream.asked) == [(index, versions[index]) for index in fresh]
-        assert here.tally.misses == [0, len(fresh)]
-        assert here.tally.hits == [0, N - len(fresh)]
+        assert context.tally.misses == [0, len(fresh)]
+        assert context.tally.hits == [0, N - len(fresh)]
     held = store.keys()
     kept = {key // 2 for key in held}
     assert kept == {index for index in range(N) if generations.keeps(index)}
@@ -84,7 +85,7 @@ def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Lmdb
 def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
     for stop in (refurbish(store, kept=0), refurbish(store, reuse=1)):
         upstream = Upstream()
-        step = stop.step(site())
+        step = stop.step(new_context())
         for _ in range(2):
             step(Keys(4, [1, 2]), upstream)
         assert upstream.asked == [(1, 4), (2, 4)] * 2
@@ -94,7 +95,7 @@ def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg", "jpeg:50"])
 def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: str) -> None:
     stop, upstream = refurbish(store, encode=encode), Upstream(image=True)
-    step = stop.step(site())
+    step = stop.step(new_context())
     first = [sample.copy() for sample in step(Keys(0, list(range(5))), upstream)]
     again = step(Keys(0, list(range(5))), upstream)
     assert len(upstream.asked) == 5
@@ -110,7 +111,7 @@ def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: st
 def test_working_in_place_on_a_sample_changes_none_that_is_kept(
     store: LmdbStore, encode: str
 ) -> None:
-    step, upstream = refurbish(store, encode=encode).step(site()), Upstream(image=True)
+    step, upstream = refurbish(store, encode=encode).step(new_context()), Upstream(image=True)
     [sample] = step(Keys(0, [3]), upstream)
     expected = sample.copy()
     for _ in range(3):
@@ -126,24 +127,24 @@ def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
     gone = LmdbStore(tmp_path / "gone", budget=1_000_000)
     gone.destroy()
     for store in (full, gone):
-        upstream, here = Upstream(), site()
-        step = refurbish(store).step(here)
+        upstream, context = Upstream(), new_context()
+        step = refurbish(store).step(context)
         for _ in range(2):
             assert [row[0] for row in step(Keys(0, [4, 5]), upstream)] == [4, 5]
         assert upstream.asked == [(4, 0), (5, 0)] * 2
-        assert here.tally.misses[1] == 4
+        assert context.tally.misses[1] == 4
     full.destroy()
 
 
 def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
-    stop, upstream, here = refurbish(store), Upstream(), site()
-    step = stop.step(here)
+    stop, upstream, context = refurbish(store), Upstream(), new_context()
+    step = stop.step(context)
     step(Keys(0, [4]), upstream)
     environment = store._attached()
     assert environment is not None
 
     def flip(transaction: Any) -> None:
-        key = place(4, 0).to_bytes(8, "little")
+        key = store_key(4, 0).to_bytes(8, "little")
         value = bytearray(transaction.get(key))
         value[-1] ^= 1
         transaction.put(key, value)
@@ -152,20 +153,20 @@ def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
     with pytest.warns(RuntimeWarning, match="damaged bytes"):
         [found] = step(Keys(0, [4]), upstream)
     assert found.tolist() == [4, 0, 0.5]
-    assert (here.tally.corrupt, here.tally.misses[1], here.tally.hits[1]) == (1, 2, 0)
+    assert (context.tally.corrupt, context.tally.misses[1], context.tally.hits[1]) == (1, 2, 0)
     step(Keys(0, [4]), upstream)
-    assert here.tally.hits[1] == 1
+    assert context.tally.hits[1] == 1
 
 
 def test_a_trial_keeps_nothing(store: LmdbStore) -> None:
-    here, upstream = site(), Upstream()
-    here.trial = True
-    refurbish(store).step(here)(Keys(0, [1]), upstream)
+    context, upstream = new_context(), Upstream()
+    context.trial = True
+    refurbish(store).step(context)(Keys(0, [1]), upstream)
     assert len(store) == 0
 
 
 def test_a_sample_that_cannot_be_kept_is_named(store: LmdbStore) -> None:
-    step = refurbish(store).step(site())
+    step = refurbish(store).step(new_context())
     with pytest.raises(StageFailure) as found:
         step(Keys(0, [6]), lambda keys: [(byte for byte in b"never pickled")])
     assert (found.value.stage, found.value.index) == ("refurbish", 6)
@@ -177,22 +178,22 @@ def test_a_failure_above_keeps_its_name(store: LmdbStore) -> None:
         raise StageFailure("decode", keys.indices[0])
 
     with pytest.raises(StageFailure) as found:
-        refurbish(store).step(site())(Keys(0, [6]), broken)
+        refurbish(store).step(new_context())(Keys(0, [6]), broken)
     assert (found.value.stage, found.value.index) == ("decode", 6)
 
 
 def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: LmdbStore) -> None:
     stop, upstream = refurbish(store), Upstream()
-    stop.step(site())(Keys(0, [1, 2]), upstream)
+    stop.step(new_context())(Keys(0, [1, 2]), upstream)
     copy = pickle.loads(pickle.dumps(stop))
-    found = copy.step(site())(Keys(0, [2, 1]), upstream)
+    found = copy.step(new_context())(Keys(0, [2, 1]), upstream)
     assert [row[0] for row in found] == [2, 1]
     assert len(upstream.asked) == 2
 
 
 def test_without_a_store_it_does_not_run() -> None:
     with pytest.raises(PipelineError, match="only through a loader"):
-        Refurbish(3).step(site())
+        Refurbish(3).step(new_context())
 
 
 def test_it_is_known_by_what_changes_batches(store: LmdbStore) -> None:
