@@ -1,4 +1,4 @@
-"""The refurbish stop by itself: what it asks for, what it keeps, and what it counts."""
+"""The refurbish stop alone: the keys it asks for, the samples it keeps, and its counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = 30
 
 
 class Upstream:
-    """Answers with what it was asked for, and remembers it."""
+    """Returns the samples of the keys it gets, and records the keys."""
 
     def __init__(self, image: bool = False) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -46,9 +46,9 @@ class Upstream:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LmdbStore]:
-    found = LmdbStore(tmp_path / "store", budget=50_000_000)
-    yield found
-    found.destroy()
+    store = LmdbStore(tmp_path / "store", budget=50_000_000)
+    yield store
+    store.destroy()
 
 
 def refurbish(store: LmdbStore, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
@@ -60,7 +60,7 @@ def new_context() -> StepContext:
     return StepContext(seed=7, tally=Tally(3, 2))
 
 
-def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: LmdbStore) -> None:
+def test_it_asks_upstream_by_generation_and_only_for_missing_samples(store: LmdbStore) -> None:
     stop, upstream, context = refurbish(store, kept=20), Upstream(), new_context()
     step, generations = stop.step(context), stop.generations
     assert generations is not None
@@ -82,7 +82,7 @@ def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Lmdb
     assert len(kept) == 20
 
 
-def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
+def test_samples_that_are_not_kept_come_from_upstream_every_time(store: LmdbStore) -> None:
     for stop in (refurbish(store, kept=0), refurbish(store, reuse=1)):
         upstream = Upstream()
         step = stop.step(new_context())
@@ -93,7 +93,7 @@ def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg", "jpeg:50"])
-def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: str) -> None:
+def test_kept_and_fresh_samples_are_equal(store: LmdbStore, encode: str) -> None:
     stop, upstream = refurbish(store, encode=encode), Upstream(image=True)
     step = stop.step(new_context())
     first = [sample.copy() for sample in step(Keys(0, list(range(5))), upstream)]
@@ -108,7 +108,7 @@ def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: st
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg"])
-def test_working_in_place_on_a_sample_changes_none_that_is_kept(
+def test_changing_a_sample_in_place_does_not_change_the_kept_one(
     store: LmdbStore, encode: str
 ) -> None:
     step, upstream = refurbish(store, encode=encode).step(new_context()), Upstream(image=True)
@@ -122,7 +122,7 @@ def test_working_in_place_on_a_sample_changes_none_that_is_kept(
 
 
 @pytest.mark.filterwarnings("ignore:the store:RuntimeWarning")
-def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
+def test_a_store_that_cannot_store_causes_no_error(tmp_path: Path) -> None:
     full = LmdbStore(tmp_path / "full", budget=0, overshoot=0)
     gone = LmdbStore(tmp_path / "gone", budget=1_000_000)
     gone.destroy()
@@ -136,7 +136,7 @@ def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
     full.destroy()
 
 
-def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
+def test_a_damaged_value_counts_as_a_miss(store: LmdbStore) -> None:
     stop, upstream, context = refurbish(store), Upstream(), new_context()
     step = stop.step(context)
     step(Keys(0, [4]), upstream)
@@ -173,7 +173,7 @@ def test_a_sample_that_cannot_be_kept_is_named(store: LmdbStore) -> None:
     assert found.value.__cause__ is not None
 
 
-def test_a_failure_above_keeps_its_name(store: LmdbStore) -> None:
+def test_a_failure_upstream_keeps_its_stage_name(store: LmdbStore) -> None:
     def broken(keys: Keys) -> list[Any]:
         raise StageFailure("decode", keys.indices[0])
 
@@ -182,7 +182,7 @@ def test_a_failure_above_keeps_its_name(store: LmdbStore) -> None:
     assert (found.value.stage, found.value.index) == ("decode", 6)
 
 
-def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: LmdbStore) -> None:
+def test_it_can_be_pickled_and_workers_share_its_store(store: LmdbStore) -> None:
     stop, upstream = refurbish(store), Upstream()
     stop.step(new_context())(Keys(0, [1, 2]), upstream)
     copy = pickle.loads(pickle.dumps(stop))
@@ -196,7 +196,7 @@ def test_without_a_store_it_does_not_run() -> None:
         Refurbish(3).step(new_context())
 
 
-def test_it_is_known_by_what_changes_batches(store: LmdbStore) -> None:
+def test_its_fingerprint_has_only_settings_that_change_batches(store: LmdbStore) -> None:
     stop = refurbish(store)
     assert stop.name == "refurbish"
     same = replace(stop, budget=5, where="disk", number=4, store=None, generations=None)
