@@ -12,15 +12,15 @@ from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import check_dealing, check_state, describe
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue
-from penstock.engine.plan import plan_of
+from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.launch import StartMethod
-from penstock.engine.pools.worker import WorkerInit
+from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.node.share import attached, check_shared
 from penstock.options import Options, is_whole
-from penstock.order import Cursor, Plan
+from penstock.order import Cursor
 from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Stats
@@ -41,7 +41,7 @@ class Custom:
     - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
     """
 
-    plan: Callable[[int, int, bool], Plan] | None = None
+    plan: Sampling | None = None
     init: WorkerInit | None = None
     start: StartMethod = "program"
     convert: Callable[[Any], Any] | None = None
@@ -335,7 +335,7 @@ class Loader:
         self,
         pipeline: Pipeline | None = None,
         options: Options | None = None,
-        plan: Callable[[int, int, bool], Plan] | None = None,
+        plan: Sampling | None = None,
     ) -> Loader:
         """A new loader with the same ``Custom``, but for ``plan``; without one it has an order."""
         custom = replace(self._custom, plan=plan)

@@ -13,8 +13,7 @@ from penstock.engine.keepers import Keepers
 from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
 from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.pool import Pool
-from penstock.engine.pools.runner import Work
-from penstock.engine.pools.worker import WorkerInit
+from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
@@ -74,7 +73,7 @@ class Assembly:
             options,
             recipe.kept,
             shared=choice.own_processes,
-            elsewhere=choice.kind == "node",
+            in_node=choice.kind == "node",
             shared_stores=shared_stores,
         )
         road = self.keepers.road

@@ -28,7 +28,7 @@ class Keepers:
       which samples are always fresh. ``None``: the number follows from the budget of refurbish,
       and a few samples are prepared to learn their size.
     - ``shared``: workers are processes.
-    - ``elsewhere``: a node keeps the samples, so this process has no statistics of them.
+    - ``in_node``: a node keeps the samples, so this process has no statistics of them.
     - ``shared_stores``: the caches that several pipelines of a node share.
     """
 
@@ -39,10 +39,10 @@ class Keepers:
         kept: int | None = None,
         *,
         shared: bool,
-        elsewhere: bool = False,
+        in_node: bool = False,
         shared_stores: SharedStores | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._in_node = in_node
         self._keepers: list[Keeper] = []
         self._claims: list[Path] = []
         self._restarted = False
@@ -130,7 +130,7 @@ class Keepers:
     def stats(self, answered: Sequence[tuple[int, int]]) -> Held:
         """The statistics of the stops that keep samples, given the (hits, misses) of each."""
         held = Held()
-        if self._elsewhere:
+        if self._in_node:
             return held  # `penstock status` shows the statistics of the node
         for keeper, (hits, misses) in zip(self._keepers, answered, strict=True):
             held = keeper.stats(held, hits, misses)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from penstock.engine.pools.runner import Work, WorkerInfo
-from penstock.engine.pools.worker import WorkerInit
+from penstock.engine.pools.runner import Work, WorkerInfo, WorkerInit
 from penstock.pipeline import Pipeline
 
 

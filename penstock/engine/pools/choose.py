@@ -10,9 +10,8 @@ from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool
-from penstock.engine.pools.runner import Work
+from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.pools.threads import ThreadPool
-from penstock.engine.pools.worker import WorkerInit
 from penstock.errors import PipelineError
 from penstock.stops.batch import Collate, Pad
 from penstock.stops.road import Road, draws_globally

@@ -27,10 +27,9 @@ from penstock.engine.pools.messages import (
     outcome_of,
 )
 from penstock.engine.pools.pool import Desk, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.pools.worker import WorkerInit
 from penstock.engine.slots import shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack

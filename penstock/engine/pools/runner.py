@@ -54,6 +54,10 @@ class WorkerInfo:
     process: bool
 
 
+WorkerInit = Callable[[WorkerInfo, Work], None]
+"""Called in each worker before its first task."""
+
+
 @dataclass(slots=True)
 class TaskReport:
     """The facts about a finished task; the samples themselves are in the slot or the outcome.
@@ -89,7 +93,7 @@ class Runner:
         self,
         work: Work,
         info: WorkerInfo,
-        init: Callable[[WorkerInfo, Work], None] | None = None,
+        init: WorkerInit | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.work = work
@@ -190,14 +194,14 @@ class Runner:
         self._began = self._clock()
         return TaskReport()
 
-    def _end(self, report: TaskReport, rows: int, asked: int, started: float) -> TaskReport:
+    def _end(self, report: TaskReport, rows: int, prepared: int, started: float) -> TaskReport:
         report.busy = self._clock() - started
         report.rows = rows
         report.tally = self._road.context.tally.as_list()
         report.offers = list(self._road.context.offers)
-        if asked:
-            self._cost = report.busy / asked
-            self._reading = self._road.context.tally.seconds[0] / asked
+        if prepared:
+            self._cost = report.busy / prepared
+            self._reading = self._road.context.tally.seconds[0] / prepared
         return report
 
     def unfinished(self) -> TaskReport:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.pools.messages import (
@@ -28,14 +27,11 @@ from penstock.engine.pools.messages import (
     done_message,
 )
 from penstock.engine.pools.pool import Outcome, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
 from penstock.serialize import pack, unpack
-
-WorkerInit = Callable[[WorkerInfo, Work], None]
-"""Called in each worker before its first task."""
 
 
 class WorkerSlot(Slot):
