@@ -1,4 +1,4 @@
-"""Every test leaves nothing behind: no process, no thread of ours, no file in shared memory."""
+"""Checks that no test leaves a process, a thread of Penstock or a file in shared memory behind."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import pytest
 from penstock.engine.pools.processes import ProcessPool
 
 collect_ignore = ["penstock/torch/lightning.py"]
-"""To import it is to import Lightning, which may be missing, or lack a torchvision that loads."""
+"""It imports Lightning, which may be missing, or may fail to import torchvision."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell ignores Ctrl-C for what it runs in the background, and so would all that tests start.
+    # A shell makes background jobs ignore Ctrl-C, and programs that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
@@ -39,7 +39,7 @@ def _workers() -> list[psutil.Process]:
 
 def _command(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return list(process.cmdline())
     except psutil.Error:
         return []
 
@@ -61,7 +61,7 @@ def _leftovers() -> list[str]:
 
 @pytest.fixture
 def no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all work done in worker processes, also while they start."""
+    """Prepare all samples in worker processes, also while these start."""
     monkeypatch.setattr(ProcessPool, "help", lambda self: False)
 
 
@@ -71,7 +71,7 @@ def nothing_left_behind() -> Iterator[None]:
     if not _leftovers():
         return
     gc.collect()
-    # A killed process takes a moment to be gone; what is really left does not go.
+    # A killed process takes a moment to end; a real leftover stays.
     deadline = time.monotonic() + 10
     while (left := _leftovers()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -79,9 +79,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _import_torchvision() -> Any:
-    """torchvision, also where its compiled operators do not fit the torch that is installed.
+    """torchvision, even if its compiled operators do not fit the installed torch.
 
-    Its transforms need none of them, and its import only asks that two exist.
+    Its transforms need none of the operators; its import only checks that two of them exist.
     """
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
@@ -103,8 +103,8 @@ def torchvision() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = _import_torchvision()
+            module = _import_torchvision()
             importlib.import_module("torchvision.transforms.v2.functional")
         except (ImportError, RuntimeError) as error:
             pytest.skip(f"torchvision cannot be imported: {error}")
-    return found
+    return module

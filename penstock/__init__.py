@@ -45,8 +45,8 @@ __all__ = [
     "progress",
 ]
 
-# Looked up when first asked for, so that workers and the command line load only what they use.
-_HOMES = {
+# Imported on first use, so that workers and the command line load only what they need.
+_MODULES = {
     "Loader": "penstock.loader",
     "Order": "penstock.order",
     "PenstockError": "penstock.errors",
@@ -64,10 +64,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in ("audio", "image"):
         return importlib.import_module(f"penstock.{name}")
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

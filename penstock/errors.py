@@ -4,15 +4,15 @@
 
     PenstockError
     ├── PipelineError (ValueError)      the pipeline or an argument is wrong, found when built
-    │   └── FingerprintError            something cannot be identified stably
-    ├── SourceError                     the data is not there, or cannot be read
-    ├── SampleError                     one sample failed: names it, the stage and the cause
-    │   ├── ShapeError                  it does not fit beside the others of its batch
+    │   └── FingerprintError            a callable or object has no stable fingerprint
+    ├── SourceError                     the data is missing or cannot be read
+    ├── SampleError                     one sample failed; has its name, the stage and the cause
+    │   ├── ShapeError                  it does not have the shape of the others of its batch
     │   └── DeadlySampleError           it killed, or hung, its worker twice
-    ├── WorkerError                     a worker could not be started or kept alive
+    ├── WorkerError                     a worker could not start, died or hangs
     ├── SlotError                       the loop keeps more batches than the memory budget allows
     ├── StoreError                      a store cannot be opened
-    ├── ReportError (ValueError)        an analysis cannot be made, or its report not read
+    ├── ReportError (ValueError)        an analysis is impossible, or its report cannot be read
     ├── StateError (ValueError)         a checkpoint does not belong to this loader
     └── MissingExtraError (ImportError) an optional package is not installed
 """
@@ -33,11 +33,11 @@ ErrorCode = Literal[
     "no-transforms",
     "iterable-dataset",
 ]
-"""Errors that callers tell apart by code; messages may be reworded at any time."""
+"""Identifies errors that callers react to; messages may be reworded at any time."""
 
 
 class PipelineError(PenstockError, ValueError):
-    """A pipeline, or an argument of one, that cannot work. Raised when it is built.
+    """The pipeline or an argument is wrong. Raised when the pipeline or loader is made.
 
     ``code`` identifies the errors that other code reacts to; ``None`` for all others.
     """
@@ -57,18 +57,20 @@ def _rebuild_pipeline_error(
 
 
 class FingerprintError(PipelineError):
-    """A callable or object that cannot be identified in the same way in every process."""
+    """A callable or object that has no fingerprint that is the same in every process."""
 
 
 class SourceError(PenstockError):
-    """Data that is not there or cannot be read."""
+    """The data is missing or cannot be read."""
 
 
 class SampleError(PenstockError):
-    """A sample that failed.
+    """A sample failed.
 
-    ``index`` is its place in the source, ``name`` what a person would call it (a path, a row),
-    ``stage`` the stop that failed and ``details`` the traceback from wherever it ran.
+    - ``index``: its position in the source.
+    - ``name``: its name for users, such as a path or a row of a file.
+    - ``stage``: the stage that failed.
+    - ``details``: the traceback in the worker.
     """
 
     def __init__(
@@ -99,36 +101,37 @@ def _rebuild_sample_error(
 
 
 class ShapeError(SampleError):
-    """A sample that does not fit beside the others of its batch."""
+    """A sample does not have the shape of the others of its batch."""
 
 
 class DeadlySampleError(SampleError):
-    """A sample that killed, or hung, the worker that prepared it, twice."""
+    """A sample killed, or hung, the worker that prepared it, twice."""
 
 
 class WorkerError(PenstockError):
-    """A worker that could not be started or kept alive."""
+    """A worker could not start, died or hangs."""
 
 
 class SlotError(PenstockError):
-    """The loop keeps more batches than the memory budget allows."""
+    """The training loop keeps more batches than the memory budget allows."""
 
 
 class StoreError(PenstockError):
-    """A store that cannot be opened."""
+    """A store cannot be opened."""
 
 
 class ReportError(PenstockError, ValueError):
-    """An analysis that cannot be made, or a report of one that cannot be read."""
+    """An analysis is impossible, or its report cannot be read."""
 
 
 class StateError(PenstockError, ValueError):
-    """A checkpoint that does not belong to this loader."""
+    """A checkpoint does not belong to this loader."""
 
 
 class MissingExtraError(PenstockError, ImportError):
-    """An optional package that is not installed; the message has the command that installs it."""
+    """An optional package is not installed; the message has the command that installs it."""
 
     @classmethod
     def of(cls, what: str, needs: str, extra: str) -> MissingExtraError:
+        """The error for a feature (``what``) that needs a package from an extra."""
         return cls(f'{what} needs {needs}: pip install "penstock[{extra}]"')

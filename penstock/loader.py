@@ -1,4 +1,4 @@
-"""The loader: iterates a pipeline, says where it stands, and cleans up after itself."""
+"""The loader: iterates a pipeline, saves and restores its position, and ends its workers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import check_dealing, check_state, describe
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue
-from penstock.engine.plan import plan_of
+from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
-from penstock.engine.pools.launch import Start
-from penstock.engine.pools.worker import Init
+from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.node.share import attach, check_shared
 from penstock.options import Options, is_whole
-from penstock.order import Cursor, Plan
+from penstock.order import Cursor
 from penstock.order.plan import Batches
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
@@ -30,24 +30,32 @@ from penstock.watch.publish import Publisher
 
 @dataclass(frozen=True)
 class Custom:
-    """What adapters to frameworks put in place of the defaults."""
+    """What adapters to frameworks, such as torch, replace in a loader.
 
-    plan: Callable[[int, int, bool], Plan] | None = None
-    init: Init | None = None
-    start: Start = "program"
+    - ``plan``: makes the plan of a user's sampler from (samples, batch size, drop_last).
+    - ``init``: called in each worker before its first task.
+    - ``start``: how worker processes are started.
+    - ``convert``: turns each batch into what the framework uses.
+    - ``fallback``: collates a batch whose samples do not share one layout.
+    - ``order_name``: the order in checkpoints, if a sampler decides it.
+    - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
+    """
+
+    plan: Sampling | None = None
+    init: WorkerInit | None = None
+    start: StartMethod = "program"
     convert: Callable[[Any], Any] | None = None
     fallback: Collate = stack
     order_name: str = ""
     recheck: bool = False
-    """The dataset may be changed between epochs, and workers must see that."""
 
 
 class Loader:
     """Iterates a pipeline; made by ``Pipeline.loader``.
 
-    Each ``for`` loop is one epoch. Workers start with the first one and stay; the first batches
-    of the next epoch are prepared while the last ones of this are consumed. Batches are views of
-    shared memory that is used again when nothing looks at it any more.
+    Each ``for`` loop is one epoch. Workers start with the first epoch and stay. The first batches
+    of the next epoch are prepared while the last ones of this epoch are used. Batches are views of
+    shared memory, which is used again once all references to a batch are gone.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -63,16 +71,13 @@ class Loader:
     """
 
     def __init__(self, pipeline: Pipeline, options: Options, custom: Custom | None = None) -> None:
-        batch = pipeline.batching
-        if batch is None:
-            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        self._batch = batching_of(pipeline)
         self._custom = custom or Custom()
         self._written = pipeline
         self.options = options
         self.choice: Choice = self._recipe(pipeline, None).choice()
         shared = self.choice.own_processes
         self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
-        self._batch = batch
         if options.share is not None:
             check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
@@ -82,20 +87,20 @@ class Loader:
         self._closed = False
         self._cursor = Cursor()
         self._settled = False
-        self._begun = False
-        self._at: Cursor | None = None
+        self._in_epoch = False
+        self._feed_cursor: Cursor | None = None
         self._batches: Batches | None = None
-        # An epoch refers to its loader, so the loader knows epochs by number only: a reference
-        # cycle would keep both alive.
-        self._epochs = 0
-        self._live = Publisher(self)
+        # An epoch refers to its loader. The loader identifies epochs by number, because a
+        # reference cycle would keep both alive.
+        self._epoch_count = 0
+        self._publisher = Publisher(self)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
         custom = self._custom
         return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
 
     def _assemble(self, kept: int | None) -> None:
-        """Make the stores, and the plan, which depends on how many samples refurbish keeps."""
+        """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known."""
         self._assembly = Assembly(self._recipe(self.pipeline, kept), self.choice)
         self._meter = self._assembly.meter
         self._plan = plan_of(
@@ -111,19 +116,22 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._check_usable()
-        if self._begun:
-            # The last loop was left before its end; a new one is a new epoch.
-            self._to_epoch(self._cursor.epoch + 1)
-        self._begun = True
-        self._epochs += 1
+        if self._in_epoch:
+            # The last loop was left before its end; a new loop is a new epoch.
+            self._go_to_epoch(self._cursor.epoch + 1)
+        self._in_epoch = True
+        self._epoch_count += 1
         self._echoing.begin(self._meter)
-        return _Epoch(self, self._epochs, self._plan.left(self._cursor))
+        return _Epoch(self, self._epoch_count, self._plan.left(self._cursor))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         length = self._plan.length(Cursor(self._cursor.epoch))
         if length is None:
-            raise TypeError(f"{self._plan.source_name} has no length, so this loader has none")
+            raise TypeError(
+                f"{self._plan.source_name} has no length, so its loader has none. Iterate the "
+                "loader to count its batches."
+            )
         return length
 
     @property
@@ -133,79 +141,83 @@ class Loader:
 
     @property
     def batch(self) -> int:
-        """How many batches of this epoch were delivered."""
+        """The number of batches of this epoch that were delivered."""
         return self._cursor.batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
         if not is_whole(epoch) or epoch < 0:
-            raise PipelineError(f"epoch is {epoch!r}; give a whole number from 0 on.")
-        if self._begun or epoch != self._cursor.epoch or self._cursor.batch:
-            self._to_epoch(epoch)
+            raise PipelineError(f"set_epoch() got {epoch!r}. Give a whole number from 0 on.")
+        if self._in_epoch or epoch != self._cursor.epoch or self._cursor.batch:
+            self._go_to_epoch(epoch)
 
-    def _to_epoch(self, epoch: int) -> None:
-        self._epochs += 1
-        self._begun = False
+    def _go_to_epoch(self, epoch: int) -> None:
+        self._epoch_count += 1
+        self._in_epoch = False
         self._cursor = Cursor(epoch)
 
     def _next(self, epoch: _Epoch) -> Any:
-        if epoch.number != self._epochs:
-            raise RuntimeError("this epoch is over: another loop over the loader has begun")
+        if epoch.number != self._epoch_count:
+            raise RuntimeError(
+                "this epoch is over, because another loop over the loader has begun, or "
+                "set_epoch() or load_state_dict() was called. A loader runs one epoch at a time: "
+                "make a second loader to iterate the data twice at once."
+            )
         self._check_usable()
-        feed, plan = self._running(), self._plan
+        feed, plan = self._running_feed(), self._plan
         while epoch.left != 0:
-            self._live.asked(self)
+            self._publisher.asked(self)
             try:
                 ready = self._echoing.next(feed.next, plan, self._cursor, self._meter)
             except BaseException:
-                self._at = None
-                self._live.moved(self)
+                self._feed_cursor = None
+                self._publisher.moved(self)
                 raise
             if ready is None:
                 break
             if ready.ended:
-                plan.ended(ready.plan)
+                plan.ended(ready.batch_keys)
                 continue
-            self._cursor = self._at = plan.after(self._cursor, ready.plan)
+            self._cursor = self._feed_cursor = plan.after(self._cursor, ready.batch_keys)
             if epoch.left is not None:
                 epoch.left -= 1
             if not plan.delivers(ready.rows):
                 continue
-            self._live.moved(self)
+            self._publisher.moved(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
-        over = self._cursor.epoch
+        epoch_over = self._cursor.epoch
         self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
-        self._to_epoch(over + 1)
-        began = self._batches is not None and self._batches.epoch > over
-        self._at = self._cursor if began else None
-        self._live.moved(self)
+        self._go_to_epoch(epoch_over + 1)
+        begun_early = self._batches is not None and self._batches.epoch > epoch_over
+        self._feed_cursor = self._cursor if begun_early else None
+        self._publisher.moved(self)
         raise StopIteration
 
-    def _running(self) -> Feed:
-        """The feed, preparing from the cursor on."""
+    def _running_feed(self) -> Feed:
+        """The feed, which prepares batches from the cursor on."""
         feed = self._feed
         if feed is None:
             feed = self._feed = self._make_feed()
             self._finalizer = close_at_exit(self, feed)
-            self._at = None
-        if self._at != self._cursor:
+            self._feed_cursor = None
+        if self._feed_cursor != self._cursor:
             self._echoing.restart()
             if self._custom.recheck and self._cursor.batch == 0:
                 feed.refresh()
-            # Asked before the first batch: a cache that is full later may still hold samples of
-            # batches in preparation, which are removed when those are handed out.
+            # Called before the first batch: a cache that fills up later may hold samples of
+            # batches in preparation, which are removed when those batches are handed out.
             self._settled = feed.settled()
-            self._batches = Batches(self._plan, self._cursor, self._may_run_ahead)
+            self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
             feed.start(iter(self._batches))
-            self._at = self._cursor
+            self._feed_cursor = self._cursor
         return feed
 
-    def _may_run_ahead(self) -> bool:
-        """Whether the next epoch may be begun before this one is over.
+    def _may_begin_early(self) -> bool:
+        """Whether the next epoch may begin before this one is over.
 
-        Not while caches still admit: a sample missed there could be one that this epoch is about
-        to put in, and the next epoch's hits would depend on which worker was faster.
+        It may not while caches admit samples: this epoch could be about to put in a sample that
+        the next one misses, and hits would depend on which worker is faster.
         """
         if not self._plan.ahead or not self._settled:
             return False
@@ -214,11 +226,12 @@ class Loader:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, as plain data: put it into a checkpoint."""
-        if not self.options.in_order and self._begun and self._cursor.batch:
+        """The position of the loader as plain data, for a checkpoint."""
+        if not self.options.in_order and self._in_epoch and self._cursor.batch:
             raise StateError(
-                "batches delivered out of order cannot be counted: with in_order=False, take "
-                "state_dict() between epochs."
+                "state_dict() was called within an epoch of a loader with in_order=False. Batches "
+                "delivered out of order have no position to resume from. Call state_dict() between "
+                "epochs, or leave in_order=False out."
             )
         cursor, generations = self._cursor, self._assembly.keepers.generations
         return {
@@ -232,9 +245,9 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken.
+        """Go on from the position that ``state_dict`` returned.
 
-        A checkpoint of another loader is refused, and then this loader stays as it was.
+        Raises StateError for a checkpoint of another pipeline; the loader is then unchanged.
         """
         pipeline, chosen = self.pipeline, self._chosen
         if chosen is not None and isinstance(state, Mapping):
@@ -247,22 +260,22 @@ class Loader:
         if first or (cursor.batch and self._echoing.echo is not None):
             check_dealing(state, mine)
         self._echoing.check_state(state.get("echo"))
-        kept = _checked_kept(pipeline, state.get("kept"))
+        kept = _kept_in_state(pipeline, state.get("kept"))
         self._plan.check_state(state.get("plan"), first)
-        # From here on nothing is refused.
+        # All checks are done: the loader changes from here on.
         generations = self._assembly.keepers.generations
         if chosen != self._chosen or (generations is not None and kept != generations.kept):
-            self._use(pipeline, chosen, kept)
+            self._switch_to(pipeline, chosen, kept)
         self._echoing.restore(cursor.epoch, state.get("echo") or {})
         self._plan.begin_at(cursor.epoch, first)
         self._plan.restore(state.get("plan"))
-        self._epochs += 1
-        self._begun = False
+        self._epoch_count += 1
+        self._in_epoch = False
         self._cursor = cursor
-        self._at = None
+        self._feed_cursor = None
 
-    def _use(self, pipeline: Pipeline, chosen: Any, kept: int | None) -> None:
-        """Go over to what ``refurbish("auto")`` chose, and kept, where a checkpoint was taken."""
+    def _switch_to(self, pipeline: Pipeline, chosen: Any, kept: int | None) -> None:
+        """Use the pipeline that ``refurbish("auto")`` chose when a checkpoint was taken."""
         self._end_feed()
         self.pipeline, self._chosen = pipeline, chosen
         self._assemble(kept)
@@ -270,25 +283,25 @@ class Loader:
     # Watching.
 
     def stats(self) -> Stats:
-        """A frozen snapshot of what happened so far."""
+        """A frozen snapshot of the counters so far."""
         restarts = self._feed.restarts if self._feed is not None else 0
         held = self._assembly.keepers.stats(self._meter.answered())
         held = self._echoing.counted(held, self._cursor.epoch)
         return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
 
     def queue(self) -> Queue:
-        """How many batches are ready or in preparation, and the memory they take."""
+        """The number of batches that are ready or in preparation, and the memory they take."""
         return Queue() if self._feed is None else self._feed.queue()
 
     def batch_times(self) -> list[float]:
-        """Seconds of work in each of the last batches, added up over the workers."""
+        """Seconds that the workers spent on each of the last batches, added up."""
         return list(self._meter.batch_times)
 
     def __repr__(self) -> str:
         source = self.pipeline.source
-        what = f"{len(source)} samples" if source.indexed else "a stream"
+        data = f"{len(source)} samples" if source.indexed else "a stream"
         return (
-            f"<Loader of {what}, batches of {self._batch.size}, seed {self.options.seed}, "
+            f"<Loader of {data}, batches of {self._batch.size}, seed {self.options.seed}, "
             f"{self.choice}>"
         )
 
@@ -300,11 +313,11 @@ class Loader:
         return self._closed
 
     def close(self) -> None:
-        """End the workers and drop what memory caches hold. Batches already out stay good."""
+        """End the workers and free the caches in memory. Delivered batches stay valid."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._live.close()
+        self._publisher.close()
         self._end_feed()
 
     def _end_feed(self) -> None:
@@ -322,19 +335,22 @@ class Loader:
         self,
         pipeline: Pipeline | None = None,
         options: Options | None = None,
-        plan: Callable[[int, int, bool], Plan] | None = None,
+        plan: Sampling | None = None,
     ) -> Loader:
-        """A new loader with the same adapters; without ``plan`` it follows the order."""
+        """A new loader with the same ``Custom``, but for ``plan``; without one it has an order."""
         custom = replace(self._custom, plan=plan)
         return Loader(pipeline or self._written, options or self.options, custom)
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise RuntimeError("this loader is closed")
+            raise RuntimeError(
+                "this loader is closed. Make a new one with pipeline.loader(), or iterate it "
+                "before close() and before the end of its with block."
+            )
         if os.getpid() != self._pid:
             raise RuntimeError(
-                "this loader was made in another process, of which this one is a fork. Make the "
-                "loader in the process that iterates it."
+                "this loader was made in another process, of which this one is a fork: its workers "
+                "serve that process only. Make the loader in the process that iterates it."
             )
 
     def _make_feed(self) -> Feed:
@@ -344,21 +360,22 @@ class Loader:
         return attach(self._assembly, about, self._plan)
 
 
-def _checked_kept(pipeline: Pipeline, kept: Any) -> int | None:
-    """How many samples refurbish kept where a checkpoint was taken."""
+def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:
+    """How many samples refurbish keeps, from a checkpoint; ``None`` without refurbish."""
     if not any(stop.renews for stop in pipeline.stops):
         return None
     samples = len(pipeline.source)
     if not is_whole(kept) or not 0 <= kept <= samples:
         raise StateError(
-            f"the checkpoint says that refurbish keeps {kept!r} samples of {samples}: it is "
-            "damaged, or was not written by this loader."
+            f"the checkpoint says that refurbish keeps {kept!r} samples of {samples}, which is "
+            "impossible: it is damaged, or was not written by a loader of this pipeline. Resume "
+            "from another checkpoint, or start anew."
         )
     return int(kept)
 
 
 class _Epoch:
-    """One pass over the data."""
+    """The iterator of one epoch. ``left``: batches left of it; ``None`` if not known."""
 
     def __init__(self, loader: Loader, number: int, left: int | None) -> None:
         self._loader: Loader | None = loader

@@ -1,7 +1,7 @@
-"""The chain users write: checked as it is built, compiled to a road. Read this first.
+"""The pipeline that users write: checked as it is built, compiled to a road. Read this first.
 
-A pipeline is a road and a mechanism is a stop on it. Pipelines never change: every method returns
-a new one, so a common beginning can serve several ends.
+A pipeline is a source and the stops below it. Pipelines are immutable: every method returns a new
+pipeline, so several pipelines can share their first stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.stops.echo import Echo, make_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.refurbish import make_refurbish
-from penstock.stops.road import Road
+from penstock.stops.road import Road, draws_globally
 from penstock.stops.stop import Fields, Stop
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 
@@ -44,7 +44,7 @@ Path = str | PathLike[str]
 
 @dataclass(frozen=True, repr=False)
 class Pipeline:
-    """A source and the stops below it.
+    """A source and the stages below it; made by ``from_folder``, ``from_dataset`` and others.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -57,7 +57,7 @@ class Pipeline:
     stops: tuple[Stop, ...] = ()
     batching: Batch | None = None
     echoed: Echo | None = None
-    """The echo below ``batch``, of whole batches."""
+    """The echo below ``batch``, which repeats whole batches."""
 
     def map(
         self,
@@ -70,11 +70,12 @@ class Pipeline:
     ) -> Pipeline:
         """Apply an operation, or any callable, to every sample.
 
-        Penstock's operations know their field: the first of a tuple, ``"image"`` or ``"audio"`` of
-        a dict. Any other callable gets the whole sample unless ``on`` names a field. One that does
-        not say ``random=False`` is taken as random; if it has a parameter ``rng`` it is given a
-        NumPy generator there, and if not it runs where the global generators can be seeded for it.
-        ``version`` stands for its code where that cannot be fingerprinted.
+        Penstock's operations find their field themselves: the first of a tuple, ``"image"`` or
+        ``"audio"`` of a dict. Any other callable gets the whole sample unless ``on`` names a field.
+        A callable is taken as random unless you give ``random=False``. If it has a parameter
+        ``rng``, it gets a NumPy generator there; if not, the global generators are seeded for
+        every sample, which takes worker processes or ``workers=0``. ``version`` identifies code
+        that cannot be fingerprinted.
 
         >>> import numpy as np
         >>> import penstock as ps
@@ -84,19 +85,19 @@ class Pipeline:
         >>> bool((a == b).all())
         True
         """
-        self._open("map()")
+        self._check_above_batch("map()")
         ordinal = sum(isinstance(stop, Map) for stop in self.stops)
         stop = make_map(function, on=on, random=random, version=version, name=name, ordinal=ordinal)
         return self._with(stop)
 
     def cache(self, budget: int | str, *, where: Path = "memory") -> Pipeline:
-        """Keep what comes from above until ``budget`` is full; never evict.
+        """Keep the samples from above until ``budget`` is full; never evict.
 
-        ``where`` is ``"memory"`` (gone with the loader), ``"disk"`` (kept, and taken up again by
-        the next run of the same pipeline on the same data) or a directory.
+        ``where`` is ``"memory"`` (freed with the loader), ``"disk"`` (kept, and used again by the
+        next run of the same pipeline on the same data) or a directory.
         """
-        self._open("cache()")
-        self._indexed("cache()")
+        self._check_above_batch("cache()")
+        self._check_indexed("cache()")
         return self._with(make_cache(budget, str(where)))
 
     def refurbish(
@@ -107,14 +108,15 @@ class Pipeline:
         where: Path = "memory",
         encode: str = DEFAULT_ENCODING,
     ) -> Pipeline:
-        """Keep what comes from above and use it ``reuse`` times; what is below is always fresh.
+        """Keep the samples from above and use each ``reuse`` times; maps below run every time.
 
-        Everything above is the partial augmentation, done for one sample in ``reuse``; everything
-        below is the final one. Every epoch renews its share of the samples, and every batch has
-        its share of those. ``size`` bounds what is kept; what finds no room is always fresh.
-        ``where`` is ``"memory"``, ``"disk"`` or a directory, as in ``cache``; ``encode`` is how
-        samples are kept: ``"raw"``, or smaller and slower. ``"auto"`` measures, chooses the place
-        and the number, and prints why.
+        The maps above are the partial augmentation: in an epoch they run for one sample in
+        ``reuse``. The maps below are the final augmentation. Every epoch renews its share of the
+        samples, and every batch has its share of the renewed ones. ``size`` bounds the memory of
+        kept samples; samples that find no room are always fresh. ``where`` is ``"memory"``,
+        ``"disk"`` or a directory, as in ``cache``. ``encode`` is how samples are kept: ``"raw"``,
+        or an encoding that is smaller and slower. ``"auto"`` measures, chooses the position and
+        the number, and logs why.
 
         >>> import numpy as np
         >>> import penstock as ps
@@ -127,19 +129,19 @@ class Pipeline:
         >>> stats.fresh, stats.reused
         (12, 6)
         """
-        self._open("refurbish()")
-        self._indexed("refurbish()")
+        self._check_above_batch("refurbish()")
+        self._check_indexed("refurbish()")
         return self._with(make_refurbish(reuse, size, str(where), encode))
 
     def echo(
         self, factor: float | Literal["auto"] = "auto", *, window: int | None = None
     ) -> Pipeline:
-        """Use everything that comes from above ``factor`` times.
+        """Use every sample from above ``factor`` times; below ``batch``, every batch.
 
         Above a random map, below it, or below ``batch`` are the three kinds of data echoing.
-        Copies are spread over ``window`` samples, below ``batch`` over ``window`` batches. Of a
-        factor such as 1.5 the fraction is dealt by chance. ``"auto"`` follows the measured ratio
-        of the times above and below it, epoch by epoch.
+        Copies are spread over ``window`` samples, below ``batch`` over ``window`` batches. With a
+        factor of 1.5, half of the samples, chosen at random, are used once more. ``"auto"`` follows
+        the measured ratio of the times above and below the echo, epoch by epoch.
 
         >>> import numpy as np
         >>> import penstock as ps
@@ -150,12 +152,12 @@ class Pipeline:
         >>> [batch.tolist() for batch in q.loader(workers=0, shuffle=False)]
         [[0, 1], [0, 1], [2, 3], [2, 3]]
         """
-        self._indexed("echo()")
+        self._check_indexed("echo()")
         if self.batching is None:
             return self._with(make_echo(factor, window, of="samples"))
-        below = (*self.stops, *((self.echoed,) if self.echoed is not None else ()))
+        above = (*self.stops, *((self.echoed,) if self.echoed is not None else ()))
         echo = make_echo(factor, window, of="batches")
-        echo.check_above(below, self._random_source)
+        echo.check_above(above, draws_globally(self.source))
         return replace(self, echoed=echo)
 
     def batch(
@@ -169,12 +171,16 @@ class Pipeline:
     ) -> Pipeline:
         """Make batches of ``size`` samples.
 
-        Samples of one shape are stacked in place. ``pad`` fills samples of different sizes up
-        with that value; ``collate`` is given the list of samples and returns the batch.
+        Samples of one shape are stacked in place. ``pad`` is the value with which samples of
+        different sizes are padded. ``collate`` gets the list of samples and returns the batch;
+        ``version`` identifies its code if that cannot be fingerprinted.
         """
-        self._open("batch()")
+        self._check_above_batch("batch()")
         if pad is not None and collate is not None:
-            raise PipelineError("batch() got both pad and collate; give one of them.")
+            raise PipelineError(
+                f"batch() got pad={pad!r} and a collate function: both make the batch. Give only "
+                "one of them."
+            )
         how = Pad(pad) if pad is not None else collate
         return replace(self, batching=Batch(size, drop_last, how, version))
 
@@ -198,19 +204,20 @@ class Pipeline:
         join: Literal["live", "start"] = "live",
         metrics_port: int | None = None,
     ) -> Loader:
-        """Something to iterate: an epoch of NumPy batches each time.
+        """A loader of this pipeline: each ``for`` loop over it is one epoch of NumPy batches.
 
-        ``workers="auto"`` chooses kind and number, and ``repr`` says what and why. ``seed`` fixes
-        everything random. ``rank`` and ``world`` give this process its part of every epoch.
-        ``timeout`` is how many seconds a worker may take over a few samples before it is taken
-        for hung; ``memory`` bounds the shared memory that batches may take.
+        ``workers="auto"`` chooses the kind and number of workers; the ``repr`` of the loader shows
+        them and the reason. ``seed`` fixes everything random. ``rank`` and ``world`` give this
+        process its part of every epoch. ``timeout`` is the number of seconds after which a worker
+        that is busy with a few samples counts as hung. ``memory`` bounds the memory of batches.
 
-        ``share`` names a group of jobs on this machine that have their batches prepared once for
-        all, in a background process. A job that falls behind by more than there is room for is
-        served by preparing again; with ``lag="wait"`` the others wait for it. One that joins while
-        the others are in the middle of an epoch begins where they are, and takes what it missed at
-        the end; with ``join="start"`` it begins with the first, so that the sequence of its
-        batches does not depend on when it was started. ``metrics_port`` serves Prometheus.
+        ``share`` names a group of jobs on this machine. A background process prepares their batches
+        once for all of them. For a job that falls behind by more batches than there is room for,
+        batches are prepared again; with ``lag="wait"`` the other jobs wait for it. A job that joins
+        while the others are in the middle of an epoch begins where they are, and gets the batches
+        it missed at the end; with ``join="start"`` it begins with the first batch, so that the
+        order of its batches does not depend on when it was started. ``metrics_port`` is the port
+        of a Prometheus endpoint.
         """
         from penstock.loader import Loader
 
@@ -236,18 +243,18 @@ class Pipeline:
 
     @property
     def fields(self) -> Fields:
-        """What is known of a sample at the end of the road before any is read."""
+        """The fields of a sample below the last stage, as far as known before one is read."""
         fields = self.source.fields()
         for stop in self.stops:
             fields = stop.output(fields)
         return fields
 
     def road(self, seed: int) -> Road:
-        """Compile it."""
+        """The source and the stops as they run, with image operations joined."""
         return Road(self.source, fused(self.stops), seed)
 
     def explain(self) -> str:
-        """The road as it will run: what is done in one step, and why some is not.
+        """The pipeline as it runs: which operations run as one step, and why others do not.
 
         >>> import numpy as np
         >>> import penstock as ps
@@ -271,10 +278,10 @@ class Pipeline:
     def profile(
         self, data: Any = None, *, samples: int = 256, seconds: float = 10.0, seed: int = 0
     ) -> Profile:
-        """What each stop and operation costs, and what fusing them saves. ``print`` it.
+        """Measure the cost of each stage and operation, and the gain of fusing them. ``print`` it.
 
-        It runs up to ``samples`` samples, for about ``seconds``, in this thread alone. ``data`` is
-        read in place of the pipeline's own source: a folder, a list of files, a dataset or another
+        It prepares up to ``samples`` samples, for about ``seconds``, in this thread only. ``data``
+        replaces the source of the pipeline: a folder, a list of files, a dataset or another
         pipeline.
 
         >>> import numpy as np
@@ -288,10 +295,10 @@ class Pipeline:
         return measure(self, data, samples=samples, seconds=seconds, seed=seed)
 
     def diversity(self, epochs: int = 90, *, shape: tuple[int, ...] | None = None) -> Diversity:
-        """What reuse costs in different samples, for every place of refurbish(). ``print`` it.
+        """How many different samples are left with reuse, for each position of ``refurbish``.
 
-        ``shape`` is that of a decoded sample where the pipeline does not know it; without it images
-        are taken for photographs of 375 x 500.
+        ``print`` it. ``shape``: the shape of a decoded sample, if the pipeline does not know it;
+        the default for images is a photograph of 375 x 500.
 
         >>> import penstock as ps
         >>> p = ps.from_files(["a.jpg"]).map(ps.image.decode())
@@ -304,40 +311,50 @@ class Pipeline:
         return diversity(self, epochs, shape)
 
     def __repr__(self) -> str:
-        lines = [repr(self.source) if type(self.source).__repr__ is not object.__repr__ else ""]
-        lines[0] = lines[0] or type(self.source).__name__
+        has_repr = type(self.source).__repr__ is not object.__repr__
+        lines = [(repr(self.source) if has_repr else "") or type(self.source).__name__]
         for stop in self.stops:
-            lines.append(stop.written)
+            lines.append(stop.as_call)
         if self.batching is not None:
             lines.append(f".batch({self.batching.size})")
         if self.echoed is not None:
-            lines.append(self.echoed.written)
+            lines.append(self.echoed.as_call)
         return "\n  ".join(lines)
 
-    @property
-    def _random_source(self) -> bool:
-        return bool(getattr(self.source, "random", False))
-
-    def _indexed(self, what: str) -> None:
+    def _check_indexed(self, call: str) -> None:
+        """Raise PipelineError for ``call`` on a stream."""
         if not self.source.indexed:
             raise PipelineError(
-                f"{what} on a stream: its samples have no index to know them by. It works on "
-                "sources with random access.",
+                f"{call} on a stream: samples of a stream have no index, by which {call} would "
+                "find them again. Use a source with random access: a dataset with __len__ and "
+                "__getitem__, files, a folder or Parquet.",
                 code="iterable-dataset",
             )
 
-    def _open(self, what: str) -> None:
+    def _check_above_batch(self, call: str) -> None:
+        """Raise PipelineError for ``call`` below ``batch``."""
         if self.batching is not None:
             raise PipelineError(
-                f"{what} stands below batch(), and works on samples. Put it above batch(), or "
-                "do it to the whole batch in batch(..., collate=...)."
+                f"{call} stands below batch(), but works on single samples. Put it above batch(), "
+                "or change whole batches with batch(..., collate=...)."
             )
 
     def _with(self, stop: Stop) -> Pipeline:
-        stop.check_above(self.stops, self._random_source)
-        made = replace(self, stops=(*self.stops, stop))
-        _ = made.fields  # an operation that cannot follow another says so now
-        return made
+        """This pipeline with one more stop. Raises PipelineError if it may not stand there."""
+        stop.check_above(self.stops, draws_globally(self.source))
+        longer = replace(self, stops=(*self.stops, stop))
+        _ = longer.fields  # raises PipelineError if an operation does not fit the one above it
+        return longer
+
+
+def batching_of(pipeline: Pipeline) -> Batch:
+    """The batch stop of a pipeline. Raises PipelineError if it has none."""
+    if pipeline.batching is None:
+        raise PipelineError(
+            "the pipeline has no batch(), and a loader delivers batches. End the pipeline with "
+            "batch(size)."
+        )
+    return pipeline.batching
 
 
 def from_folder(
@@ -346,16 +363,16 @@ def from_folder(
     classes: bool | Literal["auto"] = "auto",
     extensions: Sequence[str] | None = IMAGE_EXTENSIONS,
 ) -> Pipeline:
-    """Files below a folder: ``(bytes, label)`` where its sub-folders are classes, else ``bytes``.
+    """Files below a folder: ``(bytes, label)`` if its sub-folders are classes, else ``bytes``.
 
-    ``extensions`` is which files count: those of images unless you say otherwise, and all of them
-    with ``None``.
+    ``extensions``: the extensions of the files to read, by default those of images; ``None`` for
+    all files.
     """
     return Pipeline(FolderSource(path, classes=classes, extensions=extensions))
 
 
 def from_files(paths: Sequence[Path], labels: Sequence[Any] | None = None) -> Pipeline:
-    """A list of files: ``bytes``, or ``(bytes, label)`` with labels."""
+    """A list of files: ``bytes``, or ``(bytes, label)`` with ``labels``."""
     return Pipeline(FilesSource(paths, labels))
 
 
@@ -370,12 +387,13 @@ def from_dataset(
     random: bool | None = None,
     version: str | None = None,
 ) -> Pipeline:
-    """Any object with ``__len__`` and ``__getitem__``, or one that can only be iterated.
+    """Any object with ``__len__`` and ``__getitem__``, or a stream, which can only be iterated.
 
-    A function that makes an iterator is read as a stream too.
+    A function that returns an iterator is a stream too.
 
-    A dataset that augments in ``__getitem__`` is random; unless you say ``random=False`` it is
-    taken to be, and the global generators are seeded for every sample.
+    A dataset that augments samples in ``__getitem__`` is random: the global generators are seeded
+    for every sample. A dataset of your own is taken as random unless you give ``random=False``;
+    lists and arrays are not. ``version`` identifies data that cannot be fingerprinted.
     """
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return Pipeline(DatasetSource(dataset, version=version, random=random))
@@ -385,10 +403,10 @@ def from_dataset(
 
 
 def fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:
-    """The stops, with image operations joined where one step for several of them is faster."""
+    """The stops, with image operations joined if one step for several of them is faster."""
     modules = {type(getattr(stop, "function", None)).__module__ for stop in stops}
     if not any(module.startswith("penstock.image.") for module in modules):
-        return stops  # nothing to fuse, and no need to import the image operations
+        return stops  # nothing to fuse, so the image operations need not be imported
     from penstock.image.fused import fuse, fuse_augment
 
     return fuse_augment(fuse(stops))

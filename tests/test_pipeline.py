@@ -1,4 +1,4 @@
-"""A stop in a wrong place is an error when the pipeline is built, and says what was meant."""
+"""A stop in a wrong place is an error when the pipeline is built, with the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_cache_below_a_random_map_is_refused_with_the_remedy() -> None:
         pipeline.cache("1GB")
 
 
-def test_a_callable_is_random_until_it_says_otherwise() -> None:
+def test_a_callable_is_taken_as_random_without_random_false() -> None:
     pipeline = ps.from_dataset(np.arange(3))
     with pytest.raises(PipelineError, match=r"flip_a_coin.*random=False"):
         pipeline.map(flip_a_coin).cache("1GB")
@@ -111,14 +111,14 @@ Pair = namedtuple("Pair", "image label")
         ([3.0, 5], 1, [3.0, 6]),
     ],
 )
-def test_on_says_which_field_a_map_takes(sample: Any, on: Any, expected: Any) -> None:
+def test_a_map_works_on_the_field_named_by_on(sample: Any, on: Any, expected: Any) -> None:
     pipeline = ps.from_dataset([sample]).map(lambda x: x + 1, on=on, random=False)
     collated = pipeline.batch(1, collate=lambda samples: samples[0])
     assert next(iter(collated.loader(workers=0))) == expected
 
 
 @pytest.mark.parametrize("on", ["c", 7])
-def test_a_field_that_is_not_there_is_named(on: Any) -> None:
+def test_the_error_about_a_missing_field_names_it_and_the_fields(on: Any) -> None:
     pipeline = ps.from_dataset([{"a": 1, "b": 2}]).map(lambda x: x, on=on, random=False).batch(1)
     with pytest.raises(ps.PenstockError, match=rf"looks for field {on!r}.*'a', 'b'"):
         next(iter(pipeline.loader(workers=0)))
@@ -192,7 +192,7 @@ def test_memory_stays_flat_over_epochs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "threads"])
-def test_one_sample_is_looked_at_to_learn_the_layout_and_no_more(kind: str) -> None:
+def test_only_one_sample_is_prepared_to_learn_the_layout(kind: str) -> None:
     read: list[float] = []
 
     def look(value: float) -> float:

@@ -19,7 +19,7 @@ from penstock.stats import Clock, Tally
 from penstock.stops.map import Map
 from penstock.stops.refurbish import refurbish_in
 from penstock.stops.road import OpenRoad, Road, scope_of
-from penstock.stops.stop import Site, StageFailure, Step, Upstream
+from penstock.stops.stop import StageFailure, Step, StepContext, Upstream
 from penstock.store import SampleStore, memory_store
 from penstock.store.encoding import Encoding
 
@@ -106,7 +106,7 @@ def _measure(
     """Time every part of the road, and keeping its output, on a few samples in this thread."""
     source = pipeline.source
     maps = [stop for stop in pipeline.stops if isinstance(stop, Map)]
-    steps = [stop.step(Site(seed, Tally(1, 0))) for stop in maps]
+    steps = [stop.step(StepContext(seed, Tally(1, 0))) for stop in maps]
     only_maps = replace(pipeline, stops=tuple(maps))
     reading, whole = Road(source, (), seed), only_maps.road(seed)
     part_times: list[list[float]] = [[] for _ in range(len(maps) + 1)]

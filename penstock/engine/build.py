@@ -1,4 +1,4 @@
-"""Puts together what a pipeline needs to run: stores, workers, counters, engine."""
+"""Assembles what a pipeline needs to run: stores, workers, counters, engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from penstock import config
 from penstock.engine.engine import Engine
 from penstock.engine.keepers import Keepers
 from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
-from penstock.engine.pools.launch import Start
+from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.pool import Pool
-from penstock.engine.pools.runner import Work
-from penstock.engine.pools.worker import Init
+from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
-from penstock.errors import PipelineError
 from penstock.operation import ArraySpec
 from penstock.options import Options
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
 from penstock.stops.stop import Fields
@@ -28,27 +26,31 @@ from penstock.store.shared import SharedStores
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pipeline and how to run it; travels to another process by value."""
+    """A pipeline and how to run it; sent to other processes by value.
+
+    - ``fallback``: collates a batch whose samples do not share one layout.
+    - ``init``: called in each worker before its first task.
+    - ``start``: how worker processes are started.
+    - ``kept``: how many samples refurbish keeps, if a checkpoint says so.
+    """
 
     pipeline: Pipeline
     options: Options
     fallback: Collate
-    init: Init | None = None
-    start: Start = "program"
+    init: WorkerInit | None = None
+    start: StartMethod = "program"
     kept: int | None = None
 
     def choice(self, cores: int | None = None) -> Choice:
-        """The workers to run it with; those of the node where jobs share one."""
-        batch, options = self.pipeline.batching, self.options
-        if batch is None:
-            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        """The kind and number of workers; with ``share=``, the workers of the node."""
+        batch, options = batching_of(self.pipeline), self.options
         if options.share is not None:
             return Choice("node", 0, f"share={options.share!r}")
         return choose(
-            self.pipeline.road(self.options.seed),
+            self.pipeline.road(options.seed),
             batch.collate,
-            self.options.workers,
-            self.options.kind,
+            options.workers,
+            options.kind,
             cores or config.cores(),
             gil_enabled(),
         )
@@ -58,14 +60,12 @@ MakeEngine = Callable[..., Engine]
 
 
 class Assembly:
-    """A recipe with its stores, its work and its counters. Nothing runs before ``engine``."""
+    """A recipe with its stores, work and counters. Nothing runs until ``engine`` is called."""
 
     def __init__(
         self, recipe: Recipe, choice: Choice, shared_stores: SharedStores | None = None
     ) -> None:
-        pipeline, options, batch = recipe.pipeline, recipe.options, recipe.pipeline.batching
-        if batch is None:
-            raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+        pipeline, options, batch = recipe.pipeline, recipe.options, batching_of(recipe.pipeline)
         self.recipe = recipe
         self.choice = choice
         self.keepers = Keepers(
@@ -73,7 +73,7 @@ class Assembly:
             options,
             recipe.kept,
             shared=choice.own_processes,
-            elsewhere=choice.kind == "node",
+            in_node=choice.kind == "node",
             shared_stores=shared_stores,
         )
         road = self.keepers.road
@@ -81,15 +81,16 @@ class Assembly:
         self.meter = Meter(road.stages, road.holds, time.perf_counter)
 
     def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
-        """An engine with a pool of its own; other processes can map ``staged`` batches."""
+        """An engine with a pool of its own.
+
+        ``staged``: other processes can map its batches. ``more``: further arguments for ``make``.
+        """
         recipe, options = self.recipe, self.recipe.options
         self.keepers.open()
         pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
-        batch = recipe.pipeline.batching
+        batch = batching_of(recipe.pipeline)
         whole = not recipe.pipeline.source.indexed or self.work.collate is not None
-        layout = None
-        if not whole and batch is not None:
-            layout = layout_of(recipe.pipeline.fields, batch.size)
+        layout = None if whole else layout_of(recipe.pipeline.fields, batch.size)
         return make(
             self.work,
             pool,
@@ -104,7 +105,7 @@ class Assembly:
 
 
 def layout_of(fields: Fields, rows: int) -> Layout | None:
-    """Where each field lies in a batch; ``None`` where a shape or type is not known yet."""
+    """The layout of batches of ``rows`` samples; ``None`` if a shape or type is not known yet."""
     by_name = fields if isinstance(fields, dict) else {0: fields}
     leaves = []
     for spec in by_name.values():

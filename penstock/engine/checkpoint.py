@@ -1,4 +1,4 @@
-"""Checkpoints: a description of the loader they were taken from, and what may not differ."""
+"""Checkpoints: the description of a loader, and the check that it fits the loader that resumes."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from penstock.pipeline import Pipeline
 from penstock.stops.stop import names_of
 
 VERSION = 2
-"""Version 1 named its entries otherwise."""
+"""The format of checkpoints. Version 1 had other names for its entries."""
 
 
 def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict[str, Any]:
-    """Everything that decides which samples come, and what they look like."""
+    """Everything that decides which samples are in which batch, and their values."""
     source = pipeline.source
     changing = [stop for stop in pipeline.stops if not stop.transparent]
     stops = [
-        [name, _known(stop.fingerprint)]
+        [name, _fingerprint_or_none(stop.fingerprint)]
         for name, stop in zip(names_of(changing), changing, strict=True)
     ]
     if pipeline.batching is not None and pipeline.batching.collate is not None:
-        stops.append(["collate", _known(pipeline.batching.fingerprint)])
+        stops.append(["collate", _fingerprint_or_none(pipeline.batching.fingerprint)])
     if pipeline.echoed is not None:
-        stops.append(["echo of batches", _known(pipeline.echoed.fingerprint)])
+        stops.append(["echo of batches", _fingerprint_or_none(pipeline.echoed.fingerprint)])
     order = options.order
     if order is not None:
-        order_name = f"{type(order).__name__} {_known(lambda: fingerprint(order))}"
+        order_name = f"{type(order).__name__} {_fingerprint_or_none(lambda: fingerprint(order))}"
     return {
         "version": VERSION,
         "seed": options.seed,
         "order": order_name or ("shuffled" if options.shuffle else "sequential"),
         "samples": len(source) if source.indexed else None,
-        "data": _known(source.identity),
+        "data": _fingerprint_or_none(source.identity),
         "stops": stops,
         "dealing": {"world": options.world, "batch": pipeline.batching and pipeline.batching.size},
     }
 
 
-def _known(find: Callable[[], str | None]) -> str | None:
-    """A fingerprint; ``None`` where there is none, so that it cannot be compared."""
+def _fingerprint_or_none(find: Callable[[], str | None]) -> str | None:
+    """A fingerprint; ``None`` if it cannot be made, and then it is not compared."""
     try:
         return find()
     except FingerprintError:
@@ -50,49 +50,62 @@ def _known(find: Callable[[], str | None]) -> str | None:
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another pipeline, other data or another seed, naming what differs."""
+    """Raise StateError if a checkpoint is of another pipeline, other data or another seed."""
     if not isinstance(state, Mapping) or "cursor" not in state or "stops" not in state:
-        raise StateError("this is not a loader's state: give what state_dict() returned.")
+        raise StateError(
+            f"load_state_dict() got {_shown(state)}, which is not the state of a loader. Give it "
+            "the value that state_dict() returned."
+        )
     if state.get("version") != VERSION:
         raise StateError(
-            f"the checkpoint has version {state.get('version')!r}, and this Penstock reads "
-            f"{VERSION}."
+            f"the checkpoint has version {state.get('version')!r}, and this release of Penstock "
+            f"reads version {VERSION}. Resume with the release that wrote it, or start anew."
         )
-    found = differences(state, mine)
-    if found:
+    differing = differences(state, mine)
+    if differing:
         raise StateError(
-            "the checkpoint does not belong to this loader: " + "; ".join(found) + ". "
-            "Resume with what it was taken from, or start anew."
+            "the checkpoint does not belong to this loader: " + "; ".join(differing) + ". "
+            "Resume with the pipeline, data and seed it was taken with, or start anew."
         )
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions, in words."""
+    """A phrase for each difference between two descriptions."""
     found = []
-    for what in ("seed", "order", "samples", "on_error", "directory"):
-        if what in mine and theirs.get(what) != mine[what]:
-            found.append(f"{what} was {theirs.get(what)!r} and is {mine[what]!r}")
+    for entry in ("seed", "order", "samples", "on_error", "directory"):
+        if entry in mine and theirs.get(entry) != mine[entry]:
+            found.append(f"{entry} was {theirs.get(entry)!r} and is {mine[entry]!r}")
     if _differ(theirs.get("data"), mine["data"]):
         found.append("the data is not the same (files, sizes or times have changed)")
     before, now = list(theirs["stops"]), list(mine["stops"])
     names = [name for name, _ in before], [name for name, _ in now]
     if names[0] != names[1]:
         return [*found, f"the stops were {names[0]} and are {names[1]}"]
-    for (name, one), (_, other) in zip(before, now, strict=True):
-        if _differ(one, other):
+    for (name, old), (_, new) in zip(before, now, strict=True):
+        if _differ(old, new):
             found.append(f"{name} has changed (its code or its parameters)")
     return found
 
 
 def check_dealing(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse to go on with an epoch that was echoed, or begun in the middle, in another way."""
+    """Raise StateError if the batches left of an epoch would be dealt in another way.
+
+    For an epoch that is echoed, or that began in the middle.
+    """
     theirs = state.get("dealing")
     if theirs != mine["dealing"]:
         raise StateError(
-            f"the checkpoint was taken within an epoch that was echoed, or begun in the middle, "
-            f"and dealt as {theirs}; this loader deals {mine['dealing']}: what is still to come "
-            "depends on that. Resume with the same, or from a checkpoint taken between epochs."
+            "the checkpoint was taken within an epoch that was echoed, or begun in the middle, "
+            f"with {theirs}, and this loader has {mine['dealing']}. The rest of such an epoch "
+            "depends on the number of ranks (world) and the batch size. Resume with the same, or "
+            "from a checkpoint taken between epochs."
         )
+
+
+def _shown(state: object) -> str:
+    if isinstance(state, Mapping):
+        return f"a mapping with the entries {[str(entry) for entry in state][:8]}"
+    return f"a {type(state).__name__}"
 
 
 def _differ(before: str | None, now: str | None) -> bool:

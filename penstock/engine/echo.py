@@ -1,4 +1,4 @@
-"""A loader's echo: the factor of each epoch, and batches that are handed out again."""
+"""The echo of a loader: the factor of each epoch, and batches that are handed out again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from penstock.errors import StateError
 from penstock.order import Cursor, Plan
 from penstock.pipeline import Pipeline
 from penstock.stats import EchoStats, Held, Meter, Totals
-from penstock.stops.echo import MOST
+from penstock.stops.echo import LARGEST_FACTOR
 from penstock.stops.stop import Stop
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of one worker for a fresh sample ``above`` the echo and for a delivered one
-    ``below`` it, and seconds of the training ``step`` for a delivered sample, waiting apart.
+    """How long a sample takes above and below the echo, in seconds.
+
+    ``above``: one worker, for a fresh sample. ``below``: one worker, for a delivered sample.
+    ``step``: the training step, for a delivered sample, without the time it waits for batches.
 
     >>> Pace(above=0.006, below=0.0001, step=0.001, workers=2).ratio
     3.0
@@ -35,7 +37,10 @@ class Pace:
 
     @classmethod
     def between(cls, before: Totals, after: Totals, stage: int | None, workers: int) -> Pace | None:
-        """From two readings; ``stage`` is the echo's among the stages, ``None`` after batching."""
+        """The pace between two readings of a meter; ``None`` if no sample passed.
+
+        ``stage``: the number of the echo among the stages; ``None`` for an echo of batches.
+        """
         delivered = after.delivered - before.delivered
         seconds = [b - a for a, b in zip(before.seconds, after.seconds, strict=True)]
         top = len(seconds) - 1 if stage is None else stage - 1
@@ -50,55 +55,56 @@ class Pace:
 
     @property
     def ratio(self) -> float:
-        """How many times longer a sample takes above the echo than below it."""
+        """How many times as long a sample takes above the echo as below it."""
         down = max(self.step, self.below / self.workers)
         return self.above / self.workers / down if down > 0 else math.inf
 
 
 class Factors:
-    """The factor of every epoch: what was last measured when it was first asked for, then fixed.
+    """The factors that ``echo("auto")`` chooses: call it with an epoch for its factor.
 
-    It never exceeds the measured ratio, nor ``most``; before anything was measured it is 1.
+    The factor of an epoch is the last measured ratio at the first call, and is fixed from then on.
+    It never exceeds the ratio or ``limit``. Before the first measurement it is 1.
 
-    >>> factors = Factors(most=8)
+    >>> factors = Factors(limit=8)
     >>> factors(0)
     1.0
-    >>> factors.measured(Pace(above=0.005, below=0.0, step=0.002, workers=1))
+    >>> factors.record(Pace(above=0.005, below=0.0, step=0.002, workers=1))
     >>> factors(1), factors(0)
     (2.5, 1.0)
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._ratio = 1.0
         self._chosen: dict[int, float] = {}
 
     def __call__(self, epoch: int) -> float:
         if epoch not in self._chosen:
-            # Down to a hundredth: finer ones differ by nothing that could be measured.
-            followed = math.floor(min(self._ratio, self._most) * 100) / 100
-            self._chosen[epoch] = max(1.0, followed)
+            # Rounded down to a hundredth: a measurement is not more exact than that.
+            factor = math.floor(min(self._ratio, self._limit) * 100) / 100
+            self._chosen[epoch] = max(1.0, factor)
         return self._chosen[epoch]
 
-    def measured(self, pace: Pace | None) -> None:
-        """What the epochs that are not chosen yet will follow."""
+    def record(self, pace: Pace | None) -> None:
+        """Use this measurement for the epochs that have no factor yet."""
         if pace is not None:
             self._ratio = pace.ratio
 
     def state(self, epoch: int) -> dict[str, float]:
-        """What a resume in this epoch needs, as plain data."""
-        return {"ratio": min(self._ratio, float(self._most)), "factor": self(epoch)}
+        """The entry of a checkpoint taken in this epoch, as plain data."""
+        return {"ratio": min(self._ratio, float(self._limit)), "factor": self(epoch)}
 
     def check_state(self, state: Any) -> None:
         """Raise StateError if ``restore`` would refuse this."""
         if not isinstance(state, Mapping) or not {"ratio", "factor"} <= set(state):
             raise StateError(
-                'the checkpoint has no echo factor, and this loader has echo("auto"): it was '
-                "taken from another pipeline."
+                'the checkpoint has no echo factor, which this loader needs for echo("auto"): it '
+                "was taken with another pipeline. Resume with that pipeline, or start anew."
             )
 
     def restore(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` returned."""
+        """Go on from what ``state`` returned."""
         self.check_state(state)
         self._chosen = {epoch: float(state["factor"])}
         self._ratio = float(state["ratio"])
@@ -108,9 +114,10 @@ Pull = Callable[[], Ready | None]
 
 
 class Repeats:
-    """Hands out what the engine prepared in the sequence that an echo of batches deals.
+    """Hands out prepared batches, some of them several times, in the order of the plan.
 
-    A batch that will come again is handed out as a copy: whoever takes it may work in place.
+    A batch that is needed again is handed out as a copy, because the training loop may change a
+    batch in place.
     """
 
     def __init__(self) -> None:
@@ -118,24 +125,24 @@ class Repeats:
         self.fresh = 0
         """Samples that the engine has prepared."""
         self.delivered = 0
-        """Samples that were handed out, copies included."""
+        """Samples that were handed out, including copies."""
         self._order: Iterator[int] = iter(())
         self._left: Counter[int] = Counter()
         self._held: dict[int, Ready] = {}
-        self._given: set[int] = set()
+        self._delivered_before: set[int] = set()
 
     def begin(self, epoch: int, deliveries: Sequence[int]) -> None:
-        """From here on these, by the numbers of the batches they repeat."""
+        """Start an epoch. ``deliveries``: the number of each batch in the order of delivery."""
         self.epoch = epoch
         self._order = iter(deliveries)
         self._left = Counter(deliveries)
         self._held.clear()
-        self._given.clear()
+        self._delivered_before.clear()
 
     def next(self, pull: Pull) -> tuple[Ready, bool] | None:
-        """The next batch, and whether it came before; ``None`` after the last.
+        """The next batch, and whether it was delivered before; ``None`` after the last.
 
-        ``pull`` gives the next that was prepared.
+        ``pull`` returns the next prepared batch.
         """
         number = next(self._order, None)
         if number is None:
@@ -144,7 +151,7 @@ class Repeats:
             ready = pull()
             if ready is None:
                 return None
-            self._held[ready.plan.number] = ready
+            self._held[ready.batch_keys.number] = ready
             self.fresh += ready.rows
         self._left[number] -= 1
         ready = self._held[number]
@@ -153,30 +160,30 @@ class Repeats:
         else:
             del self._held[number]
         self.delivered += ready.rows
-        again = number in self._given
-        self._given.add(number)
-        return ready, again
+        repeated = number in self._delivered_before
+        self._delivered_before.add(number)
+        return ready, repeated
 
 
 class Echoing:
-    """What a loader does about the echo of its pipeline; nothing where it has none."""
+    """The part of a loader that handles ``echo``; it does nothing for a pipeline without echo."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.echo = echo_of(pipeline)
         auto = self.echo is not None and self.echo.measured
-        self.factors = Factors(MOST) if auto else None
+        self.factors = Factors(LARGEST_FACTOR) if auto else None
         self._repeats = None if pipeline.echoed is None else Repeats()
         self._before: Totals | None = None
 
     # Handing out.
 
     def restart(self) -> None:
-        """The feed starts again: forget the batches it gave before."""
+        """Forget the batches of the feed: it starts again."""
         if self._repeats is not None:
             self._repeats.epoch = -1
 
     def next(self, pull: Pull, plan: Plan, cursor: Cursor, meter: Meter) -> Ready | None:
-        """The next batch: one that was just prepared, or a copy of an earlier one."""
+        """The next batch: a newly prepared one, or a copy of an earlier one."""
         repeats = self._repeats
         if repeats is None:
             return pull()
@@ -185,28 +192,28 @@ class Echoing:
             if deliveries is None:
                 return pull()
             repeats.begin(cursor.epoch, deliveries.tolist())
-        found = repeats.next(pull)
-        if found is None:
+        delivery = repeats.next(pull)
+        if delivery is None:
             return None
-        ready, again = found
-        if again and ready.rows:
+        ready, repeated = delivery
+        if repeated and ready.rows:
             meter.delivered(ready.rows, ready.nbytes)
         return ready
 
     # Choosing the factor.
 
     def begin(self, meter: Meter) -> None:
-        """An epoch begins."""
+        """Start measuring an epoch."""
         if self.factors is not None:
             self._before = meter.totals()
 
     def end(self, meter: Meter, stops: Sequence[Stop], workers: int) -> None:
-        """An epoch is over: measure the factor for the next. ``stops``: as they run."""
+        """Measure the epoch that is over. ``stops``: the stops of the pipeline as they run."""
         if self.factors is None or self._before is None:
             return
         # Stage 0 is the source.
         stage = next((place for place, stop in enumerate(stops, start=1) if stop.repeats), None)
-        self.factors.measured(Pace.between(self._before, meter.totals(), stage, workers))
+        self.factors.record(Pace.between(self._before, meter.totals(), stage, workers))
 
     def factor(self, epoch: int) -> float:
         """The factor of an epoch."""
@@ -215,7 +222,7 @@ class Echoing:
         return 1.0 if self.echo is None else float(self.echo.factor)
 
     def counted(self, held: Held, epoch: int) -> Held:
-        """Complete the statistics: the factor, and the counts of an echo of batches."""
+        """The statistics with the factor, and with the counts of an echo of batches."""
         echo = held.echo
         if self._repeats is not None:
             echo = EchoStats(self._repeats.fresh, self._repeats.delivered, 1.0)
@@ -226,6 +233,7 @@ class Echoing:
     # State.
 
     def state(self, epoch: int) -> dict[str, float] | None:
+        """The entry of a checkpoint; ``None`` without ``echo("auto")``."""
         return None if self.factors is None else self.factors.state(epoch)
 
     def check_state(self, state: Any) -> None:
@@ -234,5 +242,6 @@ class Echoing:
             self.factors.check_state(state)
 
     def restore(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
         if self.factors is not None:
             self.factors.restore(epoch, state)

@@ -1,8 +1,8 @@
 """The engine: the one crossing from keys to a stream of batches.
 
-It keeps a few batches open ahead of the consumer, lets a pool prepare their pieces straight into
-shared-memory slots, and hands them out in order. What is decided, ``schedule`` decides; here are
-the lock, the slots and the waiting.
+It keeps a few batches open ahead of the training loop, lets a pool prepare their pieces straight
+into shared-memory slots, and hands them out in order. ``schedule`` decides which piece comes next;
+the engine owns the lock, the slots and the waiting.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from penstock.engine.feed import Queue, Ready
 from penstock.engine.keepers import Keepers
-from penstock.engine.open_batch import OpenBatch, struck
+from penstock.engine.open_batch import OpenBatch, resolve_deadly_piece
 from penstock.engine.pools.pool import Outcome, Pool, Task
-from penstock.engine.pools.runner import Report, Work
-from penstock.engine.schedule import Piece, Schedule, TaskKind, ahead
+from penstock.engine.pools.runner import TaskReport, Work
+from penstock.engine.schedule import Piece, Schedule, TaskKind, batches_ahead
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
 from penstock.order.plan import BatchKeys
@@ -25,10 +25,14 @@ from penstock.stats import BadSample, Meter
 
 
 class Engine:
-    """Prepares batches ahead of the consumer. ``next`` is called from one thread at a time.
+    """Prepares batches ahead of the training loop. ``next`` is called from one thread at a time.
 
-    ``keepers`` hear, in the order of batches, which samples workers put into stores, and which
-    batches were handed out.
+    - ``prefetch``: batches to prepare ahead; ``None``: chosen by their size.
+    - ``layout``: the layout of batches; ``None``: learnt from the first sample.
+    - ``in_order``: hand out batches in the order of the plan, not as they are finished.
+    - ``timeout``: seconds that a worker may take for a task.
+    - ``keepers``: get the samples that workers put into stores, and the batches handed out, in the
+      order in which batches are handed out.
     """
 
     def __init__(
@@ -58,13 +62,13 @@ class Engine:
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
         self._schedule = Schedule(pool.size)
-        self._plans: Iterator[BatchKeys] = iter(())
+        self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
         self._open_batches: OrderedDict[int, OpenBatch] = OrderedDict()
         self._tasks: dict[int, tuple[OpenBatch, Piece]] = {}
-        self._next_number = 0
+        self._last_number = 0
         self.starved = False
-        """Tasks wait for a slot. Slots released by the consumer arrive without a notification."""
+        """Tasks wait for a slot. The training loop releases slots without a notification."""
         self._failure: BaseException | None = None
         self._started = False
         self._abandoned = False
@@ -72,10 +76,10 @@ class Engine:
     # What the loader calls.
 
     def start(self, batches: Iterator[BatchKeys]) -> None:
-        """Prepare these batches from now on, and drop what was open before."""
+        """Prepare these batches from now on, and drop the batches that were open before."""
         with self._lock:
             self._drop_all()
-            self._plans = batches
+            self._upcoming = batches
             self._pending = None
             self._failure = None
         if not self._started:
@@ -83,12 +87,12 @@ class Engine:
             self._started = True
 
     def next(self) -> Ready | None:
-        """The next batch, or ``None`` after the last. Waits for it."""
+        """Wait for the next batch and return it; ``None`` after the last."""
         started = self.meter.clock()
         self.meter.start()
         try:
             while True:
-                batch, ended = self._turn()
+                batch, ended = self._next_finished()
                 if batch is not None:
                     return self._hand_out(batch)
                 if ended:
@@ -104,16 +108,16 @@ class Engine:
         return self.pool.restarts
 
     def settled(self) -> bool:
-        """Whether the next epoch may be begun early; asked once whenever the loader starts."""
+        """Whether the next epoch may begin early. Called once before each ``start``."""
         return self._keepers.settled()
 
     def refresh(self) -> None:
-        """Let workers see what was changed in the dataset since they were started."""
+        """Restart the workers if the dataset was changed since they were started."""
         if self._started and self.pool.outdated():
             self._end_workers()
 
     def queue(self) -> Queue:
-        """How many batches wait, and the memory they take."""
+        """The number of open batches, and the memory that batches take."""
         with self._lock:
             batches = list(self._open_batches.values())
             finished = sum(batch.complete for batch in batches)
@@ -126,26 +130,26 @@ class Engine:
             )
 
     def wake(self) -> None:
-        """Look for more batches to open, while ``next`` waits in another thread."""
+        """Make ``next``, which waits in another thread, look for more batches to open."""
         with self._progress:
             self._progress.notify_all()
 
     def stop(self) -> None:
-        """Drop everything that is open."""
+        """Drop all open batches, and prepare no more."""
         with self._lock:
             self._drop_all()
-            self._plans = iter(())
+            self._upcoming = iter(())
             self._pending = None
 
     def close(self) -> None:
         """End the workers and close the stores."""
         self._end_workers()
-        # A thread that could not be ended may still read from a store: then the stores stay open.
+        # A thread that could not be ended may still read from a store, so the stores stay open.
         if not self._abandoned:
             self._keepers.close()
 
     def _end_workers(self) -> None:
-        """End the workers; ``start`` begins anew."""
+        """End the workers; ``start`` starts them again."""
         self.stop()
         abandoned = self.pool.close(self._timeout)
         with self._lock:
@@ -160,18 +164,18 @@ class Engine:
             self._tasks.clear()
             self._started = False
 
-    def _turn(self) -> tuple[OpenBatch | None, bool]:
-        """A batch to hand out, or ``None``; and whether there will be no more batches."""
+    def _next_finished(self) -> tuple[OpenBatch | None, bool]:
+        """The batch to hand out now, or ``None``; and whether the last batch was handed out."""
         with self._lock:
             failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
-            # Slots that the loop released meanwhile may be the ones that workers lacked.
+            # Workers may have lacked slots that the loop has released meanwhile.
             opened = self._open() or self.starved
             batch = self._take_ready()
-            self._slots.asked(ready=batch is not None)
+            self._slots.record_request(ready=batch is not None)
             if batch is None:
-                self._slots.serve_next(self._open_batches.values())
+                self._slots.require_slot(self._open_batches.values())
             elif batch.error is None:
                 opened = self._open() or opened
             ended = batch is None and not self._open_batches and self._pending is None
@@ -188,7 +192,7 @@ class Engine:
                 self.starved = False
                 return None
             batch = self._open_batches[piece.batch]
-            count = self._slots.serve(self._open_batches.values(), batch, piece)
+            count = self._slots.assign_slots(self._open_batches.values(), batch, piece)
             self.starved = piece.count > 0 and not count
             if self.starved:
                 self._schedule.put_back(piece.id)
@@ -203,7 +207,7 @@ class Engine:
         opened = False
         with self._lock:
             self.meter.worked(outcome.report.busy)
-            found = self._came_back(task, outcome)
+            found = self._settle_task(task, outcome)
             if found is None:
                 return
             batch, piece = found
@@ -212,14 +216,14 @@ class Engine:
                 self._fail(batch, outcome.error)
             elif outcome.changed:
                 self._keepers.discard(outcome.report.offers)
-                self._do_whole(batch)
+                self._redo_whole(batch)
                 opened = True
             elif piece.kind == "probe":
                 self._schedule.done(piece.id, outcome.report.busy)
-                self._learn(batch, outcome.layout)
+                self._learn_layout(batch, outcome.layout)
                 opened = True
             else:
-                batch.wrote(piece, outcome.report)
+                batch.add_report(piece, outcome.report)
                 if piece.kind != "rows":
                     batch.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
@@ -231,7 +235,7 @@ class Engine:
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         with self._lock:
-            found = self._came_back(task, Outcome(Report()))
+            found = self._settle_task(task, Outcome(TaskReport()))
             if found is None:
                 return
             batch, piece = found
@@ -239,7 +243,7 @@ class Engine:
             self.meter.retried()
             deadly = self._schedule.lost(piece.id, guilty=guilty)
             if deadly is not None:
-                self._deadly(batch, deadly, reason)
+                self._resolve_deadly(batch, deadly, reason)
             self._progress.notify_all()
 
     def broken(self, error: BaseException) -> None:
@@ -253,60 +257,63 @@ class Engine:
     def _depth(self) -> int:
         if self._prefetch is not None:
             return self._prefetch
-        return ahead(0 if self._layout is None else self._layout.nbytes)
+        return batches_ahead(0 if self._layout is None else self._layout.nbytes)
 
     def _open(self) -> bool:
-        """Open as many batches as may be open; true if there are new tasks."""
+        """Open batches up to the prefetch depth. Returns whether there are new tasks."""
         opened = False
         while len(self._open_batches) < self._depth() and not self._probing():
-            plan = self._pending or next(self._plans, None)
-            if plan is None:
+            batch_keys = self._pending or next(self._upcoming, None)
+            if batch_keys is None:
                 break
-            kind = self._kind(plan)
-            self._pending = plan if kind == "probe" else None
-            self._open_batch(plan, kind)
+            kind = self._kind(batch_keys)
+            self._pending = batch_keys if kind == "probe" else None
+            self._open_batch(batch_keys, kind)
             opened = True
         return opened
 
     def _probing(self) -> bool:
-        """Whether the layout is still being learnt, which all later batches need."""
+        """Whether the layout, which all later batches need, is still being learnt."""
         return any(batch.kind == "probe" for batch in self._open_batches.values())
 
-    def _kind(self, plan: BatchKeys) -> TaskKind:
-        if plan.stream is not None:
+    def _kind(self, batch_keys: BatchKeys) -> TaskKind:
+        if batch_keys.stream is not None:
             return "pull"
         if self._whole:
             return "whole"
         return "probe" if self._layout is None else "rows"
 
-    def _open_batch(self, plan: BatchKeys, kind: TaskKind) -> None:
-        batch = OpenBatch.of(plan, kind)
+    def _open_batch(self, batch_keys: BatchKeys, kind: TaskKind) -> None:
+        batch = OpenBatch.of(batch_keys, kind)
         rows = len(batch.keys)
         if kind == "rows" and self._layout is not None:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
             batch.layout = self._layout
-        self._next_number += 1
-        self._open_batches[self._next_number] = batch
-        self._schedule.open(self._next_number, rows, kind, pin=plan.stream)
+        self._last_number += 1
+        self._open_batches[self._last_number] = batch
+        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream)
 
-    def _learn(self, batch: OpenBatch, layout: Layout | None) -> None:
-        """Take the layout that the first sample has, or note that samples do not stack."""
+    def _learn_layout(self, batch: OpenBatch, layout: Layout | None) -> None:
+        """Use the layout of the first sample, or (``None``) collate every batch as a whole."""
         del self._open_batches[self._number(batch)]
         if layout is None:
             self._whole = True
         else:
             self._layout = layout
 
-    def _do_whole(self, batch: OpenBatch) -> None:
-        """Prepare a batch again in one task: one of its samples does not have the layout."""
+    def _redo_whole(self, batch: OpenBatch) -> None:
+        """Prepare a batch again in one task: one of its samples does not have the layout.
+
+        Pieces of it that are still running write into its slot until they end.
+        """
         number = self._number(batch)
         batch.kind = "whole"
         batch.layout = None
         self._keepers.discard(batch.offers())
         batch.reports.clear()
-        batch.loose.clear()
-        self._schedule.whole(number, len(batch.keys))
+        batch.early_rows.clear()
+        self._schedule.redo_whole(number, len(batch.keys))
 
     # Ending.
 
@@ -318,9 +325,9 @@ class Engine:
         return self._open_batches.pop(number)
 
     def _finished(self) -> int | None:
-        """A batch that can be handed out now."""
+        """The number of a batch that can be handed out now."""
         for number, batch in self._open_batches.items():
-            # A piece of a batch that is done over may still be writing into its slot.
+            # Pieces of a batch that is prepared again may still be writing into its slot.
             if (batch.error is not None or batch.complete) and not batch.running:
                 return number
             if self._in_order:
@@ -337,7 +344,7 @@ class Engine:
         pieces = batch.pieces()
         self.meter.batch_times.append(sum(report.busy for _, report in pieces))
         for _, report in pieces:
-            # Counted when handed out, so that what was prepared ahead does not blur an epoch.
+            # Counted when handed out, so that batches prepared ahead count in their own epoch.
             if report.tally:
                 self.meter.add(report.tally)
             batch.bad.extend(BadSample(*bad) for bad in report.bad)
@@ -349,15 +356,15 @@ class Engine:
             self._slots.whole_size = max(self._slots.whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
-        self._keepers.handed_out(batch.plan)
+        self._keepers.handed_out(batch.batch_keys)
         return ready
 
     def _ready(self, batch: OpenBatch) -> Ready:
-        """A finished batch, in the form in which it is handed out."""
+        """The finished batch in the form in which it is handed out."""
         return batch.ready(self.ring)
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
-        """Raise the error, or return what is handed out in place of the batch."""
+        """Raise the error of a failed batch, or return what is handed out in its place."""
         raise error
 
     def _fail(self, batch: OpenBatch, error: BaseException) -> None:
@@ -368,23 +375,23 @@ class Engine:
         if batch.kind == "probe":
             self._pending = None
 
-    def _deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
-        error = struck(self.work, batch, piece, reason)
+    def _resolve_deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
+        error = resolve_deadly_piece(self.work, batch, piece, reason)
         if error is not None:
             self._fail(batch, error)
         elif self.work.on_error == "substitute":
-            self._schedule.again(piece)
+            self._schedule.deal_again(piece)
         elif not self._schedule.outstanding(piece.batch):
             batch.complete = True
 
     def _progressed(self) -> None:
-        """Wake the loop: a batch can be handed out, or more can be opened.
+        """Wake the training loop: a batch can be handed out, or more can be opened.
 
-        Not called for each piece: waking the loop interrupts a worker.
+        Not called for every piece: waking the loop interrupts a worker.
         """
         self._progress.notify_all()
 
-    def _came_back(self, task: int, outcome: Outcome) -> tuple[OpenBatch, Piece] | None:
+    def _settle_task(self, task: int, outcome: Outcome) -> tuple[OpenBatch, Piece] | None:
         """The batch and piece of a task; ``None`` if its outcome is no longer wanted."""
         found = self._tasks.pop(task, None)
         if found is None:

@@ -1,4 +1,4 @@
-"""What a loader iterates: the engine of its own process, or a member's line to the node."""
+"""The contract of what a loader iterates: its own engine, or its connection to the node."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from penstock.order import BatchKeys
 
 
 class Ready(NamedTuple):
-    """A batch as it is handed out; ``rows`` is smaller than asked where samples were skipped.
+    """A batch as it is handed out.
 
-    ``ended``: there is no batch, because the stream that was to give it is exhausted.
+    ``rows``: samples in it, fewer than in ``batch_keys`` if bad samples were skipped. ``ended``:
+    there is no batch, because the stream that should have given it is exhausted.
     """
 
-    plan: BatchKeys
+    batch_keys: BatchKeys
     value: Any
     rows: int
     nbytes: int
@@ -25,7 +26,7 @@ class Queue(NamedTuple):
     """The batches of a feed that are not delivered yet.
 
     ``ready``: the next batch can be taken at once. ``slots`` and ``slot_bytes``: the memory that
-    batches take, those included that the training loop still holds.
+    batches take, including the batches that the training loop still holds.
     """
 
     finished: int = 0
@@ -36,26 +37,26 @@ class Queue(NamedTuple):
 
 
 class Feed(Protocol):
-    """Batches in order. Used from one thread at a time."""
+    """Prepares batches and hands them out in order. Used from one thread at a time."""
 
     @property
     def restarts(self) -> int:
-        """How many workers, or nodes, died and were replaced."""
+        """The number of workers, or nodes, that died and were replaced."""
 
     def start(self, batches: Iterator[BatchKeys]) -> None:
-        """Prepare these batches from now on, and drop what was asked for before."""
+        """Prepare these batches from now on, and drop the batches of an earlier call."""
 
     def next(self) -> Ready | None:
-        """The next batch, or ``None`` after the last. Waits for it."""
+        """Wait for the next batch and return it; ``None`` after the last."""
 
     def settled(self) -> bool:
-        """Whether the next epoch may be begun early; asked once whenever the loader starts."""
+        """Whether the next epoch may begin early. Called once before each ``start``."""
 
     def refresh(self) -> None:
-        """Let workers see what was changed in the dataset since they were started."""
+        """Restart the workers if the dataset was changed since they were started."""
 
     def queue(self) -> Queue:
-        """How many batches wait, and the memory they take."""
+        """The number of batches not delivered yet, and the memory that batches take."""
 
     def close(self) -> None:
         """End the workers, or leave the node."""

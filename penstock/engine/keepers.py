@@ -1,4 +1,4 @@
-"""The keepers of one pipeline: a store for every stop that keeps samples, opened and closed."""
+"""The keepers of one pipeline: one for each stop that keeps samples, opened and closed together."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from penstock.pipeline import Pipeline
 from penstock.stats import Held
 from penstock.stops.hold import Keeper, Opening, keeps_samples
 from penstock.stops.road import Road, scope_of
-from penstock.stops.stop import StageFailure, Stop
+from penstock.stops.stop import Offer, StageFailure, Stop
 from penstock.store import RunDir, ThreadClaims
 from penstock.store.shared import SharedStores
 
-Offer = tuple[int, int, int]
-"""A sample that a worker put into a store: (number of the stop, index, bytes it takes)."""
-
 
 class Keepers:
-    """Opens a store for every stop that keeps samples; ``road`` has these stops in place.
+    """Opens a store for every stop that keeps samples. ``road``: the road with these stops.
 
-    - ``kept``: how many samples refurbish keeps. Without it, where refurbish has a budget, a few
-      samples are prepared to find out. It decides which samples are always fresh, so a checkpoint
-      has it.
-    - ``shared``: workers are processes of their own.
-    - ``elsewhere``: a node keeps the samples; nothing is opened or counted here.
-    - ``shared_stores``: where a node's pipelines share the caches that hold the same samples.
+    - ``kept``: how many samples refurbish keeps, as recorded in a checkpoint, because it decides
+      which samples are always fresh. ``None``: the number follows from the budget of refurbish,
+      and a few samples are prepared to learn their size.
+    - ``shared``: workers are processes.
+    - ``in_node``: a node keeps the samples, so this process has no statistics of them.
+    - ``shared_stores``: the caches that several pipelines of a node share.
     """
 
     def __init__(
@@ -42,10 +39,10 @@ class Keepers:
         kept: int | None = None,
         *,
         shared: bool,
-        elsewhere: bool = False,
+        in_node: bool = False,
         shared_stores: SharedStores | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._in_node = in_node
         self._keepers: list[Keeper] = []
         self._claims: list[Path] = []
         self._restarted = False
@@ -55,22 +52,23 @@ class Keepers:
         stops: list[Stop] = []
         for place, stop in enumerate(road.stops):
             if keeps_samples(stop):
-                careful = stacks and all(below.careful for below in road.stops[place + 1 :])
+                below = road.stops[place + 1 :]
+                preserved = stacks and all(stop.preserves_input for stop in below)
                 number = len(self._keepers)
                 opening = Opening(
                     number=number,
                     samples=len(road.source),
                     seed=options.seed,
                     shared=shared,
-                    lends=careful and stop.in_memory and not shared,
+                    lends=preserved and stop.in_memory and not shared,
                     made_of=_identity_above(pipeline, number),
-                    prepare=_preparing(replace(road, stops=road.stops[:place])),
+                    prepare=_preparer(replace(road, stops=road.stops[:place])),
                     claims=lambda: self._new_claims(shared),
                     shared_stores=shared_stores,
                     kept=kept,
                     ranks=ranks,
                 )
-                keeper = stop.opened(opening)
+                keeper = stop.make_keeper(opening)
                 self._keepers.append(keeper)
                 stop = keeper.stop
             stops.append(stop)
@@ -79,8 +77,8 @@ class Keepers:
     @property
     def generations(self) -> Generations | None:
         """Which version of each sample an epoch uses, where the pipeline has a refurbish."""
-        found = (keeper.generations for keeper in self._keepers)
-        return next((one for one in found if one is not None), None)
+        by_keeper = (keeper.generations for keeper in self._keepers)
+        return next((generations for generations in by_keeper if generations is not None), None)
 
     def _new_claims(self, shared: bool) -> Path | ThreadClaims:
         if not shared:
@@ -90,12 +88,12 @@ class Keepers:
         return path
 
     def open(self) -> None:
-        """Make the stores ready before any worker asks for them."""
+        """Open the stores before any worker uses them."""
         for keeper in self._keepers:
             keeper.open()
 
     def admit(self, offers: Sequence[Offer]) -> None:
-        """Decide on the samples that a batch put into stores, in the order of its rows."""
+        """Decide which samples of a batch stay in the stores, in the order of its rows."""
         by_keeper: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, index, cost in offers:
             by_keeper[number].append((index, cost))
@@ -103,7 +101,7 @@ class Keepers:
             self._keepers[number].admit(offered)
 
     def discard(self, offers: Sequence[Offer]) -> None:
-        """Remove the samples that a batch put into stores and that will not be handed out."""
+        """Remove samples that were put into stores for a batch that will not be handed out."""
         by_keeper: defaultdict[int, list[int]] = defaultdict(list)
         for number, index, _ in offers:
             by_keeper[number].append(index)
@@ -111,34 +109,35 @@ class Keepers:
             self._keepers[number].discard(indices)
 
     def lost(self, indices: Sequence[int]) -> None:
-        """Remove samples that a worker may have put in before it died without a report."""
+        """Remove samples that a worker may have put into stores before it died without a report."""
         for keeper in self._keepers:
             keeper.discard(indices)
 
     def settled(self) -> bool:
-        """Whether the next epoch may be begun early; asked whenever the loader starts.
+        """Whether the next epoch may begin early. Called once before each start of the loader.
 
-        Not while samples that the next epoch would find are still being put in: then what it finds
-        would depend on which worker was faster.
+        It may not while this epoch still puts samples into the stores: the hits of the next epoch
+        would depend on which worker is faster.
         """
         restarted, self._restarted = self._restarted, True
         return all(keeper.settled(restarted=restarted) for keeper in self._keepers)
 
     def handed_out(self, batch: BatchKeys) -> None:
-        """Remove what no batch after this one needs."""
+        """Remove the samples that no batch after this one needs."""
         for keeper in self._keepers:
             keeper.handed_out(batch)
 
     def stats(self, answered: Sequence[tuple[int, int]]) -> Held:
-        """The statistics of every keeping stop, given the (hits, misses) of each."""
+        """The statistics of the stops that keep samples, given the (hits, misses) of each."""
         held = Held()
-        if self._elsewhere:
-            return held  # `penstock status` shows what the node keeps
+        if self._in_node:
+            return held  # `penstock status` shows the statistics of the node
         for keeper, (hits, misses) in zip(self._keepers, answered, strict=True):
             held = keeper.stats(held, hits, misses)
         return held
 
     def close(self) -> None:
+        """Close the stores."""
         for keeper in self._keepers:
             keeper.close()
         for file in self._claims:
@@ -146,15 +145,17 @@ class Keepers:
 
 
 def _identity_above(pipeline: Pipeline, number: int) -> Callable[[], object]:
-    """Identifies what the keeping stop with this number keeps: by the stops as written, because
-    how they are joined into steps changes no sample."""
+    """Returns the identity of what the stop with this number keeps: the source and stops above it.
+
+    The stops count as written: joining several of them into one step changes no sample.
+    """
     places = [place for place, stop in enumerate(pipeline.stops) if stop.keeps]
     above = pipeline.stops[: places[number]]
     return lambda: (pipeline.source.identity(), [stop.fingerprint() for stop in above])
 
 
-def _preparing(above: Road) -> Callable[[Sequence[int]], list[Any]]:
-    """Prepares samples with these stops, leaving out the stores and bad samples."""
+def _preparer(above: Road) -> Callable[[Sequence[int]], list[Any]]:
+    """Returns a function that prepares samples by index, without stores, and skips bad samples."""
     bare = replace(above, stops=tuple(stop for stop in above.stops if not stop.keeps))
 
     def prepare(indices: Sequence[int]) -> list[Any]:

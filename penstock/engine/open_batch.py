@@ -1,4 +1,4 @@
-"""A batch in the making: what has come of its pieces, and how they become one."""
+"""A batch in preparation: the reports of its pieces, its slot, and how they become one value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.feed import Ready
 from penstock.engine.pools.pool import InSlot, Task
-from penstock.engine.pools.runner import Report, Work, substitutes
+from penstock.engine.pools.runner import TaskReport, Work, substitutes
 from penstock.engine.schedule import Piece, TaskKind
 from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError
@@ -19,14 +19,15 @@ from penstock.keyed import Keys
 from penstock.order.plan import BatchKeys
 from penstock.serialize import unpack
 from penstock.stats import BadSample
+from penstock.stops.stop import Offer
 from penstock.tree import fill
 
 PROBED = 64
-"""How many samples may fail before the layout of batches cannot be learnt from one."""
+"""The layout of batches is learnt from the first of this many samples that does not fail."""
 
 
-class Loose(NamedTuple):
-    """Rows of a batch that has no slot yet."""
+class EarlyRows(NamedTuple):
+    """Rows that a worker prepares before their batch has a slot, in memory of their own."""
 
     rows: int
     columns: list[NDArray[Any] | None]
@@ -34,65 +35,74 @@ class Loose(NamedTuple):
 
 @dataclass(slots=True)
 class OpenBatch:
-    """A batch that is open: being prepared, or waiting to be taken."""
+    """A batch that is being prepared, or is complete and waits for the training loop.
 
-    plan: BatchKeys
+    - ``batch_keys``: the batch in the plan; ``keys``: the samples to prepare.
+    - ``early_rows`` and ``reports``: by the first row of each piece.
+    - ``value``: a batch that was collated as a whole.
+    - ``running``: number of tasks that workers have.
+    - ``dropped``: the batch is no longer wanted; its slot is returned after the last task.
+    - ``substitutes``: by row, the samples left to try in place of one that kills workers.
+    """
+
+    batch_keys: BatchKeys
     keys: Keys
     kind: TaskKind
     slot: Slot | None = None
     layout: Layout | None = None
     columns: list[NDArray[Any] | None] = field(default_factory=list)
-    loose: dict[int, Loose] = field(default_factory=dict)
-    reports: dict[int, Report] = field(default_factory=dict)
+    early_rows: dict[int, EarlyRows] = field(default_factory=dict)
+    reports: dict[int, TaskReport] = field(default_factory=dict)
     value: Any = None
     error: BaseException | None = None
     complete: bool = False
     dropped: bool = False
     running: int = 0
-    deadly: dict[int, Iterator[int]] = field(default_factory=dict)
+    substitutes: dict[int, Iterator[int]] = field(default_factory=dict)
     bad: list[BadSample] = field(default_factory=list)
 
     @classmethod
-    def of(cls, plan: BatchKeys, kind: TaskKind) -> OpenBatch:
-        replicas = plan.replicas.tolist() if plan.replicas is not None else None
-        keys = Keys(plan.epoch, plan.indices.tolist(), replicas)
-        return cls(plan, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
+    def of(cls, batch_keys: BatchKeys, kind: TaskKind) -> OpenBatch:
+        replicas = batch_keys.replicas.tolist() if batch_keys.replicas is not None else None
+        keys = Keys(batch_keys.epoch, batch_keys.indices.tolist(), replicas)
+        return cls(batch_keys, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
 
     def task(self, piece: Piece) -> Task:
-        """The work that one of its pieces is."""
+        """The task for a piece. Without a slot, its rows get memory of their own."""
         keys = self.keys.cut(piece.first, piece.count)
-        first, columns, number = piece.first, self.columns, self.plan.number
+        first, columns, number = piece.first, self.columns, self.batch_keys.number
         if self.layout is not None and self.slot is None:
-            columns = self.layout.loose(piece.count)
-            self.loose[first] = Loose(piece.count, columns)
+            columns = self.layout.new_columns(piece.count)
+            self.early_rows[first] = EarlyRows(piece.count, columns)
             first = 0
         return Task(piece.id, piece.kind, keys, first, self.slot, self.layout, columns, number)
 
-    def wrote(self, piece: Piece, report: Report) -> None:
-        """A piece is done."""
+    def add_report(self, piece: Piece, report: TaskReport) -> None:
+        """Record that a piece is done."""
         self.reports[piece.first] = report
         if self.slot is not None:
-            self._settle(piece.first)
+            self._copy_early_rows(piece.first)
 
-    def _settle(self, first: int) -> None:
-        """Copy rows that were prepared before there was a slot to where they belong."""
-        loose = self.loose.pop(first, None)
-        if loose is None:
+    def _copy_early_rows(self, first: int) -> None:
+        """Copy the piece that begins with row ``first`` into the slot, if it was prepared early."""
+        early = self.early_rows.pop(first, None)
+        if early is None:
             return
         rows = self.reports[first].rows
-        for column, part in zip(self.columns, loose.columns, strict=True):
+        for column, part in zip(self.columns, early.columns, strict=True):
             if column is not None and part is not None:
                 column[first : first + rows] = part[:rows]
 
-    def pieces(self) -> list[tuple[int, Report]]:
-        """The pieces in the order of their rows."""
+    def pieces(self) -> list[tuple[int, TaskReport]]:
+        """The first row and the report of each piece, in the order of rows."""
         return sorted(self.reports.items())
 
-    def offers(self) -> list[tuple[int, int, int]]:
+    def offers(self) -> list[Offer]:
+        """The samples that its pieces put into stores, in the order of rows."""
         return [offer for _, report in self.pieces() for offer in report.offers]
 
     def objects(self, number: int) -> list[Any]:
-        """A field of text or bytes, of all its rows."""
+        """The values of a field of text or bytes, in the order of rows."""
         return [v for _, report in self.pieces() for v in report.objects.get(number, ())]
 
     def ready(self, ring: Ring) -> Ready:
@@ -101,10 +111,10 @@ class OpenBatch:
         rows = sum(report.rows for _, report in pieces)
         if rows == 0:
             self.give_back(ring)
-            ended = self.kind == "pull" and not any(r.taken for _, r in pieces)
-            return Ready(self.plan, None, 0, 0, ended)
+            ended = self.kind == "pull" and not any(report.taken for _, report in pieces)
+            return Ready(self.batch_keys, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
-            closed_up(self.columns, pieces)
+            close_gaps(self.columns, pieces)
             leaves: list[Any] = self.layout.columns(ring.lease(self.slot), rows)
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
@@ -119,18 +129,18 @@ class OpenBatch:
             value, nbytes = self.value, 0
             self.give_back(ring)
         self.columns = []
-        return Ready(self.plan, value, rows, nbytes)
+        return Ready(self.batch_keys, value, rows, nbytes)
 
-    def write_into(self, slot: Slot) -> None:
-        """Have this slot for its rows, or for what is collated of them."""
+    def use_slot(self, slot: Slot) -> None:
+        """Write rows, or the collated batch, into this slot from now on."""
         self.slot = slot
         if self.layout is not None:
             self.columns = self.layout.columns(slot.map)
-        for first in [first for first in self.loose if first in self.reports]:
-            self._settle(first)
+        for first in [first for first in self.early_rows if first in self.reports]:
+            self._copy_early_rows(first)
 
     def forget_slot(self, ring: Ring) -> None:
-        """Have the slot used by no other batch: a thread may still write into it."""
+        """Take the slot out of the ring: a thread may still write into it."""
         self.columns = []
         if self.slot is not None:
             ring.forget(self.slot)
@@ -144,52 +154,58 @@ class OpenBatch:
             self.slot = None
 
 
-def struck(work: Work, job: OpenBatch, piece: Piece, reason: str) -> DeadlySampleError | None:
-    """A piece has killed its worker twice: the error, or ``None`` where it is done without.
+def resolve_deadly_piece(
+    work: Work, batch: OpenBatch, piece: Piece, reason: str
+) -> DeadlySampleError | None:
+    """Apply ``on_error`` to a piece that killed its worker twice.
 
-    To be left out it is reported as bad; to be substituted, its row has another sample's key.
+    Returns the error to raise. Returns ``None`` if the sample was skipped (reported as bad), or if
+    its row got the key of another sample, which is to be prepared in its place.
     """
-    index = job.keys.indices[piece.first] if job.keys.indices else -1
+    index = batch.keys.indices[piece.first] if batch.keys.indices else -1
     name = work.road.source.name(index)
-    error = _deadly(index, name, piece.count, reason)
+    remedy = ""
+    if work.on_error == "raise" and piece.kind == "rows":
+        remedy = ' To leave such samples out, give the loader on_error="skip" or "substitute".'
+    error = _deadly_error(index, name, piece.count, reason, remedy)
     if work.on_error == "raise" or piece.kind != "rows":
         return error
     if work.on_error == "skip":
-        job.reports[piece.first] = Report(bad=[(index, name, "worker", reason)])
+        batch.reports[piece.first] = TaskReport(bad=[(index, name, "worker", reason)])
         return None
     row = piece.first
-    if row not in job.deadly:
-        key = next(iter(job.keys.cut(row, 1)))
-        job.deadly[row] = iter(substitutes(work.road, key))
-        job.bad.append(BadSample(key.index, name, "worker", reason))
-    other = next(job.deadly[row], None)
-    if other is None:
+    if row not in batch.substitutes:
+        key = next(iter(batch.keys.cut(row, 1)))
+        batch.substitutes[row] = iter(substitutes(work.road, key))
+        batch.bad.append(BadSample(key.index, name, "worker", reason))
+    substitute = next(batch.substitutes[row], None)
+    if substitute is None:
         return error
-    job.keys.indices[row] = other
+    batch.keys.indices[row] = substitute
     return None
 
 
-def _deadly(index: int, name: str, count: int, reason: str) -> DeadlySampleError:
-    """What is said of a piece that killed its worker twice: ``count`` samples from ``index`` on."""
+def _deadly_error(index: int, name: str, count: int, reason: str, remedy: str) -> DeadlySampleError:
+    """The error for ``count`` samples from ``index`` on that killed their worker twice."""
     what = f"{name} (index {index})"
     if count > 1:
-        what = f"one of {count} samples from {what} on"
+        what = f"one of the {count} samples from {what} on"
     return DeadlySampleError(
-        f"{what} killed its worker twice ({reason}). Look at that sample, or at the native "
-        "code that reads it; a worker killed by signal 9 may have run out of memory.",
+        f"{what} killed its worker twice ({reason}). Look at that sample, or at the native code "
+        "that reads it; a worker killed by SIGKILL may have run out of memory." + remedy,
         index=index,
         name=name,
         stage="worker",
     )
 
 
-def closed_up(columns: list[NDArray[Any] | None], pieces: list[tuple[int, Report]]) -> None:
-    """Move rows up over those that skipped samples left empty."""
-    at = 0
+def close_gaps(columns: list[NDArray[Any] | None], pieces: list[tuple[int, TaskReport]]) -> None:
+    """Move rows up over the rows that skipped samples left empty."""
+    end = 0
     for first, report in pieces:
-        if first != at and report.rows:
+        if first != end and report.rows:
             for column in columns:
                 if column is not None:
                     rows = np.copy(column[first : first + report.rows])
-                    column[at : at + report.rows] = rows
-        at += report.rows
+                    column[end : end + report.rows] = rows
+        end += report.rows

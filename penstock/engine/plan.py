@@ -1,4 +1,4 @@
-"""Which plan a loader follows: its order, and what its stops and its source make of it."""
+"""Makes the plan of a loader from its order, its stops and its source."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from penstock.errors import PipelineError
 from penstock.options import Options
 from penstock.order import Deal, Echoed, EchoedBatches, MidEpoch, Plan, Streams
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Pipeline, batching_of
 from penstock.source.stream import StreamSource
 from penstock.stops.echo import Echo, echo_in
-from penstock.stops.placement import check_complete
 from penstock.stops.stop import Stop
 
 Sampling = Callable[[int, int, bool], Plan]
@@ -26,16 +25,17 @@ def plan_of(
     factors: Callable[[int], float] | None = None,
     sampling: Sampling | None = None,
 ) -> Plan:
-    """The batches that a loader of this pipeline deals.
+    """The plan of a loader: which samples are in which batch.
 
-    ``stops`` are the pipeline's stops as they run, opened. ``factors``: the echo factor of each
-    epoch, where it is measured. ``sampling``: a user's sampler in place of the order.
+    - ``stops``: the stops of the pipeline as they run, with their stores.
+    - ``workers``: number of workers, each of which reads a stream of its own.
+    - ``factors``: the echo factor of an epoch, for ``echo("auto")``.
+    - ``sampling``: a user's sampler, used in place of the order.
     """
-    check_complete(pipeline.stops)
+    for place, stop in enumerate(pipeline.stops):
+        stop.check_below(pipeline.stops[place + 1 :])
     _check(pipeline, options, sampling)
-    batch, source = pipeline.batching, pipeline.source
-    if batch is None:
-        raise PipelineError("a loader needs batches: end the pipeline with batch(size).")
+    batch, source = batching_of(pipeline), pipeline.source
     if isinstance(source, StreamSource):
         options.check_stream()
         return Streams(workers, batch.size, drop_last=batch.drop_last, length=source.length)
@@ -69,23 +69,23 @@ def plan_of(
 
 
 def echo_of(pipeline: Pipeline) -> Echo | None:
-    """The echo of a pipeline, above batch() or below it."""
+    """The echo of a pipeline, above or below ``batch``; ``None`` if it has none."""
     return pipeline.echoed or echo_in(pipeline.stops)
 
 
 def _check(pipeline: Pipeline, options: Options, sampling: Sampling | None) -> None:
-    """Refuse a pipeline that the loader's options do not fit."""
+    """Raise PipelineError if the loader's options do not fit the pipeline."""
     echo = echo_of(pipeline)
     if echo is not None and echo.measured and options.world > 1:
         raise PipelineError(
-            f'echo("auto") with {options.world} ranks: each would measure a factor of its own, and '
-            "then have another number of batches than the others. Run it with one rank to see "
-            "what it chooses (stats().echo.factor), and give that number."
+            f'echo("auto") with world={options.world}: each rank would measure a factor of its '
+            "own, and the ranks would have different numbers of batches. Run with one rank, read "
+            "the factor it chooses (loader.stats().echo.factor), and give that number to echo()."
         )
     if sampling is not None and echo_in(pipeline.stops) is not None:
         raise PipelineError(
-            "echo() above batch() with a sampler: the sampler decides how often a sample comes, "
-            "and so would echo. Leave the sampler out, or echo whole batches: put echo() below "
-            "batch().",
+            "echo() stands above batch(), and the loader has a sampler: both would decide how "
+            "often a sample is used. Leave the sampler out, or put echo() below batch() to repeat "
+            "whole batches.",
             code="echo-with-sampler",
         )

@@ -1,8 +1,8 @@
-"""Which worker does what next: pure, events in and decisions out.
+"""Decides which worker does what next: pure, events in and decisions out.
 
-Batches are cut into pieces, tiny-batches of a few samples, that workers take oldest first, so that
-all of them work on the batch that is needed next. A worker that dies loses nothing: its pieces are
-dealt again, the one it was working on sample by sample, so that a deadly sample gives itself away.
+Batches are cut into pieces: tiny-batches of a few samples. Workers take the oldest piece first, so
+all of them work on the batch that is needed next. If a worker dies, its pieces are dealt again. The
+piece it was working on is dealt sample by sample, so that the sample that kills workers is found.
 """
 
 from __future__ import annotations
@@ -12,62 +12,68 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 PIECE_SECONDS = 4e-3
-"""A piece takes about this long. Handing one out costs about 0.1 ms, so this keeps the price at
-2-3%; longer pieces leave workers idle at the end of a batch."""
+"""The time that a piece should take. Handing one out costs about 0.1 ms, which is 2-3% of this;
+longer pieces leave workers idle at the end of a batch."""
 
 SMALL, GROUP = 200e-6, 64
-"""Samples that take longer than ``SMALL`` are run one at a time, or as few as a stop likes best, so
-that each stays in the CPU's cache on its way from decoding to its row; shorter ones in groups of
-``GROUP``, to spare the calls."""
+"""A sample that takes longer than ``SMALL`` seconds runs alone, or in the group size that a stop
+prefers, so that it stays in the CPU's cache on its way from decoding to its row. Faster samples run
+in groups of ``GROUP``, which saves calls."""
 
-READING = 0.5
-"""Where reading is more than this part of a sample's time, samples are run one at a time: each of a
-group would wait for all of it, and two workers were 6 % slower."""
+READING_SHARE = 0.5
+"""Where reading takes more than this share of a sample's time, samples run one at a time: in a
+group, each sample waits until all are read. Two workers were 6 % slower with groups."""
 
 RECENT = 16
-"""A sample costs what the cheapest of so many pieces took: on a busy machine the others were
-interrupted, and cutting pieces smaller would only add to that."""
+"""The cost of a sample is that of the cheapest of this many recent pieces. On a busy machine the
+other pieces were interrupted, and smaller pieces would only add to the load."""
 
 AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
-"""Batches that are prepared ahead, by their bytes. Two of 38 MB are as fast as four, because
-workers share a batch and are never idle between two, and they take 75 MB less."""
+"""Batches that are prepared ahead: ``AHEAD``, or ``AHEAD_OF_LARGE`` of more than ``LARGE`` bytes.
+Two batches of 38 MB are as fast as four, because workers share a batch and are never idle between
+two, and they take 75 MB less."""
 
 TaskKind = Literal["rows", "whole", "probe", "pull"]
 
 
-def piece_of(rows: int, cost: float) -> int:
-    """How many samples make a piece, of a batch of so many, where one costs so many seconds: enough
-    to be worth handing out, few enough to share."""
+def piece_size(rows: int, cost: float) -> int:
+    """Samples of a piece: enough to be worth handing out, few enough to share a batch.
+
+    ``rows``: samples of the batch. ``cost``: seconds per sample, 0 if unknown.
+    """
     wanted = round(PIECE_SECONDS / cost) if cost > 0 else rows
     if wanted >= rows / 2:
         return rows
     return max(1, wanted)
 
 
-def group_of(cost: float, reading: float, together: int, left: int) -> int:
-    """How many of the samples that are left a worker runs at a time, where one took it so many
-    seconds (0 where that is not known), ``reading`` among them, and a stop likes so many best.
+def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
+    """Samples that a worker runs at a time, of the ``left`` samples of its piece.
 
-    >>> group_of(1e-4, 0.0, 4, 90), group_of(1e-3, 1e-4, 4, 90), group_of(1e-3, 1e-4, 4, 3)
+    ``cost``: seconds per sample, 0 if unknown, of which ``reading`` are spent reading.
+    ``preferred``: the group size that the stops work best with.
+
+    >>> group_size(1e-4, 0.0, 4, 90), group_size(1e-3, 1e-4, 4, 90), group_size(1e-3, 1e-4, 4, 3)
     (64, 4, 3)
-    >>> group_of(1e-3, 6e-4, 4, 90)
+    >>> group_size(1e-3, 6e-4, 4, 90)
     1
     """
     if 0.0 < cost <= SMALL:
         return min(left, GROUP)
-    return 1 if reading > READING * cost else min(left, together)
+    return 1 if reading > READING_SHARE * cost else min(left, preferred)
 
 
-def ahead(nbytes: int) -> int:
-    """How many batches of this size are prepared ahead where nobody says how many."""
+def batches_ahead(nbytes: int) -> int:
+    """The default for ``prefetch``: how many batches of this size are prepared ahead."""
     return AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``count`` samples of a batch from ``first`` on, done in one go by one worker.
+    """``count`` samples of a batch from row ``first`` on, prepared by one worker in one task.
 
-    ``pin`` names the only worker that may do it; ``strikes`` counts the workers that died of it.
+    ``pin``: the only worker that may take it. ``strikes``: how many workers died while working on
+    it.
     """
 
     id: int
@@ -91,21 +97,21 @@ class Schedule:
         self._left: dict[int, int] = {}
 
     def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
-        """A batch whose samples are to be prepared; in pieces only where rows stand alone."""
-        size = self.tiny(rows) if kind == "rows" else max(1, rows)
+        """Add a batch. Only ``"rows"`` are cut into pieces; the other kinds are one piece."""
+        size = self.piece_size(rows) if kind == "rows" else max(1, rows)
         self._left[batch] = 0
         for first in range(0, max(1, rows), size):
             count = min(size, rows - first)
             self._waiting.append(self._piece(kind, batch, first, count, pin))
 
-    def tiny(self, rows: int) -> int:
-        """How many samples make a piece."""
+    def piece_size(self, rows: int) -> int:
+        """Samples of a piece, by the cost of recent samples."""
         if not self._recent:
             return max(1, -(-rows // (2 * self.workers)))
-        return piece_of(rows, min(self._recent))
+        return piece_size(rows, min(self._recent))
 
     def take(self, worker: int) -> Piece | None:
-        """The next piece for this worker."""
+        """The next piece for this worker; ``None`` if there is none."""
         for i, piece in enumerate(self._waiting):
             if piece.pin is None or piece.pin == worker:
                 del self._waiting[i]
@@ -114,75 +120,76 @@ class Schedule:
         return None
 
     def put_back(self, piece: int) -> None:
-        """Whoever took a piece cannot begin with it yet: it is the next one again."""
+        """Make a taken piece the next one again: its worker cannot begin yet."""
         self._waiting.appendleft(self._running.pop(piece))
 
     def cut(self, piece: int, count: int) -> Piece:
-        """Have a piece end after ``count`` samples; the rest of it is the next one."""
-        found = self._running[piece]
-        if count < found.count:
-            first, left = found.first + count, found.count - count
-            rest = self._piece(found.kind, found.batch, first, left, found.pin, found.strikes)
+        """Shorten a taken piece to ``count`` samples; the rest of it becomes the next piece."""
+        taken = self._running[piece]
+        if count < taken.count:
+            first, left = taken.first + count, taken.count - count
+            rest = self._piece(taken.kind, taken.batch, first, left, taken.pin, taken.strikes)
             self._waiting.appendleft(rest)
-            found = self._running[piece] = replace(found, count=count)
-        return found
+            taken = self._running[piece] = replace(taken, count=count)
+        return taken
 
     def done(self, piece: int, seconds: float) -> bool:
-        """A piece is done; true when it was the last of its batch."""
-        found = self._running.pop(piece)
-        if found.kind == "rows" and found.count:
-            self._recent.append(seconds / found.count)
-        self._left[found.batch] -= 1
-        return self._left[found.batch] == 0
+        """Record that a piece is done. Returns whether it was the last of its batch."""
+        finished = self._running.pop(piece)
+        if finished.kind == "rows" and finished.count:
+            self._recent.append(seconds / finished.count)
+        self._left[finished.batch] -= 1
+        return self._left[finished.batch] == 0
 
     def lost(self, piece: int, *, guilty: bool) -> Piece | None:
-        """The worker of a piece died, of it or of another one.
+        """Deal a piece again whose worker died. ``guilty``: the worker died while working on it.
 
-        Returns the piece when it has now killed twice, alone: then it is not dealt again.
+        A guilty piece is cut into single samples. One that cannot be cut further and has killed
+        two workers is not dealt again, but returned.
         """
-        found = self._running.pop(piece)
-        self._left[found.batch] -= 1
-        strikes = found.strikes + (1 if guilty else 0)
-        if guilty and strikes >= 2 and (found.count <= 1 or found.kind != "rows"):
-            return found
-        size = 1 if guilty and found.kind == "rows" else max(1, found.count)
-        again = [
+        lost = self._running.pop(piece)
+        self._left[lost.batch] -= 1
+        strikes = lost.strikes + (1 if guilty else 0)
+        if guilty and strikes >= 2 and (lost.count <= 1 or lost.kind != "rows"):
+            return lost
+        size = 1 if guilty and lost.kind == "rows" else max(1, lost.count)
+        retried = [
             self._piece(
-                found.kind,
-                found.batch,
-                found.first + at,
-                min(size, found.count - at),
-                found.pin,
+                lost.kind,
+                lost.batch,
+                lost.first + offset,
+                min(size, lost.count - offset),
+                lost.pin,
                 strikes,
             )
-            for at in range(0, max(1, found.count), size)
+            for offset in range(0, max(1, lost.count), size)
         ]
-        self._waiting.extendleft(reversed(again))
+        self._waiting.extendleft(reversed(retried))
         return None
 
-    def again(self, piece: Piece) -> None:
-        """Deal a piece anew, as if nothing had happened: its samples are others now."""
+    def deal_again(self, piece: Piece) -> None:
+        """Deal a piece with its strikes forgotten: other samples took the place of its own."""
         self._waiting.appendleft(
             self._piece(piece.kind, piece.batch, piece.first, piece.count, piece.pin)
         )
 
-    def whole(self, batch: int, rows: int) -> None:
-        """Do a batch over in one piece, because its rows do not stand alone."""
+    def redo_whole(self, batch: int, rows: int) -> None:
+        """Prepare a batch again in one piece, because its samples do not share one layout."""
         self._forget(batch)
         self._left[batch] = 0
         self._waiting.appendleft(self._piece("whole", batch, 0, rows, None))
 
     def drop(self, batch: int) -> None:
-        """Nobody wants this batch any more."""
+        """Remove a batch and its pieces: their outcomes are no longer wanted."""
         self._forget(batch)
         self._left.pop(batch, None)
 
     def outstanding(self, batch: int) -> int:
-        """How many pieces of a batch are still to come."""
+        """How many pieces of a batch are not done yet."""
         return self._left.get(batch, 0)
 
     def __contains__(self, piece: int) -> bool:
-        """A worker has this piece, and its outcome is wanted."""
+        """Whether a worker has this piece, and its outcome is still wanted."""
         return piece in self._running
 
     def _forget(self, batch: int) -> None:

@@ -1,8 +1,8 @@
 """Slots: shared memory in which batches are prepared in place, and a ring that uses it again.
 
-A slot is a memfd: it has no name, so nothing is left behind whoever dies, and workers get it as a
-descriptor. A delivered batch is a lease on its slot: when the last array looking into it is gone,
-the slot goes back to the ring.
+A slot is a memfd: it has no name, so nothing is left behind when a process dies, and workers get it
+as a descriptor. A delivered batch holds a lease on its slot: when its last array is garbage
+collected, the slot goes back to the ring.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.serialize import aligned
 from penstock.tree import as_array, flatten
 
 FEWEST = 3
-"""Slots that a ring may always have: one the loop looks at, one it still holds, one being made."""
-
+"""Slots that a ring may have whatever its budget: for the batch that the loop uses, the one before,
+which it may still hold, and the next one, in preparation."""
 
 HUGE_PAGE = 2 << 20
 
@@ -50,13 +50,16 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything of a batch lies in its slot."""
+    """Where each field of a batch lies in its slot.
+
+    ``skeleton``: the structure of a sample, with the numbers of its ``leaves`` (fields).
+    """
 
     skeleton: Any
     leaves: tuple[Leaf, ...]
     rows: int
     places: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Where each field begins, and where the last one ends."""
+    """The offset of each field, and the end of the last one."""
 
     def __post_init__(self) -> None:
         sizes = [aligned(leaf.nbytes * self.rows) for leaf in self.leaves]
@@ -67,8 +70,10 @@ class Layout:
         return max(1, self.places[-1])
 
     def columns(self, buffer: Any, rows: int | None = None) -> list[NDArray[Any] | None]:
-        """Each field as an array over ``buffer``, ``None`` for a field of objects; of all rows, or
-        the first ones."""
+        """Each field as an array over ``buffer``; ``None`` for a field of objects.
+
+        ``rows``: the arrays have this many rows, and not all.
+        """
         count = self.rows if rows is None else rows
         return [
             None
@@ -77,8 +82,8 @@ class Layout:
             for leaf, place in zip(self.leaves, self.places, strict=False)
         ]
 
-    def loose(self, rows: int) -> list[NDArray[Any] | None]:
-        """Columns of so many rows in memory of their own."""
+    def new_columns(self, rows: int) -> list[NDArray[Any] | None]:
+        """Columns of ``rows`` rows in newly allocated memory, outside of any slot."""
         return [
             None if leaf.dtype is None else np.empty((rows, *leaf.shape), leaf.dtype)
             for leaf in self.leaves
@@ -101,7 +106,7 @@ class Layout:
 
 
 def shared_file(nbytes: int) -> int:
-    """A descriptor of nameless shared memory."""
+    """The descriptor of new shared memory that has no name."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
     else:
@@ -116,7 +121,7 @@ def shared_file(nbytes: int) -> int:
 
 
 class Slot:
-    """One piece of memory; a shared one is mapped by every worker that was given its ``fd``."""
+    """Memory for one batch; a shared slot is mapped by every worker that was sent its ``fd``."""
 
     __slots__ = ("__weakref__", "fd", "id", "map", "size")
 
@@ -132,7 +137,7 @@ class Slot:
             self.map = _private_memory(nbytes)
 
     def refresh(self) -> None:
-        """Map all of it again after a worker made it longer."""
+        """Map the slot again if a worker made it longer."""
         if self.fd < 0:
             return
         nbytes = os.fstat(self.fd).st_size
@@ -142,9 +147,9 @@ class Slot:
 
 
 def _private_memory(nbytes: int) -> mmap.mmap:
-    """Memory for workers of this process alone: in huge pages, where the kernel has them.
+    """Memory that only this process uses, in huge pages where the kernel supports them.
 
-    Filling 38 MB of it for the first time costs 4 ms; as shared memory, in 4 KB pages, 35 ms.
+    Filling 38 MB for the first time costs 4 ms; shared memory, in 4 KB pages, costs 35 ms.
     """
     made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     huge = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -155,9 +160,9 @@ def _private_memory(nbytes: int) -> mmap.mmap:
 
 
 class Ring:
-    """The slots of one loader. One thread at a time acquires; any may release at any time.
+    """The slots of one loader. One thread at a time acquires; any thread may release at any time.
 
-    ``budget`` bounds the bytes of all slots together; ``shared`` slots can be given to processes.
+    ``budget``: bytes of all slots together. ``shared``: worker processes can map the slots.
     """
 
     def __init__(self, budget: int, *, shared: bool = True) -> None:
@@ -165,8 +170,8 @@ class Ring:
         self.shared = shared
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
-        # Leases end wherever the collector runs, even inside another release: appending to a
-        # deque is the one thing that is safe there without a lock.
+        # A lease ends wherever the garbage collector runs, even inside another release: appending
+        # to a deque is safe there without a lock.
         self._returned: deque[int] = deque()
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._next = 0
@@ -179,8 +184,10 @@ class Ring:
         return len(self._slots)
 
     def acquire(self, nbytes: int, *, make: bool = True) -> Slot | None:
-        """A slot of at least this size, or ``None``: the budget does not allow one more, or there
-        is none free and none is to be made."""
+        """A slot of at least ``nbytes`` bytes.
+
+        ``None``: no slot is free, and a new one would exceed the budget, or ``make`` is false.
+        """
         self._take_back()
         for i, slot in enumerate(self._free):
             if slot.size >= nbytes:
@@ -210,7 +217,7 @@ class Ring:
         return max(0, len(self._slots) - len(self._free) - len(self._returned))
 
     def lease(self, slot: Slot) -> Any:
-        """A buffer over the slot; the slot comes back when the last view of it is gone."""
+        """A buffer over the slot; the slot returns to the ring when its last view is collected."""
         buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
         number, returned, leases = slot.id, self._returned, self._leases
 
@@ -222,12 +229,13 @@ class Ring:
         return buffer
 
     def exhausted(self, nbytes: int) -> SlotError:
-        kept = len(self._leases)
+        """The error for a batch of ``nbytes`` bytes that finds no slot."""
+        held = len(self._leases)
         return SlotError(
-            f"the loop still holds {kept} batches, {show_size(self.used)} of shared memory, and "
-            f"the next one of {show_size(nbytes)} would pass the budget of "
-            f"{show_size(self.budget)}. Copy what you keep of a batch, or give the loader a "
-            f'larger memory= (now "{self.budget}").'
+            f"no memory for the next batch: the training loop still holds {held} batches, all "
+            f"slots take {show_size(self.used)}, and one more of {show_size(nbytes)} would exceed "
+            f"the memory budget of {show_size(self.budget)}. Copy what you keep of a batch "
+            f"(batch.copy()), or give the loader a larger memory= (now {self.budget} bytes)."
         )
 
     def _take_back(self) -> None:

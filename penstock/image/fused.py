@@ -30,7 +30,7 @@ from penstock.image.pixels import check_image
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import Operation, fits
 from penstock.stops.field import Field, On
-from penstock.stops.stop import Joined, Site, StageFailure, Step, Stop, Upstream, each
+from penstock.stops.stop import Joined, StageFailure, Step, StepContext, Stop, Upstream, each
 
 _RESIZING = (Resize, RandomResizedCrop)
 
@@ -78,16 +78,16 @@ class Fused(Joined):
         )
 
     @property
-    def together(self) -> int:  # type: ignore[override]
+    def preferred_group(self) -> int:  # type: ignore[override]
         return FILES_PER_CALL if self.decode is not None else 1
 
-    def step(self, site: Site) -> Step:
-        keyed = [Keyed(site.seed, f"map/{ordinal}") for ordinal in self.ordinals]
+    def step(self, context: StepContext) -> Step:
+        keyed = [Keyed(context.seed, f"map/{ordinal}") for ordinal in self.ordinals]
         field = self.operations[0].field
         place = Field(self.name, self.on, field).replace
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
-        rows = site.rows
+        rows = context.rows
         size, decode_all = self._size_and_decoder()
 
         def request_region(data: Any, key: Key, requests: list[RegionRequest]) -> Any:
@@ -281,10 +281,10 @@ class FusedAugment(Joined):
         """How the step runs, for ``Pipeline.explain``."""
         return "in one step: every level is looked up once for both"
 
-    def step(self, site: Site) -> Step:
-        keyed = Keyed(site.seed, f"map/{self.ordinal}")
+    def step(self, context: StepContext) -> Step:
+        keyed = Keyed(context.seed, f"map/{self.ordinal}")
         place = Field(self.name, self.on, self.augment.field).replace
-        augment, normalize, rows = self.augment, self.normalize, site.rows
+        augment, normalize, rows = self.augment, self.normalize, context.rows
         fill: Any = augment.fill
         smooth = augment.interpolation == "bilinear"
         name = augment.name

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
 from penstock.node.protocol import VOCABULARY, BatchGiven, Released, Several, Took
 from penstock.node.state import BatchName
@@ -26,7 +26,7 @@ class Connection:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._known = Known()
+        self._known = MappedSlots()
         self._slots: dict[int, _MappedSlot] = {}
         self._layout: Layout | None = None
         self._unsent: deque[tuple[Any, ...]] = deque()

@@ -16,7 +16,7 @@ from penstock.engine.build import Assembly, Recipe
 from penstock.engine.feed import Ready
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.messages import pack_error
-from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
 from penstock.node.protocol import (
     BatchFailed,
@@ -55,7 +55,7 @@ class Peer:
         self.part = ""
         self.group: Group | None = None
         self.since = time.time()
-        self._known = Known()
+        self._known = MappedSlots()
         self._layout: Layout | None = None
 
     def send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
@@ -289,7 +289,7 @@ class Group:
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:
-            name, _ = self._names.pop(id(ready.plan))
+            name, _ = self._names.pop(id(ready.batch_keys))
             self._carry_out(self._finish(name, ready.value))
 
     def _finish(self, name: BatchName, value: StagedBatch | FailedBatch) -> list[Decision]:

@@ -55,7 +55,7 @@ class RecutFeed:
             unit = self._inner.next()
             if unit is None:
                 return None
-            self._units[unit.plan.epoch, unit.plan.number] = unit
+            self._units[unit.batch_keys.epoch, unit.batch_keys.number] = unit
         plan, pieces = self._todo.popleft()
         ready = self._cut(plan, pieces)
         later = {name for _, others in self._todo for name, _, _ in others}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from penstock.engine.engine import Engine
 from penstock.engine.feed import Ready
-from penstock.engine.open_batch import OpenBatch, closed_up
+from penstock.engine.open_batch import OpenBatch, close_gaps
 from penstock.engine.pools.pool import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
 from penstock.order.plan import BatchKeys
@@ -164,10 +164,10 @@ class StagingEngine(Engine):
 
     def _ready(self, batch: OpenBatch) -> Ready:
         staged = self._stage(batch)
-        return Ready(batch.plan, staged, staged.rows, staged.nbytes)
+        return Ready(batch.batch_keys, staged, staged.rows, staged.nbytes)
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
-        return Ready(batch.plan, FailedBatch(error), 0, 0)
+        return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:
         pieces = batch.pieces()
@@ -178,7 +178,7 @@ class StagingEngine(Engine):
             batch.give_back(self.ring)
             return StagedBatch(None, None, 0, 0, None, bad)
         if batch.kind == "rows" and layout is not None:
-            closed_up(batch.columns, pieces)
+            close_gaps(batch.columns, pieces)
             objects = {
                 number: batch.objects(number)
                 for number, leaf in enumerate(layout.leaves)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from penstock.engine.pools.runner import Work, WorkerInfo
-from penstock.engine.pools.worker import Init
+from penstock.engine.pools.runner import Work, WorkerInfo, WorkerInit
 from penstock.pipeline import Pipeline
 
 
@@ -14,7 +13,7 @@ def may_open_relative_paths(pipeline: Pipeline) -> bool:
     """Whether the pipeline runs code that is not Penstock's own."""
     collate = None if pipeline.batching is None else pipeline.batching.collate
     ours = not pipeline.source.runs_user_code and collate is None
-    return not (ours and all(stop.careful for stop in pipeline.stops))
+    return not (ours and all(stop.preserves_input for stop in pipeline.stops))
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class InDirectory:
     """Initialises a worker process: changes to ``directory``, then runs ``then``."""
 
     directory: str
-    then: Init | None = None
+    then: WorkerInit | None = None
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         os.chdir(self.directory)

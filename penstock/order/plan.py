@@ -1,4 +1,4 @@
-"""What a plan is: the batches of one rank, epoch by epoch, from a cursor on."""
+"""The contract of plans: the batches of one rank, epoch by epoch, from a cursor on."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class BatchKeys(NamedTuple):
     """The keys of one batch.
 
-    ``replicas`` is ``None`` when every sample occurs for the first time. ``spent``: the samples
-    whose last copy is in this batch, where samples are echoed. ``stream``: the worker whose own
-    stream gives this batch, where the source is a stream.
+    - ``replicas``: the replica number of each sample; ``None`` if all are 0.
+    - ``spent``: with echo, the samples whose last copy is in this batch.
+    - ``stream``: for a stream, the worker whose own stream gives this batch.
     """
 
     epoch: int
@@ -35,7 +35,7 @@ class BatchKeys(NamedTuple):
 class Begin(Protocol):
     """Chooses the first batch of an epoch of ``length`` batches (``None``: length unknown).
 
-    ``first``: the first batch, if it is known already. ``done``: batches delivered so far.
+    ``first``: the first batch, if it is known already. ``done``: number of batches delivered.
     """
 
     def __call__(
@@ -44,16 +44,16 @@ class Begin(Protocol):
 
 
 class Plan:
-    """Which batches come from a cursor on.
+    """The batches from a cursor on.
 
-    ``source_name`` names what decides how many batches there are, for errors.
+    ``source_name``: for errors, the name of what decides the number of batches.
     """
 
     source_name: str = "the order"
 
     @property
     def ahead(self) -> bool:
-        """Whether the next epoch may be asked for before this one is over."""
+        """Whether the batches of the next epoch are known before this one is over."""
         return False
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
@@ -61,7 +61,7 @@ class Plan:
         raise NotImplementedError
 
     def length(self, cursor: Cursor) -> int | None:
-        """How many batches are left of the cursor's epoch; ``None`` if that is not known."""
+        """The number of batches left of the cursor's epoch; ``None`` if unknown."""
         raise NotImplementedError
 
     def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
@@ -69,41 +69,42 @@ class Plan:
         raise NotImplementedError
 
     def left(self, cursor: Cursor) -> int | None:
-        """As ``length``, but ``None`` where only the end of the data ends the epoch."""
+        """Like ``length``, but ``None`` if only the end of the data ends the epoch."""
         return self.length(cursor)
 
     def delivers(self, rows: int) -> bool:
-        """Whether a batch of so few rows, after bad samples were skipped, is delivered at all."""
+        """Whether a batch with this many rows, after bad samples were skipped, is delivered."""
         return rows > 0
 
     def ended(self, batch: BatchKeys) -> None:
-        """The stream that was to give this batch is exhausted."""
+        """Record that the stream that should have given this batch is exhausted."""
 
     def deliveries(self, cursor: Cursor) -> NDArray[np.integer[Any]] | None:
-        """The numbers of batches in the sequence in which they are delivered, where batches repeat.
+        """With an echo of batches, the number of each batch in the order of delivery.
 
         ``None``: each batch is delivered once, as it is prepared.
         """
         return None
 
     def epoch_state(self, epoch: int) -> Any:
-        """What a checkpoint within an epoch needs beside the cursor, as plain data."""
+        """The data that a checkpoint within an epoch needs beside the cursor, as plain data."""
         return None
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
-        """Raise StateError if this plan cannot go on from there; see ``restore``, ``begin_at``."""
+        """Raise StateError if ``restore(epoch_state)`` or ``begin_at(epoch, first)`` would fail."""
         if first:
             raise StateError(
-                "the checkpoint was taken within an epoch that began in the middle, beside other "
-                "jobs that shared it, and this loader's order cannot begin there. Resume with the "
-                "order it was taken with, or from a checkpoint taken between epochs."
+                f"the checkpoint was taken within an epoch that began with batch {first}, because "
+                "the job joined a group in the middle of its epoch, and this loader's order cannot "
+                "begin there. Resume with the order it was taken with, or from a checkpoint taken "
+                "between epochs."
             )
 
     def restore(self, epoch_state: Any) -> None:
-        """Take up what ``epoch_state`` returned."""
+        """Go on from what ``epoch_state`` returned."""
 
     def first(self, cursor: Cursor) -> int:
-        """The batch that the cursor's epoch began with, where that was not its first one."""
+        """The batch that the cursor's epoch began with; 0 unless it began in the middle."""
         return 0
 
     def begin_at(self, epoch: int, first: int) -> None:
@@ -111,15 +112,15 @@ class Plan:
 
     @property
     def as_deal(self) -> Deal | None:
-        """The deal whose batches these are, unchanged; ``None`` where there is none."""
+        """The deal that has exactly these batches; ``None`` if no deal has."""
         return None
 
     def begin_by(self, begin: Begin) -> None:
-        """Ask ``begin`` with which batch to begin each epoch, where the plan allows any."""
+        """Let ``begin`` choose the first batch of each epoch, if the plan can begin anywhere."""
 
 
 class Batches:
-    """The batches from a cursor on, and into the next epochs where ``ahead`` allows it.
+    """The batches from a cursor on; also those of later epochs, as long as ``ahead`` returns true.
 
     ``epoch``: the epoch that was begun last.
     """
@@ -132,14 +133,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[BatchKeys]:
         yield from self._plan.batches(self._cursor)
-        while self._may():
+        while self._may_go_on():
             cursor = Cursor(self.epoch + 1)
             if self._plan.length(cursor) == 0:
                 return
             self.epoch = cursor.epoch
             yield from self._plan.batches(cursor)
 
-    def _may(self) -> bool:
-        # A method of its own: a local name in the generator above would keep the loader alive.
+    def _may_go_on(self) -> bool:
+        # Not inlined above: a local variable of the generator would keep the loader alive.
         ahead = self._ahead()
         return ahead is not None and ahead()

@@ -1,4 +1,4 @@
-"""The plan of a stream: every worker reads a stream of its own, and they take turns."""
+"""The plan of a stream: each worker reads a stream of its own, and the workers take turns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.order.plan import BatchKeys, Plan
 
 
 class Streams(Plan):
-    """Deals batches of ``rows`` samples to ``workers`` streams in turn, leaving out ended ones.
+    """Deals batches of ``rows`` samples to ``workers`` streams in turn, without ended streams.
 
-    A batch's number counts the batches of its own stream, which is ``BatchKeys.stream``. ``length``
-    returns the number of samples where the source knows it. The plan remembers how many batches
-    each stream has delivered, because a cursor alone does not say from which streams they came.
+    ``BatchKeys.number`` counts the batches of one stream, ``BatchKeys.stream``. ``length`` returns
+    the number of samples, or ``None`` if it is unknown. The plan remembers how many batches each
+    stream has delivered, because a cursor has only their sum.
 
     >>> streams = Streams(workers=2, rows=3)
     >>> dealt = streams.batches(Cursor())
@@ -72,7 +72,7 @@ class Streams(Plan):
         return max(0, batches - cursor.batch)
 
     def left(self, cursor: Cursor) -> int | None:
-        """Always unknown: a stream ends when it ends, whatever length it claims."""
+        """Always ``None``: a stream may end before or after the length it states."""
         return None
 
     def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
@@ -94,12 +94,14 @@ class Streams(Plan):
         if not isinstance(delivered, list) or not isinstance(turn, int):
             raise StateError(
                 "the checkpoint does not say how far each stream was read: it is damaged, or was "
-                "taken from a loader that does not read a stream."
+                "taken with a source that is not a stream. Resume with the source it was taken "
+                "with, or start anew."
             )
         if len(delivered) != len(self._delivered):
             raise StateError(
                 f"the checkpoint was taken with {len(delivered)} streams, one for each worker, and "
-                f"this loader has {len(self._delivered)}: give the same number of workers."
+                f"this loader has {len(self._delivered)}, so it cannot go on where each stream "
+                f"stopped. Give the loader workers={len(delivered)}."
             )
 
     def restore(self, epoch_state: Any) -> None:

@@ -1,1 +1,1 @@
-"""What happens to a sample on its way, one file each. All share one contract, in ``stop``."""
+"""The stages of a pipeline, one file each. All share one contract, in ``stop``."""

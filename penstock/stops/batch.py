@@ -1,4 +1,4 @@
-"""The batch stop: how samples become a batch: stacked in place, padded, or by a user's collate."""
+"""The batch stop: makes a batch of samples by stacking, by padding or by a user's collate."""
 
 from __future__ import annotations
 
@@ -27,17 +27,24 @@ class Batch:
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise PipelineError(f"batch() got size {self.size!r}; give a whole number from 1 on.")
+            raise PipelineError(
+                f"batch() got size {self.size!r}. Give the number of samples in a batch, a whole "
+                "number from 1 on."
+            )
         if self.collate is not None and not callable(self.collate):
-            raise PipelineError(f"batch() got collate={self.collate!r}, which cannot be called.")
+            raise PipelineError(
+                f"batch() got collate={self.collate!r}, which cannot be called. Give a function "
+                "that takes a list of samples and returns the batch."
+            )
 
     def fingerprint(self) -> str:
+        """Identifies how samples are collated. Raises FingerprintError."""
         how = self.version if self.version is not None else self.collate
         return fingerprint(("batch", how))
 
 
 class Misfit(ValueError):
-    """A sample that does not stack with the others; ``place`` is where it stands among them."""
+    """A sample that does not stack with the others; ``place``: its position among them."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +58,7 @@ def stack(samples: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Pad:
-    """Stack samples whose arrays differ in size, filling up at the end of every dimension."""
+    """Stack samples whose arrays differ in size, padded with ``value`` at the end of each axis."""
 
     value: float = 0
 

@@ -1,7 +1,7 @@
-"""The cache stop: admits until its budget is full and never evicts (CoorDL's MinIO).
+"""The cache stop: admits samples until its budget is full, and never evicts (CoorDL's MinIO).
 
-Every epoch after the first hits exactly what the cache holds, where an LRU of the same size would
-throw out each sample just before it comes round again.
+Every epoch after the first hits exactly the samples that the cache holds. An LRU cache of the same
+size would evict each sample just before it is needed again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.serialize import pack
 from penstock.stats import CacheStats, Held
-from penstock.stops.hold import Hold, Keeper, Opening, lent, taken
-from penstock.stops.placement import first_random
-from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.stops.hold import Hold, Keeper, Opening, from_stored, lend
+from penstock.stops.stop import Step, StepContext, Stop, Upstream
 from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
 from penstock.store.shared import SharedStores
 
 SMALLEST = 1000
-"""The smallest budget in bytes that is not taken for a mistake: ``cache(8)`` means 8 bytes."""
+"""A smaller budget, in bytes, is taken for a mistake: ``cache(8)`` is 8 bytes, not 8 GB."""
 
 
 @dataclass(frozen=True)
 class Cache(Hold):
-    """Keeps what comes from above, by index, within ``budget`` bytes."""
+    """Keeps the samples from above, by index, within ``budget`` bytes."""
 
     transparent: ClassVar[bool] = True
     by_index: ClassVar[bool] = True
@@ -50,7 +49,7 @@ class Cache(Hold):
         return f"{show_size(self.budget)}, {self.where}"
 
     @property
-    def written(self) -> str:
+    def as_call(self) -> str:
         return f".cache({show_size(self.budget)}, where={self.where!r})"
 
     @property
@@ -61,30 +60,31 @@ class Cache(Hold):
         return None
 
     def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
-        """A cached sample never changes again, so nothing random may stand above."""
+        """Raise PipelineError if the source or a stop above is random: a cached sample is fixed."""
         if random_source:
             raise PipelineError(
                 "cache() stands below a dataset that may be random: a cached sample would never "
-                "change again. If the dataset is not random, say so with from_dataset(..., "
-                "random=False); if it is, take the augmentation out of it and put it below cache() "
-                "as a map.",
+                "change again. If the dataset is not random, give from_dataset(..., random=False). "
+                "If it augments samples, move the augmentation out of the dataset into a map below "
+                "cache().",
                 code="random-above-cache",
             )
-        stop = first_random(above)
+        stop = next((stop for stop in above if stop.random), None)
         if stop is not None:
             raise PipelineError(
                 f"cache() stands below {stop.name} (a random map): a cached sample would never "
-                f"change again. Use refurbish(reuse=...) here, or move cache() above {stop.name}; "
-                "or, if the map is not random, say so with map(..., random=False)."
+                f"change again. Use refurbish(reuse=...) here, or move cache() above {stop.name}. "
+                f"If {stop.name} is not random, give map(..., random=False)."
             )
 
-    def opened(self, opening: Opening) -> CacheKeeper:
+    def make_keeper(self, opening: Opening) -> CacheKeeper:
         stop = replace(self, number=opening.number, lends=opening.lends)
         store = stop._open_store(opening)
         return CacheKeeper(replace(stop, store=store), store, opening)
 
     def _open_store(self, opening: Opening) -> SampleStore:
-        overshoot = (1 << 30) + self.budget // 8  # what workers put in before it is decided on
+        # Room for samples that workers put in before the keeper has decided on them.
+        overshoot = (1 << 30) + self.budget // 8
         if not self.in_memory:
             return opening.disk_store(self.name, self.where, self.budget, overshoot=overshoot)
 
@@ -93,19 +93,22 @@ class Cache(Hold):
 
         if opening.shared_stores is None:
             return make()
-        same = fingerprint(opening.made_of())
-        return opening.shared_stores.store(f"{same} {opening.shared} {self.lends}", make)
+        identity = fingerprint(opening.made_of())
+        return opening.shared_stores.store(f"{identity} {opening.shared} {self.lends}", make)
 
-    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Cache:
+    def for_trial(self, store: SampleStore, number: int, samples: int, seed: int) -> Cache:
         return replace(self, number=number, store=store)
 
     def hit_share(self, room: float) -> float | None:
         return room
 
-    def step(self, site: Site) -> Step:
-        store, number, tally, lends = self.store, self.number, site.tally, self.lends
+    def step(self, context: StepContext) -> Step:
+        store, number, tally, lends = self.store, self.number, context.tally, self.lends
         if store is None:
-            raise PipelineError("cache() has no store: a pipeline runs only through a loader.")
+            raise PipelineError(
+                "cache() has no store, because the pipeline was not opened by a loader: a pipeline "
+                "runs only through a loader. Iterate pipeline.loader()."
+            )
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             before = store.corrupt
@@ -114,43 +117,46 @@ class Cache(Hold):
             missing = [i for i, frame in enumerate(frames) if frame is None]
             tally.hits[number] += len(frames) - len(missing)
             tally.misses[number] += len(missing)
-            samples = [None if frame is None else taken(frame) for frame in frames]
+            samples = [None if frame is None else from_stored(frame) for frame in frames]
             if not missing:
                 return samples
             wanted = keys.pick(missing)
             fresh = upstream(wanted)
             for i, sample in zip(missing, fresh, strict=True):
                 samples[i] = sample
-            if not store.sealed and not site.trial:
-                packed: list[Any] = [_exact(sample, lends) for sample in fresh]
-                kept = store.put_many(list(zip(wanted.indices, packed, strict=True)))
-                for index, frame, put in zip(wanted.indices, packed, kept, strict=True):
+            if not store.sealed and not context.trial:
+                values: list[Any] = [_stored_at_packed_size(sample, lends) for sample in fresh]
+                stored = store.put_many(list(zip(wanted.indices, values, strict=True)))
+                for index, value, put in zip(wanted.indices, values, stored, strict=True):
                     if put:
-                        site.offers.append((number, index, store.cost(frame.nbytes)))
+                        context.offers.append((number, index, store.cost(value.nbytes)))
             return samples
 
         return step
 
 
 class CacheKeeper(Keeper):
-    """Workers put what they miss into the store at once. Which of it stays is decided here, in the
-    order in which batches are handed out, so it does not depend on which worker was faster."""
+    """Decides which samples stay in the cache.
+
+    Workers put every missed sample into the store at once. The keeper admits or removes it in the
+    order in which batches are handed out, so the result does not depend on the speed of workers.
+    """
 
     def __init__(self, stop: Cache, store: SampleStore, opening: Opening) -> None:
         super().__init__(stop, store)
         self._samples = opening.samples
         self._shared: SharedStores | None = opening.shared_stores
-        # Several engines may admit to a store of the node.
+        # In a node, several engines may admit samples to one store.
         self._admitting = nullcontext() if self._shared is None else self._shared.admitting
         self._admission: Admission | None = None
-        self._found = 0
+        self._used_before = 0
 
     def open(self) -> None:
         super().open()
         store = self.store
-        # What an earlier run left in a store on disk counts against its budget.
-        self._found = store.used if store.persistent and len(store) else 0
-        admission = Admission(0 if store.sealed else max(0, store.budget - self._found))
+        # Samples that an earlier run left in a store on disk count against its budget.
+        self._used_before = store.used if store.persistent and len(store) else 0
+        admission = Admission(0 if store.sealed else max(0, store.budget - self._used_before))
         if self._shared is not None:
             admission = self._shared.admission(store, admission)
         self._admission = admission
@@ -181,7 +187,7 @@ class CacheKeeper(Keeper):
         if self._admission is None:
             mine = CacheStats(hits, misses, 0, 0, store.budget, False)
         else:
-            used = self._found + self._admission.used
+            used = self._used_before + self._admission.used
             mine = CacheStats(hits, misses, len(store), used, store.budget, store.sealed)
         return held._replace(caches=(*held.caches, mine))
 
@@ -194,21 +200,24 @@ class CacheKeeper(Keeper):
 
 
 def make_cache(budget: int | str, where: str) -> Cache:
-    """A cache stop, checked."""
+    """A cache stop from the arguments of ``Pipeline.cache``. Raises PipelineError."""
     nbytes = size(budget, "cache()")
     if 0 < nbytes < SMALLEST:
         raise PipelineError(
-            f"cache() got {budget!r}, a budget of {nbytes} bytes, which holds no sample. Give a "
-            'size with its unit, such as "8GB", or a number of bytes.'
+            f"cache() got {budget!r}, a budget of {nbytes} bytes, which is too small for a sample. "
+            'Give a size with its unit, such as "8GB", or a number of bytes.'
         )
     return Cache(nbytes, where)
 
 
-def _exact(sample: Any, lends: bool) -> Any:
-    """As it is put into the store, at the same price in any: what is admitted depends on that."""
+def _stored_at_packed_size(sample: Any, lends: bool) -> Any:
+    """The value for the store; a lent sample has the size that it would have if packed.
+
+    So the same samples are admitted whether they are lent or not.
+    """
     packed = pack(sample)
-    found = lent(sample) if lends else None
-    if found is None:
+    lent = lend(sample) if lends else None
+    if lent is None:
         return packed
-    found.nbytes = packed.nbytes
-    return found
+    lent.nbytes = packed.nbytes
+    return lent

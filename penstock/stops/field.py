@@ -1,4 +1,4 @@
-"""Where in a sample a stop works: finds the field and puts the new value in its place."""
+"""Finds the field of a sample that a stop works on, and replaces its value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from penstock.errors import PipelineError
 from penstock.tree import is_namedtuple
 
 On = str | int | None
-"""A field: its name in a dict or named tuple, its place in a tuple or list."""
+"""A field: its name in a dict or named tuple, or its position in a tuple or list."""
 
 
 class Field:
-    """One field; where ``on`` is ``None``, the first of a tuple or the one named ``field``."""
+    """The field that the stop ``name`` works on.
+
+    If ``on`` is ``None``, it is the first of a tuple or list, or the one named ``field``.
+    """
 
     def __init__(self, name: str, on: On, field: str) -> None:
         self.name = name
@@ -21,6 +24,7 @@ class Field:
         self.field = field
 
     def replace(self, sample: Any, call: Callable[[Any, Any], Any], key: Any) -> Any:
+        """The sample with ``call(value, key)`` in place of the field's value."""
         on = self.on
         if type(sample) is tuple:
             if on is None or on == 0:
@@ -49,13 +53,19 @@ class Field:
             new_list[on or 0] = call(sample[on or 0], key)
             return new_list
         if on is not None:
-            no_field(self.name, on, [])
+            positions = list(range(len(sample))) if isinstance(sample, list) else []
+            no_field(self.name, on, positions)
         return call(sample, key)
 
 
-def no_field(name: str, wanted: str | int | None, found: list[Any]) -> NoReturn:
-    has = f"has the fields {found}" if found else "is a single value"
+def no_field(name: str, wanted: str | int | None, fields: list[Any]) -> NoReturn:
+    """Raise the error for a stop that does not find its field. ``fields``: those of the sample."""
+    if fields:
+        raise PipelineError(
+            f"{name} looks for field {wanted!r}, and the sample has the fields {fields}. Name the "
+            f"field it works on: map(..., on={fields[0]!r})."
+        )
     raise PipelineError(
-        f"{name} looks for field {wanted!r}, and the sample {has}. "
-        "Say which field it takes with on=."
+        f"{name} looks for field {wanted!r}, and the sample is a single value, without fields. "
+        "Leave on= out."
     )

@@ -22,21 +22,23 @@ from penstock.store.value import Lent
 from penstock.tree import flatten
 
 _OVERHEAD = 256
-"""Bytes that a kept sample takes beside its fields, about."""
+"""About the bytes that a kept sample takes beside its fields."""
 
 
 class Hold(Stop):
-    """A stop that keeps samples, and counts hits (it had the sample) and misses.
+    """A stop that keeps samples in a store, and counts hits and misses.
 
-    ``number`` says which of a pipeline's holds it is; tallies have a place for each. One that
-    ``lends`` hands out the samples it keeps instead of copies: its store is in this process, and
-    nothing below it changes what it is given. ``number``, ``lends`` and ``store`` are set by its
-    keeper, when a loader opens the pipeline.
+    These are set when a loader opens the pipeline:
+
+    - ``number``: which of the pipeline's holds it is; a tally has counters for each of them.
+    - ``lends``: it returns the samples in its store itself, not copies: the store is in this
+      process, and no stop below changes its input.
+    - ``store``: ``None`` in a pipeline that was not opened.
     """
 
     keeps: ClassVar[bool] = True
     by_index: ClassVar[bool] = False
-    """Its store knows samples by their plain index."""
+    """The keys of its store are the indices of samples."""
 
     number: int
     lends: bool
@@ -44,26 +46,27 @@ class Hold(Stop):
 
     @property
     def in_memory(self) -> bool:
-        """Whether its store goes with the loader."""
+        """Whether its store ends with the loader."""
         return True
 
-    def opened(self, opening: Opening) -> Keeper:
-        """Make its store, and the keeper that owns it."""
+    def make_keeper(self, opening: Opening) -> Keeper:
+        """Open its store. Returns the keeper that owns the store."""
         raise NotImplementedError
 
-    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Hold:
-        """The same stop with this store, for a trial in which every sample is new."""
+    def for_trial(self, store: SampleStore, number: int, samples: int, seed: int) -> Hold:
+        """The same stop with this store, for a measurement in which every sample is new."""
         raise NotImplementedError
 
     def hit_share(self, room: float) -> float | None:
-        """The share of samples it finds in its store, of those there is ``room`` for (0 to 1).
+        """The share of samples that it finds in its store, 0 to 1; ``None``: not known yet.
 
-        ``None`` where that is not known before training.
+        ``room``: the share of all samples that the store has room for.
         """
         raise NotImplementedError
 
 
 def keeps_samples(stop: Stop) -> TypeGuard[Hold]:
+    """Whether a stop is a ``Hold``."""
     return stop.keeps
 
 
@@ -72,17 +75,18 @@ class Opening:
     """What a stop that keeps samples needs to open its store.
 
     - ``number``: which of the pipeline's holds it is.
-    - ``samples``: how many samples the source has.
-    - ``shared``: workers are processes, so the store must be visible to several of them.
-    - ``lends``: samples may be lent: nothing below changes them, and workers are threads.
-    - ``made_of``: identifies what it keeps: the source and the stops above. Raises
+    - ``samples``: number of samples in the source.
+    - ``seed``: the seed of the loader.
+    - ``shared``: workers are processes, so several processes use the store.
+    - ``lends``: samples may be lent: no stop below changes them, and workers are threads.
+    - ``made_of``: returns the identity of the source and the stops above. Raises
       FingerprintError.
-    - ``prepare``: prepares samples by index with what stands above, to learn their size; bad ones
+    - ``prepare``: prepares samples by index with the stops above, to learn their size; bad samples
       are left out.
-    - ``claims``: makes a place where workers agree on who prepares a sample.
-    - ``shared_stores``: stores that several pipelines of a node use together; ``None`` elsewhere.
-    - ``kept``: how many samples refurbish keeps, where a checkpoint says so.
-    - ``ranks``: how many ranks read the data, each with stores of its own.
+    - ``claims``: makes claims, with which workers agree on who prepares a sample.
+    - ``shared_stores``: stores that several pipelines of a node share; ``None`` outside a node.
+    - ``kept``: how many samples refurbish keeps, if a checkpoint says so.
+    - ``ranks``: number of ranks that read the data, each with stores of its own.
     """
 
     number: int
@@ -100,12 +104,13 @@ class Opening:
     def disk_store(
         self, stop: str, where: str, budget: int, *tags: object, overshoot: int | None = None
     ) -> SampleStore:
-        """A store that outlives this run, named after what it holds."""
+        """A store on disk that outlives this run, named by the fingerprint of what it holds."""
         try:
             made_of = self.made_of()
         except FingerprintError as error:
             raise FingerprintError(
-                f"{stop}(where={where!r}) outlives this run and must know what it holds: {error}"
+                f"{stop}(where={where!r}) keeps samples for later runs, so it needs a fingerprint "
+                f"of everything above it: {error}"
             ) from error
         identity = fingerprint((*tags[:1], made_of, *tags[1:]) if tags else made_of)
         root = disk_dir() / "stores" if where == "disk" else Path(where)
@@ -115,10 +120,10 @@ class Opening:
 
 
 class Keeper:
-    """The life of one hold, in the process of its loader or node.
+    """Owns the store of one hold, in the process of the loader or node.
 
-    A stop is a frozen value that every worker has a copy of; its keeper decides in one place, in
-    the order in which batches are handed out. ``stop`` is the stop as workers get it.
+    Every worker has a copy of the stop; the keeper alone decides which samples stay in the store,
+    in the order in which batches are handed out. ``stop``: the stop that is sent to workers.
     """
 
     def __init__(self, stop: Hold, store: SampleStore) -> None:
@@ -131,34 +136,34 @@ class Keeper:
         return None
 
     def open(self) -> None:
-        """Make the store ready before any worker asks for it."""
+        """Open the store before any worker uses it."""
         self.store.open()
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> None:
-        """Decide which samples that workers put into the store stay: (index, cost) each."""
+        """Decide which samples stay that workers put into the store. ``offers``: (index, bytes)."""
 
     def discard(self, indices: Sequence[int]) -> None:
         """Remove samples of a batch that is not handed out, unless they were admitted before."""
 
     def outdated(self, batch: BatchKeys) -> list[int]:
-        """What the store no longer needs once this batch is handed out."""
+        """The store keys that no batch after this one needs."""
         return []
 
     def handed_out(self, batch: BatchKeys) -> None:
-        """Remove what no later batch needs."""
+        """Remove the samples that no batch after this one needs."""
         outdated = self.outdated(batch)
         if outdated:
             self.store.delete_many(outdated)
 
     def settled(self, *, restarted: bool) -> bool:
-        """Whether the next epoch may begin early without changing what it finds in the store.
+        """Whether the next epoch may begin early without changing its hits.
 
-        ``restarted``: the loader has begun an epoch before.
+        ``restarted``: the loader was started before.
         """
         return True
 
     def stats(self, held: Held, hits: int, misses: int) -> Held:
-        """Add the statistics of this stop."""
+        """``held`` with the statistics of this stop."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -169,13 +174,16 @@ class Keeper:
             self.store.destroy()
 
 
-def stored(sample: Any, lends: bool) -> Packed | Lent:
-    """A sample as it is put into a store: as bytes, or, where nobody below changes it, itself."""
-    return (lent(sample) if lends else None) or pack(sample)
+def to_stored(sample: Any, lends: bool) -> Packed | Lent:
+    """The value for a store: the sample itself if it can be lent, else the sample packed."""
+    return (lend(sample) if lends else None) or pack(sample)
 
 
-def lent(sample: Any) -> Lent | None:
-    """A sample to be kept as it is; ``None`` where part of it is handed out and may be changed."""
+def lend(sample: Any) -> Lent | None:
+    """A sample that a store keeps unpacked; ``None`` if the loop could change a part of it.
+
+    Arrays, numbers and text are copied into batches; other objects are handed out themselves.
+    """
     nbytes = _OVERHEAD
     for leaf in flatten(sample)[0]:
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -183,16 +191,19 @@ def lent(sample: Any) -> Lent | None:
         elif isinstance(leaf, (str, bytes)):
             nbytes += len(leaf)
         elif not isinstance(leaf, (int, float, complex, np.generic)):
-            return None  # an object is not copied into a batch
+            return None
     return Lent(sample, nbytes)
 
 
-def taken(frame: Any) -> Any:
-    """The sample that a store had."""
-    return frame.sample if type(frame) is Lent else unpack(frame)
+def from_stored(value: Any) -> Any:
+    """The sample of a value that a store returned."""
+    return value.sample if type(value) is Lent else unpack(value)
 
 
-def place(index: int, version: int) -> int:
-    """Where a sample is kept that there may be two versions of: the next epoch may need the new
-    one while this one still needs the old."""
+def store_key(index: int, version: int) -> int:
+    """The key of one version of a sample.
+
+    Two versions have room at a time: the next epoch may need the new version while this epoch
+    still needs the old one.
+    """
     return 2 * index + version % 2

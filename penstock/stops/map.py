@@ -1,4 +1,4 @@
-"""The map stop: an operation, or any callable, on a field of every sample or on all of it."""
+"""The map stop: applies an operation or any callable to each sample, or to a field of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Keyed, seed_globals
 from penstock.operation import Operation
 from penstock.stops.field import Field, On, no_field
-from penstock.stops.stop import Fields, Rows, Site, Step, Stop, each
+from penstock.stops.stop import Fields, Rows, Step, StepContext, Stop, each
 
 Function = Operation | Callable[..., Any]
 
@@ -21,8 +21,9 @@ Function = Operation | Callable[..., Any]
 class Map(Stop):
     """Applies ``function`` to the field ``on``.
 
-    ``ordinal`` counts the maps above it. It, not the place among all stops, keys the randomness,
-    so that putting in or taking out a cache changes no sample.
+    ``ordinal``: number of maps above it. It keys the randomness, and not the position among all
+    stops, so adding or removing a cache changes no sample. ``label``: the name that the user gave.
+    ``wants_rng``: the function has a parameter ``rng`` for its generator.
     """
 
     function: Function
@@ -42,8 +43,8 @@ class Map(Stop):
         return isinstance(self.function, Operation) and not self.function.holds_gil
 
     @property
-    def careful(self) -> bool:  # type: ignore[override]
-        # Of operations that others wrote nobody knows.
+    def preserves_input(self) -> bool:  # type: ignore[override]
+        # Operations that users wrote may change samples in place.
         ours = type(self.function).__module__.startswith("penstock.")
         return isinstance(self.function, Operation) and ours
 
@@ -81,21 +82,21 @@ class Map(Stop):
             return fingerprint(("map", self.name, self.version, self.on))
         return fingerprint(("map", self.function, self.on, self.random))
 
-    def step(self, site: Site) -> Step:
-        call = self._call(site)
+    def step(self, context: StepContext) -> Step:
+        call = self._call(context)
         if self.on is None and not isinstance(self.function, Operation):
             return each(self.name, call)
         named = self.function.field if isinstance(self.function, Operation) else ""
         place = Field(self.name, self.on, named).replace
         return each(self.name, lambda sample, key: place(sample, call, key))
 
-    def _call(self, site: Site) -> Callable[[Any, Any], Any]:
-        """The function as (value, key) -> value, with its randomness keyed."""
+    def _call(self, context: StepContext) -> Callable[[Any, Any], Any]:
+        """The function as ``(value, key) -> value``, with keyed randomness."""
         function = self.function
-        keyed = Keyed(site.seed, f"map/{self.ordinal}")
+        keyed = Keyed(context.seed, f"map/{self.ordinal}")
         at = keyed.at
         if isinstance(function, Operation):
-            return self._operation(function, keyed, site.rows)
+            return self._operation(function, keyed, context.rows)
         if is_albumentations(function):
             return _albumentations(function, keyed)
         if not self.random:
@@ -133,16 +134,25 @@ def make_map(
     name: str | None,
     ordinal: int,
 ) -> Map:
-    """A map stop, checked; a callable that does not say it is not random is taken as random."""
+    """A map stop from the arguments of ``Pipeline.map``. Raises PipelineError."""
     if isinstance(function, type) and issubclass(function, Operation):
-        raise PipelineError(f"map() got the class {function.__name__}; call it: map(...()).")
+        raise PipelineError(
+            f"map() got the class {function.__name__}, not an operation. Call it to make one: "
+            f"map({function.__name__}(...))."
+        )
     if isinstance(function, Operation):
         if random is not None and random != function.random:
             kind = "random" if function.random else "not random"
-            raise PipelineError(f"{function.name} is {kind}; leave random= out.")
+            raise PipelineError(
+                f"map() got random={random}, and {function.name} is {kind}: Penstock's operations "
+                "know this themselves. Leave random= out."
+            )
         return Map(function, on, function.random, version, name or "", ordinal)
     if not callable(function):
-        raise PipelineError(f"map() got {function!r}, which cannot be called.")
+        raise PipelineError(
+            f"map() got {function!r}, which cannot be called. Give an operation, such as "
+            "ps.image.decode(), or a function of one sample."
+        )
     wants_rng = _takes_rng(function)
     known = deterministic(function)
     is_random = random if random is not None else wants_rng or not known
@@ -176,7 +186,7 @@ _DETERMINISTIC = {
 
 
 def deterministic(function: Callable[..., Any]) -> bool:
-    """Known not to be random: the fixed transforms of torchvision, and compositions of them."""
+    """Whether it is known not to be random: fixed transforms of torchvision, and their Compose."""
     module = type(function).__module__ or ""
     if not module.startswith("torchvision.transforms"):
         return False
@@ -190,7 +200,8 @@ def is_albumentations(function: Callable[..., Any]) -> bool:
 
 
 def _albumentations(function: Any, keyed: Keyed) -> Callable[[Any, Any], Any]:
-    """Albumentations takes and gives images by name, and keeps generators of its own."""
+    """A call of an Albumentations transform, which takes images by keyword and has generators of
+    its own."""
     reseed = getattr(function, "set_random_seed", None)
 
     def call(value: Any, key: Any) -> Any:
@@ -205,7 +216,7 @@ def _albumentations(function: Any, keyed: Keyed) -> Callable[[Any, Any], Any]:
 
 
 def name_of(function: Function) -> str:
-    """What a person would call a callable."""
+    """The name of a callable, for messages."""
     if isinstance(function, Operation):
         return function.name
     name = getattr(function, "__name__", None)

@@ -1,8 +1,8 @@
-"""The refurbish stop: what was partly augmented is kept and used several times (Revamper).
+"""The refurbish stop: partly augmented samples are kept and used several times (Revamper).
 
-Everything above it is the partial augmentation, keyed by a sample's generation; everything below
-it is the final one, keyed by the epoch as ever. Which generation an epoch uses is a pure function,
-so losing what is kept costs time and changes nothing.
+The maps above it are the partial augmentation, keyed by the generation of a sample; the maps below
+it are the final augmentation, keyed by the epoch as usual. The generation that an epoch uses is a
+pure function of index and epoch, so losing the store costs time and changes no sample.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keyed, Keys
 from penstock.order import Balanced, BatchKeys, Generations, Order, Shuffled
 from penstock.stats import Held, RefurbishStats
-from penstock.stops.hold import Hold, Keeper, Opening, place, stored
-from penstock.stops.stop import Site, StageFailure, Step, Stop, Upstream
+from penstock.stops.hold import Hold, Keeper, Opening, store_key, to_stored
+from penstock.stops.stop import StageFailure, Step, StepContext, Stop, Upstream
 from penstock.store import LmdbStore, SampleStore, ThreadClaims, claims_of, memory_store
 from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
 
-_NOTHING = object()
+_MISSING = object()
 
 UNBOUNDED = 1 << 40
-"""The budget of a store on disk where none is given: the disk is the limit."""
+"""The budget of a store on disk without ``size``: the disk is the limit."""
 
 WEIGHED, FILLED = 16, 0.85
-"""Where refurbish has a budget: samples prepared to learn how large one is, and the part of the
-budget they may be expected to fill. So few samples tell the size within a tenth, a sample lies
-there in two generations while one replaces the other, and the file is a tenth larger than its
-content."""
+"""With a budget: samples that are prepared to learn their size, and the share of the budget that
+kept samples are expected to fill. 16 samples give the size within a tenth, a sample is there in two
+generations while one replaces the other, and the file is a tenth larger than its content."""
 
 Wanted = list[tuple[int, int]]
 """Samples by (index, generation)."""
@@ -45,10 +44,10 @@ Wanted = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Refurbish(Hold):
-    """Uses what comes from above ``reuse`` times.
+    """Keeps samples from above and uses each ``reuse`` times.
 
-    ``budget`` bounds what is kept. ``generations`` and ``claims``, by which workers agree on who
-    prepares what, are set by its keeper.
+    ``budget``: bytes of the kept samples. ``generations`` and ``claims``, with which workers agree
+    on who prepares a sample, are set when a loader opens the pipeline.
     """
 
     renews: ClassVar[bool] = True
@@ -74,11 +73,11 @@ class Refurbish(Hold):
         return f"{times}, {room}, {self.where}"
 
     @property
-    def written(self) -> str:
+    def as_call(self) -> str:
         return f".refurbish(reuse={self.reuse!r}, where={self.where!r})"
 
     def fingerprint(self) -> str | None:
-        # Not the budget: how many samples it keeps stands in a checkpoint as a number.
+        # Without the budget: a checkpoint has the number of kept samples instead.
         how = self.encode if Encoding(self.encode).lossy else "exact"
         return fingerprint(("refurbish", self.reuse, how))
 
@@ -91,7 +90,7 @@ class Refurbish(Hold):
         return self.where == "memory"
 
     def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
-        """It keeps random samples, stands once in a pipeline, and not below the copies of echo."""
+        """Raise PipelineError below another refurbish, below echo, or with nothing random above."""
         if any(stop.renews for stop in above):
             raise PipelineError(
                 "a second refurbish() in the pipeline: the work of renewing samples would no "
@@ -99,33 +98,33 @@ class Refurbish(Hold):
             )
         if any(stop.repeats for stop in above):
             raise PipelineError(
-                "refurbish() stands below echo(): it would give every copy the same kept sample. "
-                "Put echo() below refurbish(), or leave it out and raise reuse."
+                "refurbish() stands below echo(): all copies of a sample would get the same kept "
+                "sample. Put echo() below refurbish(), or leave echo() out and raise reuse."
             )
         if not random_source and not any(stop.random for stop in above):
             raise PipelineError(
-                "refurbish() has nothing random above it: what it keeps would never have to be "
-                "made again. Use cache() here."
+                "refurbish() has nothing random above it: the samples it keeps would never need to "
+                "be renewed. Use cache() here, or move a random map above refurbish()."
             )
 
     def check_below(self, below: Sequence[Stop]) -> None:
-        """What it keeps must still be varied below it, or the same sample would come again."""
+        """Raise PipelineError if no map below varies the kept samples."""
         if self.reuse in (1, "auto") or any(stop.random for stop in below):
             return
         raise PipelineError(
-            f"refurbish(reuse={self.reuse}) has no random map below it: the very same sample "
-            f"would come {self.reuse} times. Move one of the random maps from above it to below "
-            "it; or say that this is what you want with echo().",
+            f"refurbish(reuse={self.reuse}) has no random map below it: training would see exactly "
+            f"the same sample {self.reuse} times. Move a random map from above it to below it, or, "
+            f"if exact repeats are what you want, use echo({self.reuse}) instead.",
             code="nothing-random-below-refurbish",
         )
 
     def order(self, order: Order) -> Order:
-        """A shuffled order is balanced: every batch gets its share of fresh samples."""
+        """Balance a shuffled order: every batch gets its share of fresh samples."""
         if self.generations is not None and isinstance(order, Shuffled):
             return Balanced(self.generations)
         return order
 
-    def opened(self, opening: Opening) -> RefurbishKeeper:
+    def make_keeper(self, opening: Opening) -> RefurbishKeeper:
         kept = self._room(opening) if opening.kept is None else opening.kept
         generations = self.generations or Generations(
             opening.samples, int(self.reuse), kept, opening.seed
@@ -143,14 +142,14 @@ class Refurbish(Hold):
         return RefurbishKeeper(stop, store, generations)
 
     def _open_store(self, opening: Opening) -> SampleStore:
-        # A budget bounds how many samples are kept; without one the store takes what there is.
+        # With a budget, the number of kept samples is bounded too; see ``_room``.
         if self.in_memory:
             return memory_store(self.budget or memory(), shared=opening.shared)
         tags = ("refurbish", opening.seed, self.encode)
         return opening.disk_store(self.name, self.where, self.budget or UNBOUNDED, *tags)
 
     def _room(self, opening: Opening) -> int:
-        """How many samples the budget has room for, judged by a few of them."""
+        """The number of samples that the budget has room for, by the size of a few of them."""
         samples = opening.samples
         if self.budget is None:
             return samples
@@ -171,101 +170,111 @@ class Refurbish(Hold):
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 and self.in_memory and self.reuse != 1:
             warnings.warn(
-                f'refurbish(where="memory") keeps samples for this process alone, and with '
-                f"{ranks} ranks a sample seldom comes back to the rank that kept it. Give the "
-                'loaders share="run-1", or one place to share: where="/dev/shm/run-1".',
+                f'refurbish(where="memory") keeps samples for this process only, and with {ranks} '
+                "ranks a sample seldom comes back to the rank that kept it. Let the ranks share: "
+                'give the loaders share="run-1", or refurbish() a directory such as '
+                'where="/dev/shm/run-1".',
                 RuntimeWarning,
                 stacklevel=6,
             )
 
-    def tried(self, store: SampleStore, number: int, samples: int, seed: int) -> Refurbish:
+    def for_trial(self, store: SampleStore, number: int, samples: int, seed: int) -> Refurbish:
         generations = Generations(samples, 2, samples, seed)
         return replace(self, number=number, store=store, generations=generations)
 
     def hit_share(self, room: float) -> float | None:
         return None if self.reuse == "auto" else room * (1 - 1 / self.reuse)
 
-    def step(self, site: Site) -> Step:
-        store, generations, number, tally = self.store, self.generations, self.number, site.tally
+    def step(self, context: StepContext) -> Step:
+        store, generations, number, tally = self.store, self.generations, self.number, context.tally
         if store is None or generations is None:
-            raise PipelineError("refurbish() has no store: a pipeline runs only through a loader.")
+            raise PipelineError(
+                "refurbish() has no store, because the pipeline was not opened by a loader: a "
+                "pipeline runs only through a loader. Iterate pipeline.loader()."
+            )
         encoding = Encoding(self.encode)
         generation_of, keeps = generations.generation, generations.keeps
         reused = generations.reuse > 1
         lends = self.lends and encoding.name == "raw"
         claims = claims_of(self.claims)
 
-        def look(wanted: Wanted) -> list[Any]:
-            """What the store has of these; ``_NOTHING`` for what it has not."""
+        def look_up(wanted: Wanted) -> list[Any]:
+            """These samples from the store; ``_MISSING`` for those it does not have."""
             before = store.corrupt
-            places = [place(*one) for one in wanted]
-            frames = store.get_tagged(places, [generation for _, generation in wanted])
+            keys = [store_key(index, generation) for index, generation in wanted]
+            values = store.get_tagged(keys, [generation for _, generation in wanted])
             tally.corrupt += store.corrupt - before
-            found = []
-            for (index, _), frame in zip(wanted, frames, strict=True):
+            samples = []
+            for (index, _), value in zip(wanted, values, strict=True):
                 try:
-                    if type(frame) is Lent:
-                        found.append(frame.sample)
+                    if type(value) is Lent:
+                        samples.append(value.sample)
                     else:
-                        found.append(_NOTHING if frame is None else encoding.decode(frame))
+                        samples.append(_MISSING if value is None else encoding.decode(value))
                 except Exception as error:
                     raise StageFailure(self.name, index) from error
-            return found
+            return samples
 
         def keep(wanted: Wanted, fresh: list[Any]) -> list[Any]:
+            """Put fresh samples into the store. Returns them as the store would return them."""
             packed: list[Any] = []
             for (index, _), sample in zip(wanted, fresh, strict=True):
                 try:
-                    packed.append(stored(sample, True) if lends else encoding.packed(sample))
+                    packed.append(to_stored(sample, True) if lends else encoding.packed(sample))
                 except Exception as error:
                     raise StageFailure(self.name, index) from error
-            items = zip(wanted, packed, strict=True)
-            store.put_tagged([(place(*one), one[1], value) for one, value in items])
-            # A sample must not tell whether it was kept: where keeping changes it, it always does.
+            store.put_tagged(
+                [
+                    (store_key(index, generation), generation, value)
+                    for (index, generation), value in zip(wanted, packed, strict=True)
+                ]
+            )
+            # A lossy encoding changes a sample. It must do so whether the sample was kept or not.
             return [encoding.decode(v.tobytes()) for v in packed] if encoding.lossy else fresh
 
-        def make(wanted: Wanted, upstream: Upstream) -> list[Any]:
-            """These from above, as many at a time as are of one generation."""
+        def prepare(wanted: Wanted, upstream: Upstream) -> list[Any]:
+            """These samples from upstream, with one call for each generation."""
             fresh: dict[int, Any] = {}
             for generation in dict.fromkeys(generation for _, generation in wanted):
-                indices = [index for index, of in wanted if of == generation]
-                made = upstream(Keys(generation, indices))
-                fresh.update(zip(indices, made, strict=True))
+                indices = [index for index, other in wanted if other == generation]
+                samples = upstream(Keys(generation, indices))
+                fresh.update(zip(indices, samples, strict=True))
             tally.misses[number] += len(wanted)
             return [fresh[index] for index, _ in wanted]
 
         def renew(wanted: Wanted, upstream: Upstream) -> list[Any]:
-            # The next epoch may ask for what this one is just making: then it is worth waiting for.
+            """These samples from the store, or prepared and kept by one worker at a time."""
+            # A task of the next epoch may want a sample that this epoch is preparing: it waits.
             with ExitStack() as claimed:
-                # All claim in the same order, or two could wait for each other; and no place twice,
-                # or whoever wants it twice would wait for itself.
-                for claim in sorted({place(*one) for one in wanted}):
-                    claimed.enter_context(claims.claim(claim))
-                found = look(wanted)
-                missing = [i for i, one in enumerate(found) if one is _NOTHING]
+                # Sorted: two workers that claim in different orders could wait for each other.
+                # Without duplicates: a worker that claims a key twice would wait for itself.
+                for key in sorted({store_key(index, generation) for index, generation in wanted}):
+                    claimed.enter_context(claims.claim(key))
+                samples = look_up(wanted)
+                missing = [i for i, sample in enumerate(samples) if sample is _MISSING]
                 if missing:
                     due = [wanted[i] for i in missing]
-                    for i, sample in zip(missing, keep(due, make(due, upstream)), strict=True):
-                        found[i] = sample
-                # Last, because what fails is tried again, one by one, and counted then.
-                tally.hits[number] += len(found) - len(missing)
-                return found
+                    for i, sample in zip(missing, keep(due, prepare(due, upstream)), strict=True):
+                        samples[i] = sample
+                # Counted last: after a failure the samples are tried one by one, and counted then.
+                tally.hits[number] += len(samples) - len(missing)
+                return samples
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             epoch = keys.epoch
             wanted = [(index, generation_of(index, epoch)) for index in keys.indices]
-            samples: list[Any] = [_NOTHING] * len(wanted)
+            samples: list[Any] = [_MISSING] * len(wanted)
             kept = [i for i, (index, _) in enumerate(wanted) if reused and keeps(index)]
-            for i, sample in zip(kept, look([wanted[i] for i in kept]), strict=True):
+            for i, sample in zip(kept, look_up([wanted[i] for i in kept]), strict=True):
                 samples[i] = sample
-            missing = [i for i, sample in enumerate(samples) if sample is _NOTHING]
-            due = set() if site.trial else set(kept)
-            for get, some in (
-                (renew, [i for i in missing if i in due]),
-                (make, [i for i in missing if i not in due]),
+            missing = [i for i, sample in enumerate(samples) if sample is _MISSING]
+            to_keep = set() if context.trial else set(kept)
+            for get, part in (
+                (renew, [i for i in missing if i in to_keep]),
+                (prepare, [i for i in missing if i not in to_keep]),
             ):
-                made = get([wanted[i] for i in some], upstream) if some else []
-                for i, sample in zip(some, made, strict=True):
+                fresh = get([wanted[i] for i in part], upstream) if part else []
+                for i, sample in zip(part, fresh, strict=True):
                     samples[i] = sample
             tally.hits[number] += len(samples) - len(missing)
             return samples
@@ -292,7 +301,7 @@ class RefurbishKeeper(Keeper):
         before = generations.generations(batch.indices, batch.epoch - 1)
         renewed = np.flatnonzero(now != before)
         return [
-            place(index, generation)
+            store_key(index, generation)
             for index, generation in zip(
                 batch.indices[renewed].tolist(), before[renewed].tolist(), strict=True
             )
@@ -300,7 +309,7 @@ class RefurbishKeeper(Keeper):
         ]
 
     def settled(self, *, restarted: bool) -> bool:
-        """In the first epoch, what the next one would find is still being put in."""
+        """False in the first epoch, which puts in the samples that the second one would find."""
         return restarted
 
     def stats(self, held: Held, hits: int, misses: int) -> Held:
@@ -309,16 +318,16 @@ class RefurbishKeeper(Keeper):
 
 
 def refurbish_in(stops: Sequence[Stop]) -> Refurbish | None:
-    """The refurbish among these stops."""
+    """The refurbish among these stops; ``None`` if there is none."""
     return next((stop for stop in stops if isinstance(stop, Refurbish)), None)
 
 
 def make_refurbish(reuse: Any, budget: int | str | None, where: str, encode: str) -> Refurbish:
-    """A refurbish stop, checked."""
+    """A refurbish stop from the arguments of ``Pipeline.refurbish``. Raises PipelineError."""
     if reuse != "auto" and (isinstance(reuse, bool) or not isinstance(reuse, int) or reuse < 1):
         raise PipelineError(
-            f"refurbish() got reuse={reuse!r}; give how often a sample is used, a whole number "
-            'from 1 on, or "auto".'
+            f"refurbish() got reuse={reuse!r}. Give the number of times that a kept sample is "
+            'used, a whole number from 1 on, or "auto".'
         )
     Encoding(encode)
     budget = None if budget is None else size(budget, "refurbish()")

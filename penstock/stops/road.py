@@ -1,7 +1,7 @@
-"""The road: a source and its stops, joined; every joint counts and times what passes.
+"""The road: a source and its stops, with counters and timers between them.
 
-A road is asked for samples by key. Each stop asks upstream only for what it does not have, so a
-cache hit visibly skips everything above it.
+A road returns samples by key. Each stop asks upstream only for the samples it does not have, so a
+cache hit skips everything above it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from penstock.keyed import Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.source import Source
 from penstock.stats import Clock, Tally
-from penstock.stops.stop import Rows, Site, StageFailure, Step, Stop, Upstream, names_of
+from penstock.stops.stop import Rows, StageFailure, Step, StepContext, Stop, Upstream, names_of
 
 SOURCE = "source"
 
 
 @dataclass(frozen=True)
 class Road:
-    """What runs above the engine; travels to workers by pickle."""
+    """A source and its stops, ready to be sent to workers by pickle."""
 
     source: Source
     stops: tuple[Stop, ...]
@@ -34,17 +34,17 @@ class Road:
 
     @property
     def holds(self) -> int:
-        """How many stops keep samples."""
+        """The number of stops that keep samples."""
         return sum(stop.keeps for stop in self.stops)
 
     @property
-    def together(self) -> int:
-        """How many samples that take long are best asked for at a time."""
-        return max([1, *(stop.together for stop in self.stops)])
+    def preferred_group(self) -> int:
+        """The group size with which the stops are fastest, for slow samples."""
+        return max([1, *(stop.preferred_group for stop in self.stops)])
 
     @property
     def global_random(self) -> bool:
-        """Something on it may draw from the global generators."""
+        """Whether the source or a stop may draw from the global generators."""
         return draws_globally(self.source) or any(stop.global_random for stop in self.stops)
 
     def open(self, clock: Clock = time.perf_counter) -> OpenRoad:
@@ -52,42 +52,43 @@ class Road:
 
 
 def draws_globally(source: Source) -> bool:
-    """A dataset of the user's may augment inside ``__getitem__``."""
+    """Whether a source may draw from the global generators, as a dataset that augments does."""
     return bool(getattr(source, "random", False))
 
 
 class OpenRoad:
-    """A road in one worker: steps made, joints in place. Not shared between threads."""
+    """A road in one worker, ready to run. Not shared between threads."""
 
     def __init__(self, road: Road, clock: Clock) -> None:
         self.road = road
         self._clock = clock
-        self.site = Site(road.seed, Tally(len(road.stages), road.holds))
-        get: Upstream = _nothing
+        self.context = StepContext(road.seed, Tally(len(road.stages), road.holds))
+        get: Upstream = _no_upstream
         self.rows = Rows()
-        """Where the samples that are asked for next will stand; see ``Rows``."""
-        sites = [self.site] * len(road.stops)
-        sites[-1:] = [replace(self.site, rows=self.rows)]
-        self._sites = sites
+        """The rows of the batch for the next samples."""
+        contexts = [self.context] * len(road.stops)
+        contexts[-1:] = [replace(self.context, rows=self.rows)]
+        self._contexts = contexts
         steps = [
             self._source_step(),
-            *(stop.step(site) for stop, site in zip(road.stops, sites, strict=False)),
+            *(stop.step(context) for stop, context in zip(road.stops, contexts, strict=False)),
         ]
         for number, step in enumerate(steps):
-            get = self._joint(number, step, get)
+            get = self._timed(number, step, get)
         self.get = get
-        """The samples of some keys. Raises StageFailure."""
+        """Returns the samples of some keys. Raises StageFailure."""
 
     def begin(self, *, trial: bool = False) -> None:
-        """Start counting afresh: for one task, or for a trial of which nothing is to be kept."""
-        for site in self._sites:
-            site.trial = trial
-        self.site.tally.clear()
-        self.site.offers.clear()
+        """Reset the counters for the next task. ``trial``: nothing may be put into stores."""
+        for context in self._contexts:
+            context.trial = trial
+        self.context.tally.clear()
+        self.context.offers.clear()
         self.rows.clear()
 
-    def _joint(self, number: int, step: Step, upstream: Upstream) -> Upstream:
-        tally, clock = self.site.tally, self._clock
+    def _timed(self, number: int, step: Step, upstream: Upstream) -> Upstream:
+        """A step joined to the one above it, with a timer and a counter."""
+        tally, clock = self.context.tally, self._clock
 
         def get(keys: Keys) -> list[Any]:
             started = clock()
@@ -99,7 +100,7 @@ class OpenRoad:
         return get
 
     def _source_step(self) -> Step:
-        source, tally = self.road.source, self.site.tally
+        source, tally = self.road.source, self.context.tally
         keyed = Keyed(self.road.seed, SOURCE) if draws_globally(source) else None
 
         def one_by_one(keys: Keys) -> list[Any]:
@@ -120,7 +121,7 @@ class OpenRoad:
                 try:
                     samples = source.read(keys.indices)
                 except Exception as error:
-                    # Read one at a time to find out which it was; the caller does that too.
+                    # The caller reads the samples one at a time to find the one that failed.
                     raise StageFailure(SOURCE, keys.indices[0]) from error
             if samples and type(samples[0]) not in (float, int):
                 tally.bytes_read += sum([_nbytes(sample) for sample in samples])
@@ -129,12 +130,12 @@ class OpenRoad:
         return step
 
 
-def _nothing(keys: Keys) -> list[Any]:
+def _no_upstream(keys: Keys) -> list[Any]:
     return []
 
 
 def _nbytes(sample: Any) -> int:
-    """The bytes of a sample's large parts, one level deep: what a source had to read."""
+    """The bytes that a source read for a sample: of its arrays and byte strings, one level deep."""
     kind = type(sample)
     if kind is bytes:
         return len(sample)
@@ -146,7 +147,7 @@ def _nbytes(sample: Any) -> int:
 
 
 def scope_of(road: Road, *, own_process: bool) -> AbstractContextManager[None]:
-    """Keeps the user's own generators untouched where a road draws from them in their process."""
+    """Restores the global generators afterwards, if a road uses them in the user's process."""
     if own_process or not road.global_random:
         return nullcontext()
     return preserved_globals()

@@ -1,6 +1,6 @@
-"""What a stop is: given keys and a way to ask upstream, it answers with samples.
+"""The contract of stops: given keys and a way to ask upstream, a stop returns samples.
 
-Stops neither time nor log themselves; the joints of the road do that.
+Stops do not measure their own time; the road does that between them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ Upstream = Callable[[Keys], list[Any]]
 Step = Callable[[Keys, Upstream], list[Any]]
 
 Fields = dict[str | int, Spec] | Spec
-"""What is known of a sample by its fields; one Spec for a sample that is a single value."""
+"""The known shape and type of each field; one Spec for a sample that is a single value."""
+
+Offer = tuple[int, int, int]
+"""A sample that a worker put into a store: (number of the stop, index, bytes it takes)."""
 
 
 class Rows:
-    """Where in the batch the next samples will stand, so that the last stop can write there.
+    """The rows of the batch for the next samples, so that the last stop can write into them.
 
-    A stop may use a row or leave it: whoever writes batches copies what is not in its row yet.
+    A stop need not use its row: the runner copies samples that are not in their rows yet.
     """
 
     __slots__ = ("_columns", "_row", "_skeleton", "given")
 
     def __init__(self) -> None:
         self.given: list[NDArray[Any]] = []
-        """The rows that were asked for since ``aim``, in the order of the samples."""
+        """The rows that ``next`` returned since ``aim``, in the order of the samples."""
         self._columns: Sequence[NDArray[Any] | None] = ()
         self._skeleton: Any = None
         self._row = 0
 
     def aim(self, columns: Sequence[NDArray[Any] | None], skeleton: Any, row: int) -> None:
-        """The next sample will stand in ``row`` of these columns, and so on."""
+        """Give the next samples ``row`` of these columns, and the rows after it."""
         self.clear()
         self._columns, self._skeleton, self._row = columns, skeleton, row
 
@@ -49,7 +52,7 @@ class Rows:
         self.given.clear()
 
     def next(self, on: str | int | None, field: str) -> NDArray[Any] | None:
-        """The place of a field of the next sample, if it has one; see ``stops.field``."""
+        """The row for a field of the next sample, or ``None``. ``on``, ``field``: see ``Field``."""
         if not self._columns:
             return None
         number = self._skeleton
@@ -66,23 +69,23 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Site:
-    """What a stop may use where it runs: one for every worker.
+class StepContext:
+    """What a stop uses in one worker: the counters and offers of the current task.
 
-    ``offers`` collects what caches put into their stores during a task: (cache, index, cost).
-    ``rows`` is there for the last stop of a road alone. In a ``trial`` nothing is to be kept: the
-    sample is prepared again with its batch, and counted then.
+    - ``offers``: collects the samples that caches put into their stores.
+    - ``rows``: given to the last stop of a road only.
+    - ``trial``: nothing may be put into stores; the sample is prepared again with its batch.
     """
 
     seed: int
     tally: Tally
-    offers: list[tuple[int, int, int]] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
     rows: Rows | None = None
     trial: bool = False
 
 
 class StageFailure(Exception):
-    """A stop failed on a sample; the cause is chained. Never leaves the runner."""
+    """A stop failed on a sample; the cause is chained. The runner turns it into a SampleError."""
 
     def __init__(self, stage: str, index: int) -> None:
         super().__init__(stage, index)
@@ -91,26 +94,26 @@ class StageFailure(Exception):
 
 
 class Stop:
-    """One stage of a pipeline. Implementations are frozen dataclasses that travel by pickle.
+    """One stage of a pipeline. Implementations are frozen dataclasses that can be pickled.
 
-    What others need to know about a stop, they ask it; nobody asks which class it is.
+    Other code learns about a stop from these attributes, not from its class:
 
-    - ``threadsafe``: it may run in several threads at once, and spends its time outside the GIL.
-    - ``global_random``: it may draw from the global generators, which only a process can own.
-    - ``careful``: it never changes a sample it is given, but returns a new one.
-    - ``together``: this many samples per call are faster than one, where each takes long.
+    - ``threadsafe``: it may run in several threads at once, and releases the GIL.
+    - ``global_random``: it may draw from the global generators, so it needs a process of its own.
+    - ``preserves_input``: it never changes a sample in place, but returns a new one.
+    - ``preferred_group``: samples per call with which it is fastest, for slow samples.
     - ``random``: its output differs from epoch to epoch.
-    - ``repeats``: samples pass it once and leave it several times, as copies (echo).
-    - ``renews``: samples leave it several times before it takes fresh ones (refurbish).
+    - ``repeats``: it returns each sample several times, as copies (echo).
+    - ``renews``: it returns a kept sample several times before it takes a fresh one (refurbish).
     - ``measured``: one of its settings is ``"auto"``, chosen by measuring while training runs.
-    - ``transparent``: with it or without it, samples are the same (cache).
+    - ``transparent``: it changes no sample (cache).
     - ``keeps``: it keeps samples in a store; it is a ``Hold``.
     """
 
     threadsafe: ClassVar[bool] = True
     global_random: ClassVar[bool] = False
-    careful: ClassVar[bool] = True
-    together: ClassVar[int] = 1
+    preserves_input: ClassVar[bool] = True
+    preferred_group: ClassVar[int] = 1
     repeats: ClassVar[bool] = False
     renews: ClassVar[bool] = False
     transparent: ClassVar[bool] = False
@@ -130,39 +133,43 @@ class Stop:
 
     @property
     def note(self) -> str:
-        """What ``Pipeline.explain`` says about it, beside its name."""
+        """The text beside its name in ``Pipeline.explain``."""
         return ""
 
     @property
-    def written(self) -> str:
-        """The call of ``Pipeline`` that makes it, as ``repr`` shows it."""
+    def as_call(self) -> str:
+        """The call that adds it to a pipeline, for the ``repr`` of the pipeline."""
         return f".map({self.name})"
 
     def output(self, fields: Fields) -> Fields:
-        """What is known of its output; raises PipelineError if it cannot take such input."""
+        """The fields of its output, given those of its input. Raises PipelineError if these do not
+        fit."""
         return fields
 
     def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
-        """Raise PipelineError if it may not stand below these. Called as a pipeline is built."""
+        """Raise PipelineError if it may not stand below these stops.
+
+        Called when the stop is added. ``random_source``: the source may be random.
+        """
 
     def check_below(self, below: Sequence[Stop]) -> None:
-        """Raise PipelineError if the stops below it do not fit. Called when a loader is made."""
+        """Raise PipelineError if it may not stand above these stops. Called by the loader."""
 
     def order(self, order: Order) -> Order:
-        """The order in which samples are best asked for, given the order that was chosen."""
+        """The order of samples that suits this stop, given the chosen order."""
         return order
 
-    def step(self, site: Site) -> Step:
-        """Make it ready to run in one worker."""
+    def step(self, context: StepContext) -> Step:
+        """The function that runs this stop in one worker."""
         raise NotImplementedError
 
     def fingerprint(self) -> str | None:
-        """Identifies its output; ``None`` if it changes nothing. Raises FingerprintError."""
+        """Identifies what it does to samples; ``None`` if nothing. Raises FingerprintError."""
         raise NotImplementedError
 
 
 class Joined(Stop):
-    """Several maps as one step. It comes after checking, and pipelines are known without it."""
+    """Several maps as one step. Made when a road is compiled; not part of a written pipeline."""
 
     @property
     def operations(self) -> list[Operation]:
@@ -173,14 +180,14 @@ class Joined(Stop):
         return "+".join(operation.name for operation in self.operations)
 
     def output(self, fields: Fields) -> Fields:
-        raise TypeError("joining comes after checking")
+        raise TypeError("maps are joined after their fields were checked")
 
     def fingerprint(self) -> str | None:
-        raise TypeError("pipelines are known by what was written, not by how it runs")
+        raise TypeError("a pipeline is fingerprinted by its stops as written, not as joined")
 
 
 def each(stage: str, do: Callable[[Any, Key], Any]) -> Step:
-    """A step that does the same to every sample, and says on which it failed."""
+    """A step that applies ``do`` to each sample. Raises StageFailure with the failed sample."""
 
     def step(keys: Keys, upstream: Upstream) -> list[Any]:
         out = []
@@ -195,12 +202,12 @@ def each(stage: str, do: Callable[[Any, Key], Any]) -> Step:
 
 
 def names_of(stops: Sequence[Stop]) -> list[str]:
-    """The stops' names, numbered where one comes twice."""
+    """The names of the stops; repeated names are numbered (``flip``, ``flip#2``)."""
     names: list[str] = []
     for stop in stops:
-        name, again = stop.name, 2
+        name, count = stop.name, 2
         while name in names:
-            name = f"{stop.name}#{again}"
-            again += 1
+            name = f"{stop.name}#{count}"
+            count += 1
         names.append(name)
     return names

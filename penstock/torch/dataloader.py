@@ -16,7 +16,7 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.collate import default_convert
 
-from penstock.engine.pools.launch import Start
+from penstock.engine.pools.launch import StartMethod
 from penstock.loader import Custom, Loader
 from penstock.operation import Operation
 from penstock.options import Options, is_whole
@@ -372,7 +372,7 @@ def _ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def _start_method(context: Any) -> Start:
+def _start_method(context: Any) -> StartMethod:
     """How to start workers: by fork if asked for; otherwise, also for spawn, as a program."""
     if context is None:
         return "program"

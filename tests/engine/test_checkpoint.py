@@ -1,4 +1,4 @@
-"""Checkpoints: refused where they do not belong, with the difference named."""
+"""Checkpoints of another pipeline are refused, and the error names the difference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_state_is_plain_data_and_travels_as_json() -> None:
     ],
     ids=["seed", "shuffle", "order", "samples", "data", "stops", "code", "collate"],
 )
-def test_another_pipeline_is_refused_by_name(other: Any, options: Any, names: str) -> None:
+def test_a_state_of_another_pipeline_is_refused_and_the_difference_named(
+    other: Any, options: Any, names: str
+) -> None:
     state = state_of(BASE)
     with other.loader(workers=0, **options) as loader, pytest.raises(StateError, match=names):
         loader.load_state_dict(state)
@@ -86,7 +88,7 @@ def test_changed_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "state", [{}, {"cursor": 1}, [], {"cursor": {}, "stops": [], "version": 9}]
 )
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_other_values_than_a_state_are_refused(state: Any) -> None:
     with BASE.loader(workers=0) as loader, pytest.raises(StateError):
         loader.load_state_dict(state)
 

@@ -1,4 +1,4 @@
-"""One suite over pools, worker counts, world sizes and points of interruption: the same bits."""
+"""Batches have the same bits in every pool, with any number of workers, ranks and interruptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIPELINES = pipelines()
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[list[Any]]]:
-    """What each pipeline gives with no pool at all."""
+    """The batches of each pipeline without workers."""
     return {name: epochs(p, 3, workers=0, seed=5) for name, p in PIPELINES.items()}
 
 

@@ -1,4 +1,4 @@
-"""When things go wrong: nothing is lost, nothing hangs, nothing is left behind."""
+"""After a fault no sample is lost, nothing hangs, and no process or file is left behind."""
 
 from __future__ import annotations
 
@@ -236,12 +236,12 @@ def test_batches_may_be_kept_as_long_as_wanted() -> None:
         assert np.concatenate(kept).tolist() == list(map(float, range(1000)))
 
 
-def test_keeping_more_than_the_budget_says_so_and_freeing_goes_on() -> None:
+def test_keeping_more_batches_than_the_budget_is_an_error_until_some_are_freed() -> None:
     pipeline = ps.from_dataset(np.zeros((64, 1000))).batch(4)
     for options in KINDS[1:]:
         with pipeline.loader(**options, memory="400KB") as loader:
             epoch = iter(loader)
-            kept = []
+            kept: list[Any] = []
             with pytest.raises(SlotError, match="Copy what you keep"):
                 kept.extend(epoch)
             assert len(kept) >= 3
@@ -249,7 +249,7 @@ def test_keeping_more_than_the_budget_says_so_and_freeing_goes_on() -> None:
             assert sum(len(batch) for batch in loader) == 64
 
 
-def test_a_pipeline_that_cannot_travel_says_what_to_do() -> None:
+def test_a_pipeline_that_cannot_be_pickled_is_an_error_with_a_remedy() -> None:
     import threading
 
     lock = threading.Lock()
@@ -300,7 +300,10 @@ print("done", flush=True)
 
 
 def run_script(kind: str, then: str, act: Any) -> tuple[int, str, list[int]]:
-    """Run a training script of its own, act on it, and see what is left of its family."""
+    """Run a training script in a process, call ``act`` with it, and list the children it left.
+
+    Returns the exit code, the text on stderr and the process ids of children that are left.
+    """
     code = textwrap.dedent(SCRIPT).format(kind=kind, then=then)
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -345,16 +348,16 @@ def test_sigterm_leaves_no_process(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_killed_trainer_leaves_no_process_and_the_next_one_tidies_up(
+def test_a_killed_trainer_leaves_no_process_and_the_next_run_removes_its_files(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path))
     code, _, left = run_script(kind, "", lambda p: p.kill())
     assert (code, left) == (-signal.SIGKILL, [])
-    # Threads keep samples in their own process, and leave nothing in the first place.
+    # Threads keep samples in the memory of their process, so they leave no files.
     assert bool(stale()) == (kind == "processes")
-    next_one = "from penstock.store import RunDir; RunDir.current().path"
-    subprocess.run([sys.executable, "-c", next_one], check=True)
+    next_run = "from penstock.store import RunDir; RunDir.current().path"
+    subprocess.run([sys.executable, "-c", next_run], check=True)
     assert stale() == []
 
 
@@ -372,13 +375,13 @@ def test_a_forgotten_loader_is_collected_with_its_workers() -> None:
     try:
         for options in KINDS[1:]:
             loader = ps.from_dataset(np.arange(100.0)).cache("1MB").batch(4).loader(**options)
-            engine = weakref.ref(loader._running())
-            for _ in range(2):  # an epoch, and into the next
+            engine = weakref.ref(loader._running_feed())
+            for _ in range(2):  # an epoch, and the first batches of the next
                 next(iter(loader))
                 for _ in loader:
                     pass
             del loader, _
-            assert engine() is None  # at once, with no help from the collector
+            assert engine() is None  # freed at once, without the garbage collector
     finally:
         gc.enable()
 

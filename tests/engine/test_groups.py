@@ -1,4 +1,4 @@
-"""How many samples a worker runs at a time: on a clock that is made up."""
+"""How many samples a worker runs at a time, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.keyed import Keys
 from penstock.source.source import Source
 from penstock.stops.batch import stack
 from penstock.stops.road import Road
-from penstock.stops.stop import Site, Step, Stop, Upstream
+from penstock.stops.stop import Step, StepContext, Stop, Upstream
 
 
 class Time:
@@ -23,33 +23,33 @@ class Time:
 
 
 class Numbers(Source):
-    """Every sample takes so long to read."""
+    """A source that takes ``seconds`` to read a sample."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.asked: list[int] = []
+        self.group_sizes: list[int] = []
 
     def __len__(self) -> int:
         return 64
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        self.asked.append(len(indices))
+        self.group_sizes.append(len(indices))
         Time.now += self.seconds * len(indices)
         return [float(index) for index in indices]
 
 
 @dataclass(frozen=True)
 class Slow(Stop):
-    """... and so long to prepare, and four at a time are best."""
+    """A stop that takes ``seconds`` to prepare a sample, and prefers four at a time."""
 
     seconds: float
-    together: ClassVar[int] = 4
+    preferred_group: ClassVar[int] = 4
 
     @property
     def name(self) -> str:
         return "slow"
 
-    def step(self, site: Site) -> Step:
+    def step(self, context: StepContext) -> Step:
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             samples = upstream(keys)
             Time.now += self.seconds * len(samples)
@@ -68,16 +68,17 @@ class Slow(Stop):
     ],
     ids=["slow to prepare", "some reading", "quick", "slow to read"],
 )
-def test_samples_are_run_together_unless_they_wait_for_storage(
+def test_samples_run_in_groups_unless_they_wait_for_storage(
     read: float, prepare: float, groups: list[int]
 ) -> None:
     source = Numbers(read)
     work = Work(Road(source, (Slow(prepare),), 0), None, stack, "raise", 10)
     runner = Runner(work, WorkerInfo(0, 1, 0, process=False), clock=lambda: Time.now)
     layout, column = Layout.of(0.0, 10), np.empty(10)
-    # What samples cost is known after the first ten.
+    assert layout is not None
+    # The cost of a sample is known after the first ten.
     for first in (0, 10):
-        source.asked.clear()
+        source.group_sizes.clear()
         runner.rows(Keys(0, list(range(first, first + 10))), [column], layout, 0)
         assert column.tolist() == list(range(first, first + 10))
-    assert source.asked == groups
+    assert source.group_sizes == groups

@@ -1,4 +1,4 @@
-"""The schedule: every sample of a batch is dealt until it is done, whatever happens to workers."""
+"""The schedule: every sample of a batch is dealt until it is done, even if workers die."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def test_older_batches_come_first() -> None:
 def test_pieces_follow_the_cost_of_a_sample() -> None:
     schedule = Schedule(4)
     schedule.open(0, 64)
-    assert schedule.tiny(64) == 8
+    assert schedule.piece_size(64) == 8
     piece = schedule.take(0)
     assert piece is not None
     schedule.done(piece.id, piece.count * PIECE_SECONDS / 3)
-    assert schedule.tiny(64) == 3
+    assert schedule.piece_size(64) == 3
     cheap = Schedule(4)
     cheap.open(0, 64)
     piece = cheap.take(0)
     assert piece is not None
     cheap.done(piece.id, piece.count * 1e-6)
-    assert cheap.tiny(64) == 64
-    dear = Schedule(4)
-    dear.open(0, 64)
-    piece = dear.take(0)
+    assert cheap.piece_size(64) == 64
+    costly = Schedule(4)
+    costly.open(0, 64)
+    piece = costly.take(0)
     assert piece is not None
-    dear.done(piece.id, piece.count * 1.0)
-    assert dear.tiny(64) == 1
+    costly.done(piece.id, piece.count * 1.0)
+    assert costly.piece_size(64) == 1
 
 
 def test_a_pinned_piece_goes_to_its_worker_only() -> None:
@@ -90,7 +90,7 @@ def test_the_piece_a_worker_died_of_comes_back_one_sample_at_a_time() -> None:
     assert deadly.first == 1
 
 
-def test_a_piece_that_was_only_waiting_is_not_blamed() -> None:
+def test_a_piece_its_worker_had_not_begun_is_not_blamed() -> None:
     schedule = Schedule(1)
     schedule.open(0, 4)
     for _ in range(5):
@@ -125,12 +125,12 @@ def test_nothing_is_lost_and_nothing_done_twice_under_random_deaths(
         else:
             deadly = schedule.lost(piece.id, guilty=event == "guilty")
             if deadly is not None:
-                schedule.again(deadly)
+                schedule.deal_again(deadly)
     assert sorted(done) == list(range(rows))
     assert held == []
 
 
-def test_a_dropped_batch_is_forgotten_and_its_pieces_unwanted() -> None:
+def test_a_dropped_batch_has_no_pieces_left() -> None:
     schedule = Schedule(1)
     schedule.open(0, 8)
     piece = schedule.take(0)

@@ -1,4 +1,4 @@
-"""Slots: a batch has one from its first piece on, and the loop gives them back just before."""
+"""Slots: a batch gets one with its first piece, and the loop returns slots for the next batches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from penstock.serialize import pack
 
 
 class ByHand:
-    """Workers that move only while the loop waits: all take what they can, then one ends, that
-    which began first."""
+    """Workers that run only while the loop waits, so that tests do not depend on timing.
+
+    On each call of ``help`` all free workers take a task; then the one that began first ends its
+    task.
+    """
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
@@ -31,8 +34,8 @@ class ByHand:
 
     def __init__(self, work: Work, size: int, seed: int, *_: object) -> None:
         self.size = size
-        self.notices = 0
-        self.noticed: list[int] = []
+        self.notifications = 0
+        self.notifications_at_help: list[int] = []
         self._runners = [Runner(work, WorkerInfo(n, size, seed, process=True)) for n in range(size)]
         self._busy: dict[int, Task] = {}
         self._desk: Desk | None = None
@@ -41,11 +44,11 @@ class ByHand:
         self._desk = desk
 
     def notify(self) -> None:
-        self.notices += 1
+        self.notifications += 1
 
     def help(self) -> bool:
         assert self._desk is not None
-        self.noticed.append(self.notices)
+        self.notifications_at_help.append(self.notifications)
         for worker in reversed(range(self.size)):
             task = None if worker in self._busy else self._desk.take(worker)
             if task is not None:
@@ -66,7 +69,7 @@ class ByHand:
         return workers[0]
 
     def watch(self, limit: float | None) -> None:
-        raise AssertionError("the loop waits for workers that have nothing to do")
+        raise AssertionError("the loop waits, and no worker has a task")
 
     def outdated(self) -> bool:
         return False
@@ -78,7 +81,7 @@ class ByHand:
 
 
 class Threads(ByHand):
-    """As if they were threads of this process; which of them ends first is left to chance."""
+    """The same workers in the role of threads; a seeded generator chooses which one ends first."""
 
     kind: ClassVar[str] = "threads"
     own_process: ClassVar[bool] = False
@@ -90,14 +93,15 @@ class Threads(ByHand):
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any batch is a large one, in pieces of four samples."""
+    """Worker threads run by hand; every batch counts as large and has pieces of four samples."""
     monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", Threads)
     monkeypatch.setattr("penstock.engine.slot_policy.LARGE", 0)
-    monkeypatch.setattr("penstock.engine.schedule.Schedule.tiny", lambda self, rows: 4)
+    monkeypatch.setattr("penstock.engine.schedule.Schedule.piece_size", lambda self, rows: 4)
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes run by hand."""
     monkeypatch.setattr("penstock.engine.pools.choose.ProcessPool", ByHand)
 
 
@@ -106,12 +110,16 @@ def engine_of(loader: Loader) -> Engine:
     return loader._feed
 
 
-def test_a_batch_that_nobody_has_begun_has_no_slot() -> None:
+def is_starved(engine: Engine) -> bool:
+    return engine.starved
+
+
+def test_a_batch_has_no_slot_before_a_worker_begins_it() -> None:
     with ps.from_dataset(np.zeros((64, 10))).batch(4).loader(workers=0) as loader:
         epoch = iter(loader)
         for _ in range(8):
             next(epoch)
-        # The loop drops each before it asks for the next: its slot is there again in time.
+        # The loop drops each batch before it asks for the next, so its slot is free in time.
         assert isinstance(engine_of(loader).pool, InlinePool)
         assert len(engine_of(loader).ring) == 1
         for _batch in epoch:
@@ -128,20 +136,20 @@ def test_workers_begin_the_next_batch_in_the_slot_that_came_back() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_a_worker_that_found_no_slot_is_told_to_look_again() -> None:
+def test_workers_that_found_no_slot_are_notified_when_one_is_free() -> None:
     pipeline = ps.from_dataset(np.arange(64.0)).batch(1)
     options: dict[str, Any] = {"workers": 3, "kind": "processes", "prefetch": 3, "memory": "1B"}
     with pipeline.loader(**options, shuffle=False) as loader:
         epoch = iter(loader)
         kept = [next(epoch)]
-        # Three slots are all there may be: one is kept, the others are those of batches 1 and 2.
+        # Three slots are the limit: one is kept, the others belong to batches 1 and 2.
         assert float(next(epoch)[0]) == 1.0
         pool = engine_of(loader).pool
         assert isinstance(pool, ByHand)
         kept.clear()
-        before, asked = pool.notices, len(pool.noticed)
+        before, calls = pool.notifications, len(pool.notifications_at_help)
         assert float(next(epoch)[0]) == 2.0
-        assert pool.noticed[asked] > before
+        assert pool.notifications_at_help[calls] > before
         assert [float(batch[0]) for batch in epoch] == [float(i) for i in range(3, 64)]
 
 
@@ -150,8 +158,8 @@ def numbers() -> Iterator[float]:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_the_last_slot_is_never_that_of_a_later_batch() -> None:
-    # The workers of later batches ask first, there are fewer slots than workers, and the loop
+def test_the_last_slot_never_goes_to_a_later_batch() -> None:
+    # Workers of later batches take tasks first, there are fewer slots than workers, and the loop
     # keeps each batch until it has the next.
     pipeline = ps.from_dataset(numbers).batch(2)
     with pipeline.loader(workers=6, kind="processes", memory="1B") as loader:
@@ -162,7 +170,7 @@ def test_the_last_slot_is_never_that_of_a_later_batch() -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_without_a_slot_what_is_ready_is_handed_out_before_the_error() -> None:
+def test_ready_batches_are_handed_out_before_the_error_about_missing_slots() -> None:
     pipeline = ps.from_dataset(np.arange(64.0)).batch(1)
     options: dict[str, Any] = {"workers": 2, "kind": "processes", "prefetch": 4, "memory": "1B"}
     with pipeline.loader(**options, shuffle=False) as loader:
@@ -181,11 +189,11 @@ def sample(index: int) -> tuple[Any, float, str]:
 
 def some_fail(index: int) -> tuple[Any, float, str]:
     if index % 7 == 3:
-        raise ValueError("not this one")
+        raise ValueError("bad sample")
     return sample(index)
 
 
-def one_is_unlike_others(index: int) -> tuple[Any, float, str]:
+def one_has_another_type(index: int) -> tuple[Any, float, str]:
     image, *others = sample(index)
     return (image.astype(float) if index == 111 else image, *others)
 
@@ -199,7 +207,7 @@ def pipeline_of(make: Any, rows: int) -> ps.Pipeline:
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_loop_that_waits_has_two_large_slots() -> None:
+def test_a_loop_that_waits_for_batches_has_two_large_slots() -> None:
     with pipeline_of(sample, 40).loader(workers=3, kind="threads", shuffle=False) as loader:
         for _epoch in range(3):
             for _batch in loader:
@@ -208,33 +216,33 @@ def test_a_loop_that_waits_has_two_large_slots() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_workers_go_on_while_there_is_no_slot() -> None:
+def test_workers_prepare_early_rows_while_there_is_no_slot() -> None:
     with pipeline_of(sample, 40).loader(workers=2, kind="threads", shuffle=False) as loader:
         epoch = iter(loader)
         kept = [next(epoch), next(epoch)]
         engine = engine_of(loader)
-        # The loop has not come back yet: both slots are held, and no third one is made.
-        loose = [task for task in map(engine.take, [0, 1] * 20) if task is not None]
+        # The loop holds both slots, and no third one is made.
+        early = [task for task in map(engine.take, [0, 1] * 20) if task is not None]
         assert len(engine.ring) == 2
-        assert {(task.slot, task.first) for task in loose} == {(None, 0)}
-        job = next(iter(engine._open_batches.values()))
-        assert sum(part.rows for part in job.loose.values()) == 20
-        assert engine.starved
+        assert {(task.slot, task.first) for task in early} == {(None, 0)}
+        batch = next(iter(engine._open_batches.values()))
+        assert sum(part.rows for part in batch.early_rows.values()) == 20
+        assert is_starved(engine)
         kept.clear()
-        # One has come back by now: the next piece has it.
+        # The loop has returned the slots: the next piece gets one.
         task = engine.take(0)
         assert task is not None
         assert (task.slot is not None, task.first) == (True, 20)
-        assert not engine.starved
-        # Who has nothing to do is not told to look again and again.
+        assert not is_starved(engine)
+        # A worker without tasks does not keep trying.
         engine.starved = True
         engine.stop()
         assert engine.take(0) is None
-        assert not engine.starved
+        assert not is_starved(engine)
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_loop_that_keeps_what_it_gets_has_a_slot_for_each() -> None:
+def test_a_loop_that_keeps_its_batches_has_a_slot_for_each() -> None:
     with pipeline_of(sample, 40).loader(workers=2, kind="threads", shuffle=False) as loader:
         kept = list(loader)
         assert len(engine_of(loader).ring) == 5
@@ -242,7 +250,7 @@ def test_a_loop_that_keeps_what_it_gets_has_a_slot_for_each() -> None:
 
 
 @given(
-    st.sampled_from([sample, some_fail, one_is_unlike_others]),
+    st.sampled_from([sample, some_fail, one_has_another_type]),
     st.integers(1, 4),
     st.integers(9, 64),
     st.integers(0, 2**32),
@@ -252,7 +260,7 @@ def test_a_loop_that_keeps_what_it_gets_has_a_slot_for_each() -> None:
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @pytest.mark.usefixtures("threads")
-def test_loose_pieces_come_to_their_rows(
+def test_early_rows_are_copied_to_their_places_in_the_batch(
     make: Any, workers: int, rows: int, chance: int, keeps: list[int]
 ) -> None:
     Threads.chance.seed(chance)
@@ -260,7 +268,7 @@ def test_loose_pieces_come_to_their_rows(
     with pipeline_of(make, rows).loader(workers=0, **options) as loader:
         expected = [batches_of(loader) for _ in range(2)]
     with pipeline_of(make, rows).loader(workers=workers, kind="threads", **options) as loader:
-        # Left in the middle, and with several batches kept: whatever was loose is gone, or waits.
+        # An epoch that is left in the middle with several batches kept leaves early rows behind.
         kept: list[Any] = []
         for batch, keep in zip(loader, keeps, strict=False):
             kept = [*kept, batch][-keep:] if keep else []

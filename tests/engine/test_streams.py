@@ -1,4 +1,4 @@
-"""Streams: samples with no index, one stream for each worker."""
+"""Streams: samples without an index, one stream for each worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bad_seven(value: float) -> float:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_that_makes_an_iterator_is_a_stream(workers: int) -> None:
+def test_a_function_that_returns_an_iterator_is_a_stream(workers: int) -> None:
     pipeline = ps.from_dataset(numbers).map(noise).batch(5)
     with pipeline.loader(workers=workers, seed=1) as loader:
         first = [plain(batch) for batch in loader]
@@ -55,14 +55,14 @@ def test_bad_samples_of_a_stream_are_skipped_and_counted(workers: int) -> None:
         ({"workers": 2, "kind": "threads"}, "threads"),
     ],
 )
-def test_what_a_stream_cannot_do_is_refused(options: Any, names: str) -> None:
+def test_options_that_a_stream_cannot_have_are_refused(options: Any, names: str) -> None:
     with pytest.raises(PipelineError, match=names):
         ps.from_dataset(numbers).batch(2).loader(**options)
     with pytest.raises(PipelineError, match="cache"):
         ps.from_dataset(numbers).cache("1GB")
 
 
-def test_a_stream_has_no_length_unless_it_says_so() -> None:
+def test_a_stream_without_a_length_makes_a_loader_without_one() -> None:
     with (
         ps.from_dataset(numbers).batch(2).loader(workers=0) as loader,
         pytest.raises(TypeError, match="no length"),

@@ -1,4 +1,4 @@
-"""The cache: what the first epoch admitted is hit ever after, exactly, and nothing else."""
+"""The cache: later epochs hit exactly the samples that the first epoch admitted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_files(folder: Path) -> list[Path]:
 
 
 def admitted_by_the_rule(budget: int, seed: int) -> set[int]:
-    """MinIO's rule, worked out by hand: the longest beginning of the first epoch that fits."""
+    """MinIO's rule, computed independently: the first samples of the first epoch that fit."""
     left = budget
     admitted = set()
     for index in Shuffled().indices(len(SIZES), seed, 0).tolist():
@@ -47,7 +47,7 @@ def length(data: bytes) -> int:
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.6, 2.0])
-def test_hits_are_exactly_the_admitted_and_reads_exactly_the_rest(
+def test_later_epochs_hit_the_admitted_samples_and_read_all_others(
     pool: Workers, share: float, tmp_path: Path
 ) -> None:
     budget = int(sum(SIZES) * share)
@@ -72,7 +72,7 @@ def test_hits_are_exactly_the_admitted_and_reads_exactly_the_rest(
     assert seen == [sorted(SIZES)] * 4
 
 
-def test_a_decoded_cache_spares_the_decoding() -> None:
+def test_a_cache_below_decode_skips_the_decoding() -> None:
     calls = []
 
     def decode(value: float) -> Any:
@@ -84,10 +84,10 @@ def test_a_decoded_cache_spares_the_decoding() -> None:
         first = [plain(batch) for batch in loader]
         loader.set_epoch(0)
         assert [plain(batch) for batch in loader] == first
-    assert sorted(calls) == [0.0, *map(float, range(20))]  # one of them to learn the shape
+    assert sorted(calls) == [0.0, *map(float, range(20))]  # sample 0 also to learn the shape
 
 
-def test_several_caches_stand_on_one_road(tmp_path: Path) -> None:
+def test_a_pipeline_may_have_several_caches(tmp_path: Path) -> None:
     pipeline = (
         ps.from_files(write_files(tmp_path))
         .cache("1MB")
@@ -104,7 +104,7 @@ def test_several_caches_stand_on_one_road(tmp_path: Path) -> None:
     assert raw.hits == 90 - lengths.hits
 
 
-def test_a_disk_cache_is_taken_up_again_and_never_by_another_pipeline(tmp_path: Path) -> None:
+def test_a_disk_cache_is_used_by_the_next_run_and_by_no_other_pipeline(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     paths = write_files(tmp_path / "data")
 
@@ -176,7 +176,7 @@ def test_losing_the_store_in_mid_run_changes_no_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_preparing_ahead_neither_blurs_hits_nor_drops_what_was_admitted(
+def test_preparing_ahead_changes_no_hits_and_removes_no_admitted_sample(
     seed: int, tmp_path: Path
 ) -> None:
     def slow(value: float) -> float:

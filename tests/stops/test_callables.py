@@ -1,4 +1,4 @@
-"""Other people's transforms in a map: reproducible in every pool, whatever they draw from."""
+"""Transforms of other libraries are reproducible in every pool, with any random generator."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PICTURES = [
 pytestmark = pytest.mark.usefixtures("no_stand_in")
 
 
-def alike_everywhere(pipeline: Any) -> list[list[Any]]:
-    """Two epochs, the same with no workers, one and two."""
+def same_in_every_pool(pipeline: Any) -> list[list[Any]]:
+    """Two epochs, checked to be the same without workers, with one and with two."""
     expected = epochs(pipeline, 2, workers=0, seed=4)
     for workers in (1, 2):
         assert epochs(pipeline, 2, workers=workers, kind="processes", seed=4) == expected
@@ -29,7 +29,7 @@ def alike_everywhere(pipeline: Any) -> list[list[Any]]:
     return expected
 
 
-def test_albumentations_keeps_generators_of_its_own_and_is_reproducible_all_the_same() -> None:
+def test_albumentations_has_generators_of_its_own_and_is_reproducible() -> None:
     pytest.importorskip("albumentations")
     import albumentations
 
@@ -41,7 +41,7 @@ def test_albumentations_keeps_generators_of_its_own_and_is_reproducible_all_the_
         ]
     )
     pipeline = ps.from_dataset(PICTURES).map(transform, on=0).batch(4)
-    first = alike_everywhere(pipeline)
+    first = same_in_every_pool(pipeline)
     assert first[0][0][0][1] == (4, 16, 16, 3)
     assert PICTURES[0][0].shape == (24, 32, 3)
 
@@ -85,13 +85,13 @@ class Shifted:
     ids=["function", "object", "partial"],
 )
 def test_callables_that_draw_from_global_generators_are_reproducible(function: Any) -> None:
-    alike_everywhere(ps.from_dataset(PICTURES).map(function, on=0).batch(4))
+    same_in_every_pool(ps.from_dataset(PICTURES).map(function, on=0).batch(4))
 
 
-def test_a_callable_with_an_rng_parameter_is_given_its_generator_in_threads_too() -> None:
+def test_a_callable_with_an_rng_parameter_gets_its_generator_in_threads_too() -> None:
     def jitter(picture: Any, rng: np.random.Generator) -> Any:
         return picture + rng.integers(0, 5, dtype=np.uint8)
 
     pipeline = ps.from_dataset(PICTURES).map(jitter, on=0).batch(4)
-    expected = alike_everywhere(pipeline)
+    expected = same_in_every_pool(pipeline)
     assert epochs(pipeline, 2, workers=2, kind="threads", seed=4) == expected

@@ -1,4 +1,4 @@
-"""Echoing: what was prepared comes several times, each copy augmented in its own way."""
+"""Echo: prepared samples are used several times, and each copy is augmented differently."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_everything_above_is_done_once_and_everything_below_for_every_copy(pool:
             rows = np.concatenate([batch.copy() for batch in loader])
             stats = loader.stats().echo
             assert stats is not None
-            # However many workers are at copies of one sample at once.
+            # Also if several workers need copies of one sample at the same time.
             assert (stats.fresh, stats.delivered) == (epoch * N, epoch * 3 * N)
             assert Counter(rows[:, 0]) == dict.fromkeys(map(float, range(N)), 3)
             assert len(set(rows[:, 1])) == N
             assert len(set(rows[:, 2])) == 3 * N
 
 
-def test_nothing_is_held_longer_than_to_its_last_copy() -> None:
+def test_a_sample_is_kept_until_its_last_copy_and_no_longer() -> None:
     with ROADS["between"].loader(seed=5, workers=2, kind="threads") as loader:
         store = store_of(loader)
         most = 0
@@ -120,7 +120,7 @@ def test_nothing_is_held_longer_than_to_its_last_copy() -> None:
     world=st.integers(1, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_every_fresh_sample_is_delivered_its_factor_and_replicas_differ(
+def test_every_fresh_sample_is_delivered_factor_times_and_copies_differ(
     n: int, factor: float, window: int, batch: int, world: int
 ) -> None:
     p = ps.from_dataset(np.arange(float(n))).map(above).echo(factor, window=window)
@@ -130,7 +130,7 @@ def test_every_fresh_sample_is_delivered_its_factor_and_replicas_differ(
     finals: list[float] = []
     for rank in range(world):
         with p.loader(workers=0, seed=2, rank=rank, world=world, tail="drop") as loader:
-            rows = [row for one in loader for row in one.tolist()]
+            rows = [row for delivered in loader for row in delivered.tolist()]
             lengths.add(len(rows))
             counts.update(row[0] for row in rows)
             finals += [row[2] for row in rows]
@@ -154,7 +154,7 @@ def test_a_batch_changed_in_place_does_not_change_its_copies() -> None:
     assert seen[0] == seen[1] == list(range(8))
 
 
-def test_a_copy_of_a_bad_sample_is_as_bad() -> None:
+def test_every_copy_of_a_bad_sample_is_skipped() -> None:
     def fail(value: float) -> float:
         if value == 3:
             raise ValueError("bad")
@@ -183,13 +183,10 @@ def test_a_resume_within_an_epoch_needs_the_same_dealing() -> None:
 
 
 class TestAuto:
-    """The factor that follows the pace."""
-
-    def slow(self, value: Any) -> Any:
-        return value
+    """``echo("auto")``: the factor follows the measured pace."""
 
     @pytest.mark.parametrize("below_batch", [False, True])
-    def test_the_first_epoch_measures_and_what_is_chosen_is_repeated_by_a_resume(
+    def test_the_first_epoch_is_measured_and_a_resume_uses_the_chosen_factor(
         self, below_batch: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from penstock.engine.echo import Pace
@@ -211,7 +208,7 @@ class TestAuto:
             again.load_state_dict(state)
             assert [plain(batch) for batch in again] == rest
 
-    def test_ranks_would_disagree(self) -> None:
+    def test_several_ranks_are_refused(self) -> None:
         with pytest.raises(PipelineError, match="ranks"):
             BASE.echo("auto").batch(8).loader(rank=0, world=2)
 
@@ -227,7 +224,7 @@ class TestAuto:
         (lambda b: b.echo(2).batch(4).echo(2), "second echo"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(make: Any, message: str) -> None:
+def test_wrong_arguments_and_places_are_refused_with_the_reason(make: Any, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         make(BASE)
 

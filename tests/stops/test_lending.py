@@ -1,4 +1,4 @@
-"""What is kept in the process's own memory is lent, not copied, only where nobody can change it."""
+"""A store in memory lends samples without a copy only if nothing below can change them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 import penstock as ps
 from penstock.operation import Operation
-from penstock.stops.hold import keeps_samples, stored, taken
+from penstock.stops.hold import from_stored, keeps_samples, to_stored
 from penstock.store.value import Lent
 
 SIDE = 24
 
 
 class Spoiler(Operation):
-    """Somebody's own operation, which changes what it is given, and should not."""
+    """A user's operation that changes its input in place, which operations should not do."""
 
     def output(self, spec: Any) -> Any:
         return spec
@@ -37,6 +37,7 @@ def source() -> ps.Pipeline:
 
 
 def keep(pipeline: ps.Pipeline, how: str) -> ps.Pipeline:
+    """The pipeline with a stop that keeps samples."""
     if how == "cache":
         return pipeline.cache("10MB")
     if how == "echo":
@@ -51,6 +52,10 @@ def lends(pipeline: ps.Pipeline, **options: Any) -> list[bool]:
 
 
 HOLDS = ["cache", "refurbish", "echo"]
+POOLS: list[dict[str, Any]] = [
+    {"workers": 2, "kind": "threads"},
+    {"workers": 1, "kind": "processes"},
+]
 
 
 @pytest.mark.parametrize("how", HOLDS)
@@ -60,14 +65,14 @@ def test_lending_changes_no_bit(how: str) -> None:
     assert lends(written, workers=2, kind="threads") == [True]
     assert lends(written, workers=1, kind="processes") == [False]
     found = []
-    for options in ({"workers": 2, "kind": "threads"}, {"workers": 1, "kind": "processes"}):
+    for options in POOLS:
         with written.loader(seed=3, **options) as loader:
             found.append([x.tolist() for _ in range(4) for x, _ in loader])
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("how", HOLDS)
-def test_what_might_be_changed_is_copied(how: str) -> None:
+def test_samples_that_a_stop_below_may_change_are_copied(how: str) -> None:
     kept = keep(source(), how)
     flip = ps.image.random_flip()
     spoilt = kept.map(Spoiler(), on=0).map(flip, on=0).batch(4)
@@ -76,8 +81,8 @@ def test_what_might_be_changed_is_copied(how: str) -> None:
     function = kept.map(lambda image: image, on=0, random=False).map(flip, on=0).batch(4)
     assert lends(function, workers=2, kind="threads") == [False]
     found = []
-    for options in ({"workers": 2, "kind": "threads"}, {"workers": 1, "kind": "processes"}):
-        # A decode of its own for every sample: else it is the dataset that is spoilt.
+    for options in POOLS:
+        # Copy every sample first: otherwise the dataset itself would be changed.
         fresh = source().map(np.copy, on=0, random=False)
         road = keep(fresh, how).map(Spoiler(), on=0).map(flip, on=0)
         with road.batch(4).loader(seed=3, **options) as loader:
@@ -92,10 +97,11 @@ def test_a_cache_on_disk_does_not_lend(tmp_path: Path) -> None:
 
 def test_objects_are_never_lent() -> None:
     plain = (np.zeros(3), 1, "a", b"b", {"x": [1.5, np.float32(2)]})
-    assert taken(stored(plain, True)) is plain
-    for odd in (object, [set()], np.array([{}], dtype=object), {"x": bytearray(b"x")}):
-        assert not isinstance(stored(odd, True), Lent)
-    assert not isinstance(stored(plain, False), Lent)
+    assert from_stored(to_stored(plain, True)) is plain
+    objects: list[Any] = [object, [set()], np.array([{}], dtype=object), {"x": bytearray(b"x")}]
+    for sample in objects:
+        assert not isinstance(to_stored(sample, True), Lent)
+    assert not isinstance(to_stored(plain, False), Lent)
 
 
 def operations() -> list[Operation]:

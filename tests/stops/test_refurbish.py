@@ -1,4 +1,4 @@
-"""Refurbishing: partly augmented samples are used several times, and nothing depends on luck."""
+"""Refurbish: partly augmented samples are used several times, always in the same way."""
 
 from __future__ import annotations
 
@@ -68,13 +68,15 @@ def test_a_pool_changes_no_bit_and_no_count(pool: Workers, expected: Any) -> Non
     assert stats is not None
     assert stats.kept == N
     assert stats.fresh + stats.reused == 7 * N
-    # All in epoch 0, then a third of 53 in each of six epochs. Where the first batches of the next
-    # epoch are begun early, they may have prepared some that were due in this one's last.
+    # All samples in epoch 0, then a third of 53 in each of six epochs. If the next epoch begins
+    # early, its first batches may prepare samples that the last batches of this one need.
     early = (N + 2 * N) - stats.fresh
     assert early == 0 if pool.workers == 0 else 0 <= early <= 8
 
 
-def test_the_partial_part_is_used_again_and_the_final_part_is_always_fresh(expected: Any) -> None:
+def test_the_partial_augmentation_is_reused_and_the_final_one_is_always_fresh(
+    expected: Any,
+) -> None:
     partial: dict[float, list[float]] = {}
     final = []
     for epoch in expected:
@@ -86,7 +88,7 @@ def test_the_partial_part_is_used_again_and_the_final_part_is_always_fresh(expec
     assert len(set(final)) == 7 * N
     for uses in partial.values():
         runs = [uses.count(kept) for kept in dict.fromkeys(uses)]
-        # 1 to 3 of the first, exactly 3 of every later one that is over by now.
+        # The first generation is used 1 to 3 times, each later one that is over exactly 3 times.
         assert 1 <= runs[0] <= 3
         assert all(count == 3 for count in runs[1:-1])
 
@@ -144,7 +146,7 @@ def test_a_store_emptied_while_it_is_used_changes_no_batch(expected: Any) -> Non
     room=st.none() | st.integers(0, 40),
 )
 @settings(max_examples=25, deadline=None)
-def test_every_rank_together_has_every_sample_once_and_stored_ones_exactly_reuse_times(
+def test_all_ranks_together_have_every_sample_once_and_kept_ones_are_used_reuse_times(
     n: int, reuse: int, batch: int, world: int, room: int | None
 ) -> None:
     size = None if room is None else room * 270
@@ -159,21 +161,21 @@ def test_every_rank_together_has_every_sample_once_and_stored_ones_exactly_reuse
         ]
     kept = loaders[0].stats().refurbish.kept  # type: ignore[union-attr]
     for _ in range(2 * reuse + 1):
-        rows = [row.tolist() for loader in loaders for one in loader for row in one]
+        rows = [row.tolist() for loader in loaders for delivered in loader for row in delivered]
         assert len({row[0] for row in rows}) == len(rows) == n // world * world
         for index, partial, _ in rows:
             uses.setdefault(index, []).append(partial)
     for loader in loaders:
         loader.close()
     if world == 1:
-        always = 0
+        always_fresh = 0
         for values in uses.values():
-            runs = Counter(values)
-            later = [runs[one] for one in dict.fromkeys(values)][1:-1]
-            always += set(runs.values()) == {1}
+            counts = Counter(values)
+            later = [counts[value] for value in dict.fromkeys(values)][1:-1]
+            always_fresh += set(counts.values()) == {1}
             assert all(count in (1, reuse) for count in later)
         if reuse > 1:
-            assert always == n - kept
+            assert always_fresh == n - kept
 
 
 def test_a_disk_store_serves_the_next_run_and_no_other_pipeline_seed_or_data(
@@ -242,8 +244,8 @@ def test_a_deleted_disk_store_changes_no_batch(tmp_path: Path, expected: Any) ->
     assert bits(first_part) + rest == bits(expected)[:4]
 
 
-def test_what_is_kept_travels_with_a_checkpoint() -> None:
-    # 20 of 53 find room; a machine that finds room for all must still deal the same.
+def test_a_checkpoint_has_the_number_of_kept_samples() -> None:
+    # 20 of 53 samples find room; a machine with room for all must still deal the same batches.
     small, large = pipeline(size=20 * 270), pipeline()
     with small.loader(seed=5, workers=0) as loader:
         whole = [[plain(batch) for batch in loader] for _ in range(4)]
@@ -263,14 +265,14 @@ def test_what_is_kept_travels_with_a_checkpoint() -> None:
         loader.load_state_dict(state)
 
 
-def test_an_order_of_the_users_own_is_kept_as_it_is() -> None:
+def test_an_order_that_is_not_shuffled_is_not_changed() -> None:
     with pipeline().loader(seed=5, workers=0, shuffle=False) as loader:
         for _ in range(4):
             assert np.concatenate(list(loader))[:, 0].tolist() == list(range(N))
         assert loader.stats().refurbish.fresh == 2 * N  # type: ignore[union-attr]
 
 
-def test_ranks_with_memory_of_their_own_are_warned(tmp_path: Path) -> None:
+def test_ranks_with_separate_stores_get_a_warning(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="2 ranks .* where="):
         pipeline().loader(rank=0, world=2)
     pipeline(where=str(tmp_path)).loader(rank=0, world=2)
@@ -290,7 +292,7 @@ def test_ranks_with_memory_of_their_own_are_warned(tmp_path: Path) -> None:
         (lambda b: b.map(first).refurbish(2).batch(2).loader(workers=0), "no random map below"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(make: Any, message: str) -> None:
+def test_wrong_arguments_and_places_are_refused_with_the_reason(make: Any, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         make(ps.from_dataset(np.arange(4.0)))
 
@@ -300,14 +302,14 @@ def test_a_stream_cannot_be_refurbished() -> None:
         ps.from_dataset(lambda: iter(range(3))).map(first).refurbish(2)
 
 
-def test_the_road_says_what_it_keeps() -> None:
+def test_explain_and_repr_show_the_settings() -> None:
     p = pipeline(size="1GB")
     assert "refurbish   used 3 times, 1.0 GB, memory" in p.explain()
     assert ".refurbish(reuse=3" in repr(p)
 
 
 class TestAuto:
-    """Place and number chosen by cost and diversity."""
+    """``refurbish("auto")``: position and reuse are chosen by cost and diversity."""
 
     def road(self) -> ps.Pipeline:
         def costly(value: Any, rng: np.random.Generator) -> Any:
@@ -322,7 +324,7 @@ class TestAuto:
         data = ps.from_dataset(np.arange(40.0))
         return data.map(costly).map(cheap).refurbish("auto").batch(8)
 
-    def test_it_stands_where_much_is_saved_and_enough_is_left(
+    def test_it_is_placed_below_the_costly_map_and_above_the_diverse_one(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with self.road().loader(workers=0, seed=1) as loader:
@@ -332,7 +334,7 @@ class TestAuto:
         assert names == ["costly", "refurbish", "cheap"]
         reuse = state["refurbish"]["reuse"]
         assert 2 <= reuse <= 5
-        (record,) = [one for one in caplog.records if one.name == "penstock.refurbish"]
+        (record,) = [record for record in caplog.records if record.name == "penstock.refurbish"]
         assert record.levelname == "WARNING"
         assert record.message.startswith(f"penstock: refurbish(reuse={reuse}) below costly: ")
         fixed = self.road()
@@ -344,9 +346,9 @@ class TestAuto:
 
     @staticmethod
     def choose(loader: Loader, chosen: dict[str, Any]) -> None:
-        loader._use(placed(loader._written, chosen), chosen, None)
+        loader._switch_to(placed(loader._written, chosen), chosen, None)
 
-    def test_a_resume_does_what_was_chosen_then(self) -> None:
+    def test_a_resume_uses_the_choice_of_the_checkpoint(self) -> None:
         with self.road().loader(workers=0, seed=1) as loader:
             self.choose(loader, {"place": 1, "reuse": 3})
             list(loader)
@@ -366,7 +368,9 @@ class TestAuto:
         ):
             other.load_state_dict(state)
 
-    def test_where_nothing_pays_nothing_is_kept(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_no_sample_is_kept_if_reuse_saves_nothing(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         p = ps.from_dataset(np.arange(30.0)).map(noise).map(noise).refurbish("auto").batch(8)
         with p.loader(workers=0) as loader:
             assert [stop.name for stop in loader.pipeline.stops] == ["noise", "noise"]
@@ -375,7 +379,7 @@ class TestAuto:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_is_dealt_twice_at_a_time_is_not_waited_for_for_ever(workers: int) -> None:
+def test_a_sample_that_is_twice_in_a_batch_does_not_deadlock(workers: int) -> None:
     twice = ps.from_dataset(np.arange(5.0)).map(first).refurbish(2).map(last).batch(20)
     found: list[Any] = []
 
@@ -384,7 +388,7 @@ def test_a_sample_that_is_dealt_twice_at_a_time_is_not_waited_for_for_ever(worke
         with twice.loader(workers=workers, kind="threads", order=order) as loader:
             found.extend(batch[:, 0].tolist() for _ in range(3) for batch in loader)
 
-    # As a daemon, so that one that waits for itself does not keep all other tests waiting.
+    # A daemon thread: a deadlock fails this test only, and not all tests after it.
     thread = threading.Thread(target=deal, daemon=True)
     thread.start()
     thread.join(timeout=60)

@@ -1,4 +1,4 @@
-"""The refurbish stop by itself: what it asks for, what it keeps, and what it counts."""
+"""The refurbish stop alone: the keys it asks for, the samples it keeps, and its counters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from penstock.errors import PipelineError
 from penstock.keyed import Keys
 from penstock.order import Generations
 from penstock.stats import Tally
-from penstock.stops.refurbish import Refurbish, place
-from penstock.stops.stop import Site, StageFailure
+from penstock.stops.hold import store_key
+from penstock.stops.refurbish import Refurbish
+from penstock.stops.stop import StageFailure, StepContext
 from penstock.store import LmdbStore
 from penstock.store.encoding import Encoding
 
@@ -24,7 +25,7 @@ N = 30
 
 
 class Upstream:
-    """Answers with what it was asked for, and remembers it."""
+    """Returns the samples of the keys it gets, and records the keys."""
 
     def __init__(self, image: bool = False) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -45,9 +46,9 @@ class Upstream:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LmdbStore]:
-    found = LmdbStore(tmp_path / "store", budget=50_000_000)
-    yield found
-    found.destroy()
+    store = LmdbStore(tmp_path / "store", budget=50_000_000)
+    yield store
+    store.destroy()
 
 
 def refurbish(store: LmdbStore, kept: int = N, reuse: int = 3, encode: str = "raw") -> Refurbish:
@@ -55,17 +56,17 @@ def refurbish(store: LmdbStore, kept: int = N, reuse: int = 3, encode: str = "ra
     return Refurbish(reuse, encode=encode, number=1, store=store, generations=generations)
 
 
-def site() -> Site:
-    return Site(seed=7, tally=Tally(3, 2))
+def new_context() -> StepContext:
+    return StepContext(seed=7, tally=Tally(3, 2))
 
 
-def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: LmdbStore) -> None:
-    stop, upstream, here = refurbish(store, kept=20), Upstream(), site()
-    step, generations = stop.step(here), stop.generations
+def test_it_asks_upstream_by_generation_and_only_for_missing_samples(store: LmdbStore) -> None:
+    stop, upstream, context = refurbish(store, kept=20), Upstream(), new_context()
+    step, generations = stop.step(context), stop.generations
     assert generations is not None
     for epoch in range(8):
         upstream.asked.clear()
-        here.tally.clear()
+        context.tally.clear()
         found = step(Keys(epoch, list(range(N)), list(range(N))), upstream)
         versions = [generations.generation(index, epoch) for index in range(N)]
         assert [row.tolist() for row in found] == [
@@ -73,18 +74,18 @@ def test_it_asks_upstream_by_generation_and_only_for_what_it_has_not(store: Lmdb
         ]
         fresh = [index for index in range(N) if generations.is_fresh(index, epoch)]
         assert sorted(upstream.asked) == [(index, versions[index]) for index in fresh]
-        assert here.tally.misses == [0, len(fresh)]
-        assert here.tally.hits == [0, N - len(fresh)]
+        assert context.tally.misses == [0, len(fresh)]
+        assert context.tally.hits == [0, N - len(fresh)]
     held = store.keys()
     kept = {key // 2 for key in held}
     assert kept == {index for index in range(N) if generations.keeps(index)}
     assert len(kept) == 20
 
 
-def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
+def test_samples_that_are_not_kept_come_from_upstream_every_time(store: LmdbStore) -> None:
     for stop in (refurbish(store, kept=0), refurbish(store, reuse=1)):
         upstream = Upstream()
-        step = stop.step(site())
+        step = stop.step(new_context())
         for _ in range(2):
             step(Keys(4, [1, 2]), upstream)
         assert upstream.asked == [(1, 4), (2, 4)] * 2
@@ -92,9 +93,9 @@ def test_what_is_not_kept_goes_straight_through(store: LmdbStore) -> None:
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg", "jpeg:50"])
-def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: str) -> None:
+def test_kept_and_fresh_samples_are_equal(store: LmdbStore, encode: str) -> None:
     stop, upstream = refurbish(store, encode=encode), Upstream(image=True)
-    step = stop.step(site())
+    step = stop.step(new_context())
     first = [sample.copy() for sample in step(Keys(0, list(range(5))), upstream)]
     again = step(Keys(0, list(range(5))), upstream)
     assert len(upstream.asked) == 5
@@ -107,10 +108,10 @@ def test_a_sample_does_not_tell_whether_it_was_kept(store: LmdbStore, encode: st
 
 
 @pytest.mark.parametrize("encode", ["raw", "lossless", "jpeg"])
-def test_working_in_place_on_a_sample_changes_none_that_is_kept(
+def test_changing_a_sample_in_place_does_not_change_the_kept_one(
     store: LmdbStore, encode: str
 ) -> None:
-    step, upstream = refurbish(store, encode=encode).step(site()), Upstream(image=True)
+    step, upstream = refurbish(store, encode=encode).step(new_context()), Upstream(image=True)
     [sample] = step(Keys(0, [3]), upstream)
     expected = sample.copy()
     for _ in range(3):
@@ -121,29 +122,29 @@ def test_working_in_place_on_a_sample_changes_none_that_is_kept(
 
 
 @pytest.mark.filterwarnings("ignore:the store:RuntimeWarning")
-def test_failing_to_store_is_no_error(tmp_path: Path) -> None:
+def test_a_store_that_cannot_store_causes_no_error(tmp_path: Path) -> None:
     full = LmdbStore(tmp_path / "full", budget=0, overshoot=0)
     gone = LmdbStore(tmp_path / "gone", budget=1_000_000)
     gone.destroy()
     for store in (full, gone):
-        upstream, here = Upstream(), site()
-        step = refurbish(store).step(here)
+        upstream, context = Upstream(), new_context()
+        step = refurbish(store).step(context)
         for _ in range(2):
             assert [row[0] for row in step(Keys(0, [4, 5]), upstream)] == [4, 5]
         assert upstream.asked == [(4, 0), (5, 0)] * 2
-        assert here.tally.misses[1] == 4
+        assert context.tally.misses[1] == 4
     full.destroy()
 
 
-def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
-    stop, upstream, here = refurbish(store), Upstream(), site()
-    step = stop.step(here)
+def test_a_damaged_value_counts_as_a_miss(store: LmdbStore) -> None:
+    stop, upstream, context = refurbish(store), Upstream(), new_context()
+    step = stop.step(context)
     step(Keys(0, [4]), upstream)
     environment = store._attached()
     assert environment is not None
 
     def flip(transaction: Any) -> None:
-        key = place(4, 0).to_bytes(8, "little")
+        key = store_key(4, 0).to_bytes(8, "little")
         value = bytearray(transaction.get(key))
         value[-1] ^= 1
         transaction.put(key, value)
@@ -152,50 +153,50 @@ def test_damage_is_a_miss_that_is_counted(store: LmdbStore) -> None:
     with pytest.warns(RuntimeWarning, match="damaged bytes"):
         [found] = step(Keys(0, [4]), upstream)
     assert found.tolist() == [4, 0, 0.5]
-    assert (here.tally.corrupt, here.tally.misses[1], here.tally.hits[1]) == (1, 2, 0)
+    assert (context.tally.corrupt, context.tally.misses[1], context.tally.hits[1]) == (1, 2, 0)
     step(Keys(0, [4]), upstream)
-    assert here.tally.hits[1] == 1
+    assert context.tally.hits[1] == 1
 
 
 def test_a_trial_keeps_nothing(store: LmdbStore) -> None:
-    here, upstream = site(), Upstream()
-    here.trial = True
-    refurbish(store).step(here)(Keys(0, [1]), upstream)
+    context, upstream = new_context(), Upstream()
+    context.trial = True
+    refurbish(store).step(context)(Keys(0, [1]), upstream)
     assert len(store) == 0
 
 
 def test_a_sample_that_cannot_be_kept_is_named(store: LmdbStore) -> None:
-    step = refurbish(store).step(site())
+    step = refurbish(store).step(new_context())
     with pytest.raises(StageFailure) as found:
         step(Keys(0, [6]), lambda keys: [(byte for byte in b"never pickled")])
     assert (found.value.stage, found.value.index) == ("refurbish", 6)
     assert found.value.__cause__ is not None
 
 
-def test_a_failure_above_keeps_its_name(store: LmdbStore) -> None:
+def test_a_failure_upstream_keeps_its_stage_name(store: LmdbStore) -> None:
     def broken(keys: Keys) -> list[Any]:
         raise StageFailure("decode", keys.indices[0])
 
     with pytest.raises(StageFailure) as found:
-        refurbish(store).step(site())(Keys(0, [6]), broken)
+        refurbish(store).step(new_context())(Keys(0, [6]), broken)
     assert (found.value.stage, found.value.index) == ("decode", 6)
 
 
-def test_it_travels_by_pickle_and_its_workers_share_what_is_kept(store: LmdbStore) -> None:
+def test_it_can_be_pickled_and_workers_share_its_store(store: LmdbStore) -> None:
     stop, upstream = refurbish(store), Upstream()
-    stop.step(site())(Keys(0, [1, 2]), upstream)
+    stop.step(new_context())(Keys(0, [1, 2]), upstream)
     copy = pickle.loads(pickle.dumps(stop))
-    found = copy.step(site())(Keys(0, [2, 1]), upstream)
+    found = copy.step(new_context())(Keys(0, [2, 1]), upstream)
     assert [row[0] for row in found] == [2, 1]
     assert len(upstream.asked) == 2
 
 
 def test_without_a_store_it_does_not_run() -> None:
     with pytest.raises(PipelineError, match="only through a loader"):
-        Refurbish(3).step(site())
+        Refurbish(3).step(new_context())
 
 
-def test_it_is_known_by_what_changes_batches(store: LmdbStore) -> None:
+def test_its_fingerprint_has_only_settings_that_change_batches(store: LmdbStore) -> None:
     stop = refurbish(store)
     assert stop.name == "refurbish"
     same = replace(stop, budget=5, where="disk", number=4, store=None, generations=None)

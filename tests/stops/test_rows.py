@@ -1,4 +1,4 @@
-"""The last stop of a road writes straight into the batch, and nothing else changes."""
+"""The last stop of a road writes straight into the batch, which changes no sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class Spread(Operation):
-    """Three copies of a number, in the row where there is one; ``bad`` numbers fail."""
+    """Makes three copies of a number, in the row if it gets one; ``bad`` numbers fail."""
 
     bad: tuple[int, ...] = ()
     rows: ClassVar[list[bool]] = []
@@ -33,16 +33,16 @@ class Spread(Operation):
     def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> Any:
         if int(value) in self.bad:
             if out is not None:
-                out[:] = -1  # what a failed sample leaves in a row must not be seen
+                out[:] = -1  # a batch must not show the row that a failed sample wrote
             raise ValueError("bad")
         self.rows.append(fits(out, (3,), FLOAT32))
-        made = out if out is not None else np.empty(3, np.float32)
-        made[:] = value
-        return made
+        result = out if out is not None else np.empty(3, np.float32)
+        result[:] = value
+        return result
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> None:
+def no_recorded_rows() -> None:
     Spread.rows.clear()
 
 
@@ -51,7 +51,7 @@ def numbers(make: Callable[[int], Any] = float, count: int = 40) -> Any:
 
 
 def images(pipeline: Any, **options: Any) -> list[float]:
-    """What the batches hold, one number for each sample, after a look that all three agree."""
+    """One number for each sample of all batches; checks that its three copies are equal."""
     found: list[float] = []
     with pipeline.batch(8).loader(shuffle=False, **options) as loader:
         for batch in loader:
@@ -67,7 +67,7 @@ def images(pipeline: Any, **options: Any) -> list[float]:
 @pytest.mark.parametrize("make", [float, lambda i: (float(i), i), lambda i: {"image": i, "y": i}])
 def test_a_last_operation_writes_into_its_row(make: Callable[[int], Any]) -> None:
     assert images(numbers(make).map(Spread()), workers=0) == list(range(40))
-    # The first sample may be prepared once more, to learn the layout of batches.
+    # The first sample is also prepared without a row, to learn the layout of batches.
     assert Spread.rows.count(True) == 40
 
 
@@ -91,7 +91,7 @@ def test_bad_samples_shift_rows_and_lose_nothing(workers: int) -> None:
     assert images(pipeline, workers=workers, on_error="skip") == kept
 
 
-def test_substitutes_stand_where_the_bad_ones_were() -> None:
+def test_substitutes_have_the_rows_of_the_bad_samples() -> None:
     bad = (1, 2, 20)
     found = images(numbers().map(Spread(bad)), workers=0, on_error="substitute")
     assert [x for i, x in enumerate(found) if i not in bad] == [

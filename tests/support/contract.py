@@ -1,4 +1,4 @@
-"""What every pool, with any number of workers, must do alike; a new one joins by a line."""
+"""The pools and pipelines of the conformance tests; a new pool needs one line here."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ POOLS = [
 
 
 def noise(value: Any, rng: np.random.Generator) -> Any:
-    """A random map that takes its generator as an argument: runs in any pool."""
+    """A random map that takes its generator as an argument, so it can run in any pool."""
     return value + rng.random()
 
 
 def pipelines() -> dict[str, Pipeline]:
-    """Roads with every stop, for the claim that a pool changes no bit."""
+    """Pipelines with every stop, for the test that a pool changes no bit."""
     numbers = np.arange(53, dtype=np.float64)
     pairs = [(np.full((2, 3), i, dtype=np.float32), i) for i in range(53)]
     return {
@@ -61,7 +61,7 @@ def sum_and_all(samples: list[Any]) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """A batch as nested lists, to compare bit by bit."""
+    """A batch as plain values that compare bit by bit."""
     if isinstance(batch, np.ndarray):
         return (str(batch.dtype), batch.shape, batch.tobytes())
     if isinstance(batch, dict):
@@ -72,7 +72,7 @@ def plain(batch: Any) -> Any:
 
 
 def epochs(pipeline: Pipeline, count: int, **options: Any) -> list[list[Any]]:
-    """All batches of a few epochs."""
+    """All batches of ``count`` epochs."""
     with pipeline.loader(**options) as loader:
         return [[plain(batch) for batch in loader] for _ in range(count)]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.diagnose.analyze.report import Curve
-from penstock.engine.schedule import PIECE_SECONDS, RECENT, group_of, piece_of
+from penstock.engine.schedule import PIECE_SECONDS, RECENT, group_size, piece_size
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class _Simulation:
         batch, rows = len(self.opened), self.flow.batch
         size = self.flow.piece
         if size is None:
-            size = piece_of(rows, min(self.recent, default=PIECE_SECONDS))
+            size = piece_size(rows, min(self.recent, default=PIECE_SECONDS))
         counts = [min(size, rows - first) for first in range(0, rows, size)]
         self.opened.append(now)
         self.pieces.extend((batch, count) for count in counts)
@@ -188,7 +188,7 @@ class _Simulation:
     def group(self, worker: _SimulatedWorker) -> int:
         if self.flow.piece is not None:
             return min(self.flow.together, worker.left)
-        return group_of(worker.cost, worker.reading, self.flow.together, worker.left)
+        return group_size(worker.cost, worker.reading, self.flow.together, worker.left)
 
     def fetch(self, now: float, size: float) -> float:
         flow = self.flow

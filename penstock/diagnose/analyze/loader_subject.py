@@ -21,7 +21,7 @@ from penstock.diagnose.profile.measure import measure
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Recipe, layout_of
 from penstock.engine.pools.choose import PoolKind
-from penstock.engine.schedule import ahead, piece_of
+from penstock.engine.schedule import batches_ahead, piece_size
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
 from penstock.operation import Spec
@@ -149,7 +149,9 @@ class LoaderSubject:
         self._piece = self._batch
         batching = loader.pipeline.batching
         one_by_one = batching is None or batching.collate is not None
-        self._together = 1 if one_by_one else self._pipeline.road(loader.options.seed).together
+        self._together = (
+            1 if one_by_one else self._pipeline.road(loader.options.seed).preferred_group
+        )
         self._times: list[float] = []
         choice = loader.choice
         if choice.kind == "node":  # the node's workers serve all jobs: choose as without a node
@@ -166,7 +168,7 @@ class LoaderSubject:
             batch=self._batch,
             workers=workers,
             kind=self._kind if workers else "none",
-            ahead=options.prefetch or ahead(self._batch_bytes()),
+            ahead=options.prefetch or batches_ahead(self._batch_bytes()),
             piece=self._piece,
             cores=config.cores(),
             sample_bytes=self._sample_bytes,
@@ -307,7 +309,7 @@ class LoaderSubject:
         if timed and stats.batches:
             self._times = loader.batch_times()
             cost = stats.pool.busy / max(1, stats.samples)
-            self._piece = piece_of(self._batch, cost)
+            self._piece = piece_size(self._batch, cost)
 
     # Measurements.
 

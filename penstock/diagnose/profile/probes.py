@@ -21,7 +21,7 @@ from penstock.stats import Clock, Tally
 from penstock.stops.hold import keeps_samples
 from penstock.stops.map import Map, name_of
 from penstock.stops.road import SOURCE, Road
-from penstock.stops.stop import Site, Step, Stop, Upstream, names_of
+from penstock.stops.stop import Step, StepContext, Stop, Upstream, names_of
 from penstock.store import SampleStore, memory_store
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TimingStop(Stop):
     def fingerprint(self) -> str | None:
         return None
 
-    def step(self, site: Site) -> Step:
+    def step(self, context: StepContext) -> Step:
         recorder, stage, now = self.recorder, self.stage, self.recorder.clocks.now
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
@@ -270,8 +270,8 @@ class ProbedRoad:
             if keeps_samples(stop):
                 self.stores[stage] = memory_store(2 * STORE_LIMIT, shared=shared)
                 number = len(self.stores) - 1
-                stop = stop.tried(self.stores[stage], number, len(source), seed)
-                self._hold_steps[stage] = stop.step(Site(seed, Tally(1, stop.number + 1)))
+                stop = stop.for_trial(self.stores[stage], number, len(source), seed)
+                self._hold_steps[stage] = stop.step(StepContext(seed, Tally(1, stop.number + 1)))
             # The last stop has no probe below it, because it may write straight into the batch.
             # ``get`` times it.
             opened += [TimingStop(stage - 1, self.recorder), timed_stop(stop, stage, self.recorder)]

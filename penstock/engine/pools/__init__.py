@@ -1,1 +1,1 @@
-"""Pools: who does the work. All share one contract, in ``pool``."""
+"""Pools of workers, which prepare samples. All share one contract, in ``pool``."""

@@ -1,4 +1,4 @@
-"""Which pool a loader gets: kind and number of workers, with the reason in words."""
+"""Chooses the pool of a loader: kind and number of workers, and the reason in words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
-from penstock.engine.pools.launch import Start
+from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool
-from penstock.engine.pools.runner import Work
+from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.pools.threads import ThreadPool
-from penstock.engine.pools.worker import Init
 from penstock.errors import PipelineError
 from penstock.stops.batch import Collate, Pad
 from penstock.stops.road import Road, draws_globally
@@ -22,7 +21,7 @@ PoolKind = Literal["none", "threads", "processes", "node"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``workers`` of a ``kind``, and why."""
+    """The kind and number of workers, and why they were chosen."""
 
     kind: PoolKind
     workers: int
@@ -30,7 +29,7 @@ class Choice:
 
     @property
     def own_processes(self) -> bool:
-        """Whether the workers see only what is shared with them."""
+        """Whether the workers are processes, which see only memory that is shared with them."""
         return self.kind == "processes"
 
     def __str__(self) -> str:
@@ -50,7 +49,10 @@ def choose(
     cores: int,
     gil: bool,
 ) -> Choice:
-    """Threads where everything on the road releases the GIL, processes for the rest."""
+    """Choose threads if everything on the road releases the GIL, and processes if not.
+
+    ``gil``: whether this Python has a GIL.
+    """
     if workers == 0:
         return Choice("none", 0, "workers=0")
     stream = not road.source.indexed
@@ -59,16 +61,17 @@ def choose(
     if stream:
         if kind == "threads":
             raise PipelineError(
-                "a stream is read by each worker for itself, which takes processes; leave out "
-                'kind="threads".'
+                'kind="threads" with a stream: each worker reads a copy of the stream of its own, '
+                'which takes processes. Leave out kind="threads", or give kind="processes".'
             )
         return Choice("processes", count, "every worker reads a stream of its own")
     if kind == "threads":
         if drawer:
             raise PipelineError(
-                f'kind="threads", but {drawer} may draw from the global generators, which threads '
-                "cannot have to themselves. Say random=False if it draws nothing, take the "
-                'generator as an argument named rng, or use kind="processes".'
+                f'kind="threads", but {drawer} may draw from the global generators, which all '
+                "threads share: its results would depend on timing. Give random=False if it draws "
+                "no random numbers, give it a parameter rng for a generator of its own, or use "
+                'kind="processes".'
             )
         return Choice("threads", count, 'kind="threads"')
     if kind == "processes":
@@ -103,10 +106,12 @@ def _gil_holder(road: Road, collate: Collate | None) -> str | None:
     return next((stop.name for stop in road.stops if not stop.threadsafe), None)
 
 
-def make_pool(choice: Choice, work: Work, seed: int, init: Init | None, start: Start) -> Pool:
+def make_pool(
+    choice: Choice, work: Work, seed: int, init: WorkerInit | None, start: StartMethod
+) -> Pool:
     """A pool of the chosen kind and size.
 
-    Random choices on the road are keyed; ``seed`` is for what a worker does for itself.
+    ``seed``: for streams and the ``init`` hook; random choices on the road are keyed.
     """
     if choice.kind == "none":
         return InlinePool(work, seed)

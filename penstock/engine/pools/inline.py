@@ -1,4 +1,4 @@
-"""The pool of no workers: the consumer does the work itself, when it asks for a batch."""
+"""The pool without workers: the training loop prepares samples itself when it asks for a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 
 
 class InlinePool:
-    """Runs tasks in the consumer's own thread."""
+    """Runs tasks in the thread of the training loop."""
 
     kind: ClassVar[str] = "none"
     own_process: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Starting worker processes: as a program of our own, or by fork for those who ask for it."""
+"""Starts worker processes: as a program of their own, or by fork if the user asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import penstock
 from penstock.engine.pools.worker import serve
 
-Start = Literal["program", "fork"]
+StartMethod = Literal["program", "fork"]
 
 _BOOT = (
     "import sys; sys.path[0] = sys.argv[3]; from penstock.engine.pools.worker import main; main()"
@@ -21,29 +21,31 @@ _BOOT = (
 
 
 class WorkerProcess(Protocol):
+    """A worker process that was started."""
+
     @property
     def pid(self) -> int | None: ...
 
     def end(self, patience: float) -> int | None:
-        """Wait for it, kill it if it does not go; its exit code."""
+        """Wait up to ``patience`` seconds for the process, then kill it. Returns its exit code."""
 
 
 class Program:
-    """A worker that was started as a program."""
+    """A worker that runs as a program. ``socket_fd``: its end of the socket."""
 
-    def __init__(self, theirs: int, parent: int) -> None:
+    def __init__(self, socket_fd: int, parent: int) -> None:
         root = str(Path(penstock.__file__).resolve().parents[1])
         one_thread = {
             name: os.environ.get(name, "1")
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         }
-        # Ctrl-C reaches the whole foreground group. Blocked here, it waits in the worker until
-        # that has said that it is not interested, however early it comes.
+        # Ctrl-C reaches all processes of the foreground group. Blocked here, the signal stays
+        # pending in the worker until the worker ignores it, even if it comes during the start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs), str(parent), root],
-                pass_fds=[theirs],
+                [sys.executable, "-c", _BOOT, str(socket_fd), str(parent), root],
+                pass_fds=[socket_fd],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **one_thread},
             )
@@ -63,7 +65,7 @@ class Program:
 
 
 class Fork:
-    """A worker that was forked, for those who ask for it."""
+    """A worker that was forked. ``inherited``: sockets that it must close."""
 
     def __init__(self, sock: Any, inherited: list[Any], *args: Any) -> None:
         context = multiprocessing.get_context("fork")
@@ -90,6 +92,7 @@ def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
 
 
 def how_it_ended(code: int | None) -> str:
+    """The exit code of a process in words."""
     if code is not None and code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""What a worker process and its pool say to each other, as small records."""
+"""The messages between a pool and its worker processes, as small records."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import traceback
 from typing import Any, NamedTuple
 
 from penstock.engine.pools.pool import InSlot, Outcome
-from penstock.engine.pools.runner import Report
+from penstock.engine.pools.runner import TaskReport
 from penstock.engine.pools.wire import Vocabulary
 from penstock.engine.schedule import TaskKind
 from penstock.errors import WorkerError
 from penstock.serialize import pack, unpack
+from penstock.stops.stop import Offer
 
 
 class Setup(NamedTuple):
-    """To a new worker, with the descriptor of its work: which worker it is."""
+    """To a new worker: which worker it is. The descriptor of its work comes along.
+
+    ``path``: ``sys.path`` of the training process.
+    """
 
     path: list[str]
     number: int
@@ -23,11 +27,11 @@ class Setup(NamedTuple):
 
 
 class Started(NamedTuple):
-    """From a worker: it takes tasks now."""
+    """From a worker: it is ready to take tasks."""
 
 
 class CannotStart(NamedTuple):
-    """From a worker that could not unpack its work."""
+    """From a worker: it could not unpack its work. ``details``: the traceback."""
 
     details: str
 
@@ -37,9 +41,10 @@ class EndWorker(NamedTuple):
 
 
 class TaskSent(NamedTuple):
-    """To a worker: a task. A new slot comes as a descriptor, a new ``layout`` packed.
+    """To a worker: a task. A slot that is new to the worker comes along as a descriptor.
 
-    ``batch`` counts the batches of the worker's own stream, where it reads one.
+    ``layout``: packed, if it is not that of the last task. ``batch``: the number of the batch in
+    the worker's own stream, if it reads one.
     """
 
     id: int
@@ -65,7 +70,7 @@ class TaskDone(NamedTuple):
     taken: int
     busy: float
     tally: list[Any]
-    offers: list[tuple[int, int, int]]
+    offers: list[Offer]
     bad: list[tuple[int, str, str, str]]
     objects: bytes | None
     nbytes: int | None
@@ -85,7 +90,7 @@ VOCABULARY = Vocabulary(
 
 
 class WorkerTraceback(Exception):
-    """Where in the worker an error happened."""
+    """The traceback of an error in a worker process, as text; the cause of the error here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -115,8 +120,8 @@ def done_message(task: int, outcome: Outcome, nbytes: int | None) -> TaskDone:
 
 
 def outcome_of(message: TaskDone) -> Outcome:
-    """The outcome that a message is about."""
-    report = Report(
+    """The outcome in a message."""
+    report = TaskReport(
         message.rows,
         message.taken,
         message.busy,
@@ -138,7 +143,10 @@ def unpack_error(frame: bytes) -> BaseException:
     """The exception that ``pack_error`` packed, with the worker's traceback as its cause."""
     error, cause, text = unpack(frame)
     if error is None:
-        return WorkerError(f"a worker failed with an error that cannot be sent:\n{text}")
+        return WorkerError(
+            "a worker failed with an error that cannot be pickled. Its traceback in the worker:\n"
+            f"{text}"
+        )
     if cause is not None:
         error.__cause__ = cause
         cause.__cause__ = WorkerTraceback(text)
@@ -148,7 +156,10 @@ def unpack_error(frame: bytes) -> BaseException:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception with its cause and traceback; without those of them that do not pickle."""
+    """An exception packed with its cause and traceback.
+
+    If they cannot be pickled, the cause is left out, and then the exception itself.
+    """
     text = "".join(traceback.format_exception(error))
     for pair in ((error, error.__cause__), (error, None)):
         try:

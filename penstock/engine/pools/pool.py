@@ -1,7 +1,7 @@
-"""What a pool is: workers that take tasks from the engine's desk and hand back outcomes.
+"""The contract of pools: workers that take tasks from the engine and hand back outcomes.
 
-Pools pull. A worker that is free asks the desk for the next task, so a slow one never sits on work
-that another could do, and a pool of any kind, here or elsewhere, looks the same to the engine.
+Pools pull: a free worker takes the next task, so a slow worker never holds tasks that another could
+do. To the engine, pools of all kinds look the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from penstock.engine.pools.runner import LayoutChanged, Report, Runner
+from penstock.engine.pools.runner import LayoutChanged, Runner, TaskReport
 from penstock.engine.schedule import TaskKind
 from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
@@ -18,7 +18,11 @@ from penstock.keyed import Keys
 
 @dataclass(slots=True)
 class Task:
-    """One piece of work: ``keys`` to prepare, and where their rows go."""
+    """Work for one worker: samples to prepare, and where their rows go.
+
+    ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
+    stream.
+    """
 
     id: int
     kind: TaskKind
@@ -39,9 +43,13 @@ class InSlot:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a task; one of ``error``, ``changed`` and the rest."""
+    """The result of a task: ``error``, ``changed``, or neither.
 
-    report: Report
+    ``value``: the collated batch of a task of kind ``"whole"`` or ``"pull"``. ``layout``: the
+    result of a ``"probe"``. ``changed``: a sample did not have the layout of the batch.
+    """
+
+    report: TaskReport
     value: Any = None
     layout: Layout | None = None
     error: BaseException | None = None
@@ -49,24 +57,24 @@ class Outcome:
 
 
 class Desk(Protocol):
-    """The engine, as pools see it. Safe to call from any thread.
+    """The engine as pools see it. Safe to call from any thread.
 
-    ``starved``: there are tasks, but no memory for them, and some may come back without a notice.
+    ``starved``: tasks wait for a slot. The training loop releases slots without a notification.
     """
 
     starved: bool
 
     def take(self, worker: int) -> Task | None:
-        """The next task for this worker, or ``None`` for now."""
+        """The next task for this worker; ``None`` if there is none at present."""
 
     def done(self, task: int, outcome: Outcome) -> None:
-        """A task has come to its end, good or bad."""
+        """Report the outcome of a task."""
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
-        """The worker died, while working on this task (``guilty``) or before it came to it."""
+        """Report that the worker died while working on this task (``guilty``), or before it."""
 
     def broken(self, error: BaseException) -> None:
-        """The pool cannot go on."""
+        """Report that the pool cannot go on."""
 
 
 class Pool(Protocol):
@@ -78,31 +86,31 @@ class Pool(Protocol):
     restarts: int
 
     def start(self, desk: Desk) -> None:
-        """Get the workers going, or at least on their way."""
+        """Start the workers, without waiting until they are ready."""
 
     def notify(self) -> None:
-        """There are tasks to take."""
+        """Wake idle workers: there are tasks to take."""
 
     def help(self) -> bool:
-        """Do one task in the caller's thread, if this pool works there; false if not."""
+        """Do one task in the caller's thread. Returns false if the pool does not work there."""
 
     def watch(self, limit: float | None) -> None:
-        """Look for workers that hang: over a task for more than ``limit`` seconds."""
+        """Look for workers that have been at one task for more than ``limit`` seconds."""
 
     def outdated(self) -> bool:
-        """Workers have a copy of the dataset, and it is not like the original any more."""
+        """Whether the dataset was changed since workers got their copy of it."""
 
     def close(self, limit: float | None = None) -> set[int]:
         """End all workers. Returns the tasks of workers that could not be ended.
 
-        Processes are killed, so they never count. A thread cannot be killed: one that has been at
-        its task for more than ``limit`` seconds, the loader's timeout, is left behind; without a
-        limit, ``close`` waits for it. Call ``start`` to begin again.
+        Processes can always be killed. A thread cannot: one that has been at its task for more
+        than ``limit`` seconds, the timeout of the loader, is left behind; without a limit,
+        ``close`` waits for it. ``start`` may be called afterwards.
         """
 
 
 def run(runner: Runner, task: Task) -> Outcome:
-    """Do a task in this thread."""
+    """Run a task in this thread. Exceptions become part of the outcome."""
     try:
         if task.kind == "rows":
             if task.layout is None:

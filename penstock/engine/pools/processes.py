@@ -1,4 +1,4 @@
-"""Worker processes: for roads that hold the GIL, and for code that draws from global generators."""
+"""Worker processes: for code that holds the GIL, or that draws from the global generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
-from penstock.engine.pools.launch import Fork, Program, Start, WorkerProcess, how_it_ended
+from penstock.engine.pools.launch import Fork, Program, StartMethod, WorkerProcess, how_it_ended
 from penstock.engine.pools.messages import (
     VOCABULARY,
     CannotStart,
@@ -27,25 +27,32 @@ from penstock.engine.pools.messages import (
     outcome_of,
 )
 from penstock.engine.pools.pool import Desk, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
-from penstock.engine.pools.wire import Known, Wire
-from penstock.engine.pools.worker import Init
+from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
 
-AHEAD = 2
-"""Tasks a worker may have in hand: one to work on, one so that it never waits for the next."""
+TASKS_AHEAD = 2
+"""Tasks that a worker has at a time: one to work on, and the next, so that it never waits."""
 
 
-class _Worker:
+class _WorkerHandle:
+    """A worker process as the pool sees it.
+
+    - ``tasks``: each with the time since which the worker may work on it, in the order of sending.
+    - ``ready``: it has started and takes tasks.
+    - ``reason``: why the pool killed it, for the error message.
+    - ``warned``: tasks that a warning was given for.
+    """
+
     def __init__(self, number: int, wire: Wire, process: WorkerProcess) -> None:
         self.number = number
         self.wire = wire
         self.process = process
         self.tasks: dict[int, tuple[Task, float]] = {}
-        self.known = Known()
+        self.mapped = MappedSlots()
         self.layout: object = None
         self.ready = False
         self.reason = ""
@@ -53,7 +60,7 @@ class _Worker:
 
 
 class ProcessPool:
-    """Processes of this machine, each with its own socket."""
+    """Worker processes on this machine, each with a socket of its own."""
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
@@ -63,8 +70,8 @@ class ProcessPool:
         work: Work,
         size: int,
         seed: int,
-        init: Init | None = None,
-        start: Start = "program",
+        init: WorkerInit | None = None,
+        start: StartMethod = "program",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
@@ -72,21 +79,21 @@ class ProcessPool:
         self._work = work
         self._seed = seed
         self._init = init
-        self._start: Start = start
+        self._start: StartMethod = start
         self._clock = clock
         self._lock = threading.RLock()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WorkerHandle] = {}
         self._selector: selectors.BaseSelector | None = None
         self._reader: threading.Thread | None = None
-        # Known weakly, or its pool would keep a forgotten loader alive.
+        # A weak reference: a strong one would keep a forgotten loader alive.
         self._desk: Callable[[], Desk | None] = lambda: None
-        self._code: int | None = None
+        self._work_fd: int | None = None
         self._digest = b""
         self._wake: tuple[int, int] | None = None
         self._closing = False
-        self._stillborn = 0
+        self._failed_starts = 0
         self._pid = os.getpid()
-        self._standin: Runner | None = None
+        self._stand_in: Runner | None = None
 
     # What the engine calls.
 
@@ -96,12 +103,12 @@ class ProcessPool:
         self._desk = weakref.ref(desk)
         self._closing = False
         self._pid = os.getpid()
-        self._standin = self._make_standin()
+        self._stand_in = self._make_stand_in()
         self._selector = selectors.DefaultSelector()
         self._wake = os.pipe()
         self._selector.register(self._wake[0], selectors.EVENT_READ, None)
         if self._start == "program":
-            self._code = self._pack_code()
+            self._work_fd = self._share_work()
         for number in range(self.size):
             self._spawn(number)
         self._reader = threading.Thread(target=self._read, name="penstock-workers", daemon=True)
@@ -114,8 +121,8 @@ class ProcessPool:
         with self._lock:
             if self._closing:
                 return
-            # Round by round, so that a few tasks are spread over all workers.
-            for depth in range(1, AHEAD + 1):
+            # One task for each worker, then a second one: a few tasks go to different workers.
+            for depth in range(1, TASKS_AHEAD + 1):
                 for worker in list(self._workers.values()):
                     if worker.ready and len(worker.tasks) < depth:
                         task = desk.take(worker.number)
@@ -123,18 +130,18 @@ class ProcessPool:
                             self._send(worker, task)
 
     def help(self) -> bool:
-        """While no worker is ready yet, let the consumer do what it waits for itself.
+        """While no worker is ready, do a task in the thread of the training loop.
 
-        Workers that must import torch take seconds to start; the first batch need not.
+        Workers that must import torch take seconds to start; the first batch need not wait.
         """
-        if self._standin is None or any(worker.ready for worker in self._workers.values()):
-            self._standin = None
+        if self._stand_in is None or any(worker.ready for worker in self._workers.values()):
+            self._stand_in = None
             return False
         desk = self._desk()
         task = desk.take(-1) if desk is not None else None
         if desk is None or task is None:
             return False
-        desk.done(task.id, run(self._standin, task))
+        desk.done(task.id, run(self._stand_in, task))
         return True
 
     def watch(self, limit: float | None) -> None:
@@ -152,14 +159,15 @@ class ProcessPool:
                     warnings.warn(
                         f"worker {worker.number} (process {worker.process.pid}) has been working "
                         f"on samples {task.keys.indices[:8]} for more than {WARN_AFTER:g} s. "
-                        "Give the loader timeout= to have it killed and the samples tried again.",
+                        "Give the loader timeout= (seconds) to have such a worker killed and its "
+                        "samples tried again.",
                         RuntimeWarning,
                         stacklevel=2,
                     )
 
     def outdated(self) -> bool:
-        # Arrays count by where they lie, not by what is in them: comparing those would cost as
-        # much as sending them again.
+        # The digest has the addresses of arrays, not their contents: comparing contents would
+        # cost as much as sending them again.
         return self._start == "program" and self._digest != self._packed().digest()
 
     def close(self, limit: float | None = None) -> set[int]:
@@ -177,7 +185,7 @@ class ProcessPool:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
         for worker in workers:
-            # One that waits goes at once; one that works, or starts, is not worth waiting for.
+            # An idle worker ends at once; one that works or still starts is killed at once.
             worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
             worker.wire.close()
         if self._selector is not None:
@@ -187,15 +195,18 @@ class ProcessPool:
             for fd in self._wake:
                 os.close(fd)
             self._wake = None
-        if self._code is not None:
-            os.close(self._code)
-            self._code = None
+        if self._work_fd is not None:
+            os.close(self._work_fd)
+            self._work_fd = None
         return set()
 
     # Starting.
 
-    def _make_standin(self) -> Runner | None:
-        """Whoever sets up workers, or reads a stream in each, must have all done in those."""
+    def _make_stand_in(self) -> Runner | None:
+        """The runner for ``help``; ``None`` if samples must be prepared in workers only.
+
+        That is so if workers are set up by ``init``, read a stream each, or are forked.
+        """
         needs_setup = self._init is not None and getattr(self._init, "exclusive", True)
         if needs_setup or not self._work.road.source.indexed or self._start == "fork":
             return None
@@ -206,14 +217,14 @@ class ProcessPool:
             return pack((self._work, self._init), by_value=True)
         except Exception as error:
             raise PipelineError(
-                f"the pipeline cannot be sent to worker processes: {type(error).__name__}: "
-                f"{error}. Open files, locks and connections inside the worker, when first needed "
-                "(leave them out in __getstate__), or use workers=0, or "
-                'multiprocessing_context="fork".'
+                f"the pipeline cannot be sent to worker processes, because a part of it cannot be "
+                f"pickled: {type(error).__name__}: {error}. Open files, locks and connections in "
+                "the worker when they are first needed (leave them out in __getstate__), use "
+                'workers=0, or, with penstock.torch, multiprocessing_context="fork".'
             ) from error
 
-    def _pack_code(self) -> int:
-        """The work as one file of shared memory, which all workers map and none copies."""
+    def _share_work(self) -> int:
+        """The descriptor of shared memory with the packed work, which all workers map."""
         packed = self._packed()
         self._digest = packed.digest()
         fd = shared_file(packed.nbytes)
@@ -234,23 +245,23 @@ class ProcessPool:
         else:
             process = Program(theirs.fileno(), os.getpid())
         theirs.close()
-        worker = _Worker(number, wire, process)
-        if self._code is not None:
-            with contextlib.suppress(OSError):  # it died at once: the reader finds out
-                wire.send(Setup(list(sys.path), number, self.size, self._seed), [self._code])
+        worker = _WorkerHandle(number, wire, process)
+        if self._work_fd is not None:
+            with contextlib.suppress(OSError):  # it died at once: the reader thread notices
+                wire.send(Setup(list(sys.path), number, self.size, self._seed), [self._work_fd])
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
 
     # Sending and receiving.
 
-    def _send(self, worker: _Worker, task: Task) -> None:
+    def _send(self, worker: _WorkerHandle, task: Task) -> None:
         fds = []
         slot_id = None
         if task.slot is not None:
             slot_id = task.slot.id
-            known, _ = worker.known.touch(slot_id)
-            if not known:
+            mapped, _ = worker.mapped.touch(slot_id)
+            if not mapped:
                 fds = [task.slot.fd]
         layout = None
         if task.layout is not None and worker.layout is not task.layout:
@@ -269,7 +280,7 @@ class ProcessPool:
             layout,
             task.number,
         )
-        with contextlib.suppress(OSError):  # it is dead: the reader finds out and deals again
+        with contextlib.suppress(OSError):  # it is dead: the reader thread deals the task again
             worker.wire.send(message, fds)
 
     def _read(self) -> None:
@@ -280,10 +291,10 @@ class ProcessPool:
                     return
                 try:
                     self._receive(worker)
-                except Exception as error:  # nothing may end this thread but closing
+                except Exception as error:  # only ``close`` may end this thread
                     self._report_broken(error)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive(self, worker: _WorkerHandle) -> None:
         received = worker.wire.receive()
         if received is None:
             self._bury(worker)
@@ -293,18 +304,19 @@ class ProcessPool:
             self._take_back(worker, message)
         elif isinstance(message, Started):
             worker.ready = True
-            self._stillborn = 0
+            self._failed_starts = 0
             self.notify()
         elif isinstance(message, CannotStart):
-            self._stillborn = self.size + 1
+            self._failed_starts = self.size + 1
             self._report_broken(
                 WorkerError(
-                    f"a worker process could not take up the pipeline:\n{message.details}\n"
-                    "What it imports must be importable from sys.path as it is here."
+                    f"a worker process could not unpickle the pipeline:\n{message.details}\n"
+                    "A worker has the sys.path of this process; modules that the pipeline uses "
+                    "must be importable from there. workers=0 runs the pipeline in this process."
                 )
             )
 
-    def _take_back(self, worker: _Worker, message: TaskDone) -> None:
+    def _take_back(self, worker: _WorkerHandle, message: TaskDone) -> None:
         with self._lock:
             task, _ = worker.tasks.pop(message.id)
             for number, (waiting, _) in worker.tasks.items():
@@ -316,8 +328,8 @@ class ProcessPool:
             del desk
             self.notify()
 
-    def _bury(self, worker: _Worker) -> None:
-        """A worker is gone: deal its tasks again and start another in its place."""
+    def _bury(self, worker: _WorkerHandle) -> None:
+        """Deal the tasks of a dead worker again, and start another worker in its place."""
         with self._lock:
             if self._closing or self._selector is None:
                 return
@@ -327,8 +339,8 @@ class ProcessPool:
             reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
             worker.tasks.clear()
-            self._stillborn = 0 if worker.ready else self._stillborn + 1
-            give_up = self._stillborn > self.size
+            self._failed_starts = 0 if worker.ready else self._failed_starts + 1
+            give_up = self._failed_starts > self.size
             if not give_up:
                 self.restarts += 1
                 self._spawn(worker.number)
@@ -339,11 +351,15 @@ class ProcessPool:
             return
         if give_up:
             self._report_broken(
-                WorkerError(f"worker processes end before they are ready: {reason}.")
+                WorkerError(
+                    f"{self._failed_starts} worker processes in a row died before they were ready "
+                    f"(the last one: {reason}). Their output on stderr may say why. workers=0 runs "
+                    "the pipeline in this process."
+                )
             )
             return
         for place, task in enumerate(lost):
-            # Tasks are worked on in the order in which they were sent.
+            # A worker runs tasks in the order in which they were sent: it died during the first.
             desk.lost(task, guilty=place == 0, reason=reason)
         del desk
         self.notify()
@@ -354,7 +370,7 @@ class ProcessPool:
             desk.broken(error)
 
 
-def _kill(worker: _Worker) -> None:
+def _kill(worker: _WorkerHandle) -> None:
     if worker.process.pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.process.pid, signal.SIGKILL)

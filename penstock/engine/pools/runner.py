@@ -1,4 +1,4 @@
-"""The runner: does one task in one worker, whatever kind of pool the worker belongs to."""
+"""The runner: runs tasks in one worker, in a pool of any kind."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.schedule import group_of
+from penstock.engine.schedule import group_size
 from penstock.engine.slots import Layout
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import Key, Keyed, Keys, seed_globals
 from penstock.source.stream import StreamSource
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.road import Road, scope_of
-from penstock.stops.stop import StageFailure
+from penstock.stops.stop import Offer, StageFailure
 from penstock.tree import as_array, leaves_like
 
 OnError = Literal["raise", "skip", "substitute"]
 
 SUBSTITUTES = 10
-"""How many other samples are tried in place of a bad one before giving up."""
+"""Samples that are tried in place of a bad one before the loader gives up."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """All that a worker needs to know, sent once."""
+    """Everything that a worker needs to run tasks, sent to it once.
+
+    ``fallback``: collates a batch whose samples do not share one layout. ``rows``: batch size.
+    """
 
     road: Road
     collate: Collate | None
@@ -40,7 +43,10 @@ class Work:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Which worker this is, given to the ``init`` hook and to streams."""
+    """Which worker this is, for the ``init`` hook and for streams.
+
+    ``count``: number of workers. ``process``: the worker is a process of its own.
+    """
 
     id: int
     count: int
@@ -48,25 +54,36 @@ class WorkerInfo:
     process: bool
 
 
-@dataclass(slots=True)
-class Report:
-    """What came of a task, beside the rows it wrote.
+WorkerInit = Callable[[WorkerInfo, Work], None]
+"""Called in each worker before its first task."""
 
-    ``taken`` is how many samples a stream gave, bad ones included; none means that it has ended.
+
+@dataclass(slots=True)
+class TaskReport:
+    """The facts about a finished task; the samples themselves are in the slot or the outcome.
+
+    - ``rows``: rows that were written.
+    - ``taken``: samples that a stream gave, including bad ones; 0: the stream has ended.
+    - ``busy``: seconds of work.
+    - ``tally``: the counters of the stops, as ``Tally.as_list`` returns them.
+    - ``offers``: samples that were put into stores.
+    - ``bad``: the arguments of a ``BadSample`` for each bad sample.
+    - ``missing``: positions in the task of skipped samples.
+    - ``objects``: values of the fields that are text or bytes, by the number of the field.
     """
 
     rows: int = 0
     taken: int = 0
     busy: float = 0.0
     tally: list[Any] = field(default_factory=list)
-    offers: list[tuple[int, int, int]] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
     bad: list[tuple[int, str, str, str]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
 
 
 class LayoutChanged(Exception):
-    """A batch's samples do not have the layout of the first; it must be stacked by itself."""
+    """A sample does not have the layout of the batch, which must be collated as a whole."""
 
 
 class Runner:
@@ -76,7 +93,7 @@ class Runner:
         self,
         work: Work,
         info: WorkerInfo,
-        init: Callable[[WorkerInfo, Work], None] | None = None,
+        init: WorkerInit | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.work = work
@@ -84,7 +101,7 @@ class Runner:
         self._init = init
         self._clock = clock
         self._road = work.road.open(clock)
-        self._together = work.road.together
+        self._preferred_group = work.road.preferred_group
         self._cost = self._reading = 0.0
         self._began = clock()
         self._stream: Iterator[Any] | None = None
@@ -92,14 +109,14 @@ class Runner:
 
     def rows(
         self, keys: Keys, columns: Sequence[NDArray[Any] | None], layout: Layout, first: int
-    ) -> Report:
-        """Prepare these samples into their rows, from row ``first`` on. Raises LayoutChanged."""
+    ) -> TaskReport:
+        """Prepare these samples in rows ``first`` and following. Raises LayoutChanged."""
         report = self._begin()
         started = self._clock()
         with scope_of(self.work.road, own_process=self.info.process):
             row, at = first, 0
             while at < len(keys):
-                group = group_of(self._cost, self._reading, self._together, len(keys) - at)
+                group = group_size(self._cost, self._reading, self._preferred_group, len(keys) - at)
                 self._road.rows.aim(columns, layout.skeleton, row)
                 samples = self._samples(keys.cut(at, group), report, at)
                 _write(samples, columns, layout, row, report, self._road.rows.given)
@@ -108,7 +125,7 @@ class Runner:
                 at += group
         return self._end(report, row - first, len(keys), started)
 
-    def whole(self, keys: Keys) -> tuple[Any, Report]:
+    def whole(self, keys: Keys) -> tuple[Any, TaskReport]:
         """Prepare and collate a whole batch."""
         report = self._begin()
         started = self._clock()
@@ -119,15 +136,15 @@ class Runner:
             batch = self._collate(samples, keys, report) if samples else None
         return batch, self._end(report, len(samples), len(keys), started)
 
-    def probe(self, keys: Keys) -> tuple[Layout | None, Report]:
+    def probe(self, keys: Keys) -> tuple[Layout | None, TaskReport]:
         """Prepare the first sample that works, to learn the layout of batches."""
         report = self._begin(trial=True)
         started = self._clock()
         layout = None
         with scope_of(self.work.road, own_process=self.info.process):
             for place in range(len(keys)):
-                # Whatever is bad here is met, and reported, again when its turn comes.
-                samples = self._samples(keys.cut(place, 1), Report(), place)
+                # A bad sample is reported when it is prepared again with its batch.
+                samples = self._samples(keys.cut(place, 1), TaskReport(), place)
                 if samples:
                     layout = Layout.of(samples[0], self.work.rows)
                     break
@@ -136,11 +153,11 @@ class Runner:
         report.tally = []
         return layout, report
 
-    def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, Report]:
-        """The next batch of this worker's own stream; no rows at its end.
+    def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, TaskReport]:
+        """The next batch of the worker's own stream; no rows when the stream has ended.
 
-        ``number`` counts the batches of this stream, so that a worker that takes the place of a
-        dead one reads on where the other stopped.
+        ``number``: of the batch in this stream. A worker that replaces a dead one skips the
+        batches before it.
         """
         report = self._begin()
         started = self._clock()
@@ -149,7 +166,7 @@ class Runner:
             raise TypeError("only a stream can be pulled from")
         if self._stream is None or self._streamed != (epoch, number):
             if self.info.process:
-                # A stream draws from the global generators as it likes; where it starts is keyed.
+                # A stream may draw from the global generators: seed them once, where it starts.
                 seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
             self._stream = source.open(skip=number * rows)
         samples: list[Any] = []
@@ -169,44 +186,50 @@ class Runner:
         report.taken = taken
         return batch, report
 
-    def _begin(self, *, trial: bool = False) -> Report:
+    def _begin(self, *, trial: bool = False) -> TaskReport:
         if self._init is not None:
             init, self._init = self._init, None
             init(self.info, self.work)
         self._road.begin(trial=trial)
         self._began = self._clock()
-        return Report()
+        return TaskReport()
 
-    def _end(self, report: Report, rows: int, asked: int, started: float) -> Report:
+    def _end(self, report: TaskReport, rows: int, prepared: int, started: float) -> TaskReport:
         report.busy = self._clock() - started
         report.rows = rows
-        report.tally = self._road.site.tally.as_list()
-        report.offers = list(self._road.site.offers)
-        if asked:
-            self._cost = report.busy / asked
-            self._reading = self._road.site.tally.seconds[0] / asked
+        report.tally = self._road.context.tally.as_list()
+        report.offers = list(self._road.context.offers)
+        if prepared:
+            self._cost = report.busy / prepared
+            self._reading = self._road.context.tally.seconds[0] / prepared
         return report
 
-    def unfinished(self) -> Report:
-        """Reports a task that ended in an exception: its time, and what it put into stores."""
-        return Report(busy=self._clock() - self._began, offers=list(self._road.site.offers))
+    def unfinished(self) -> TaskReport:
+        """The report of a task that raised: its time, and the samples it put into stores."""
+        return TaskReport(busy=self._clock() - self._began, offers=list(self._road.context.offers))
 
-    def _samples(self, keys: Keys, report: Report, place: int) -> list[Any]:
-        """The samples of these keys, less the bad ones where those are to be skipped."""
+    def _samples(self, keys: Keys, report: TaskReport, place: int) -> list[Any]:
+        """The samples of these keys, without bad ones if those are skipped.
+
+        ``place``: the position of the first key in the task.
+        """
         try:
             return self._road.get(keys)
         except StageFailure as failure:
             self._road.rows.clear()
             if len(keys) == 1:
-                return self._bad(next(iter(keys)), failure, report, place)
-        # Which of them it was, and what its neighbours are, is found one by one; keyed
-        # randomness makes the second run the same as the first.
+                return self._handle_bad(next(iter(keys)), failure, report, place)
+        # Run them one by one to find the bad sample and prepare the others. Randomness is keyed,
+        # so the second run gives the same samples as the first.
         samples = []
         for i in range(len(keys)):
             samples.extend(self._samples(keys.cut(i, 1), report, place + i))
         return samples
 
-    def _bad(self, key: Key, failure: StageFailure, report: Report, place: int) -> list[Any]:
+    def _handle_bad(
+        self, key: Key, failure: StageFailure, report: TaskReport, place: int
+    ) -> list[Any]:
+        """Raise, skip or substitute a bad sample, as ``on_error`` says."""
         error = self._error(key.index, failure)
         if self.work.on_error == "raise":
             raise error from failure.__cause__
@@ -215,9 +238,9 @@ class Runner:
         if self.work.on_error == "skip":
             report.missing.append(place)
             return []
-        for other in substitutes(self.work.road, key):
+        for substitute in substitutes(self.work.road, key):
             try:
-                return self._road.get(Keys(key.epoch, [other], [key.replica]))
+                return self._road.get(Keys(key.epoch, [substitute], [key.replica]))
             except StageFailure:
                 continue
         raise SampleError(
@@ -252,10 +275,10 @@ class Runner:
     def _name(self, index: int) -> str:
         try:
             return self.work.road.source.name(index)
-        except Exception:  # the name is for the message only, and must not hide the failure
+        except Exception:  # the name is only for the message, and must not hide the failure
             return f"sample {index}"
 
-    def _collate(self, samples: list[Any], keys: Keys, report: Report) -> Any:
+    def _collate(self, samples: list[Any], keys: Keys, report: TaskReport) -> Any:
         collate = self.work.collate or self.work.fallback
         try:
             return collate(samples)
@@ -264,8 +287,8 @@ class Runner:
             index = keys.indices[present[misfit.place]]
             raise ShapeError(
                 f"{self._name(index)} (index {index}) does not fit into its batch: {misfit}. "
-                "Bring samples to one shape with a map (resize, crop), fill them up with "
-                "batch(..., pad=0), or give a collate of your own.",
+                "Bring all samples to one shape with a map (resize, crop), pad them with "
+                "batch(..., pad=0), or give batch() a collate function.",
                 index=index,
                 name=self._name(index),
                 stage="batch",
@@ -274,7 +297,8 @@ class Runner:
             index = keys.indices[0] if len(keys) else -1
             raise SampleError(
                 f"collate failed on the batch that begins with {self._name(index)} "
-                f"(index {index}): {type(error).__name__}: {error}",
+                f"(index {index}): {type(error).__name__}: {error}. It was called with a list of "
+                f"{len(samples)} samples.",
                 index=index,
                 name=self._name(index),
                 stage="collate",
@@ -285,8 +309,8 @@ class Runner:
 def substitutes(road: Road, key: Key) -> list[int]:
     """The samples that may take the place of a bad one, in the order in which they are tried."""
     generator = Keyed(road.seed, "substitute").fresh(key)
-    found: list[int] = generator.integers(len(road.source), size=SUBSTITUTES).tolist()
-    return found
+    indices: list[int] = generator.integers(len(road.source), size=SUBSTITUTES).tolist()
+    return indices
 
 
 def _write(
@@ -294,10 +318,10 @@ def _write(
     columns: Sequence[NDArray[Any] | None],
     layout: Layout,
     row: int,
-    report: Report,
+    report: TaskReport,
     given: list[NDArray[Any]],
 ) -> None:
-    """Put samples into their rows, but for what was ``given`` its row and is there already."""
+    """Write samples into their rows. ``given``: rows that a stop has written already."""
     if not samples:
         return
     skeleton = layout.skeleton
@@ -318,7 +342,7 @@ def _write_column(
     layout: Layout,
     number: int,
     row: int,
-    report: Report,
+    report: TaskReport,
     given: list[NDArray[Any]],
 ) -> None:
     if column is None:

@@ -1,4 +1,4 @@
-"""Worker threads: for roads whose operations release the GIL. No start-up cost, no copies."""
+"""Worker threads: for operations that release the GIL. No start-up cost, no copies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from penstock.errors import WorkerError
 
 _log = logging.getLogger("penstock.workers")
 
-NOTICE = 5.0
-"""Seconds after which closing says which thread it waits for."""
+LOG_AFTER = 5.0
+"""Seconds after which ``close`` logs which thread it waits for."""
 
 WARN_AFTER = 60.0
-"""Seconds after which a task that is still not done is worth a warning."""
+"""Seconds after which a task that is not done yet is warned about."""
 
-LOOK_UP, RETRY, MOST_RETRY = 5.0, 5e-3, 0.2
-"""Seconds after which an idle thread looks whether the loader is still there, and whether there is
-memory by now for a task that had none: at first, and, after waiting twice as long each time, at
-most. A loop may keep its batch for long."""
+IDLE_WAIT = 5.0
+"""Seconds after which an idle thread checks whether the loader still exists."""
+
+FIRST_RETRY, LONGEST_RETRY = 5e-3, 0.2
+"""Seconds after which a thread tries again to take a task that had no slot. The wait doubles each
+time up to the longest, because a training loop may hold its batch for long."""
 
 
 class ThreadPool:
@@ -44,11 +46,11 @@ class ThreadPool:
         self._work = work
         self._seed = seed
         self._clock = clock
-        # Known weakly, or its pool would keep a forgotten loader alive.
+        # A weak reference: a strong one would keep a forgotten loader alive.
         self._desk: Callable[[], Desk | None] = lambda: None
         self._wake = threading.Condition()
         self._closing = False
-        self._notices = 0
+        self._notifications = 0
         self._threads: list[threading.Thread] = []
         self._current: dict[int, tuple[Task, float]] = {}
         self._warned: set[int] = set()
@@ -71,7 +73,7 @@ class ThreadPool:
 
     def notify(self) -> None:
         with self._wake:
-            self._notices += 1
+            self._notifications += 1
             self._wake.notify_all()
 
     def help(self) -> bool:
@@ -82,14 +84,16 @@ class ThreadPool:
         for number, (task, since) in list(self._current.items()):
             if limit is not None and now - since > limit:
                 raise WorkerError(
-                    f"thread {number} has been working on {_about(task)} for more than "
-                    f"{limit:g} s. It is here:\n{self._stack(number)}"
+                    f"thread {number} has been working on {_samples_of(task)} for more than the "
+                    f"loader's timeout of {limit:g} s, and a thread cannot be ended from outside. "
+                    'Give a longer timeout=, or kind="processes", whose workers are killed and '
+                    f"their samples tried again. The thread is here:\n{self._stack(number)}"
                 )
             if now - since > WARN_AFTER and task.id not in self._warned:
                 self._warned.add(task.id)
                 warnings.warn(
-                    f"thread {number} has been working on {_about(task)} for more than "
-                    f"{WARN_AFTER:g} s. Give the loader timeout= to make this an error.",
+                    f"thread {number} has been working on {_samples_of(task)} for more than "
+                    f"{WARN_AFTER:g} s. Give the loader timeout= (seconds) to make this an error.",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -109,65 +113,65 @@ class ThreadPool:
             for number, thread in enumerate(self._threads)
             if not self._ended(number, thread, limit)
         }
-        # A thread that is left behind belongs to no pool any more; new ones start from nothing.
+        # Threads that are left behind no longer belong to the pool; ``start`` makes new ones.
         self._threads, self._current = [], {}
         return abandoned
 
     def _ended(self, number: int, thread: threading.Thread, limit: float | None) -> bool:
-        """Wait for a thread to end; false if it hangs, by the loader's own ``timeout``."""
+        """Wait for a thread to end. Returns false if it exceeds ``limit``, the loader's timeout."""
         if thread is threading.current_thread():
             return True
-        told = False
+        logged = False
         while True:
-            thread.join(timeout=NOTICE if limit is None else min(NOTICE, limit / 4))
+            thread.join(timeout=LOG_AFTER if limit is None else min(LOG_AFTER, limit / 4))
             if not thread.is_alive():
                 return True
             running = self._current.get(number)
             if running is None:
-                continue  # between two tasks: it ends before it takes another
+                continue  # it is between two tasks, and ends before it takes another
             task, since = running
             seconds = self._clock() - since
             if limit is not None and seconds > limit:
                 _log.warning(
-                    "thread %d is left behind: it has been working on %s for %.0f s, longer than "
+                    "thread %d is left running: it has been working on %s for %.0f s, longer than "
                     "the loader's timeout of %g s, and a thread cannot be ended from outside.",
                     number,
-                    _about(task),
+                    _samples_of(task),
                     seconds,
                     limit,
                 )
                 return False
-            if not told and seconds > NOTICE:
-                told = True
+            if not logged and seconds > LOG_AFTER:
+                logged = True
                 _log.warning(
-                    "closing waits for thread %d, which has been working on %s for %.0f s. It is "
-                    "here:\n%s",
+                    "close() waits for thread %d, which has been working on %s for %.0f s. The "
+                    "thread is here:\n%s",
                     number,
-                    _about(task),
+                    _samples_of(task),
                     seconds,
                     self._stack(number),
                 )
 
     def _serve(self, number: int, runner: Runner) -> None:
-        retry = RETRY
+        retry = FIRST_RETRY
         threads, current = self._threads, self._current
-        # A thread that was left behind finds other threads in its pool, and ends.
+        # A thread that was left behind finds a new list of threads in its pool, and ends.
         while not self._closing and self._threads is threads:
-            seen = self._notices
+            seen = self._notifications
             desk = self._desk()
             if desk is None:
                 return
             task = desk.take(number)
             if task is None:
-                patience = LOOK_UP
+                patience = IDLE_WAIT
                 if desk.starved:
-                    patience, retry = retry, min(2 * retry, MOST_RETRY)
+                    patience, retry = retry, min(2 * retry, LONGEST_RETRY)
                 del desk
                 with self._wake:
-                    if self._notices == seen and not self._closing:
+                    if self._notifications == seen and not self._closing:
                         self._wake.wait(timeout=patience)
                 continue
-            retry = RETRY
+            retry = FIRST_RETRY
             current[number] = (task, self._clock())
             outcome = run(runner, task)
             del current[number]
@@ -175,6 +179,6 @@ class ThreadPool:
             del desk, task, outcome
 
 
-def _about(task: Task) -> str:
+def _samples_of(task: Task) -> str:
     indices = task.keys.indices
     return f"sample {indices[0]}" if len(indices) == 1 else f"samples {indices[:8]}"

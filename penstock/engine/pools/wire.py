@@ -1,7 +1,7 @@
 """Messages between the processes of one machine: msgpack over Unix sockets.
 
-Every message is one packet; descriptors travel along with it. A message too long for a packet
-goes into a memfd of its own.
+Every message is one packet, which may carry file descriptors. A message that is too long for a
+packet is sent as the descriptor of a memfd.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import msgpack
 from penstock.engine.slots import shared_file
 
 _PACKET = 1 << 16
-_SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)
-"""Room for so many descriptors."""
-_INLINE, _BESIDE = b"\0", b"\1"
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)
+"""Room for 8 descriptors."""
+_INLINE, _IN_MEMFD = b"\0", b"\1"
+"""The first byte of a packet: the message follows, or is in the memfd that came along."""
 
 
 class ProtocolError(Exception):
-    """The other end sent something that is no message."""
+    """The other end sent bytes that are not a valid message."""
 
 
 class Vocabulary:
-    """The records (named tuples) that travel on a wire, each under a word of its own.
+    """The kinds of records (named tuples) that a wire can send, each with a word as its tag.
 
     >>> from typing import NamedTuple
     >>> Point = NamedTuple("Point", [("x", int), ("y", int)])
@@ -46,7 +47,7 @@ class Vocabulary:
         return [self._words[type(record)], *record]
 
     def unpack(self, message: Any) -> Any:
-        """The record that ``pack`` was given. Raises ProtocolError."""
+        """The record that was packed. Raises ProtocolError."""
         try:
             word, *fields = message
             return self._records[word](*fields)
@@ -74,30 +75,30 @@ class Wire:
             else:
                 self.socket.send(_INLINE + body)
             return
-        beside = shared_file(len(body))
+        memfd = shared_file(len(body))
         try:
-            os.pwrite(beside, body, 0)
-            socket.send_fds(self.socket, [_BESIDE], [*fds, beside])
+            os.pwrite(memfd, body, 0)
+            socket.send_fds(self.socket, [_IN_MEMFD], [*fds, memfd])
         finally:
-            os.close(beside)
+            os.close(memfd)
 
     def post(self, record: tuple[Any, ...]) -> None:
-        """Send a short message without waiting. Raises BlockingIOError if that is impossible."""
+        """Send a short message without waiting. Raises BlockingIOError if the socket is full."""
         body = msgpack.packb(self._vocabulary.pack(record), use_bin_type=True)
         self.socket.sendmsg([_INLINE + body], [], socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Any, list[int]] | None:
-        """The next record and its descriptors, ``None`` when the other end is gone.
+        """The next record and its descriptors; ``None`` when the other end has closed.
 
         Raises ProtocolError.
         """
         try:
-            packet, along, _, _ = self.socket.recvmsg(_PACKET + 1, _SPACE)
+            packet, ancillary, _, _ = self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)
         except ConnectionResetError:
             return None
         if not packet:
             return None
-        fds = _descriptors(along) if along else []
+        fds = _descriptors(ancillary) if ancillary else []
         try:
             return self._record(packet, fds), fds
         except BaseException:
@@ -108,16 +109,16 @@ class Wire:
     def _record(self, packet: bytes, fds: list[int]) -> Any:
         if packet[:1] == _INLINE:
             return self._vocabulary.unpack(_decoded(packet[1:]))
-        if packet != _BESIDE or not fds:
+        if packet != _IN_MEMFD or not fds:
             raise ProtocolError(f"not a message: {packet[:8]!r}")
-        beside = fds.pop()
+        memfd = fds.pop()
         try:
-            with mmap.mmap(beside, 0, prot=mmap.PROT_READ) as body:
+            with mmap.mmap(memfd, 0, prot=mmap.PROT_READ) as body:
                 return self._vocabulary.unpack(_decoded(body))
         except (OSError, ValueError) as error:
             raise ProtocolError(f"not a message: {error}") from None
         finally:
-            os.close(beside)
+            os.close(memfd)
 
     def close(self) -> None:
         self.socket.close()
@@ -126,34 +127,37 @@ class Wire:
 def _decoded(body: Any) -> Any:
     try:
         return msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except Exception as error:  # msgpack raises many kinds, and all mean the same here
+    except Exception as error:  # msgpack raises exceptions of many kinds
         raise ProtocolError(f"not a message: {type(error).__name__}: {error}") from None
 
 
-def _descriptors(along: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came along with a message."""
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors in the ancillary data of a packet."""
     fds = array("i")
-    for _, _, data in along:
+    for _, _, data in ancillary:
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     for fd in fds:
         os.set_inheritable(fd, False)
     return fds.tolist()
 
 
-class Known:
-    """Which slots a worker has mapped: both ends apply this same rule and so always agree."""
+class MappedSlots:
+    """The slots that a worker keeps mapped: the last ``limit`` ones it used.
 
-    def __init__(self, most: int = 64) -> None:
-        self._most = most
+    Both ends of a wire follow this rule, so the sender knows which descriptors it need not send.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
         self._order: dict[int, None] = {}
 
     def touch(self, slot: int) -> tuple[bool, int | None]:
-        """Use a slot: was it known, and which one is forgotten for it."""
-        known = slot in self._order
+        """Record the use of a slot: whether it was mapped, and the slot to unmap for it."""
+        mapped = slot in self._order
         self._order.pop(slot, None)
         self._order[slot] = None
-        if len(self._order) > self._most:
+        if len(self._order) > self._limit:
             oldest = next(iter(self._order))
             del self._order[oldest]
-            return known, oldest
-        return known, None
+            return mapped, oldest
+        return mapped, None

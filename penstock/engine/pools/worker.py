@@ -1,8 +1,8 @@
 """The worker program: a process that prepares tasks for the training process that started it.
 
-It is started as a program of its own and never imports the user's main module, so scripts without
-a ``__main__`` guard, notebooks and lambdas all work. It ends when its socket closes or its parent
-is gone, whichever way that happened.
+It is a program of its own and never imports the user's main module, so scripts without a
+``__main__`` guard, notebooks and lambdas all work. It ends when its socket closes or its parent
+process is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.pools.messages import (
@@ -28,17 +27,15 @@ from penstock.engine.pools.messages import (
     done_message,
 )
 from penstock.engine.pools.pool import Outcome, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
-from penstock.engine.pools.wire import Known, Wire
+from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
+from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
 from penstock.serialize import pack, unpack
 
-Init = Callable[[WorkerInfo, Work], None]
-
 
 class WorkerSlot(Slot):
-    """A slot of the training process, mapped here."""
+    """A slot of the training process, mapped in this process."""
 
     __slots__ = ()
 
@@ -52,20 +49,22 @@ class WorkerSlot(Slot):
         os.ftruncate(self.fd, nbytes)
         self.refresh()
 
-    def forget(self) -> None:
+    def close(self) -> None:
         os.close(self.fd)
 
 
-class _Worker:
+class _TaskLoop:
+    """Receives tasks, runs them and sends their outcomes."""
+
     def __init__(self, wire: Wire, runner: Runner) -> None:
         self.wire = wire
         self.runner = runner
         self.layout: Layout | None = None
         self.slots: dict[int, WorkerSlot] = {}
         self.columns: dict[int, tuple[Layout, Any]] = {}
-        self.known = Known()
+        self.mapped = MappedSlots()
 
-    def serve(self) -> None:
+    def run(self) -> None:
         while True:
             received = self.wire.receive()
             if received is None:
@@ -75,7 +74,7 @@ class _Worker:
                 return
             task = self._task(message, fds)
             outcome = run(self.runner, task)
-            nbytes = self._into_slot(task, outcome)
+            nbytes = self._write_into_slot(task, outcome)
             try:
                 self.wire.send(done_message(task.id, outcome, nbytes))
             except (BrokenPipeError, ConnectionResetError):
@@ -88,12 +87,12 @@ class _Worker:
         slot_id = message.slot
         columns: Any = ()
         if slot_id is not None:
-            known, forgotten = self.known.touch(slot_id)
-            if not known:
+            mapped, unmapped = self.mapped.touch(slot_id)
+            if not mapped:
                 self.slots[slot_id] = WorkerSlot(slot_id, fds[0])
-            if forgotten is not None:
-                self.slots.pop(forgotten).forget()
-                self.columns.pop(forgotten, None)
+            if unmapped is not None:
+                self.slots.pop(unmapped).close()
+                self.columns.pop(unmapped, None)
             slot = self.slots[slot_id]
             if message.kind == "rows" and self.layout is not None:
                 made = self.columns.get(slot_id)
@@ -114,8 +113,8 @@ class _Worker:
             message.batch,
         )
 
-    def _into_slot(self, task: Task, outcome: Outcome) -> int | None:
-        """Pack a collated batch into its slot; how much of it that takes."""
+    def _write_into_slot(self, task: Task, outcome: Outcome) -> int | None:
+        """Pack a collated batch into its slot. Returns its size in bytes."""
         if outcome.value is None or not isinstance(task.slot, WorkerSlot):
             return None
         try:
@@ -124,17 +123,17 @@ class _Worker:
                 self.columns.pop(task.slot.id, None)
                 task.slot.grow(packed.nbytes)
             packed.write_into(memoryview(task.slot.map))
-        except Exception as error:  # what a collate returns may refuse to pickle
+        except Exception as error:  # a user's collate may return values that cannot be pickled
             outcome.error = error
             return None
         return packed.nbytes
 
 
 def serve(
-    sock: socket.socket, work: Work, info: WorkerInfo, init: Init | None, parent: int
+    sock: socket.socket, work: Work, info: WorkerInfo, init: WorkerInit | None, parent: int
 ) -> None:
     """Prepare tasks until the socket closes."""
-    # Ending the workers on Ctrl-C is the parent's business.
+    # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
@@ -142,18 +141,18 @@ def serve(
     wire.send(Started())
     gc.collect()
     gc.freeze()
-    _Worker(wire, Runner(work, info, init)).serve()
+    _TaskLoop(wire, Runner(work, info, init)).run()
 
 
 def _watch_parent(parent: int) -> None:
-    # The socket tells a worker that waits; this tells one that is deep in a user's code.
+    # A waiting worker sees its socket close; this ends one that is busy in a user's code.
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
 def main() -> None:
-    """Run as a program: descriptor of the socket and the parent's process number as arguments."""
+    """Run as a program. Arguments: the descriptor of the socket, the parent's process id."""
     parent = int(sys.argv[2])
     sock = socket.socket(fileno=int(sys.argv[1]))
     wire = Wire(sock, VOCABULARY)
@@ -163,18 +162,18 @@ def main() -> None:
     setup, fds = received
     sys.path[:] = setup.path
     try:
-        # Private: what a dataset changes in its own arrays stays its own, and what it only
-        # reads is one copy for all workers.
-        with_code = mmap.mmap(fds[0], 0, access=mmap.ACCESS_COPY)
+        # A private mapping: a dataset may change its arrays, which are copied on write, and
+        # all workers share the memory of arrays that are only read.
+        packed = mmap.mmap(fds[0], 0, access=mmap.ACCESS_COPY)
         os.close(fds[0])
-        work, init = unpack(with_code)
+        work, init = unpack(packed)
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return
     serve(
         sock, work, WorkerInfo(setup.number, setup.workers, setup.seed, process=True), init, parent
     )
-    # Not through the interpreter's exit: libraries with threads of their own may hang there.
+    # Skip the interpreter's shutdown: libraries with threads of their own may hang in it.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
