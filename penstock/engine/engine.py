@@ -15,8 +15,8 @@ from dataclasses import replace
 from penstock.engine.feed import Queue, Ready
 from penstock.engine.keepers import Keepers
 from penstock.engine.open_batch import OpenBatch, resolve_deadly_piece
-from penstock.engine.pools.pool import Outcome, Pool, Task
-from penstock.engine.pools.runner import TaskReport, Work
+from penstock.engine.pools.pool import Pool
+from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import Piece, Schedule, TaskKind, batches_ahead
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.feed import Ready
-from penstock.engine.pools.pool import InSlot, Task
-from penstock.engine.pools.runner import TaskReport, Work, substitutes
+from penstock.engine.pools.runner import InSlot, Task, TaskReport, Work, substitutes
 from penstock.engine.schedule import Piece, TaskKind
 from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError

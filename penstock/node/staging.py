@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from penstock.engine.engine import Engine
 from penstock.engine.feed import Ready
 from penstock.engine.open_batch import OpenBatch, close_gaps
-from penstock.engine.pools.pool import InSlot, Outcome, Task
+from penstock.engine.pools.runner import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.pools.inline import InlinePool
-from penstock.engine.pools.pool import Desk, InSlot, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.pool import Desk
+from penstock.engine.pools.runner import InSlot, Runner, Task, Work, WorkerInfo
 from penstock.errors import SlotError
 from penstock.loader import Loader
 from penstock.serialize import pack
@@ -57,7 +57,7 @@ class ByHand:
             return False
         worker = self.first_to_end(sorted(self._busy, key=lambda worker: self._busy[worker].id))
         task = self._busy.pop(worker)
-        outcome = run(self._runners[worker], task)
+        outcome = self._runners[worker].run(task)
         if self.own_process and outcome.value is not None and task.slot is not None:
             packed = pack(outcome.value)
             packed.write_into(memoryview(task.slot.map))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from penstock.engine.pools.pool import Desk, run
+from penstock.engine.pools.pool import Desk
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
 
 
@@ -30,7 +30,7 @@ class InlinePool:
         task = self._desk.take(0) if self._desk is not None else None
         if task is None or self._desk is None:
             return False
-        self._desk.done(task.id, run(self._runner, task))
+        self._desk.done(task.id, self._runner.run(task))
         return True
 
     def watch(self, limit: float | None) -> None:

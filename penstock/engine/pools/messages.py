@@ -5,8 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any, NamedTuple
 
-from penstock.engine.pools.pool import InSlot, Outcome
-from penstock.engine.pools.runner import TaskReport
+from penstock.engine.pools.runner import InSlot, Outcome, TaskReport
 from penstock.engine.pools.wire import Vocabulary
 from penstock.engine.schedule import TaskKind
 from penstock.errors import WorkerError

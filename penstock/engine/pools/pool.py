@@ -6,54 +6,9 @@ do. To the engine, pools of all kinds look the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from penstock.engine.pools.runner import LayoutChanged, Runner, TaskReport
-from penstock.engine.schedule import TaskKind
-from penstock.engine.slots import Layout, Slot
-from penstock.keyed import Keys
-
-
-@dataclass(slots=True)
-class Task:
-    """Work for one worker: samples to prepare, and where their rows go.
-
-    ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
-    stream.
-    """
-
-    id: int
-    kind: TaskKind
-    keys: Keys
-    first: int
-    slot: Slot | None
-    layout: Layout | None
-    columns: Sequence[Any]
-    number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class InSlot:
-    """A collated batch that a worker process packed into the batch's slot."""
-
-    nbytes: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The result of a task: ``error``, ``changed``, or neither.
-
-    ``value``: the collated batch of a task of kind ``"whole"`` or ``"pull"``. ``layout``: the
-    result of a ``"probe"``. ``changed``: a sample did not have the layout of the batch.
-    """
-
-    report: TaskReport
-    value: Any = None
-    layout: Layout | None = None
-    error: BaseException | None = None
-    changed: bool = False
+from penstock.engine.pools.runner import Outcome, Task
 
 
 class Desk(Protocol):
@@ -107,24 +62,3 @@ class Pool(Protocol):
         than ``limit`` seconds, the timeout of the loader, is left behind; without a limit,
         ``close`` waits for it. ``start`` may be called afterwards.
         """
-
-
-def run(runner: Runner, task: Task) -> Outcome:
-    """Run a task in this thread. Exceptions become part of the outcome."""
-    try:
-        if task.kind == "rows":
-            if task.layout is None:
-                raise TypeError("rows without a layout")
-            return Outcome(runner.rows(task.keys, task.columns, task.layout, task.first))
-        if task.kind == "whole":
-            value, report = runner.whole(task.keys)
-            return Outcome(report, value)
-        if task.kind == "pull":
-            value, report = runner.pull(task.number, len(task.keys), task.keys.epoch)
-            return Outcome(report, value)
-        layout, report = runner.probe(task.keys)
-        return Outcome(report, layout=layout)
-    except LayoutChanged:
-        return Outcome(runner.unfinished(), changed=True)
-    except Exception as error:
-        return Outcome(runner.unfinished(), error=error)

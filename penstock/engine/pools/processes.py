@@ -26,8 +26,8 @@ from penstock.engine.pools.messages import (
     TaskSent,
     outcome_of,
 )
-from penstock.engine.pools.pool import Desk, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
+from penstock.engine.pools.pool import Desk
+from penstock.engine.pools.runner import Runner, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import shared_file
@@ -141,7 +141,7 @@ class ProcessPool:
         task = desk.take(-1) if desk is not None else None
         if desk is None or task is None:
             return False
-        desk.done(task.id, run(self._stand_in, task))
+        desk.done(task.id, self._stand_in.run(task))
         return True
 
     def watch(self, limit: float | None) -> None:

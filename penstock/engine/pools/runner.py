@@ -1,4 +1,4 @@
-"""The runner: runs tasks in one worker, in a pool of any kind."""
+"""The runner: what a task is, and how one worker runs it, in a pool of any kind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.schedule import group_size
-from penstock.engine.slots import Layout
+from penstock.engine.schedule import TaskKind, group_size
+from penstock.engine.slots import Layout, Slot
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import Key, Keyed, Keys, seed_globals
 from penstock.source.stream import StreamSource
@@ -59,6 +59,31 @@ WorkerInit = Callable[[WorkerInfo, Work], None]
 
 
 @dataclass(slots=True)
+class Task:
+    """Work for one worker: samples to prepare, and where their rows go.
+
+    ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
+    stream.
+    """
+
+    id: int
+    kind: TaskKind
+    keys: Keys
+    first: int
+    slot: Slot | None
+    layout: Layout | None
+    columns: Sequence[Any]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InSlot:
+    """A collated batch that a worker process packed into the batch's slot."""
+
+    nbytes: int
+
+
+@dataclass(slots=True)
 class TaskReport:
     """The facts about a finished task; the samples themselves are in the slot or the outcome.
 
@@ -80,6 +105,21 @@ class TaskReport:
     bad: list[tuple[int, str, str, str]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a task: ``error``, ``changed``, or neither.
+
+    ``value``: the collated batch of a task of kind ``"whole"`` or ``"pull"``. ``layout``: the
+    result of a ``"probe"``. ``changed``: a sample did not have the layout of the batch.
+    """
+
+    report: TaskReport
+    value: Any = None
+    layout: Layout | None = None
+    error: BaseException | None = None
+    changed: bool = False
 
 
 class LayoutChanged(Exception):
@@ -106,6 +146,26 @@ class Runner:
         self._began = clock()
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
+
+    def run(self, task: Task) -> Outcome:
+        """Run a task in this thread. Exceptions become part of the outcome."""
+        try:
+            if task.kind == "rows":
+                if task.layout is None:
+                    raise TypeError("rows without a layout")
+                return Outcome(self.rows(task.keys, task.columns, task.layout, task.first))
+            if task.kind == "whole":
+                value, report = self.whole(task.keys)
+                return Outcome(report, value)
+            if task.kind == "pull":
+                value, report = self.pull(task.number, len(task.keys), task.keys.epoch)
+                return Outcome(report, value)
+            layout, report = self.probe(task.keys)
+            return Outcome(report, layout=layout)
+        except LayoutChanged:
+            return Outcome(self.unfinished(), changed=True)
+        except Exception as error:
+            return Outcome(self.unfinished(), error=error)
 
     def rows(
         self, keys: Keys, columns: Sequence[NDArray[Any] | None], layout: Layout, first: int

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
-from penstock.engine.pools.pool import Desk, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.engine.pools.pool import Desk
+from penstock.engine.pools.runner import Runner, Task, Work, WorkerInfo
 from penstock.errors import WorkerError
 
 _log = logging.getLogger("penstock.workers")
@@ -173,7 +173,7 @@ class ThreadPool:
                 continue
             retry = FIRST_RETRY
             current[number] = (task, self._clock())
-            outcome = run(runner, task)
+            outcome = runner.run(task)
             del current[number]
             desk.done(task.id, outcome)
             del desk, task, outcome

@@ -26,8 +26,7 @@ from penstock.engine.pools.messages import (
     TaskSent,
     done_message,
 )
-from penstock.engine.pools.pool import Outcome, Task, run
-from penstock.engine.pools.runner import Runner, Work, WorkerInfo, WorkerInit
+from penstock.engine.pools.runner import Outcome, Runner, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout, Slot
 from penstock.keyed import Keys
@@ -73,7 +72,7 @@ class _TaskLoop:
             if isinstance(message, EndWorker):
                 return
             task = self._task(message, fds)
-            outcome = run(self.runner, task)
+            outcome = self.runner.run(task)
             nbytes = self._write_into_slot(task, outcome)
             try:
                 self.wire.send(done_message(task.id, outcome, nbytes))
