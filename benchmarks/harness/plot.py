@@ -13,16 +13,16 @@ from penstock.diagnose.svg import (
     LIGHT,
     LINE_HEIGHT,
     MARGIN,
-    Box,
     Drawing,
-    Field,
+    PlotArea,
+    PlotBox,
     Scale,
     Style,
     series_kind,
 )
 
 WIDTH, HEIGHT = 800, 420
-BOX = Box(68, 74, 776, 360)
+BOX = PlotBox(68, 74, 776, 360)
 STYLE = Style("benchmark-plot")
 
 
@@ -85,7 +85,7 @@ def write(path: Path, figure: Figure) -> None:
 
 def svg(figure: Figure) -> str:
     """The figure as an SVG document."""
-    field = Field(
+    field = PlotArea(
         BOX,
         Scale.around(_ends(point.x for point in figure.points), BOX.left, BOX.right),
         Scale.around(
@@ -114,11 +114,11 @@ def _ends(ranges: Iterator[Range]) -> Iterator[float]:
         yield span.high
 
 
-def _place(field: Field, point: Point) -> tuple[float, float]:
+def _place(field: PlotArea, point: Point) -> tuple[float, float]:
     return field.place(point.x.middle, point.y.middle)
 
 
-def _draw(plot: Drawing, field: Field, series: Series, kind: str) -> None:
+def _draw(plot: Drawing, field: PlotArea, series: Series, kind: str) -> None:
     if series.joined:
         plot.path([_place(field, point) for point in series.points], f"line {kind}")
     for point in series.points:

@@ -1,11 +1,11 @@
 """SVG plots without a library: scales, ticks, axes, marks, labels, and light and dark colours.
 
-A ``Drawing`` collects marks in pixels. ``Scale`` and ``Field`` turn values into pixels, ``Style``
-turns themes into CSS. The ``kind`` of a mark is its CSS classes: its role, and for marks of data
+A ``Drawing`` collects marks in pixels. ``Scale`` and ``PlotArea`` turn values into pixels, and
+``Style`` turns themes into CSS. The ``kind`` of a mark is its CSS classes: its role, and for marks of data
 the kind of data, which has a colour in the theme (``"line fetch"``).
 
 >>> drawing = Drawing(200, 120)
->>> field = Field.within(Box(50, 20, 190, 80), x=(0, 4), y=(0, 100))
+>>> field = PlotArea.within(PlotBox(50, 20, 190, 80), x=(0, 4), y=(0, 100))
 >>> drawing.y_axis(field, "samples/s", field.y.ticks(about=2))
 >>> drawing.path(field.places([(0, 10), (4, 90)]), "line s0")
 >>> print(drawing.document(Style("example"), "Speed & cores"))
@@ -27,7 +27,7 @@ from html import escape
 from typing import Literal, NamedTuple
 
 Anchor = Literal["start", "middle", "end"]
-Place = tuple[float, float]
+PixelPlace = tuple[float, float]
 """Pixels from the left and from the top."""
 
 FONT_SIZE = 13.0
@@ -44,7 +44,7 @@ LINE_HEIGHT = 15.0
 # Values to pixels
 
 
-class Box(NamedTuple):
+class PlotBox(NamedTuple):
     """A rectangle in pixels. ``top`` is smaller than ``bottom``."""
 
     left: float
@@ -60,7 +60,7 @@ class Box(NamedTuple):
     def height(self) -> float:
         return self.bottom - self.top
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, other: PlotBox) -> bool:
         return (
             self.left < other.right
             and other.left < self.right
@@ -166,22 +166,22 @@ def number_labels(values: Sequence[float]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class PlotArea:
     """The rectangle in which data is drawn, with a scale for each direction."""
 
-    box: Box
+    box: PlotBox
     x: Scale
     y: Scale
 
     @classmethod
-    def within(cls, box: Box, x: tuple[float, float], y: tuple[float, float]) -> Field:
+    def within(cls, box: PlotBox, x: tuple[float, float], y: tuple[float, float]) -> PlotArea:
         """A field whose scales fill the box: ``x`` and ``y`` are the lowest and highest value."""
         return cls(box, Scale(*x, box.left, box.right), Scale(*y, box.bottom, box.top))
 
-    def place(self, x: float, y: float) -> Place:
+    def place(self, x: float, y: float) -> PixelPlace:
         return self.x(x), self.y(y)
 
-    def places(self, points: Iterable[tuple[float, float]]) -> list[Place]:
+    def places(self, points: Iterable[tuple[float, float]]) -> list[PixelPlace]:
         return [self.place(x, y) for x, y in points]
 
 
@@ -429,13 +429,13 @@ class Drawing:
         self._add("line", kind, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(
-        self, places: Sequence[Place], kind: str, *, dash: str = "", closed: bool = False
+        self, places: Sequence[PixelPlace], kind: str, *, dash: str = "", closed: bool = False
     ) -> None:
         """A line through places; ``dash`` lists the lengths of its dashes and gaps."""
         data = "M" + "L".join(f"{px(x)} {px(y)}" for x, y in places) + ("Z" if closed else "")
         self._add("path", kind, d=data, stroke_dasharray=dash)
 
-    def area(self, places: Sequence[Place], bottom: float, kind: str = "area") -> None:
+    def area(self, places: Sequence[PixelPlace], bottom: float, kind: str = "area") -> None:
         """The area between a line and ``bottom``."""
         corners = ((places[0][0], bottom), *places, (places[-1][0], bottom))
         self.path(corners, kind, closed=True)
@@ -457,7 +457,9 @@ class Drawing:
     def circle(self, x: float, y: float, radius: float, kind: str, title: str = "") -> None:
         self._add("circle", kind, title=title, cx=x, cy=y, r=radius)
 
-    def whisker(self, begin: Place, end: Place, kind: str = "whisker", *, cap: float = 0.0) -> None:
+    def whisker(
+        self, begin: PixelPlace, end: PixelPlace, kind: str = "whisker", *, cap: float = 0.0
+    ) -> None:
         """A level or upright line for a spread; ``cap``: half the width of its end strokes."""
         data = f"M{px(begin[0])} {px(begin[1])}L{px(end[0])} {px(end[1])}"
         upright = begin[0] == end[0]
@@ -470,7 +472,7 @@ class Drawing:
         self._add("path", kind, d=data)
 
     @contextmanager
-    def clipped(self, name: str, box: Box) -> Iterator[None]:
+    def clipped(self, name: str, box: PlotBox) -> Iterator[None]:
         """Show only what lies in ``box`` of the marks added inside the ``with`` block."""
         self._parts.append(f'<clipPath id="{name}">')
         self._add("rect", "", x=box.left, y=box.top, width=box.width, height=box.height)
@@ -485,7 +487,7 @@ class Drawing:
             self.text(MARGIN, MARGIN + 28, subtitle)
 
     def x_axis(
-        self, field: Field, title: str, ticks: Sequence[Tick], *, grid: bool = False
+        self, field: PlotArea, title: str, ticks: Sequence[Tick], *, grid: bool = False
     ) -> None:
         """The axis below a field; ``grid`` draws a line up from every tick."""
         left, top, right, bottom = field.box
@@ -498,7 +500,7 @@ class Drawing:
         self.line(left, bottom, right, bottom, "axis")
         self.text((left + right) / 2, bottom + 37, title, anchor="middle")
 
-    def y_axis(self, field: Field, title: str, ticks: Sequence[Tick]) -> None:
+    def y_axis(self, field: PlotArea, title: str, ticks: Sequence[Tick]) -> None:
         """The axis beside a field: a line across for every tick, and the title above."""
         left, top, right, _ = field.box
         if title:
@@ -516,18 +518,18 @@ class Drawing:
             self.circle(x - 10, y - 4.5, 4.5, f"fill {kind}")
             x -= 30
 
-    def point_labels(self, box: Box, labels: Sequence[tuple[Place, str]]) -> None:
+    def point_labels(self, box: PlotBox, labels: Sequence[tuple[PixelPlace, str]]) -> None:
         """Words beside points, where they cover neither points nor each other if there is room.
 
         An empty label only keeps others off its point.
         """
-        taken = [Box(x - 5, y - 5, x + 5, y + 5) for (x, y), _ in labels]
+        taken = [PlotBox(x - 5, y - 5, x + 5, y + 5) for (x, y), _ in labels]
         for (x, y), words in labels:
             if not words:
                 continue
             width = text_width(words)
             choices = [
-                Box(left, y + down - LINE_HEIGHT / 2, left + width, y + down + LINE_HEIGHT / 2)
+                PlotBox(left, y + down - LINE_HEIGHT / 2, left + width, y + down + LINE_HEIGHT / 2)
                 for down in (-10, 11, -25, 26, -40, 41)
                 for left in (x + 8, x - 8 - width)
             ]

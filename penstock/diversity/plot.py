@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from penstock.diagnose.svg import (
     PERCENT,
-    Box,
     Drawing,
-    Field,
+    PlotArea,
+    PlotBox,
     Scale,
     Style,
     Tick,
@@ -20,7 +20,7 @@ from penstock.diversity.report import Diversity, DiversityRow
 from penstock.diversity.theorem import WEAK
 
 _STYLE = Style("diversity")
-_BOX = Box(58, 76, 458, 306)
+_BOX = PlotBox(58, 76, 458, 306)
 _BELOW = 56
 """Pixels below the field, for its axis."""
 _LABEL_GAP = 18.0
@@ -48,16 +48,16 @@ def svg(d: Diversity) -> str:
     return drawing.document(_STYLE, title, _description(d, labels))
 
 
-def _field(reuses: int) -> Field:
+def _field(reuses: int) -> PlotArea:
     """Reuses at equal distances, with room on both sides; a single one in the middle."""
     last = max(1, reuses - 1)
     x = Scale(0, last, _BOX.left + 16, _BOX.right - 16)
     if reuses == 1:
         x = Scale(-1, 1, x.begin, x.end)
-    return Field(_BOX, x, Scale(0, 1, _BOX.bottom, _BOX.top))
+    return PlotArea(_BOX, x, Scale(0, 1, _BOX.bottom, _BOX.top))
 
 
-def _draw_line(drawing: Drawing, field: Field, rows: Sequence[DiversityRow], kind: str) -> None:
+def _draw_line(drawing: Drawing, field: PlotArea, rows: Sequence[DiversityRow], kind: str) -> None:
     places = field.places((place, row.share) for place, row in enumerate(rows))
     drawing.path(places, f"line {kind}", dash="6 4" if rows[0].weak else "")
     for (x, y), row in zip(places, rows, strict=True):
@@ -67,7 +67,10 @@ def _draw_line(drawing: Drawing, field: Field, rows: Sequence[DiversityRow], kin
 
 
 def _draw_labels(
-    drawing: Drawing, field: Field, lines: Sequence[Sequence[DiversityRow]], labels: Sequence[str]
+    drawing: Drawing,
+    field: PlotArea,
+    lines: Sequence[Sequence[DiversityRow]],
+    labels: Sequence[str],
 ) -> None:
     """Labels right of the ends of the lines, moved apart where the ends are close."""
     ends = [field.y(rows[-1].share) for rows in lines]

@@ -15,7 +15,7 @@ from penstock.inject.messages import CommandLog
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.phase_runner import PhaseRunner
-    from penstock.diagnose.analyze.subject import BeginEpoch
+    from penstock.diagnose.analyze.subject import StartEpoch
     from penstock.torch.restoring import SavedTraining
 
 EARLY = "early-"
@@ -34,7 +34,7 @@ def install(settings: Mapping[str, Any], module: Any) -> None:
 
 
 def _watch(kind: Any, session: Session) -> None:
-    iterate: BeginEpoch = kind.__iter__
+    iterate: StartEpoch = kind.__iter__
 
     def watched(loader: Any) -> Iterator[Any]:
         return _AnalysedEpoch(loader, iterate, session)
@@ -56,7 +56,7 @@ class Session:
         self._seen: list[Any] = []
         self._steps = 0
 
-    def takes(self, loader: Any, iterate: BeginEpoch) -> bool:
+    def takes(self, loader: Any, iterate: StartEpoch) -> bool:
         """Whether this loader, which is asked for a batch, is the one that is analysed."""
         if os.getpid() != self._pid:
             return False
@@ -72,7 +72,7 @@ class Session:
             self._seen.append(loader)
         return not self._number or len(self._seen) == self._number
 
-    def _begin(self, loader: Any, iterate: BeginEpoch) -> None:
+    def _begin(self, loader: Any, iterate: StartEpoch) -> None:
         from penstock import config
         from penstock.diagnose.analyze.phase_runner import Epochs, PhaseRunner
         from penstock.torch.analysis import subject_of
@@ -139,7 +139,7 @@ class Session:
 class _AnalysedEpoch:
     """An epoch of a loader, which yields the batches of the phases if the loader is analysed."""
 
-    def __init__(self, loader: Any, iterate: BeginEpoch, session: Session) -> None:
+    def __init__(self, loader: Any, iterate: StartEpoch, session: Session) -> None:
         self._loader = loader
         self._iterate = iterate
         self._session = session

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
 from penstock.diagnose.analyze.sample_files import OpenedFiles
-from penstock.diagnose.analyze.subject import BeginEpoch
+from penstock.diagnose.analyze.subject import StartEpoch
 from penstock.loader import Loader
 from penstock.torch.dataloader import DataLoader as OwnLoader
 from penstock.torch.device import TorchDevice
@@ -20,7 +20,7 @@ def subject_of(
     loader: Any,
     cache: int | None,
     place: Path,
-    iterate: BeginEpoch | None = None,
+    iterate: StartEpoch | None = None,
 ) -> tuple[Any, TorchDevice] | None:
     """The subject and the device of a loader; ``None`` if its class is not known here.
 

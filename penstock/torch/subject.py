@@ -21,7 +21,7 @@ from penstock.diagnose.analyze.sample_files import (
     characters_read,
     child_processes,
 )
-from penstock.diagnose.analyze.subject import BATCHES, BeginEpoch, operation_times, relative_sizes
+from penstock.diagnose.analyze.subject import BATCHES, StartEpoch, operation_times, relative_sizes
 from penstock.diagnose.profile.measure import measure
 from penstock.diagnose.profile.result import StageCost
 from penstock.errors import PenstockError
@@ -40,7 +40,7 @@ class TorchSubject:
     def __init__(
         self,
         loader: DataLoader[Any],
-        iterate: BeginEpoch,
+        iterate: StartEpoch,
         opened: OpenedFiles,
         cache: int | None = None,
     ) -> None:
@@ -375,6 +375,6 @@ class _ClosableBatches:
             end()
 
 
-def _endless(loader: Any, iterate: BeginEpoch) -> Iterator[Any]:
+def _endless(loader: Any, iterate: StartEpoch) -> Iterator[Any]:
     while True:
         yield from iterate(loader)

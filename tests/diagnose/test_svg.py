@@ -19,9 +19,9 @@ from penstock.diagnose.svg import (
     LIGHT,
     PERCENT,
     SECONDS,
-    Box,
     Drawing,
-    Field,
+    PlotArea,
+    PlotBox,
     Scale,
     Style,
     Theme,
@@ -37,7 +37,7 @@ from penstock.diagnose.svg import (
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
-BOX = Box(50, 20, 250, 120)
+BOX = PlotBox(50, 20, 250, 120)
 EVIL = "<script>alert(\"1\")</script> & 'b' ]]> --> \x00\x1b\ud800\uffff"
 
 
@@ -289,7 +289,7 @@ def test_a_document_has_a_size_a_card_and_words_for_screen_readers() -> None:
 
 
 def test_bars_and_lines_are_drawn_at_their_values() -> None:
-    field = Field.within(BOX, x=(0, 10), y=(0, 200))
+    field = PlotArea.within(BOX, x=(0, 10), y=(0, 200))
     drawing = Drawing(300, 200)
     for x, value in ((0, 50), (5, 200)):
         left, top = field.place(x, value)
@@ -327,7 +327,7 @@ def test_a_whisker_has_caps_across_its_ends() -> None:
 
 
 def test_axes_have_a_line_and_a_label_for_every_tick() -> None:
-    field = Field.within(BOX, x=(0, 10), y=(0, 200))
+    field = PlotArea.within(BOX, x=(0, 10), y=(0, 200))
     drawing = Drawing(300, 200)
     drawing.y_axis(field, "up", field.y.ticks(about=2))
     drawing.x_axis(field, "across", field.x.ticks(about=2), grid=True)
@@ -391,7 +391,7 @@ def test_labels_of_points_lie_in_the_field_and_off_each_other(
     for x, y in marks(drawing, "text", "x", "y"):
         assert isinstance(x, float)
         assert isinstance(y, float)
-        boxes.append(Box(x, y - 11, x + text_width("p0"), y + 4))
+        boxes.append(PlotBox(x, y - 11, x + text_width("p0"), y + 4))
     assert len(boxes) == len(places)
     assert all(box.left >= BOX.left - 0.1 and box.right <= BOX.right + 0.1 for box in boxes)
     for number, box in enumerate(boxes):

@@ -172,3 +172,16 @@ def test_there_are_few_rooms() -> None:
     packages = list(ROOT.glob("*/__init__.py"))
     assert len(modules) <= 14
     assert len(packages) <= 20
+
+
+def test_no_two_classes_or_type_aliases_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.parse(path.read_text()).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign):
+                targets = [one.id for one in node.targets if isinstance(one, ast.Name)]
+                names = [name for name in targets if name[:1].isupper() and not name.isupper()]
+            for name in names:
+                places.setdefault(name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -16,7 +16,7 @@ from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE, DelayedReads
 from penstock.diagnose.analyze.reading import by_threads
 from penstock.diagnose.analyze.report import OperationTime, Setup
 from penstock.diagnose.analyze.sample_files import SampleFiles
-from penstock.diagnose.analyze.subject import BATCHES, BeginEpoch, operation_times, relative_sizes
+from penstock.diagnose.analyze.subject import BATCHES, StartEpoch, operation_times, relative_sizes
 from penstock.diagnose.profile.measure import measure
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Recipe, layout_of
@@ -124,7 +124,7 @@ class LoaderSubject:
         self,
         loader: Loader,
         cache: int | None = None,
-        iterate: BeginEpoch = iter,
+        iterate: StartEpoch = iter,
     ) -> None:
         source = loader.pipeline.source
         if isinstance(source, StreamSource):

@@ -19,9 +19,9 @@ from penstock.diagnose.svg import (
     PLAIN,
     SECONDS,
     Anchor,
-    Box,
     Drawing,
-    Field,
+    PlotArea,
+    PlotBox,
     Scale,
     Style,
     Theme,
@@ -36,7 +36,7 @@ from penstock.diagnose.svg import (
 WIDTH, HEIGHT = 480, 290
 """Size of a plot. The page scales it, so that letters stay readable from a phone to a desk."""
 
-FIELD = Box(52, 40, 454, 246)
+FIELD = PlotBox(52, 40, 454, 246)
 LEFT, RIGHT = 4, WIDTH - 12
 """Where horizontal bars begin, and where the longest one ends."""
 
@@ -87,7 +87,7 @@ def stack_plot(stacks: Sequence[Stack], samples: int) -> str:
     unit = duration_unit(longest)
     bottom = 20 + 62 * len(stacks) - 10
     drawing = Drawing(WIDTH, bottom + 44)
-    field = Field.within(Box(LEFT, 0, RIGHT, bottom), x=(0, longest * 1.02), y=(0, 1))
+    field = PlotArea.within(PlotBox(LEFT, 0, RIGHT, bottom), x=(0, longest * 1.02), y=(0, 1))
     for number, stack in enumerate(stacks):
         y = 20 + 62 * number
         speed = samples / stack.whole
@@ -155,7 +155,7 @@ def _curve_plot(
     curves: Curves, name: str, unit: Unit, title: str, label: str, whole: bool = False
 ) -> str:
     left = min(x for line in curves.lines for x, _ in line.points)
-    field = Field.within(FIELD, x=(left, curves.right), y=(0, curves.top))
+    field = PlotArea.within(FIELD, x=(left, curves.right), y=(0, curves.top))
     drawing = Drawing(WIDTH, HEIGHT)
     drawing.y_axis(field, "samples/s", field.y.ticks(about=4))
     drawing.x_axis(field, title, field.x.ticks(unit, whole=whole))
@@ -208,7 +208,7 @@ def _beside(
     drawing.text(x - gap if x > turn else x + gap, y, words, kind, anchor)
 
 
-def _line_names(drawing: Drawing, field: Field, lines: Sequence[RateLine]) -> None:
+def _line_names(drawing: Drawing, field: PlotArea, lines: Sequence[RateLine]) -> None:
     """A letter at the right end of each line, or above the place where it leaves the field."""
     ends: list[tuple[float, str]] = []
     for line in lines:
@@ -232,7 +232,7 @@ def histogram_plot(times: Histogram) -> str:
         low, high = min(low, times.allowed * 0.995), max(high, times.allowed * 1.005)
     unit = choose_unit(high, SECONDS)
     # A third of the field is left to the words above the bars.
-    field = Field.within(FIELD, x=(low, high), y=(0, max(times.counts) * 1.45))
+    field = PlotArea.within(FIELD, x=(low, high), y=(0, max(times.counts) * 1.45))
     drawing = Drawing(WIDTH, HEIGHT)
     drawing.y_axis(field, "batches", field.y.ticks(about=4, whole=True))
     drawing.x_axis(field, f"preparing a batch ({unit.name})", field.x.ticks(unit))
@@ -267,7 +267,7 @@ def timeline_plot(bars: Sequence[WaitBar]) -> str:
     end = bars[-1].end
     longest = max(bar.longest for bar in bars) or 1e-3
     unit, long_unit = choose_unit(longest, SECONDS), duration_unit(end)
-    field = Field.within(FIELD, x=(0, end), y=(0, longest * 1.2))
+    field = PlotArea.within(FIELD, x=(0, end), y=(0, longest * 1.2))
     drawing = Drawing(WIDTH, HEIGHT)
     drawing.y_axis(field, f"wait for a batch ({unit.name})", field.y.ticks(unit, about=4))
     drawing.x_axis(field, f"time in the loop ({long_unit.name})", field.x.ticks(long_unit))

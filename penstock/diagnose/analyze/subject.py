@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from penstock.diagnose.analyze.report import OperationTime, Setup
 from penstock.diagnose.profile.result import StageCost
 
-BeginEpoch = Callable[[Any], Iterator[Any]]
+StartEpoch = Callable[[Any], Iterator[Any]]
 """The original ``__iter__`` of a loader class, which an analysis may have replaced."""
 
 BATCHES = 24

@@ -13,7 +13,7 @@ from penstock.serialize import pack, unpack
 from penstock.stops.stop import Offer
 
 
-class Setup(NamedTuple):
+class WorkerSetup(NamedTuple):
     """To a new worker: which worker it is. The descriptor of its work comes along.
 
     ``path``: ``sys.path`` of the training process.
@@ -79,7 +79,7 @@ class TaskDone(NamedTuple):
 
 
 VOCABULARY = Vocabulary(
-    setup=Setup,
+    setup=WorkerSetup,
     started=Started,
     cannot_start=CannotStart,
     end=EndWorker,

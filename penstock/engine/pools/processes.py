@@ -20,10 +20,10 @@ from penstock.engine.pools.messages import (
     VOCABULARY,
     CannotStart,
     EndWorker,
-    Setup,
     Started,
     TaskDone,
     TaskSent,
+    WorkerSetup,
     outcome_of,
 )
 from penstock.engine.pools.pool import Desk
@@ -248,7 +248,9 @@ class ProcessPool:
         worker = _WorkerHandle(number, wire, process)
         if self._work_fd is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader thread notices
-                wire.send(Setup(list(sys.path), number, self.size, self._seed), [self._work_fd])
+                wire.send(
+                    WorkerSetup(list(sys.path), number, self.size, self._seed), [self._work_fd]
+                )
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
