@@ -1,8 +1,8 @@
 """SVG plots without a library: scales, ticks, axes, marks, labels, and light and dark colours.
 
 A ``Drawing`` collects marks in pixels. ``Scale`` and ``PlotArea`` turn values into pixels, and
-``Style`` turns themes into CSS. The ``kind`` of a mark is its CSS classes: its role, and for marks of data
-the kind of data, which has a colour in the theme (``"line fetch"``).
+``Style`` turns themes into CSS. The ``kind`` of a mark is its CSS classes: its role, and for marks
+of data the kind of data, which has a colour in the theme (``"line fetch"``).
 
 >>> drawing = Drawing(200, 120)
 >>> field = PlotArea.within(PlotBox(50, 20, 190, 80), x=(0, 4), y=(0, 100))
