@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.pools import threads
+from penstock.engine.pools.threads import ThreadPool
 from penstock.errors import WorkerError
 from penstock.operation import Operation
 
@@ -72,14 +74,14 @@ def started(gate: Gate, **options: Any) -> ps.Loader:
 def test_close_returns_only_after_every_thread_has_ended(
     gate: Gate, log: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "NOTICE", 0.01)
+    monkeypatch.setattr(threads, "LOG_AFTER", 0.01)
     loader = started(gate)
     assert next(iter(loader))[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert gate.reached.wait(60)
     closing = threading.Thread(target=loader.close)
     closing.start()
     assert log.logged.wait(60)
-    assert "closing waits for thread" in log.text
+    assert "close() waits for thread" in log.text
     assert "sample" in log.text
     assert closing.is_alive()
     gate.opened.set()
@@ -89,19 +91,25 @@ def test_close_returns_only_after_every_thread_has_ended(
 
 
 def test_a_thread_that_hangs_is_left_behind_with_the_slot_it_writes_to(
-    gate: Gate, log: Waiting
+    gate: Gate, log: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = started(gate, timeout=0.2)
+    def clock() -> float:
+        """No time passes before the thread hangs: a busy machine hangs nothing."""
+        return 1000.0 if gate.reached.is_set() else 0.0
+
+    pool = functools.partial(ThreadPool, clock=clock)
+    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", pool)
+    loader = started(gate, timeout=60)
     epoch = iter(loader)
     for _ in range(2):
         next(epoch)
-    with pytest.raises(WorkerError, match="has been working on sample"):
+    with pytest.raises(WorkerError, match="has been working on sample 9"):
         next(epoch)
     engine = loader._feed
     assert isinstance(engine, Engine)
     held = {id(batch.slot) for batch, _ in engine._tasks.values() if batch.slot is not None}
     loader.close()
-    assert "is left behind" in log.text
+    assert "is left running" in log.text
     assert held.isdisjoint({id(slot) for slot in engine.ring._slots.values()})
     gate.opened.set()
     for thread in threading.enumerate():
