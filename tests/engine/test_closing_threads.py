@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,21 +94,23 @@ def test_close_returns_only_after_every_thread_has_ended(
 def test_a_thread_that_hangs_is_left_behind_with_the_slot_it_writes_to(
     gate: Gate, log: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def clock() -> float:
-        """No time passes before the thread hangs: a busy machine hangs nothing."""
-        return 1000.0 if gate.reached.is_set() else 0.0
-
-    pool = functools.partial(ThreadPool, clock=clock)
-    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", pool)
+    late = threading.Event()
+    clock = functools.partial(ThreadPool, clock=lambda: 1000.0 if late.is_set() else 0.0)
+    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", clock)
     loader = started(gate, timeout=60)
     epoch = iter(loader)
     for _ in range(2):
         next(epoch)
-    with pytest.raises(WorkerError, match="has been working on sample 9"):
-        next(epoch)
     engine = loader._feed
     assert isinstance(engine, Engine)
+    assert gate.reached.wait(60)
+    while len(engine._tasks) > 1:  # the other thread is still at a task that ends
+        time.sleep(0.01)
+    late.set()
+    with pytest.raises(WorkerError, match="has been working on sample"):
+        next(epoch)
     held = {id(batch.slot) for batch, _ in engine._tasks.values() if batch.slot is not None}
+    assert held
     loader.close()
     assert "is left running" in log.text
     assert held.isdisjoint({id(slot) for slot in engine.ring._slots.values()})

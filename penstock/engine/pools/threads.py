@@ -121,9 +121,10 @@ class ThreadPool:
         """Wait for a thread to end. Returns false if it exceeds ``limit``, the loader's timeout."""
         if thread is threading.current_thread():
             return True
-        logged = False
+        logged, wait = False, 0.05
         while True:
-            thread.join(timeout=LOG_AFTER if limit is None else min(LOG_AFTER, limit / 4))
+            thread.join(wait)
+            wait = min(2 * wait, 1.0)
             if not thread.is_alive():
                 return True
             running = self._current.get(number)
