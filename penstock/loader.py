@@ -291,7 +291,8 @@ class Loader:
 
     def queue(self) -> Queue:
         """The number of batches that are ready or in preparation, and the memory they take."""
-        return Queue() if self._feed is None else self._feed.queue()
+        feed = self._feed  # another thread may close the loader
+        return Queue() if feed is None else feed.queue()
 
     def batch_times(self) -> list[float]:
         """Seconds that the workers spent on each of the last batches, added up."""

@@ -143,6 +143,11 @@ class Engine:
 
     def close(self) -> None:
         """End the workers and close the stores."""
+        if self.pool.runs_here():
+            # The garbage collector found a forgotten loader while it ran in one of its workers,
+            # which may hold the lock that the others wait for.
+            threading.Thread(target=self.close, name="penstock-close", daemon=True).start()
+            return
         self._end_workers()
         # A thread that could not be ended may still read from a store, so the stores stay open.
         if not self._abandoned:
@@ -212,11 +217,11 @@ class Engine:
                 return
             batch, piece = found
             if outcome.error is not None:
-                self._keepers.discard(outcome.report.offers)
                 self._fail(batch, outcome.error)
-            elif outcome.changed:
                 self._keepers.discard(outcome.report.offers)
+            elif outcome.changed:
                 self._redo_whole(batch)
+                self._keepers.discard(outcome.report.offers)
                 opened = True
             elif piece.kind == "probe":
                 self._schedule.done(piece.id, outcome.report.busy)
@@ -307,13 +312,13 @@ class Engine:
 
         Pieces of it that are still running write into its slot until they end.
         """
-        number = self._number(batch)
+        number, offers = self._number(batch), batch.offers()
         batch.kind = "whole"
         batch.layout = None
-        self._keepers.discard(batch.offers())
         batch.reports.clear()
         batch.early_rows.clear()
         self._schedule.redo_whole(number, len(batch.keys))
+        self._keepers.discard(offers)
 
     # Ending.
 
@@ -368,12 +373,13 @@ class Engine:
         raise error
 
     def _fail(self, batch: OpenBatch, error: BaseException) -> None:
+        offers = batch.offers()
         batch.error = error
-        self._keepers.discard(batch.offers())
         batch.reports.clear()
         self._schedule.drop(self._number(batch))
         if batch.kind == "probe":
             self._pending = None
+        self._keepers.discard(offers)
 
     def _resolve_deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
         error = resolve_deadly_piece(self.work, batch, piece, reason)

@@ -111,7 +111,7 @@ class Keepers:
     def lost(self, indices: Sequence[int]) -> None:
         """Remove samples that a worker may have put into stores before it died without a report."""
         for keeper in self._keepers:
-            keeper.discard(indices)
+            keeper.lost(indices)
 
     def settled(self) -> bool:
         """Whether the next epoch may begin early. Called once before each start of the loader.

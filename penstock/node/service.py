@@ -120,9 +120,13 @@ class Service:
             message, fds = received
             kind = type(message).__name__
             messages = [message]
-            if isinstance(message, Several):
-                messages = [VOCABULARY.unpack(packed) for packed in message.messages]
-            self._handle_all(peer, messages, fds)
+            try:
+                if isinstance(message, Several):
+                    messages = [VOCABULARY.unpack(packed) for packed in message.messages]
+                self._handle_all(peer, messages, fds)
+            finally:
+                for fd in fds:  # handlers remove the ones they use
+                    os.close(fd)
         except OSError:
             self._disconnect(peer)
         except PenstockError as error:
@@ -154,6 +158,8 @@ class Service:
             self._closing = [thread for thread in self._closing if thread.is_alive()] + [closing]
 
     def _join(self, peer: Peer, request: Join) -> None:
+        if peer.group is not None:
+            raise PenstockError(f"this member has joined the group {peer.group.name!r} already")
         if (request.version, request.release) != (VERSION, RELEASE):
             peer.send(
                 Refused(
@@ -203,7 +209,7 @@ class Service:
         if isinstance(message, Join):
             self._join(peer, message)
         elif isinstance(message, Code):
-            _group_of(peer).load(message, fds[0])
+            _group_of(peer).load(message, fds.pop(0))
         elif isinstance(message, BeginEpoch):
             _group_of(peer).begin(peer, message)
         elif isinstance(message, (GetStatus, EndNode)):

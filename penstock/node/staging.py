@@ -119,6 +119,8 @@ class StagingEngine(Engine):
         self.limited = False
         """A worker asked for a task and got none, because the limit was reached."""
         self._limit = limit
+        self._counted: set[int] = set()
+        """The tasks that count against the limit."""
         limit.add(self)
 
     def take(self, worker: int) -> Task | None:
@@ -128,11 +130,21 @@ class StagingEngine(Engine):
         task = super().take(worker)
         if task is None:
             self._limit.end(self._share, self)
+        else:
+            self._counted.add(task.id)
         return task
+
+    def _uncount(self, task: int) -> None:
+        """A task no longer counts against the limit; does nothing the second time."""
+        with self._lock:
+            counted = task in self._counted
+            self._counted.discard(task)
+        if counted:
+            self._limit.end(self._share, self)
 
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
-        self._limit.end(self._share, self)
+        self._uncount(task)
         try:
             self._go_on()
         except BaseException as error:
@@ -156,7 +168,13 @@ class StagingEngine(Engine):
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         super().lost(task, guilty=guilty, reason=reason)
-        self._limit.end(self._share, self)
+        self._uncount(task)
+
+    def _end_workers(self) -> None:
+        super()._end_workers()
+        # Workers that were killed report nothing.
+        for task in list(self._counted):
+            self._uncount(task)
 
     def close(self) -> None:
         super().close()
@@ -167,6 +185,7 @@ class StagingEngine(Engine):
         return Ready(batch.batch_keys, staged, staged.rows, staged.nbytes)
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
+        self._keepers.handed_out(batch.batch_keys)
         return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:

@@ -76,8 +76,7 @@ class MidEpoch(Plan):
         self.plan.check_state(epoch_state)
 
     def begin_at(self, epoch: int, first: int) -> None:
-        if first:
-            self.firsts[epoch] = first
+        self.firsts[epoch] = first
 
     def begin_by(self, begin: Begin) -> None:
         self.begin = begin

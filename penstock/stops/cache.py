@@ -178,16 +178,22 @@ class CacheKeeper(Keeper):
         if dropped:
             self.store.delete_many(dropped)
 
+    def lost(self, indices: Sequence[int]) -> None:
+        # A store that outlives the run holds samples of earlier runs and of other ranks, which
+        # look the same. What a dead worker put there counts from the next run on.
+        if not self.store.persistent:
+            self.discard(indices)
+
     def settled(self, *, restarted: bool) -> bool:
         """Whether nothing more will be admitted: the cache is full, or holds every sample."""
         return self.store.sealed or len(self.store) >= self._samples
 
     def stats(self, held: Held, hits: int, misses: int) -> Held:
-        store = self.store
-        if self._admission is None:
+        store, admission = self.store, self._admission  # another thread may close the loader
+        if admission is None:
             mine = CacheStats(hits, misses, 0, 0, store.budget, False)
         else:
-            used = self._used_before + self._admission.used
+            used = self._used_before + admission.used
             mine = CacheStats(hits, misses, len(store), used, store.budget, store.sealed)
         return held._replace(caches=(*held.caches, mine))
 

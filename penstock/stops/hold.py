@@ -145,6 +145,9 @@ class Keeper:
     def discard(self, indices: Sequence[int]) -> None:
         """Remove samples of a batch that is not handed out, unless they were admitted before."""
 
+    def lost(self, indices: Sequence[int]) -> None:
+        """Remove samples that a worker may have put in before it died without a report."""
+
     def outdated(self, batch: BatchKeys) -> list[int]:
         """The store keys that no batch after this one needs."""
         return []

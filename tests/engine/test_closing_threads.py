@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.pools import threads
+from penstock.engine.pools.runner import Work
 from penstock.engine.pools.threads import ThreadPool
 from penstock.errors import WorkerError
 from penstock.operation import Operation
@@ -119,3 +122,81 @@ def test_a_thread_that_hangs_is_left_behind_with_the_slot_it_writes_to(
         if thread.name.startswith("penstock-"):
             thread.join(60)
             assert not thread.is_alive()
+
+
+class OpensGate(Waiting):
+    """Lets the thread go on, and waits until it has ended its task, while a message is logged."""
+
+    def __init__(self, gate: Gate, running: Callable[[], int]) -> None:
+        super().__init__()
+        self.gate = gate
+        self.running = running
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self.gate.opened.set()
+        while self.running():
+            time.sleep(0.01)
+
+
+def test_a_thread_that_goes_on_while_it_is_left_behind_does_no_harm(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = threading.Event()
+    pools: list[ThreadPool] = []
+
+    def make(work: Work, size: int, seed: int) -> ThreadPool:
+        pools.append(ThreadPool(work, size, seed, lambda: 1000.0 if late.is_set() else 0.0))
+        return pools[-1]
+
+    monkeypatch.setattr("penstock.engine.pools.choose.ThreadPool", make)
+    loader = started(gate, timeout=60)
+    next(iter(loader))
+    (pool,) = pools
+    current = pool._current
+    logger = logging.getLogger("penstock.workers")
+    handler = OpensGate(gate, lambda: len(current))
+    logger.addHandler(handler)
+    try:
+        assert gate.reached.wait(60)
+        while len(current) > 1:
+            time.sleep(0.01)
+        late.set()
+        loader.close()
+    finally:
+        logger.removeHandler(handler)
+    assert "is left running" in handler.text
+
+
+class Owner:
+    """Holds a loader in a reference cycle, so that only the garbage collector frees it."""
+
+    def __init__(self, loader: ps.Loader) -> None:
+        self.loader = loader
+        self.cycle = self
+
+
+def test_a_forgotten_loader_that_is_collected_in_its_own_worker_is_closed(gate: Gate) -> None:
+    collected = threading.Event()
+    gc.disable()
+    try:
+        owner = Owner(started(gate))
+        next(iter(owner.loader))
+        meter = owner.loader._meter
+        worked = meter.worked
+
+        def collecting(seconds: float) -> None:
+            worked(seconds)
+            if gate.opened.is_set():
+                gc.collect()  # in a worker, which holds the lock of the engine
+                collected.set()
+
+        meter.worked = collecting  # type: ignore[method-assign]
+        freed = weakref.ref(owner.loader)
+        assert gate.reached.wait(60)
+        del owner
+        gate.opened.set()
+        assert collected.wait(60)
+    finally:
+        gc.enable()
+    assert freed() is None

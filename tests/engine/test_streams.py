@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.engine.pools.runner import Runner, WorkerInfo
 from penstock.errors import PipelineError, SampleError
+from penstock.source.stream import StreamSource
 from tests.support.contract import noise, plain
 
 
@@ -68,3 +70,20 @@ def test_a_stream_without_a_length_makes_a_loader_without_one() -> None:
         pytest.raises(TypeError, match="no length"),
     ):
         len(loader)
+
+
+def test_loaders_of_one_stream_pipeline_do_not_mix_their_samples() -> None:
+    pipeline = ps.from_dataset(numbers).batch(3)
+    with pipeline.loader(workers=0) as one, pipeline.loader(workers=0) as other:
+        sources = {
+            id(runner.work.road.source)
+            for runner in (
+                Runner(loader._assembly.work, WorkerInfo(0, 1, 0, process=False))
+                for loader in (one, other)
+            )
+        }
+        assert len(sources) == 2
+        assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+    # The pipeline that the user wrote holds no sample.
+    assert isinstance(pipeline.source, StreamSource)
+    assert pipeline.source.value is None

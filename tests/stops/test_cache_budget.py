@@ -141,3 +141,37 @@ def test_a_cache_on_disk_may_stand_below_operations_that_run_as_one_step(
     first, hits = one_epoch()
     assert hits == 0
     assert one_epoch() == (first, 6)
+
+
+@pytest.mark.usefixtures("no_stand_in")
+@pytest.mark.parametrize("budget", ["1MB", "40KB"])
+def test_leaving_a_loop_early_takes_nothing_out_of_a_cache_on_disk(
+    tmp_path: Path, budget: str
+) -> None:
+    data = [np.full(500, index, dtype=np.float64) for index in range(40)]
+    source = ps.from_dataset(data, random=False, version="1")
+    pipeline = source.cache(budget, where=tmp_path).batch(4)
+
+    def held(batches: int | None) -> set[int]:
+        with pipeline.loader(workers=2, kind="processes", shuffle=False) as loader:
+            for number, _ in enumerate(loader, start=1):
+                if number == batches:
+                    break
+            return set(store_of(loader).keys())
+
+    first = held(None)
+    assert len(first) == (40 if budget == "1MB" else loader_admits(40_000))
+    for batches in (1, 3, 5, None):
+        assert first <= held(batches)
+
+
+def loader_admits(budget: int) -> int:
+    """How many of the samples of 4,000 bytes fit, by the price that every store has for them."""
+    with (
+        ps.from_dataset([np.zeros(500)] * 40, random=False)
+        .cache(budget)
+        .batch(4)
+        .loader(workers=0) as loader
+    ):
+        assert len(list(loader)) == 10
+        return loader.stats().caches[0].admitted

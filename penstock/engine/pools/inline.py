@@ -39,6 +39,9 @@ class InlinePool:
     def outdated(self) -> bool:
         return False
 
+    def runs_here(self) -> bool:
+        return False
+
     def close(self, limit: float | None = None) -> set[int]:
         self._desk = None
         return set()

@@ -55,6 +55,9 @@ class Pool(Protocol):
     def outdated(self) -> bool:
         """Whether the dataset was changed since workers got their copy of it."""
 
+    def runs_here(self) -> bool:
+        """Whether the caller's thread is one of the workers, so that it cannot wait for them."""
+
     def close(self, limit: float | None = None) -> set[int]:
         """End all workers. Returns the tasks of workers that could not be ended.
 

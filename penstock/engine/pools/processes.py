@@ -170,6 +170,9 @@ class ProcessPool:
         # cost as much as sending them again.
         return self._start == "program" and self._digest != self._packed().digest()
 
+    def runs_here(self) -> bool:
+        return False
+
     def close(self, limit: float | None = None) -> set[int]:
         if os.getpid() != self._pid:
             return set()  # a fork of the training process: the workers are not ours

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -136,6 +137,10 @@ class Runner:
         init: WorkerInit | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not work.road.source.indexed:
+            # A stream's samples pass through its source object, so each runner has one of its own.
+            source = copy.copy(work.road.source)
+            work = replace(work, road=replace(work.road, source=source))
         self.work = work
         self.info = info
         self._init = init

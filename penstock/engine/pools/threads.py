@@ -105,28 +105,25 @@ class ThreadPool:
     def outdated(self) -> bool:
         return False
 
+    def runs_here(self) -> bool:
+        return threading.current_thread() in self._threads
+
     def close(self, limit: float | None = None) -> set[int]:
         self._closing = True
         self.notify()
-        abandoned = {
-            self._current[number][0].id
-            for number, thread in enumerate(self._threads)
-            if not self._ended(number, thread, limit)
-        }
+        hanging = [self._join(number, thread, limit) for number, thread in enumerate(self._threads)]
         # Threads that are left behind no longer belong to the pool; ``start`` makes new ones.
         self._threads, self._current = [], {}
-        return abandoned
+        return {task.id for task in hanging if task is not None}
 
-    def _ended(self, number: int, thread: threading.Thread, limit: float | None) -> bool:
-        """Wait for a thread to end. Returns false if it exceeds ``limit``, the loader's timeout."""
-        if thread is threading.current_thread():
-            return True
+    def _join(self, number: int, thread: threading.Thread, limit: float | None) -> Task | None:
+        """Wait for a thread to end. Returns its task if that exceeds ``limit``."""
         logged, wait = False, 0.05
         while True:
             thread.join(wait)
             wait = min(2 * wait, 1.0)
             if not thread.is_alive():
-                return True
+                return None
             running = self._current.get(number)
             if running is None:
                 continue  # it is between two tasks, and ends before it takes another
@@ -141,7 +138,7 @@ class ThreadPool:
                     seconds,
                     limit,
                 )
-                return False
+                return task
             if not logged and seconds > LOG_AFTER:
                 logged = True
                 _log.warning(
