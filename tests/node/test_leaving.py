@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import penstock as ps
 from penstock.node.client import request_end
 from penstock.node.directory import NodeDirectory
 from penstock.node.service import Service
+from tests.support.contract import WaitsForFile
 
 
 @pytest.fixture
@@ -32,19 +34,21 @@ def service(node_directory: NodeDirectory) -> Iterator[Service]:
     thread.join()
 
 
-def slow(value: Any) -> Any:
-    time.sleep(0.02)
-    return value
-
-
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_one_that_leaves_with_work_in_hand_blocks_nobody(service: Service, kind: Any) -> None:
+def test_one_that_leaves_with_work_in_hand_blocks_nobody(
+    service: Service, kind: Any, tmp_path: Path
+) -> None:
     source = ps.from_dataset(np.arange(64.0), random=False, version="1")
-    pipeline = source.map(slow, random=False, version="1").batch(4)
     for number in range(3):
+        file = tmp_path / f"go on {number}"
+        waits = WaitsForFile(file, first=8)
+        pipeline = source.map(waits, random=False, version="1").batch(4)
         with pipeline.loader(share=f"group {number}", kind=kind, shuffle=False) as loader:
             for batch, expected in zip(loader, (0.0, 4.0), strict=False):
                 assert batch[0] == expected
+            assert service.workers._busy > 0
+        if kind == "threads":
+            file.touch()  # threads cannot be killed
         # The node ends the workers of a group without members in another thread.
         deadline = time.monotonic() + 60
         while (service.groups or service.workers._busy) and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.errors import PipelineError, SampleError
 from penstock.loader import Loader
 from penstock.stops.cache import CacheKeeper
-from tests.support.contract import POOLS, Workers, store_of
+from tests.support.contract import POOLS, WaitsForFile, Workers, store_of
 
 BUDGET = 40_000
 
@@ -150,19 +150,25 @@ def test_leaving_a_loop_early_takes_nothing_out_of_a_cache_on_disk(
 ) -> None:
     data = [np.full(500, index, dtype=np.float64) for index in range(40)]
     source = ps.from_dataset(data, random=False, version="1")
-    pipeline = source.cache(budget, where=tmp_path).batch(4)
+    waits = WaitsForFile(tmp_path / "go on", first=4)
+    cached = source.cache(budget, where=tmp_path / "store")
+    pipeline = cached.map(waits, random=False, version="1").batch(4)
 
-    def held(batches: int | None) -> set[int]:
+    def held(*, whole: bool) -> set[int]:
         with pipeline.loader(workers=2, kind="processes", shuffle=False) as loader:
-            for number, _ in enumerate(loader, start=1):
-                if number == batches:
-                    break
+            for _ in loader:
+                if not whole:
+                    break  # while the workers are busy with the next batches
             return set(store_of(loader).keys())
 
-    first = held(None)
+    (tmp_path / "go on").touch()
+    first = held(whole=True)
     assert len(first) == (40 if budget == "1MB" else loader_admits(40_000))
-    for batches in (1, 3, 5, None):
-        assert first <= held(batches)
+    (tmp_path / "go on").unlink()
+    for _ in range(3):
+        assert first <= held(whole=False)
+    (tmp_path / "go on").touch()
+    assert held(whole=True) == first
 
 
 def loader_admits(budget: int) -> int:

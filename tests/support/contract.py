@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,3 +83,16 @@ def store_of(loader: Loader) -> Any:
     """The store of the first stop that keeps samples."""
     stops = loader._assembly.keepers.road.stops
     return next(stop.store for stop in stops if keeps_samples(stop))
+
+
+class WaitsForFile:
+    """A map that keeps its worker busy, from sample ``first`` on, until a file exists."""
+
+    def __init__(self, path: Path, first: int) -> None:
+        self.path = path
+        self.first = first
+
+    def __call__(self, value: Any) -> Any:
+        while np.ravel(value)[0] >= self.first and not self.path.exists():
+            time.sleep(0.01)
+        return value
