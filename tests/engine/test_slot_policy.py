@@ -74,6 +74,9 @@ class ByHand:
     def outdated(self) -> bool:
         return False
 
+    def runs_here(self) -> bool:
+        return False
+
     def close(self, limit: float | None = None) -> set[int]:
         self._desk = None
         self._busy.clear()

@@ -20,24 +20,25 @@ NAME = "penstock.run.test"
 @pytest.fixture
 def log() -> Iterator[CommandLog]:
     """A log with its own logger. The configuration of all other logging is restored."""
-    root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
-    known = {
-        name: logger.disabled
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-    }
+    disabled = logging.root.manager.disable
+    loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    before = [
+        (one, one.level, one.propagate, one.disabled, [(h, h.level) for h in one.handlers])
+        for one in loggers
+    ]
     yield CommandLog(NAME)
-    root.handlers[:] = handlers
-    root.setLevel(level)
     logging.disable(disabled)
-    for name, was_disabled in known.items():
-        logging.getLogger(name).disabled = was_disabled
     for name in (NAME, "penstock"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate, logger.disabled = True, False
         logger.setLevel(logging.NOTSET)
+    for logger, level, propagate, was_disabled, handlers in before:
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, was_disabled
+        logger.handlers[:] = [handler for handler, _ in handlers]
+        for handler, its_level in handlers:
+            handler.setLevel(its_level)
 
 
 def basic_config(stream: io.StringIO) -> None:
