@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.config import show_size
+from penstock.host.text import aligned, many
 
 Clock = Callable[[], float]
 
@@ -184,9 +185,9 @@ class Stats:
         return min(1.0, self.wait / self.elapsed) if self.elapsed > 0 else 0.0
 
     def __repr__(self) -> str:
-        lines = text_table(_summary(self))
+        lines = aligned(_summary(self))
         if self.stages:
-            lines += ["", *text_table(_stage_rows(self.stages), right={1, 2, 3, 4})]
+            lines += ["", *aligned(_stage_rows(self.stages), right={1, 2, 3, 4})]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -326,23 +327,6 @@ class Meter:
 # Tables
 
 
-def text_table(rows: Sequence[Cells], right: Container[int] = ()) -> list[str]:
-    """Lines with aligned columns; those in ``right`` are aligned to the right.
-
-    >>> text_table([("name", "size"), ("a", "10"), ("bcdef", "5")], right={1})
-    ['name   size', 'a        10', 'bcdef     5']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
 def html_table(rows: Sequence[Cells], right: Container[int] = (), *, header: bool = False) -> str:
     """An HTML table for notebooks, its text escaped; ``header``: the first row has the titles.
 
@@ -371,7 +355,7 @@ def html_table(rows: Sequence[Cells], right: Container[int] = (), *, header: boo
 def _summary(stats: Stats) -> list[Cells]:
     """A row for each fact about a loader that does not belong to a stage."""
     size = f", {show_size(stats.bytes)}" if stats.bytes else ""
-    delivered = f"{_count(stats.samples, 'sample')} in {_count(stats.batches, 'batch', 'batches')}"
+    delivered = f"{many(stats.samples, 'sample')} in {many(stats.batches, 'batch', 'batches')}"
     rows: list[Cells] = [
         ("delivered", delivered + size),
         ("read", f"{show_size(stats.bytes_read)} from the source"),
@@ -387,19 +371,19 @@ def _summary(stats: Stats) -> list[Cells]:
         rows.append((name, _cache(cache)))
     if stats.refurbish is not None:
         fresh, reused = stats.refurbish.fresh, stats.refurbish.reused
-        kept = f"keeps {_count(stats.refurbish.kept, 'sample')}, {show_size(stats.refurbish.used)}"
+        kept = f"keeps {many(stats.refurbish.kept, 'sample')}, {show_size(stats.refurbish.used)}"
         rows.append(("refurbish", f"{reused:,} reused, {fresh:,} fresh; {kept}"))
     if stats.echo is not None:
         fresh, factor = stats.echo.fresh, stats.echo.factor
         made = f"{stats.echo.delivered:,} delivered from {fresh:,} fresh"
         rows.append(("echo", f"{made}, factor {factor:g} in this epoch"))
     if stats.retries:
-        rows.append(("retries", f"{_count(stats.retries, 'task')} run again after a worker died"))
+        rows.append(("retries", f"{many(stats.retries, 'task')} run again after a worker died"))
     if stats.corrupt:
-        values = _count(stats.corrupt, "damaged value")
+        values = many(stats.corrupt, "damaged value")
         rows.append(("corrupt", f"{values} in a cache, prepared again"))
     if stats.bad:
-        rows.append(("bad", f"{_count(stats.bad, 'sample')} skipped or substituted"))
+        rows.append(("bad", f"{many(stats.bad, 'sample')} skipped or substituted"))
         for bad in stats.bad_samples[-PRINTED_BAD_SAMPLES:]:
             error = bad.error.partition("\n")[0]
             text = f"{bad.name} (index {bad.index}) in {bad.stage}: {error}"
@@ -411,9 +395,9 @@ def _summary(stats: Stats) -> list[Cells]:
 def _workers(pool: PoolStats) -> str:
     names = {"none": "none, the training loop prepares batches", "node": "those of the node"}
     singular = {"threads": "thread", "processes": "process"}.get(pool.kind, pool.kind)
-    workers = names.get(pool.kind) or _count(pool.workers, singular, pool.kind)
+    workers = names.get(pool.kind) or many(pool.workers, singular, pool.kind)
     busy = "" if pool.kind == "node" else f", busy {pool.utilisation:.0%} of the time"
-    restarts = f", {_count(pool.restarts, 'restart')}" if pool.restarts else ""
+    restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return workers + busy + restarts
 
 
@@ -422,8 +406,8 @@ def _cache(cache: CacheStats) -> str:
     share = f" ({cache.hits / asked:.0%} hits)" if asked else ""
     full = ", full" if cache.full else ""
     return (
-        f"{_count(cache.hits, 'hit')}, {_count(cache.misses, 'miss', 'misses')}{share}; holds "
-        f"{_count(cache.admitted, 'sample')}, {show_size(cache.used)} of "
+        f"{many(cache.hits, 'hit')}, {many(cache.misses, 'miss', 'misses')}{share}; holds "
+        f"{many(cache.admitted, 'sample')}, {show_size(cache.used)} of "
         f"{show_size(cache.budget)}{full}"
     )
 
@@ -440,7 +424,3 @@ def _stage_rows(stages: Sequence[StageStats]) -> list[Cells]:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.3g} s"
-
-
-def _count(number: int, singular: str, plural: str = "") -> str:
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 _UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -25,7 +25,7 @@ def span(seconds: float, units: int = 2) -> str:
     return " ".join(parts[:units]) or "0 s"
 
 
-def aligned(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """The rows of a table as lines with aligned columns; those in ``right`` to the right.
 
     >>> aligned([("name", "size"), ("a", "10"), ("bcdef", "5")], right={1})

@@ -154,7 +154,7 @@ def lines_of(node: NodeStatus, now: float, before: NodeStatus | None = None) -> 
         ("saved", saved(_sum(groups, "prepared"), _sum(groups, "given"))),
         ("log", node["log"]),
     ]
-    lines = aligned(facts, right=set())
+    lines = aligned(facts)
     if not groups:
         lines += ["", "No job is attached: the node ends by itself unless one attaches."]
     for group in groups:
@@ -246,7 +246,7 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
         facts.append(("refurbish", _refurbish(group["refurbish"])))
     table = aligned(rows, right={0, 2, 3, 4, 5})
     title = f"{group['name']}: {many(len(members), 'member')}, {note}"
-    return [title, *(f"  {line}" for line in [*table, *aligned(facts, right=set())])]
+    return [title, *(f"  {line}" for line in [*table, *aligned(facts)])]
 
 
 def _staged(groups: Sequence[NodeStatus], budget: int) -> str:

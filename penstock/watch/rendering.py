@@ -69,7 +69,7 @@ def _block(loader: LoaderHistory, ascii_only: bool) -> list[str]:
     stops = [stop for stop in now.stops if stop.seconds_per_sample is not None]
     table = aligned(_stops(stops, ascii_only), right={1, 2}) if stops else []
     title = f"process {last.pid}, loader {last.number}: {last.command}"
-    return [title, f"  {standing.name}", *_indented(aligned(facts, right=set()) + table)]
+    return [title, f"  {standing.name}", *_indented(aligned(facts) + table)]
 
 
 def _indented(lines: Sequence[str]) -> list[str]:

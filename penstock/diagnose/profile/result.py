@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from penstock.config import show_size
-from penstock.stats import BadSample, Cells, html_table, text_table
+from penstock.host.text import aligned
+from penstock.stats import BadSample, Cells, html_table
 
 StageKind = Literal["source", "map", "cache", "refurbish", "echo", "fused", "batch", "part"]
 
@@ -135,7 +136,7 @@ class Profile:
     def __repr__(self) -> str:
         tables = _tables(self)
         # All tables share the widths of their columns.
-        lines = text_table([row for table in tables for row in table], _RIGHT)
+        lines = aligned([row for table in tables for row in table], _RIGHT)
         out = [_title(self), ""]
         for table in tables:
             out += [*lines[: len(table)], ""]
