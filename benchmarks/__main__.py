@@ -21,6 +21,7 @@ from benchmarks.harness.report import show, write_json
 from benchmarks.jobs import jobs
 from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
+from benchmarks.wide import wide
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         analyze,
         memory,
         start,
+        wide,
     )
 }
 

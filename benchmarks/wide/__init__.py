@@ -1,0 +1,1 @@
+"""The benchmark ``wide``: Penstock on many simulated cores."""

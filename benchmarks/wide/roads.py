@@ -1,0 +1,68 @@
+"""The pipelines that ``wide`` runs, by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from benchmarks.harness.workloads import Photos
+from benchmarks.peers import penstock_dropin, penstock_pipeline
+
+PYTHON_SECONDS, ASLEEP_SECONDS = 0.2e-3, 8e-3
+"""The road ``python``: seconds of pure Python for a sample, and seconds of native work."""
+
+
+@dataclass(frozen=True)
+class RoadPlan:
+    """A pipeline of ``wide``. ``native``: the compiled kernel does its work.
+
+    ``make`` takes the photographs and returns a function that makes the loader.
+    """
+
+    title: str
+    make: Callable[[Photos], Callable[[], Iterable[Any]]]
+    native: bool = True
+
+
+def _uint8(work: Photos) -> Callable[[], Iterable[Any]]:
+    return penstock_pipeline.photos(replace(work, form="uint8"))
+
+
+def _float32(work: Photos) -> Callable[[], Iterable[Any]]:
+    return penstock_pipeline.photos(replace(work, form="float32"))
+
+
+def _augmented(work: Photos) -> Callable[[], Iterable[Any]]:
+    return penstock_pipeline.photos(replace(work, form="float32", augment=True))
+
+
+def _drop_in(work: Photos) -> Callable[[], Iterable[Any]]:
+    return penstock_dropin.photos(replace(work, form="float32"))
+
+
+def busy(value: Any) -> Any:
+    """Hold the GIL for a while, as transforms written in Python do, then sleep without it."""
+    end = time.thread_time() + PYTHON_SECONDS
+    while time.thread_time() < end:
+        pass
+    time.sleep(ASLEEP_SECONDS)
+    return value
+
+
+def _python(work: Photos) -> Callable[[], Iterable[Any]]:
+    pipeline = ps.from_dataset(np.arange(100_000.0)).map(busy, random=False).batch(work.batch)
+    return lambda: pipeline.loader(workers=work.workers)
+
+
+ROADS: dict[str, RoadPlan] = {
+    "uint8": RoadPlan("crop and flip, uint8", _uint8),
+    "float32": RoadPlan("crop, flip, normalise, float32", _float32),
+    "randaugment": RoadPlan("the same with RandAugment(2, 9)", _augmented),
+    "drop-in": RoadPlan("drop-in, torchvision ImageFolder, float32", _drop_in),
+    "python": RoadPlan("0.2 ms of Python and 8 ms asleep a sample", _python, native=False),
+}

@@ -1,0 +1,317 @@
+"""Penstock with many workers on simulated cores: what Python costs, and when it becomes the limit.
+
+The compiled kernel's work is replaced by a sleep of the time that it takes, so a machine of a few
+cores can run 64 workers. What is left is Python under one GIL, which 2 real cores hide.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.alone import AloneError, run_alone
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.measure import Spread, progress
+from benchmarks.harness.report import Result, Table
+from benchmarks.harness.workloads import Photos
+from benchmarks.wide.roads import ASLEEP_SECONDS, ROADS
+from benchmarks.wide.sleeping_kernel import SleepingKernel, TimedKernel, wake_on_time
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+
+TIMED_BATCHES = 3
+"""Batches, after a first one, whose kernel calls are timed."""
+
+GOALS = {2: 0.97, 32: 0.85, 64: 0.7}
+"""By number of workers: the share of ideal to reach on native roads."""
+
+MOST_CPU = 10e-6
+"""Seconds of CPU for an image, beside the kernel's work, that native roads may take."""
+
+START_SECONDS = 0.5
+"""Time for a worker process to start, one after the other on two busy cores."""
+
+
+@dataclass(frozen=True)
+class WideRun:
+    """One run of one road with one number of workers.
+
+    ``ideal``: images/s of bare threads that only sleep, as often and as long as the workers did.
+    ``cpu``: seconds of CPU of all processes for an image, less those of the bare threads. ``loop``:
+    seconds of CPU of the thread that iterates the loader for an image.
+    """
+
+    rate: float
+    ideal: float
+    cpu: float
+    loop: float
+
+    @property
+    def share(self) -> float:
+        return self.rate / self.ideal
+
+
+def install(kernel: Any) -> None:
+    """Make Penstock use this kernel. Call it before any loader is made in the process."""
+    from penstock import native
+
+    native._load_kernel = lambda: (kernel, "")  # type: ignore[assignment]
+
+
+def time_kernel(road: str, work: Photos) -> dict[str, float]:
+    """Seconds per item of each kernel function, measured in one thread. Runs in its own process."""
+    from penstock import native
+
+    timed = TimedKernel(native.kernel())
+    install(timed)
+    batches = _forever(ROADS[road].make(work)())
+    next(batches)
+    for _ in range(TIMED_BATCHES):
+        next(batches)
+    batches.close()
+    return timed.costs()
+
+
+def run_wide(
+    road: str, work: Photos, costs: Mapping[str, float], seconds: float, warm_up: float
+) -> WideRun:
+    """Measure a road. Runs in a process of its own."""
+    from penstock import native
+
+    wake_on_time()
+    sleeping = SleepingKernel(native.kernel(), costs) if ROADS[road].native else None
+    if sleeping is not None:
+        install(sleeping)
+    batches = _forever(ROADS[road].make(work)())
+    next(batches)
+    starting = 0.0 if ROADS[road].native else START_SECONDS * work.workers
+    until = time.perf_counter() + starting + warm_up
+    while time.perf_counter() < until:
+        next(batches)
+    before = sleeping.log.total() if sleeping is not None else None
+    images = 0
+    cpu, loop, started = _cpu(), time.thread_time(), time.perf_counter()
+    while time.perf_counter() < started + seconds:
+        images += _rows(next(batches))
+    passed = time.perf_counter() - started
+    loop, cpu = time.thread_time() - loop, _cpu() - cpu
+    if sleeping is None or before is None:
+        calls, nap = float(images), ASLEEP_SECONDS
+    else:
+        after = sleeping.log.total()
+        calls = after.calls - before.calls
+        nap = (after.seconds - before.seconds) / calls
+    batches.close()
+    naps, bare_cpu = bare_threads(work.workers, nap, seconds)
+    per_image = calls / images
+    return WideRun(
+        images / passed,
+        naps / per_image,
+        max(0.0, cpu / images - bare_cpu * per_image),
+        loop / images,
+    )
+
+
+def bare_threads(count: int, nap: float, seconds: float) -> tuple[float, float]:
+    """Sleeps a second of threads that do nothing else, and the CPU seconds of a sleep."""
+    done = [0] * count
+    ending = threading.Event()
+
+    def sleep(number: int) -> None:
+        while not ending.is_set():
+            time.sleep(nap)
+            done[number] += 1
+
+    threads = [threading.Thread(target=sleep, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    cpu, naps, started = time.process_time(), sum(done), time.perf_counter()
+    time.sleep(seconds)
+    naps, cpu = sum(done) - naps, time.process_time() - cpu
+    passed = time.perf_counter() - started
+    ending.set()
+    for thread in threads:
+        thread.join()
+    return naps / passed, cpu / max(1, naps)
+
+
+def _forever(loader: Any) -> Iterator[Any]:
+    """Batches of one epoch after the other; closing the iterator closes the loader."""
+    try:
+        while True:
+            yield from loader
+    finally:
+        close = getattr(loader, "close", None)
+        if close is not None:
+            close()
+
+
+def _rows(batch: Any) -> int:
+    return len(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _cpu() -> float:
+    """CPU seconds of this process, and of its children that run."""
+    import psutil
+
+    total = time.process_time()
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        times = child.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def run(options: Namespace) -> Result:
+    from penstock import native
+
+    if not native.kernel_available():
+        raise SystemExit(f"wide needs the compiled kernel: {native.why_no_kernel()}")
+    runs: dict[str, dict[int, list[WideRun]]] = {}
+    wrong: list[str] = []
+    costs = {road: _costs(road, options) for road in options.roads}
+    for number in range(options.rounds):
+        for road in options.roads:
+            for workers in options.widths:
+                progress(f"wide: round {number + 1} of {options.rounds}: {road}, {workers} workers")
+                work = _work(options.data, options.batch, workers)
+                try:
+                    made: WideRun = run_alone(
+                        run_wide,
+                        road,
+                        work,
+                        costs[road],
+                        options.seconds,
+                        options.warm_up,
+                        timeout=120 + options.warm_up + workers + 4 * options.seconds,
+                    ).value
+                except AloneError as error:
+                    wrong.append(f"wide: {road} with {workers} workers: {error}")
+                    progress(error.printed or f"  {error}")
+                    continue
+                runs.setdefault(road, {}).setdefault(workers, []).append(made)
+                progress(f"  {made.rate:,.0f} images/s, {made.share:.2f} of ideal")
+    return make_result(runs, costs, wrong, options.rounds)
+
+
+def _costs(road: str, options: Namespace) -> dict[str, float]:
+    if not ROADS[road].native:
+        return {}
+    progress(f"wide: timing the kernel: {road}")
+    work = _work(options.data, options.batch, 1)
+    found: dict[str, float] = run_alone(time_kernel, road, work, timeout=180).value
+    progress("  " + ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in found.items()))
+    return found
+
+
+def _work(data: Path, batch: int, workers: int) -> Photos:
+    return Photos(data, "uint8", batch, workers)
+
+
+def make_result(
+    runs: Mapping[str, Mapping[int, Sequence[WideRun]]],
+    costs: Mapping[str, Mapping[str, float]],
+    wrong: Sequence[str],
+    rounds: int,
+) -> Result:
+    """A table for each road, one row for each number of workers."""
+    tables, notes = [], []
+    for road, by_workers in runs.items():
+        rows = []
+        for workers, made in sorted(by_workers.items()):
+            share = Spread.of([one.share for one in made])
+            rows.append(
+                (
+                    str(workers),
+                    f"{statistics.median(one.rate for one in made):,.0f}",
+                    f"{statistics.median(one.ideal for one in made):,.0f}",
+                    f"{share.median:.2f} ({share.low:.2f} to {share.high:.2f})",
+                    _goal(road, workers, share.median),
+                    f"{1e6 * statistics.median(one.cpu for one in made):.1f}",
+                    f"{1e6 * statistics.median(one.loop for one in made):.1f}",
+                )
+            )
+        title = f"wide, {road}: {ROADS[road].title}; rounds: {rounds}"
+        columns = COLUMNS
+        if ROADS[road].native:
+            columns = (*COLUMNS[:-2], f"CPU us per image (goal {1e6 * MOST_CPU:g})", COLUMNS[-1])
+        tables.append(Table(title, columns, tuple(rows)))
+        if costs[road]:
+            notes.append(
+                f"wide, {road}: the kernel sleeps for an image: "
+                + ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in costs[road].items())
+            )
+    notes.append(
+        "wide: ideal is the rate of bare threads that sleep as often and as long as the workers; "
+        "CPU is that of all processes less what the sleeps of bare threads take"
+    )
+    data = {
+        road: {str(workers): [asdict(one) for one in made] for workers, made in by_workers.items()}
+        for road, by_workers in runs.items()
+    }
+    return Result(tuple(tables), tuple(notes), tuple(wrong), {"wide": data})
+
+
+COLUMNS = (
+    "workers",
+    "images/s",
+    "ideal",
+    "share of ideal",
+    "goal",
+    "CPU us per image",
+    "loop us per image",
+)
+
+
+def _goal(road: str, workers: int, share: float) -> str:
+    if not ROADS[road].native or workers not in GOALS:
+        return ""
+    return f"{GOALS[workers]:g}: {'reached' if share >= GOALS[workers] else 'missed'}"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in ROADS:
+            raise ArgumentTypeError(f"there is no road {name!r}; there are: {', '.join(ROADS)}")
+    return names
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ArgumentTypeError(f"{text!r} is not a list of whole numbers, such as 1,8,64")
+    return tuple(int(part) for part in parts)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--roads",
+        type=_names,
+        default=tuple(ROADS),
+        metavar="LIST",
+        help=f"run only these, of: {', '.join(ROADS)}",
+    )
+    parser.add_argument(
+        "--widths",
+        type=_widths,
+        default=WORKERS,
+        metavar="LIST",
+        help=f"numbers of workers ({','.join(map(str, WORKERS))})",
+    )
+
+
+BENCHMARK = Benchmark(
+    "wide",
+    "1 to 64 workers on simulated cores: the kernel sleeps, so only Python limits",
+    run,
+    _arguments,
+    needs_data=True,
+)
