@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def bare_threads(count: int, nap: float, seconds: float) -> tuple[float, float]:
     return naps / passed, cpu / max(1, naps)
 
 
-def _forever(loader: Any) -> Iterator[Any]:
+def _forever(loader: Any) -> Generator[Any, None, None]:
     """Batches of one epoch after the other; closing the iterator closes the loader."""
     try:
         while True:
