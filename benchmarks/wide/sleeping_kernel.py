@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import sleep, thread_time
 from typing import Any
 
 ITEMS: dict[str, Callable[..., int]] = {
@@ -47,9 +47,9 @@ class TimedKernel:
             return function
 
         def timed(*args: Any) -> Any:
-            started = time.thread_time()  # other processes on this core do not count
+            started = thread_time()  # other processes on this core do not count
             result = function(*args)
-            self._seconds[name] += time.thread_time() - started
+            self._seconds[name] += thread_time() - started
             self._items[name] += ITEMS[name](*args)
             return result
 
@@ -80,7 +80,7 @@ class SleepLog:
         if mine is None:
             mine = self._local.sleeps = Sleeps()
             self.threads.append(mine)
-        time.sleep(seconds)
+        sleep(seconds)
         mine.calls += 1
         mine.seconds += seconds
 

@@ -32,7 +32,7 @@ class FakeKernel:
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The sleeps that were asked for; none of them takes time."""
     asked: list[float] = []
-    monkeypatch.setattr(time, "sleep", asked.append)
+    monkeypatch.setattr("benchmarks.wide.sleeping_kernel.sleep", asked.append)
     return asked
 
 
@@ -58,7 +58,7 @@ def test_a_sleeping_kernel_runs_short_functions_and_refuses_untimed_ones(naps: l
 
 def test_costs_are_seconds_of_cpu_per_item(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 16.0, 20.0, 24.0])
-    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr("benchmarks.wide.sleeping_kernel.thread_time", lambda: next(clock))
     kernel = TimedKernel(FakeKernel())
     kernel.regions(((1,), (2,), (3,)))
     kernel.regions(((1,), (2,)))
