@@ -18,6 +18,7 @@ from benchmarks.harness import chart as charts
 from benchmarks.harness.arguments import count, drawing, positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.report import show, write_json
+from benchmarks.interference import interference
 from benchmarks.jobs import jobs
 from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         memory,
         start,
         wide,
+        interference,
     )
 }
 

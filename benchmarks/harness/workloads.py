@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,13 +17,17 @@ RAND_AUGMENT = (2, 9)
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples in memory: ``length`` views of ``kept`` arrays, shuffled."""
+    """Samples in memory: ``length`` views of ``kept`` arrays, shuffled.
+
+    ``nap``: seconds for which the dataset sleeps for a sample, in place of native work.
+    """
 
     shape: tuple[int, ...]
     length: int
     batch: int
     workers: int
     kept: int = 64
+    nap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,14 @@ class ArrayDataset:
         self._data = generator.random((work.kept, *work.shape), dtype=np.float32)
         self._kept = work.kept
         self._length = work.length
+        self._nap = work.nap
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
+        if self._nap:
+            time.sleep(self._nap)
         return self._data[index % self._kept]
 
 

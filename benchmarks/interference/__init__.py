@@ -1,0 +1,1 @@
+"""The benchmark ``interference``: what a loader costs the training loop beside it."""
