@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from typing import Any
 
@@ -26,6 +25,7 @@ from penstock.engine.pools.messages import (
     TaskSent,
     done_message,
 )
+from penstock.engine.pools.orphan import watch_parent
 from penstock.engine.pools.runner import Outcome, Runner, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout, Slot
@@ -135,19 +135,12 @@ def serve(
     # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
     gc.collect()
     gc.freeze()
     _TaskLoop(wire, Runner(work, info, init)).run()
-
-
-def _watch_parent(parent: int) -> None:
-    # A waiting worker sees its socket close; this ends one that is busy in a user's code.
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def main() -> None:
