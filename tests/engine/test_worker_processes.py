@@ -20,7 +20,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine.engine import Engine
-from penstock.engine.pools import processes, restarts
+from penstock.engine.pools import launch, processes, restarts
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.restarts import FailedStarts
 from penstock.errors import DeadlySampleError, WorkerError
@@ -65,7 +65,7 @@ def test_a_deadly_first_sample_is_substituted_like_any_other(collate: Any) -> No
     here = os.getpid()
     numbers = ps.from_dataset(np.arange(16.0))
     pipeline = numbers.map(partial(deadly, home=here), random=False).batch(8, collate=collate)
-    substituted = {"shuffle": False, "on_error": "substitute"}
+    substituted: Any = {"shuffle": False, "on_error": "substitute"}
     with pipeline.loader(workers=2, kind="processes", **substituted) as loader:
         first, second = (batch.tolist() for batch in loader)
         assert [bad.index for bad in loader.stats().bad_samples] == [0]
@@ -252,7 +252,7 @@ class KillAtStart:
 
     def __init__(self, kills: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = kills
-        start = processes.Program
+        start = launch.Program
 
         def program(*args: Any) -> Any:
             started = start(*args)
@@ -315,7 +315,7 @@ def test_workers_that_cannot_start_are_an_error_with_the_reason(
 
 def test_processes_that_cannot_be_created_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.001)
-    start, failures = processes.Program, iter(range(3))
+    start, failures = launch.Program, iter(range(3))
 
     def program(*args: Any) -> Any:
         if next(failures, None) is not None:

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_fro
 from penstock.engine.pools.runner import Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.slots import shared_file
+from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
 
@@ -55,6 +56,7 @@ class _WorkerHandle:
 
     - ``tasks``: each with the time since which the worker may work on it, in the order of sending.
     - ``since``: the time at which it was started.
+    - ``slots``: that it has mapped; ``freed``: those of them that it is to unmap.
     - ``ready``: it has started and takes tasks.
     - ``reason``: why the pool killed it, for the error message.
     - ``refused``: it has reported why it cannot start.
@@ -68,11 +70,27 @@ class _WorkerHandle:
         self.since = since
         self.tasks: dict[int, tuple[Task, float]] = {}
         self.mapped = MappedSlots()
+        self.slots: dict[int, weakref.ref[Slot]] = {}
+        self.freed: deque[int] = deque()
         self.layout: object = None
         self.ready = False
         self.reason = ""
         self.refused = False
         self.warned: set[int] = set()
+
+    def knows(self, slot: Slot) -> None:
+        """Record that the worker maps this slot, until the ring frees it."""
+        number, freed = slot.id, self.freed
+        # The last reference to a slot may go in any thread: appending to a deque is safe there.
+        self.slots[number] = weakref.ref(slot, lambda _: freed.append(number))
+
+    def forget_freed(self) -> list[int]:
+        """The slots that were freed, for the worker to unmap."""
+        freed = [self.freed.popleft() for _ in range(len(self.freed))]
+        for number in freed:
+            self.slots.pop(number, None)
+            self.mapped.forget(number)
+        return freed
 
 
 class ProcessPool:
@@ -356,11 +374,15 @@ class ProcessPool:
     def _send(self, worker: _WorkerHandle, task: Task) -> None:
         fds = []
         slot_id = None
+        freed = worker.forget_freed() if worker.freed else []
         if task.slot is not None:
             slot_id = task.slot.id
-            mapped, _ = worker.mapped.touch(slot_id)
+            mapped, unmapped = worker.mapped.touch(slot_id)
             if not mapped:
                 fds = [task.slot.fd]
+                worker.knows(task.slot)
+            if unmapped is not None:
+                worker.slots.pop(unmapped, None)
         layout = None
         if task.layout is not None and worker.layout is not task.layout:
             worker.layout = task.layout
@@ -377,6 +399,7 @@ class ProcessPool:
             slot_id,
             layout,
             task.number,
+            freed,
         )
         try:
             worker.wire.send(message, fds)
@@ -410,7 +433,7 @@ class ProcessPool:
                 if event.data is None:
                     os.read(event.fd, 1)
                 elif not self._closing:
-                    self._receive(event.data)
+                    self._receive_from(event.data)
             now = self._clock()
             due = [number for number, at in self._due.items() if at <= now]
             for number in due:
@@ -418,6 +441,15 @@ class ProcessPool:
             self._restart_workers(due)
         except Exception as error:  # only ``close`` may end this thread
             self._report_broken(error)
+
+    def _receive_from(self, worker: _WorkerHandle) -> None:
+        try:
+            self._receive(worker)
+        except BaseException as error:
+            # A message is lost: another worker does the tasks of this one.
+            worker.reason = f"its message cannot be received: {error}"
+            _kill(worker)
+            raise
 
     def _receive(self, worker: _WorkerHandle) -> None:
         received = worker.wire.receive()
