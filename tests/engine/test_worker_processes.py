@@ -25,7 +25,7 @@ from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.restarts import FailedStarts
 from penstock.errors import DeadlySampleError, WorkerError
 from penstock.loader import Loader
-from tests.support.hostile import deadly, hanging, in_a_worker
+from tests.support.hostile import deadly, hanging, in_a_worker, jitter, noted
 
 PATIENCE = 60.0
 """Seconds after which a test that waits for a process gives up. Nothing is measured by it."""
@@ -122,6 +122,18 @@ def test_samples_are_prepared_in_workers_only(collate: Any) -> None:
     pipeline = numbers.map(partial(in_a_worker, home=here), random=False).batch(4, collate=collate)
     with pipeline.loader(workers=2, kind="processes", shuffle=False) as loader:
         assert np.concatenate(list(loader)).tolist() == list(map(float, range(40)))
+
+
+def test_samples_are_weighed_for_refurbish_in_workers_only(tmp_path: Path) -> None:
+    numbers = ps.from_dataset(np.arange(40.0)).map(partial(noted, directory=tmp_path), random=False)
+    pipeline = numbers.map(jitter).refurbish(2, size=4096).map(jitter).batch(4)
+    kept = []
+    for kind in ("processes", "threads"):
+        with pipeline.loader(workers=2, kind=kind, shuffle=False) as loader:
+            assert sum(len(batch) for batch in loader) == 40
+            kept.append(loader.state_dict()["kept"])
+        assert (str(os.getpid()) in os.listdir(tmp_path)) == (kind == "threads")
+    assert kept[0] == kept[1] < 40
 
 
 # Workers end with their parent.
