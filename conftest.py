@@ -17,8 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.engine.pools.processes import ProcessPool
-
 collect_ignore = ["penstock/torch/lightning.py"]
 """It imports Lightning, which may be missing, or may fail to import torchvision."""
 
@@ -57,12 +55,6 @@ def _leftovers() -> list[str]:
             if store.is_dir()
         ]
     return found
-
-
-@pytest.fixture
-def no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepare all samples in worker processes, also while these start."""
-    monkeypatch.setattr(ProcessPool, "help", lambda self: False)
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 
+from penstock import cgroup
 from penstock.errors import PipelineError
 
 _UNITS = {
@@ -62,33 +64,18 @@ def show_size(nbytes: float) -> str:
 
 
 def cores() -> int:
-    """Number of cores this process may use: its CPU mask, limited by the container's quota."""
+    """Number of cores this process may use: its CPU mask, limited by the quota of its cgroups."""
     affinity = getattr(os, "sched_getaffinity", None)
     found = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(found, quota) if quota is not None else found)
-
-
-def _cgroup_cores() -> int | None:
-    try:
-        words = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if len(words) == 2 and words[0] != "max":
-            return -(-int(words[0]) // int(words[1]))
-    except (OSError, ValueError):
-        pass
-    return None
+    quota = cgroup.cpu_limit()
+    return max(1, min(found, math.ceil(quota)) if quota is not None else found)
 
 
 def memory() -> int:
-    """Bytes of memory this process may use: the machine's, limited by the container's limit."""
+    """Bytes of memory this process may use: the machine's, limited by the limit of its cgroups."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            found = min(found, int(limit))
-    except (OSError, ValueError):
-        pass
-    return found
+    limit = cgroup.memory_limit()
+    return found if limit is None else min(found, limit)
 
 
 def no_kernel() -> bool:

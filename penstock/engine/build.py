@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from penstock import config
 from penstock.engine.engine import Engine
-from penstock.engine.keepers import Keepers
+from penstock.engine.keepers import Keepers, Prepare
 from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
 from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.pool import Pool
@@ -17,10 +20,11 @@ from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
+from penstock.order.plan import BatchKeys
 from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Meter
 from penstock.stops.batch import Collate
-from penstock.stops.stop import Fields
+from penstock.stops.stop import Fields, Stop
 from penstock.store.shared import SharedStores
 
 
@@ -75,10 +79,45 @@ class Assembly:
             shared=choice.own_processes,
             in_node=choice.kind == "node",
             shared_stores=shared_stores,
+            prepare_above=self._prepare_above if self._runs_processes() else None,
         )
         road = self.keepers.road
         self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
         self.meter = Meter(road.stages, road.holds, time.perf_counter)
+
+    def _runs_processes(self) -> bool:
+        """Whether samples are prepared by worker processes, of this loader or of a node."""
+        alone = replace(self.recipe, options=replace(self.recipe.options, share=None))
+        choice = alone.choice() if self.choice.kind == "node" else self.choice
+        return choice.own_processes
+
+    def _prepare_above(self, stops: tuple[Stop, ...]) -> Prepare:
+        """Returns a function that prepares samples of these stops in a worker of its own.
+
+        User code must not run in this process, which it could end.
+        """
+        pipeline = replace(self.recipe.pipeline, stops=stops, batching=None)
+        recipe = replace(
+            self.recipe,
+            pipeline=pipeline.batch(1, collate=operator.itemgetter(0)),
+            options=replace(self.recipe.options, on_error="skip", share=None),
+            kept=None,
+        )
+
+        def prepare(indices: Sequence[int]) -> list[Any]:
+            engine = Assembly(recipe, Choice("processes", 1, "samples are weighed")).engine()
+            try:
+                keys = (
+                    BatchKeys(0, number, np.array([index]), None)
+                    for number, index in enumerate(indices)
+                )
+                engine.start(keys)
+                ready = iter(engine.next, None)
+                return [batch.value for batch in ready if batch.rows]
+            finally:
+                engine.close()
+
+        return prepare
 
     def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
         """An engine with a pool of its own.

@@ -224,9 +224,8 @@ class Engine:
                 self._keepers.discard(outcome.report.offers)
                 opened = True
             elif piece.kind == "probe":
-                self._schedule.done(piece.id, outcome.report.busy)
-                self._learn_layout(batch, outcome.layout)
-                opened = True
+                last = self._schedule.done(piece.id, outcome.report.busy)
+                opened = self._probed(batch, piece, outcome, last=last)
             else:
                 batch.add_report(piece, outcome.report)
                 if piece.kind != "rows":
@@ -298,6 +297,32 @@ class Engine:
         self._last_number += 1
         self._open_batches[self._last_number] = batch
         self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream)
+
+    def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
+        """Use the result of a probe. Returns whether there are new tasks."""
+        if batch.kind == "probe":
+            if outcome.report.taken or not self._probe_next(batch, piece):
+                self._learn_layout(batch, outcome.layout)
+            return True
+        if last:
+            self._whole_after_trials(batch)
+        return last
+
+    def _probe_next(self, batch: OpenBatch, piece: Piece) -> bool:
+        """Learn the layout from the samples after this piece. Returns false if there are none."""
+        first = piece.first + piece.count
+        if first >= len(batch.keys):
+            return False
+        self._schedule.probe(piece.batch, first, len(batch.keys) - first)
+        return True
+
+    def _whole_after_trials(self, batch: OpenBatch) -> None:
+        """Collate the samples of a batch that did not kill workers when prepared alone."""
+        batch.leave_out_deadly()
+        if len(batch.keys):
+            self._schedule.redo_whole(self._number(batch), len(batch.keys), strikes=1)
+        else:
+            batch.complete = True
 
     def _learn_layout(self, batch: OpenBatch, layout: Layout | None) -> None:
         """Use the layout of the first sample, or (``None``) collate every batch as a whole."""
@@ -385,10 +410,17 @@ class Engine:
         error = resolve_deadly_piece(self.work, batch, piece, reason)
         if error is not None:
             self._fail(batch, error)
+        elif batch.kind == "probe":
+            # The sample is reported when it is prepared again with its batch.
+            if not self._probe_next(batch, piece):
+                self._learn_layout(batch, None)
         elif self.work.on_error == "substitute":
             self._schedule.deal_again(piece)
         elif not self._schedule.outstanding(piece.batch):
-            batch.complete = True
+            if batch.kind == "whole":
+                self._whole_after_trials(batch)
+            else:
+                batch.complete = True
 
     def _progressed(self) -> None:
         """Wake the training loop: a batch can be handed out, or more can be opened.

@@ -20,6 +20,9 @@ from penstock.stops.stop import Offer, StageFailure, Stop
 from penstock.store import RunDir, ThreadClaims
 from penstock.store.shared import SharedStores
 
+Prepare = Callable[[Sequence[int]], list[Any]]
+"""Prepares samples by index, and leaves out bad ones."""
+
 
 class Keepers:
     """Opens a store for every stop that keeps samples. ``road``: the road with these stops.
@@ -30,6 +33,8 @@ class Keepers:
     - ``shared``: workers are processes.
     - ``in_node``: a node keeps the samples, so this process has no statistics of them.
     - ``shared_stores``: the caches that several pipelines of a node share.
+    - ``prepare_above``: prepares samples of a pipeline with these stops in a worker process;
+      ``None``: they are prepared in this process.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Keepers:
         shared: bool,
         in_node: bool = False,
         shared_stores: SharedStores | None = None,
+        prepare_above: Callable[[tuple[Stop, ...]], Prepare] | None = None,
     ) -> None:
         self._in_node = in_node
         self._keepers: list[Keeper] = []
@@ -55,6 +61,11 @@ class Keepers:
                 below = road.stops[place + 1 :]
                 preserved = stacks and all(stop.preserves_input for stop in below)
                 number = len(self._keepers)
+                if prepare_above is None:
+                    prepare = _preparer(replace(road, stops=road.stops[:place]))
+                else:
+                    above = _stops_above(pipeline, number)
+                    prepare = prepare_above(tuple(stop for stop in above if not stop.keeps))
                 opening = Opening(
                     number=number,
                     samples=len(road.source),
@@ -62,7 +73,7 @@ class Keepers:
                     shared=shared,
                     lends=preserved and stop.in_memory and not shared,
                     made_of=_identity_above(pipeline, number),
-                    prepare=_preparer(replace(road, stops=road.stops[:place])),
+                    prepare=prepare,
                     claims=lambda: self._new_claims(shared),
                     shared_stores=shared_stores,
                     kept=kept,
@@ -149,12 +160,17 @@ def _identity_above(pipeline: Pipeline, number: int) -> Callable[[], object]:
 
     The stops count as written: joining several of them into one step changes no sample.
     """
-    places = [place for place, stop in enumerate(pipeline.stops) if stop.keeps]
-    above = pipeline.stops[: places[number]]
+    above = _stops_above(pipeline, number)
     return lambda: (pipeline.source.identity(), [stop.fingerprint() for stop in above])
 
 
-def _preparer(above: Road) -> Callable[[Sequence[int]], list[Any]]:
+def _stops_above(pipeline: Pipeline, number: int) -> tuple[Stop, ...]:
+    """The stops above the one with this number of those that keep samples."""
+    places = [place for place, stop in enumerate(pipeline.stops) if stop.keeps]
+    return pipeline.stops[: places[number]]
+
+
+def _preparer(above: Road) -> Prepare:
     """Returns a function that prepares samples by index, without stores, and skips bad samples."""
     bare = replace(above, stops=tuple(stop for stop in above.stops if not stop.keeps))
 

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.feed import Ready
-from penstock.engine.pools.runner import InSlot, Task, TaskReport, Work, substitutes
+from penstock.engine.pools.runner import (
+    InSlot,
+    Task,
+    TaskReport,
+    Work,
+    sample_name,
+    substitutes,
+)
 from penstock.engine.schedule import Piece, TaskKind
 from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError
@@ -42,6 +49,7 @@ class OpenBatch:
     - ``running``: number of tasks that workers have.
     - ``dropped``: the batch is no longer wanted; its slot is returned after the last task.
     - ``substitutes``: by row, the samples left to try in place of one that kills workers.
+    - ``deadly``: rows of a batch collated as a whole whose samples kill workers.
     """
 
     batch_keys: BatchKeys
@@ -58,6 +66,7 @@ class OpenBatch:
     dropped: bool = False
     running: int = 0
     substitutes: dict[int, Iterator[int]] = field(default_factory=dict)
+    deadly: set[int] = field(default_factory=set)
     bad: list[BadSample] = field(default_factory=list)
 
     @classmethod
@@ -130,6 +139,11 @@ class OpenBatch:
         self.columns = []
         return Ready(self.batch_keys, value, rows, nbytes)
 
+    def leave_out_deadly(self) -> None:
+        """Go on without the samples that kill workers."""
+        self.keys = self.keys.pick([r for r in range(len(self.keys)) if r not in self.deadly])
+        self.deadly.clear()
+
     def use_slot(self, slot: Slot) -> None:
         """Write rows, or the collated batch, into this slot from now on."""
         self.slot = slot
@@ -158,21 +172,29 @@ def resolve_deadly_piece(
 ) -> DeadlySampleError | None:
     """Apply ``on_error`` to a piece that killed its worker twice.
 
-    Returns the error to raise. Returns ``None`` if the sample was skipped (reported as bad), or if
-    its row got the key of another sample, which is to be prepared in its place.
+    Returns the error to raise. Returns ``None`` if the sample was skipped (reported as bad), if its
+    row got the key of another sample, which is to be prepared in its place, or if it was only to
+    show the layout of batches.
     """
     index = batch.keys.indices[piece.first] if batch.keys.indices else -1
-    name = work.road.source.name(index)
+    name = sample_name(work.road, index)
+    one_sample = piece.kind in ("rows", "probe")
     remedy = ""
-    if work.on_error == "raise" and piece.kind == "rows":
+    if work.on_error == "raise" and one_sample:
         remedy = ' To leave such samples out, give the loader on_error="skip" or "substitute".'
     error = _deadly_error(index, name, piece.count, reason, remedy)
-    if work.on_error == "raise" or piece.kind != "rows":
+    if work.on_error == "raise" or not one_sample:
         return error
-    if work.on_error == "skip":
-        batch.reports[piece.first] = TaskReport(bad=[(index, name, "worker", reason)])
+    if batch.kind == "probe":
         return None
     row = piece.first
+    if work.on_error == "skip":
+        if piece.kind == "rows":
+            batch.reports[row] = TaskReport(bad=[(index, name, "worker", reason)])
+        else:
+            batch.deadly.add(row)
+            batch.bad.append(BadSample(index, name, "worker", reason))
+        return None
     if row not in batch.substitutes:
         key = next(iter(batch.keys.cut(row, 1)))
         batch.substitutes[row] = iter(substitutes(work.road, key))

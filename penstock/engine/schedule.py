@@ -3,6 +3,7 @@
 Batches are cut into pieces: tiny-batches of a few samples. Workers take the oldest piece first, so
 all of them work on the batch that is needed next. If a worker dies, its pieces are dealt again. The
 piece it was working on is dealt sample by sample, so that the sample that kills workers is found.
+A batch that is collated as a whole is tried sample by sample and then prepared again.
 """
 
 from __future__ import annotations
@@ -144,28 +145,39 @@ class Schedule:
     def lost(self, piece: int, *, guilty: bool) -> Piece | None:
         """Deal a piece again whose worker died. ``guilty``: the worker died while working on it.
 
-        A guilty piece is cut into single samples. One that cannot be cut further and has killed
-        two workers is not dealt again, but returned.
+        A guilty piece is cut into single samples. For a batch that is collated as a whole, these
+        are probes, after which ``redo_whole`` follows. Of a probe of several samples, only the
+        first one is dealt again. A piece that cannot be cut further and has killed two workers is
+        not dealt again, but returned.
         """
         lost = self._running.pop(piece)
         self._left[lost.batch] -= 1
         strikes = lost.strikes + (1 if guilty else 0)
-        if guilty and strikes >= 2 and (lost.count <= 1 or lost.kind != "rows"):
+        kind, count = lost.kind, lost.count
+        if guilty and strikes >= 2 and (count <= 1 or kind in ("whole", "pull")):
             return lost
-        size = 1 if guilty and lost.kind == "rows" else max(1, lost.count)
+        size = max(1, count)
+        if guilty and kind != "pull":
+            size = 1
+            count = 1 if kind == "probe" else count
+            kind = "probe" if kind == "whole" else kind
         retried = [
             self._piece(
-                lost.kind,
+                kind,
                 lost.batch,
                 lost.first + offset,
-                min(size, lost.count - offset),
+                min(size, count - offset),
                 lost.pin,
                 strikes,
             )
-            for offset in range(0, max(1, lost.count), size)
+            for offset in range(0, max(1, count), size)
         ]
         self._waiting.extendleft(reversed(retried))
         return None
+
+    def probe(self, batch: int, first: int, count: int) -> None:
+        """Deal a probe of these samples, the ones before them did not work."""
+        self._waiting.appendleft(self._piece("probe", batch, first, count, None))
 
     def deal_again(self, piece: Piece) -> None:
         """Deal a piece with its strikes forgotten: other samples took the place of its own."""
@@ -173,11 +185,14 @@ class Schedule:
             self._piece(piece.kind, piece.batch, piece.first, piece.count, piece.pin)
         )
 
-    def redo_whole(self, batch: int, rows: int) -> None:
-        """Prepare a batch again in one piece, because its samples do not share one layout."""
+    def redo_whole(self, batch: int, rows: int, strikes: int = 0) -> None:
+        """Prepare a batch again in one piece, because its samples do not share one layout.
+
+        Or (``strikes``: 1) because its worker died, and each sample alone kills no worker.
+        """
         self._forget(batch)
         self._left[batch] = 0
-        self._waiting.appendleft(self._piece("whole", batch, 0, rows, None))
+        self._waiting.appendleft(self._piece("whole", batch, 0, rows, None, strikes))
 
     def drop(self, batch: int) -> None:
         """Remove a batch and its pieces: their outcomes are no longer wanted."""

@@ -3,17 +3,24 @@
 A slot is a memfd: it has no name, so nothing is left behind when a process dies, and workers get it
 as a descriptor. A delivered batch holds a lease on its slot: when its last array is garbage
 collected, the slot goes back to the ring.
+
+File descriptors are scarce: the usual limit is 1024 for a process. So a slot has one, a loop that
+holds many batches holds few descriptors (``OPEN_SLOTS``), and batches are copied out of their slots
+where no descriptor is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import math
 import mmap
 import os
+import resource
 import tempfile
+import warnings
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -30,6 +37,19 @@ from penstock.tree import as_array, flatten
 FEWEST = 3
 """Slots that a ring may have whatever its budget: for the batch that the loop uses, the one before,
 which it may still hold, and the next one, in preparation."""
+
+OPEN_SLOTS = 64
+"""Slots of a ring that keep their descriptor while the loop holds their batch. A slot beyond them
+cannot be sent to workers again, so it is freed when the loop releases it."""
+
+WINDOW, SPARE = 64, 2
+"""Slots that were free throughout this many acquisitions are freed, except ``SPARE`` ones: the loop
+held more batches before. A loop that holds the same number of batches all the time, give or take
+``SPARE``, never gets a new slot."""
+
+SPARE_DESCRIPTORS = 8
+"""Descriptors that must be left when the loop is given the last slot: for the next slot and the
+messages to workers. If they are not, the loop gets a copy."""
 
 HUGE_PAGE = 2 << 20
 
@@ -106,7 +126,7 @@ class Layout:
 
 
 def shared_file(nbytes: int) -> int:
-    """The descriptor of new shared memory that has no name."""
+    """The descriptor of new shared memory that has no name. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
     else:
@@ -120,10 +140,43 @@ def shared_file(nbytes: int) -> int:
     return fd
 
 
-class Slot:
-    """Memory for one batch; a shared slot is mapped by every worker that was sent its ``fd``."""
+def map_shared(fd: int, nbytes: int) -> mmap.mmap:
+    """Map shared memory. Unlike ``mmap.mmap(fd, ...)``, this keeps no second descriptor open."""
+    # Python's mmap duplicates the descriptor (before 3.13 always). So let it reserve the addresses,
+    # which it also unmaps at the end, and map the file over them.
+    made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place = ctypes.c_char.from_buffer(made)
+    address = ctypes.addressof(place)
+    del place
+    mapped = _mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _SHARED_FIXED, fd, 0)
+    if mapped != address:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return made
 
-    __slots__ = ("__weakref__", "fd", "id", "map", "size")
+
+_MAP_FIXED = 0x10
+"""The constant of the kernel's headers."""
+_SHARED_FIXED = mmap.MAP_SHARED | _MAP_FIXED
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+
+
+class Slot:
+    """Memory for one batch; a shared slot is mapped by every worker that was sent its ``fd``.
+
+    Raises OSError if shared memory cannot be had.
+    """
+
+    __slots__ = ("__weakref__", "_close", "fd", "id", "map", "size")
 
     def __init__(self, number: int, nbytes: int, *, shared: bool) -> None:
         self.id = number
@@ -131,10 +184,15 @@ class Slot:
         self.fd = -1
         if shared:
             self.fd = shared_file(nbytes)
-            self.map = mmap.mmap(self.fd, nbytes)
-            weakref.finalize(self, os.close, self.fd)
+            self._close = weakref.finalize(self, os.close, self.fd)
+            self.map = map_shared(self.fd, nbytes)
         else:
             self.map = _private_memory(nbytes)
+
+    def close_descriptor(self) -> None:
+        """Keep the memory, but not its descriptor: no other process can map the slot any more."""
+        self.fd = -1
+        self._close()
 
     def refresh(self) -> None:
         """Map the slot again if a worker made it longer."""
@@ -142,7 +200,7 @@ class Slot:
             return
         nbytes = os.fstat(self.fd).st_size
         if nbytes != self.size:
-            self.map = mmap.mmap(self.fd, nbytes)
+            self.map = map_shared(self.fd, nbytes)
             self.size = nbytes
 
 
@@ -175,6 +233,9 @@ class Ring:
         self._returned: deque[int] = deque()
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._next = 0
+        self._acquired = 0
+        self._fewest_free = 0
+        self._warned = False
 
     @property
     def used(self) -> int:
@@ -186,22 +247,48 @@ class Ring:
     def acquire(self, nbytes: int, *, make: bool = True) -> Slot | None:
         """A slot of at least ``nbytes`` bytes.
 
-        ``None``: no slot is free, and a new one would exceed the budget, or ``make`` is false.
+        ``None``: no slot is free, and a new one would exceed the budget or the limit of file
+        descriptors, or ``make`` is false.
         """
         self._take_back()
         for i, slot in enumerate(self._free):
             if slot.size >= nbytes:
-                return self._free.pop(i)
+                self._free.pop(i)
+                self._shrink()
+                return slot
         if not make:
             return None
         while self._free and self.used + nbytes > self.budget:
             del self._slots[self._free.pop().id]
         if len(self._slots) >= FEWEST and self.used + nbytes > self.budget:
             return None
+        made = self._make(nbytes)
+        if made is not None:
+            self._slots[made.id] = made
+            self._shrink()
+        return made
+
+    def _make(self, nbytes: int) -> Slot | None:
+        """A new slot; ``None`` if no file descriptor is left for it."""
         self._next += 1
-        slot = Slot(self._next, nbytes, shared=self.shared)
-        self._slots[slot.id] = slot
-        return slot
+        while True:
+            try:
+                return Slot(self._next, nbytes, shared=self.shared)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+            if not self._free:
+                return None
+            del self._slots[self._free.pop().id]  # it is too small, and has a descriptor
+
+    def _shrink(self) -> None:
+        """Free the slots that were not needed in the last ``WINDOW`` acquisitions."""
+        self._fewest_free = min(self._fewest_free, len(self._free))
+        self._acquired += 1
+        if self._acquired % WINDOW == 0:
+            for _ in range(self._fewest_free - SPARE):
+                del self._slots[self._free.pop(0).id]
+            self._fewest_free = len(self._free)
 
     def release(self, slot: Slot) -> None:
         """Give back a slot that was never leased."""
@@ -217,7 +304,14 @@ class Ring:
         return max(0, len(self._slots) - len(self._free) - len(self._returned))
 
     def lease(self, slot: Slot) -> Any:
-        """A buffer over the slot; the slot returns to the ring when its last view is collected."""
+        """A buffer over the slot; the slot returns to the ring when its last view is collected.
+
+        Where file descriptors run out, the buffer is a copy, and the slot returns at once.
+        """
+        if self._is_last(slot) and not _descriptors_left(slot.fd):
+            return self._copy(slot)
+        if slot.fd >= 0 and len(self._leases) >= OPEN_SLOTS:
+            slot.close_descriptor()
         buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
         number, returned, leases = slot.id, self._returned, self._leases
 
@@ -228,9 +322,35 @@ class Ring:
         leases[number] = weakref.ref(buffer, end)
         return buffer
 
+    def _is_last(self, slot: Slot) -> bool:
+        """Whether the loop holds all other slots, so that the next batch needs a new one."""
+        return slot.fd >= 0 and len(self._slots) - len(self._leases) <= 1
+
+    def _copy(self, slot: Slot) -> Any:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"this process has reached its limit of {_descriptor_limit()} open files, so there "
+                f"is no new memory that workers could write to. The training loop holds "
+                f"{len(self._leases)} batches; from now on it gets copies of batches, which is "
+                "slower. Raise the limit (ulimit -n), or hold fewer batches and files.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        buffer = (ctypes.c_char * slot.size).from_buffer(bytearray(slot.map))
+        self.release(slot)
+        return buffer
+
     def exhausted(self, nbytes: int) -> SlotError:
         """The error for a batch of ``nbytes`` bytes that finds no slot."""
         held = len(self._leases)
+        if self.used + nbytes <= self.budget:
+            return SlotError(
+                f"no memory for the next batch: this process has reached its limit of "
+                f"{_descriptor_limit()} open files, and memory that workers can write to needs "
+                f"one. The training loop holds {held} batches. Raise the limit (ulimit -n), or "
+                "close files."
+            )
         return SlotError(
             f"no memory for the next batch: the training loop still holds {held} batches, all "
             f"slots take {show_size(self.used)}, and one more of {show_size(nbytes)} would exceed "
@@ -240,6 +360,29 @@ class Ring:
 
     def _take_back(self) -> None:
         while self._returned:
-            slot = self._slots.get(self._returned.popleft())
-            if slot is not None:
+            number = self._returned.popleft()
+            slot = self._slots.get(number)
+            if slot is None:
+                continue
+            if self.shared and slot.fd < 0:
+                del self._slots[number]
+            else:
                 self._free.append(slot)
+
+
+def _descriptors_left(fd: int) -> bool:
+    """Whether this process can open ``SPARE_DESCRIPTORS`` more files. ``fd``: any open file."""
+    opened = []
+    try:
+        for _ in range(SPARE_DESCRIPTORS):
+            opened.append(os.dup(fd))
+    except OSError:
+        return False
+    finally:
+        for other in opened:
+            os.close(other)
+    return True
+
+
+def _descriptor_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -145,13 +145,16 @@ class StagingEngine(Engine):
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
         self._uncount(task)
-        try:
-            self._go_on()
-        except BaseException as error:
-            self.broken(error)
+        self._go_on()
 
     def _go_on(self) -> None:
         """Deliver a finished batch, if there is one, then open another in its place."""
+        try:
+            self._deliver_and_open()
+        except BaseException as error:
+            self.broken(error)
+
+    def _deliver_and_open(self) -> None:
         with self._lock:
             batch = self._take_ready()
         if batch is not None:
@@ -169,6 +172,8 @@ class StagingEngine(Engine):
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         super().lost(task, guilty=guilty, reason=reason)
         self._uncount(task)
+        # The batch is finished if its last sample was one that kills workers, and is left out.
+        self._go_on()
 
     def _end_workers(self) -> None:
         super()._end_workers()

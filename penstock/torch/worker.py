@@ -18,8 +18,6 @@ class TorchWorkerSetup:
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
-        # Without a worker_init_fn, the training process may do the work of a worker that starts.
-        self.exclusive = worker_init_fn is not None
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         if "torch" in sys.modules:

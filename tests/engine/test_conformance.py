@@ -10,8 +10,6 @@ import pytest
 import penstock as ps
 from tests.support.contract import POOLS, Workers, epochs, noise, pipelines, plain
 
-pytestmark = pytest.mark.usefixtures("no_stand_in")
-
 PIPELINES = pipelines()
 
 

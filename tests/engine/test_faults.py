@@ -32,8 +32,6 @@ from penstock.loader import Loader
 from penstock.store import stale
 from tests.support.contract import noise, plain
 
-pytestmark = pytest.mark.usefixtures("no_stand_in")
-
 KINDS: list[dict[str, Any]] = [
     {"workers": 0},
     {"workers": 2, "kind": "threads"},
@@ -44,8 +42,8 @@ KINDS: list[dict[str, Any]] = [
 def workers_of(loader: Loader) -> list[psutil.Process]:
     assert isinstance(loader._feed, Engine)
     assert isinstance(loader._feed.pool, ProcessPool)
-    workers = loader._feed.pool._workers.values()
-    return [psutil.Process(worker.process.pid) for worker in workers]
+    workers = sorted(loader._feed.pool._workers.items())
+    return [psutil.Process(worker.process.pid) for _, worker in workers]
 
 
 def slow(value: Any) -> Any:

@@ -34,7 +34,6 @@ def service(node_directory: NodeDirectory) -> Iterator[Service]:
     thread.join()
 
 
-@pytest.mark.usefixtures("no_stand_in")
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_one_that_leaves_with_work_in_hand_blocks_nobody(
     service: Service, kind: Any, tmp_path: Path

@@ -15,6 +15,7 @@ ROOT = Path(penstock.__file__).parent
 # rooms above it in this list. docs/follow-a-sample.md has a line on each.
 ROOMS = [
     "errors",
+    "cgroup",
     "config",
     "native",
     "host",

@@ -98,7 +98,6 @@ class KillsOnce:
         return value
 
 
-@pytest.mark.usefixtures("no_stand_in")
 def test_what_a_killed_worker_put_in_is_counted(tmp_path: Path) -> None:
     data = [np.full(500, index, dtype=np.float64) for index in range(40)]
     killing = KillsOnce(tmp_path / "killed")
@@ -143,7 +142,6 @@ def test_a_cache_on_disk_may_stand_below_operations_that_run_as_one_step(
     assert one_epoch() == (first, 6)
 
 
-@pytest.mark.usefixtures("no_stand_in")
 @pytest.mark.parametrize("budget", ["1MB", "40KB"])
 def test_leaving_a_loop_early_takes_nothing_out_of_a_cache_on_disk(
     tmp_path: Path, budget: str

@@ -16,8 +16,6 @@ PICTURES = [
     (np.random.default_rng(i).integers(0, 256, (24, 32, 3), dtype=np.uint8), i) for i in range(12)
 ]
 
-pytestmark = pytest.mark.usefixtures("no_stand_in")
-
 
 def same_in_every_pool(pipeline: Any) -> list[list[Any]]:
     """Two epochs, checked to be the same without workers, with one and with two."""

@@ -14,8 +14,6 @@ import penstock as ps
 from penstock.errors import PipelineError, StateError
 from tests.support.contract import POOLS, Workers, plain, store_of
 
-pytestmark = pytest.mark.usefixtures("no_stand_in")
-
 N = 53
 
 

@@ -25,8 +25,6 @@ from penstock.loader import Loader
 from tests.support import ROOT
 from tests.support.contract import POOLS, Workers, noise, plain, store_of
 
-pytestmark = pytest.mark.usefixtures("no_stand_in")
-
 N = 53
 
 

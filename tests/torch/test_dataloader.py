@@ -101,7 +101,7 @@ def test_batches_are_what_torch_delivers(kind: str, workers: Any) -> None:
     same(got, expected)
 
 
-def test_batches_are_what_torch_delivers_from_worker_programs(no_stand_in: None) -> None:
+def test_batches_are_what_torch_delivers_from_worker_programs() -> None:
     dataset = Samples(lambda i: {kind: make(i) for kind, make in KINDS_OF_SAMPLES.items()})
     expected = list(TorchDataLoader(dataset, batch_size=5))
     with DataLoader(dataset, batch_size=5, **PROGRAM) as loader:
@@ -203,9 +203,7 @@ def augmented(i: int) -> tuple[Any, Any, Any]:
     return torch.rand(2), np.random.rand(2), python_random.random()
 
 
-def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers(
-    no_stand_in: None,
-) -> None:
+def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers() -> None:
     dataset = Samples(augmented)
     results = []
     for workers in (INLINE, FORKED, PROGRAM, {**FORKED, "num_workers": 3}):
@@ -216,9 +214,7 @@ def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers(
     assert not torch.equal(results[0][0][0][0], results[0][1][0][0])
 
 
-def test_a_collate_fn_gets_the_samples_and_its_result_is_not_changed(
-    no_stand_in: None,
-) -> None:
+def test_a_collate_fn_gets_the_samples_and_its_result_is_not_changed() -> None:
     def collate(samples: list[Any]) -> Any:
         return Point(np.stack([s[0].numpy() for s in samples]), {"n": [s[1] for s in samples]})
 
@@ -325,7 +321,7 @@ def test_iterable_datasets_resume() -> None:
         other.load_state_dict(state)
 
 
-def test_a_dataset_changed_between_epochs_is_seen_by_the_workers(no_stand_in: None) -> None:
+def test_a_dataset_changed_between_epochs_is_seen_by_the_workers() -> None:
     dataset = Samples(float)
     with DataLoader(dataset, batch_size=23, num_workers=1) as loader:
         assert next(iter(loader))[0] == 0
@@ -437,7 +433,7 @@ def test_the_cache_keeps_a_fixed_dataset() -> None:
         assert (cache.hits, cache.misses, cache.admitted) == (23, 23, 23)
 
 
-def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied(no_stand_in: None) -> None:
+def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied() -> None:
     class Big(Dataset[Any]):  # type: ignore[misc]
         def __init__(self) -> None:
             self.data = torch.arange(100_000)

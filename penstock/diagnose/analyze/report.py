@@ -7,6 +7,7 @@ remedies from it, so an old report can answer new questions.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -214,14 +215,15 @@ class AnalysisReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=1))
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON, for ``penstock what-if``."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1))
 
     @classmethod
-    def load(cls, path: Path) -> AnalysisReport:
+    def load(cls, path: str | os.PathLike[str]) -> AnalysisReport:
         """Read a saved report; raise ``ReportError`` if the file is missing or is not a report."""
         try:
-            plain = json.loads(path.read_text())
+            plain = json.loads(Path(path).read_text())
         except FileNotFoundError:
             raise ReportError(
                 f"there is no file {path}. `penstock analyze -- python train.py` writes a report."

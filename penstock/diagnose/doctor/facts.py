@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import penstock
-from penstock import config, native
+from penstock import cgroup, config, native
 from penstock.errors import PenstockError
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -51,7 +51,6 @@ _SETTINGS = (
     "PYTHON_GIL",
     "TMPDIR",
 )
-_CGROUP = Path("/sys/fs/cgroup")
 _PROBE_PROGRAM = (
     "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
     "from penstock.diagnose.doctor.probe import main; main(a['module'], a['distributions'])"
@@ -365,18 +364,8 @@ def _memory() -> Memory:
     return Memory(
         usable=config.memory(),
         machine=machine,
-        available=_smaller(available, _available_in_container()),
+        available=_smaller(available, cgroup.memory_available()),
     )
-
-
-def _available_in_container() -> int | None:
-    limit = _number(_read(_CGROUP / "memory.max"))
-    used = _number(_read(_CGROUP / "memory.current"))
-    if limit is None or used is None:
-        return None
-    # The page cache of files counts as used, but the kernel frees it on demand.
-    files = re.search(r"^inactive_file (\d+)", _read(_CGROUP / "memory.stat"), re.MULTILINE)
-    return max(0, limit - used + (int(files[1]) if files else 0))
 
 
 def _memfd() -> bool:
@@ -398,8 +387,8 @@ def _limit(which: int) -> Limit:
 
 def _process_limit() -> Limit:
     own = _limit(resource.RLIMIT_NPROC)
-    container = _number(_read(_CGROUP / "pids.max"))
-    return Limit(soft=_smaller(own.soft, container), hard=_smaller(own.hard, container))
+    group = cgroup.process_limit()
+    return Limit(soft=_smaller(own.soft, group), hard=_smaller(own.hard, group))
 
 
 def _smaller(*limits: int | None) -> int | None:
@@ -438,11 +427,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _number(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.isdecimal() else None
 
 
 def _requirements() -> list[str]:

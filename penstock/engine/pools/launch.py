@@ -1,4 +1,8 @@
-"""Starts worker processes: as a program of their own, or by fork if the user asks for it."""
+"""Starts worker processes: as a program of their own, or by fork if the user asks for it.
+
+The kernel kills a worker when the *thread* that started it ends (see ``die_with_parent``), so a
+worker must be started by a thread that lives as long as the worker: ``outlives_workers``.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import penstock
+from penstock.engine.pools.orphan import die_with_parent
 from penstock.engine.pools.worker import serve
 
 StartMethod = Literal["program", "fork"]
 
 _BOOT = (
-    "import sys; sys.path[0] = sys.argv[3]; from penstock.engine.pools.worker import main; main()"
+    "import sys; sys.path[0] = sys.argv[3]; "
+    "from penstock.engine.pools.orphan import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    "from penstock.engine.pools.worker import main; main()"
 )
 
 
@@ -85,10 +93,16 @@ class Fork:
 
 
 def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
+    die_with_parent(args[-1])
     for other in inherited:
         other.close()
     serve(sock, *args)
     os._exit(0)
+
+
+def outlives_workers() -> bool:
+    """Whether the calling thread lives as long as the process: it is the first one of it."""
+    return threading.get_native_id() == os.getpid()
 
 
 def how_it_ended(code: int | None) -> str:

@@ -42,6 +42,7 @@ class EndWorker(NamedTuple):
 class TaskSent(NamedTuple):
     """To a worker: a task. A slot that is new to the worker comes along as a descriptor.
 
+    ``freed``: slots that are not used any more, for the worker to unmap.
     ``layout``: packed, if it is not that of the last task. ``batch``: the number of the batch in
     the worker's own stream, if it reads one.
     """
@@ -55,6 +56,7 @@ class TaskSent(NamedTuple):
     slot: int | None
     layout: bytes | None
     batch: int
+    freed: list[int]
 
 
 class TaskDone(NamedTuple):

@@ -12,10 +12,18 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from penstock.engine.pools.launch import Fork, Program, StartMethod, WorkerProcess, how_it_ended
+from penstock.engine.pools.launch import (
+    Fork,
+    Program,
+    StartMethod,
+    WorkerProcess,
+    how_it_ended,
+    outlives_workers,
+)
 from penstock.engine.pools.messages import (
     VOCABULARY,
     CannotStart,
@@ -27,40 +35,70 @@ from penstock.engine.pools.messages import (
     outcome_of,
 )
 from penstock.engine.pools.pool import Desk
-from penstock.engine.pools.runner import Runner, Task, Work, WorkerInfo, WorkerInit
+from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_from_outside
+from penstock.engine.pools.runner import Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.slots import shared_file
+from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
 
 TASKS_AHEAD = 2
 """Tasks that a worker has at a time: one to work on, and the next, so that it never waits."""
 
+START_LIMIT = 60.0
+"""Seconds after which a worker that is not ready yet is warned about, or, if the loader has a
+timeout, killed: its imports take seconds, from a cold network disk up to a minute."""
+
 
 class _WorkerHandle:
     """A worker process as the pool sees it.
 
     - ``tasks``: each with the time since which the worker may work on it, in the order of sending.
+    - ``since``: the time at which it was started.
+    - ``slots``: that it has mapped; ``freed``: those of them that it is to unmap.
     - ``ready``: it has started and takes tasks.
     - ``reason``: why the pool killed it, for the error message.
-    - ``warned``: tasks that a warning was given for.
+    - ``refused``: it has reported why it cannot start.
+    - ``warned``: tasks that a warning was given for; -1: for its start.
     """
 
-    def __init__(self, number: int, wire: Wire, process: WorkerProcess) -> None:
+    def __init__(self, number: int, wire: Wire, process: WorkerProcess, since: float) -> None:
         self.number = number
         self.wire = wire
         self.process = process
+        self.since = since
         self.tasks: dict[int, tuple[Task, float]] = {}
         self.mapped = MappedSlots()
+        self.slots: dict[int, weakref.ref[Slot]] = {}
+        self.freed: deque[int] = deque()
         self.layout: object = None
         self.ready = False
         self.reason = ""
+        self.refused = False
         self.warned: set[int] = set()
+
+    def knows(self, slot: Slot) -> None:
+        """Record that the worker maps this slot, until the ring frees it."""
+        number, freed = slot.id, self.freed
+        # The last reference to a slot may go in any thread: appending to a deque is safe there.
+        self.slots[number] = weakref.ref(slot, lambda _: freed.append(number))
+
+    def forget_freed(self) -> list[int]:
+        """The slots that were freed, for the worker to unmap."""
+        freed = [self.freed.popleft() for _ in range(len(self.freed))]
+        for number in freed:
+            self.slots.pop(number, None)
+            self.mapped.forget(number)
+        return freed
 
 
 class ProcessPool:
-    """Worker processes on this machine, each with a socket of its own."""
+    """Worker processes on this machine, each with a socket of its own.
+
+    User code runs in the workers only, never in the process of the pool: a crash or an endless loop
+    there would end the training.
+    """
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
@@ -91,27 +129,41 @@ class ProcessPool:
         self._digest = b""
         self._wake: tuple[int, int] | None = None
         self._closing = False
-        self._failed_starts = 0
+        self._failed_starts = FailedStarts()
+        self._due: dict[int, float] = {}
+        """Workers to start again, and when."""
+        self._warning: str | None = None
+        """For ``watch``, which gives it in the thread of the training loop."""
+        self._given_up = False
+        """Workers are missing, and the training loop has got the error that says why."""
         self._pid = os.getpid()
-        self._stand_in: Runner | None = None
 
     # What the engine calls.
 
     def start(self, desk: Desk) -> None:
-        if self._workers:
+        if self._reader is not None:
             return
         self._desk = weakref.ref(desk)
         self._closing = False
         self._pid = os.getpid()
-        self._stand_in = self._make_stand_in()
+        self._failed_starts = FailedStarts()
+        self._due, self._warning, self._given_up = {}, None, False
         self._selector = selectors.DefaultSelector()
         self._wake = os.pipe()
         self._selector.register(self._wake[0], selectors.EVENT_READ, None)
         if self._start == "program":
             self._work_fd = self._share_work()
-        for number in range(self.size):
-            self._spawn(number)
-        self._reader = threading.Thread(target=self._read, name="penstock-workers", daemon=True)
+        # Workers must be started by a thread that does not end before them. A fork is best taken
+        # from the first thread of a program, while that has no other.
+        here = outlives_workers()
+        if here:
+            self._start_workers(range(self.size))
+        self._reader = threading.Thread(
+            target=self._read,
+            args=(() if here else range(self.size),),
+            name="penstock-workers",
+            daemon=True,
+        )
         self._reader.start()
 
     def notify(self) -> None:
@@ -130,24 +182,17 @@ class ProcessPool:
                             self._send(worker, task)
 
     def help(self) -> bool:
-        """While no worker is ready, do a task in the thread of the training loop.
-
-        Workers that must import torch take seconds to start; the first batch need not wait.
-        """
-        if self._stand_in is None or any(worker.ready for worker in self._workers.values()):
-            self._stand_in = None
-            return False
-        desk = self._desk()
-        task = desk.take(-1) if desk is not None else None
-        if desk is None or task is None:
-            return False
-        desk.done(task.id, self._stand_in.run(task))
-        return True
+        return False
 
     def watch(self, limit: float | None) -> None:
         now = self._clock()
         with self._lock:
+            warning, self._warning = self._warning, None
+            if self._given_up:
+                self._try_again()
             for worker in self._workers.values():
+                if not worker.ready:
+                    self._watch_start(worker, now - worker.since, limit)
                 if not worker.tasks:
                     continue
                 task, since = next(iter(worker.tasks.values()))
@@ -164,6 +209,20 @@ class ProcessPool:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+        if warning is not None:
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
+
+    def _watch_start(self, worker: _WorkerHandle, seconds: float, limit: float | None) -> None:
+        if limit is not None and seconds > max(limit, START_LIMIT):
+            worker.reason = f"not ready after {seconds:.0f} s"
+            _kill(worker)
+        elif seconds > START_LIMIT and -1 not in worker.warned:
+            worker.warned.add(-1)
+            self._warning = (
+                f"worker {worker.number} (process {worker.process.pid}) has not been ready for "
+                f"{seconds:.0f} s since its start. It may wait for an import, or be stopped. With "
+                "timeout= (seconds) the loader kills such a worker and starts another."
+            )
 
     def outdated(self) -> bool:
         # The digest has the addresses of arrays, not their contents: comparing contents would
@@ -179,7 +238,6 @@ class ProcessPool:
         with self._lock:
             self._closing = True
             workers = list(self._workers.values())
-            self._workers.clear()
         for worker in workers:
             with contextlib.suppress(OSError):
                 worker.wire.send(EndWorker())
@@ -187,10 +245,8 @@ class ProcessPool:
             os.write(self._wake[1], b"x")
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
-        for worker in workers:
-            # An idle worker ends at once; one that works or still starts is killed at once.
-            worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
-            worker.wire.close()
+        self._reader = None
+        self._end_workers()
         if self._selector is not None:
             self._selector.close()
             self._selector = None
@@ -205,15 +261,65 @@ class ProcessPool:
 
     # Starting.
 
-    def _make_stand_in(self) -> Runner | None:
-        """The runner for ``help``; ``None`` if samples must be prepared in workers only.
+    def _start_workers(self, numbers: Iterable[int]) -> None:
+        """Start these workers; called by threads that live as long as the workers."""
+        with self._lock:
+            for number in numbers:
+                if self._closing:
+                    return
+                try:
+                    self._spawn(number)
+                except OSError as error:
+                    reason = f"cannot create a process: {error}"
+                    self._start_again(number, reason, outside=True)
 
-        That is so if workers are set up by ``init``, read a stream each, or are forked.
-        """
-        needs_setup = self._init is not None and getattr(self._init, "exclusive", True)
-        if needs_setup or not self._work.road.source.indexed or self._start == "fork":
-            return None
-        return Runner(self._work, WorkerInfo(-1, self.size, self._seed, process=False))
+    def _restart_workers(self, numbers: list[int]) -> None:
+        self.restarts += len(numbers)
+        self._start_workers(numbers)
+
+    def _start_again(self, number: int, reason: str, *, outside: bool) -> None:
+        """Start a worker again that ended before it was ready, perhaps later, or give up."""
+        pause = self._failed_starts.pause(number, outside=outside)
+        count = self._failed_starts.count(number)
+        if pause is None:
+            self._give_up(
+                WorkerError(
+                    f"worker {number} was started {count} times and ended each time before it was "
+                    f"ready (the last time: {reason}). "
+                    + (
+                        "Something ends new processes; if it is SIGKILL, the machine or the "
+                        "container may have run out of memory: use fewer workers."
+                        if outside
+                        else "Its output on stderr may say why."
+                    )
+                    + " workers=0 runs the pipeline in this process."
+                )
+            )
+            return
+        if count > 2:
+            self._warning = (
+                f"worker {number} was started {count} times and ended each time before it was "
+                f"ready (the last time: {reason}). It is started again with growing pauses; after "
+                f"{MOST_KILLED} times the loader raises WorkerError."
+            )
+        if pause:
+            self._due[number] = self._clock() + pause
+        else:
+            self._restart_workers([number])
+
+    def _give_up(self, error: WorkerError) -> None:
+        self._given_up = True
+        self._due.clear()
+        self._report_broken(error)
+
+    def _try_again(self) -> None:
+        """The training loop waits for batches after it got an error: start the missing workers."""
+        self._given_up = False
+        self._failed_starts = FailedStarts()
+        now = self._clock()
+        self._due = {n: now for n in range(self.size) if n not in self._workers}
+        if self._wake is not None:
+            os.write(self._wake[1], b"x")
 
     def _packed(self) -> Packed:
         try:
@@ -242,13 +348,18 @@ class ProcessPool:
         wire = Wire(ours, VOCABULARY)
         info = WorkerInfo(number, self.size, self._seed, process=True)
         process: WorkerProcess
-        if self._start == "fork":
-            others = [worker.wire.socket for worker in self._workers.values()]
-            process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
-        else:
-            process = Program(theirs.fileno(), os.getpid())
-        theirs.close()
-        worker = _WorkerHandle(number, wire, process)
+        try:
+            if self._start == "fork":
+                others = [worker.wire.socket for worker in self._workers.values()]
+                process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
+            else:
+                process = Program(theirs.fileno(), os.getpid())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        worker = _WorkerHandle(number, wire, process, self._clock())
         if self._work_fd is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader thread notices
                 wire.send(
@@ -263,11 +374,15 @@ class ProcessPool:
     def _send(self, worker: _WorkerHandle, task: Task) -> None:
         fds = []
         slot_id = None
+        freed = worker.forget_freed() if worker.freed else []
         if task.slot is not None:
             slot_id = task.slot.id
-            mapped, _ = worker.mapped.touch(slot_id)
+            mapped, unmapped = worker.mapped.touch(slot_id)
             if not mapped:
                 fds = [task.slot.fd]
+                worker.knows(task.slot)
+            if unmapped is not None:
+                worker.slots.pop(unmapped, None)
         layout = None
         if task.layout is not None and worker.layout is not task.layout:
             worker.layout = task.layout
@@ -284,20 +399,57 @@ class ProcessPool:
             slot_id,
             layout,
             task.number,
+            freed,
         )
-        with contextlib.suppress(OSError):  # it is dead: the reader thread deals the task again
+        try:
             worker.wire.send(message, fds)
+        except ConnectionError:
+            pass  # it is dead: the reader thread deals the task again
+        except OSError as error:
+            # Such as too many open files. What the worker knows of slots is no longer certain.
+            worker.reason = f"cannot be sent a task: {error}"
+            _kill(worker)
+            self._report_broken(WorkerError(f"cannot send a task to a worker process: {error}"))
 
-    def _read(self) -> None:
-        while not self._closing and self._selector is not None:
-            for event, _ in self._selector.select():
-                worker = event.data
-                if worker is None:
-                    return
-                try:
-                    self._receive(worker)
-                except Exception as error:  # only ``close`` may end this thread
-                    self._report_broken(error)
+    def _read(self, starting: Iterable[int]) -> None:
+        """Receive messages, and replace workers that end. ``starting``: workers to start first."""
+        try:
+            self._start_workers(starting)
+            while not self._closing and self._selector is not None:
+                self._receive_next()
+        finally:
+            # The kernel kills workers that are left when this thread ends, if it started them.
+            self._end_workers()
+
+    def _receive_next(self) -> None:
+        """Handle the next messages, or start the workers whose pause is over."""
+        try:
+            pause = None
+            if self._due:
+                pause = max(0.0, min(self._due.values()) - self._clock())
+            if self._selector is None:
+                return
+            for event, _ in self._selector.select(pause):
+                if event.data is None:
+                    os.read(event.fd, 1)
+                elif not self._closing:
+                    self._receive_from(event.data)
+            now = self._clock()
+            due = [number for number, at in self._due.items() if at <= now]
+            for number in due:
+                del self._due[number]
+            self._restart_workers(due)
+        except Exception as error:  # only ``close`` may end this thread
+            self._report_broken(error)
+
+    def _receive_from(self, worker: _WorkerHandle) -> None:
+        try:
+            self._receive(worker)
+        except BaseException as error:
+            # A message is lost: another worker does the tasks of this one.
+            worker.reason = f"its message cannot be received: {error}"
+            _kill(worker)
+            raise
 
     def _receive(self, worker: _WorkerHandle) -> None:
         received = worker.wire.receive()
@@ -309,11 +461,11 @@ class ProcessPool:
             self._take_back(worker, message)
         elif isinstance(message, Started):
             worker.ready = True
-            self._failed_starts = 0
+            self._failed_starts.ready(worker.number)
             self.notify()
         elif isinstance(message, CannotStart):
-            self._failed_starts = self.size + 1
-            self._report_broken(
+            worker.refused = True
+            self._give_up(
                 WorkerError(
                     f"a worker process could not unpickle the pipeline:\n{message.details}\n"
                     "A worker has the sys.path of this process; modules that the pipeline uses "
@@ -344,30 +496,31 @@ class ProcessPool:
             reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
             worker.tasks.clear()
-            self._failed_starts = 0 if worker.ready else self._failed_starts + 1
-            give_up = self._failed_starts > self.size
-            if not give_up:
-                self.restarts += 1
-                self._spawn(worker.number)
-            else:
-                self._workers.pop(worker.number, None)
+            del self._workers[worker.number]
+            if not self._given_up and not worker.refused:
+                if worker.ready:
+                    self._restart_workers([worker.number])
+                else:
+                    outside = not worker.reason and killed_from_outside(code)
+                    self._start_again(worker.number, reason, outside=outside)
         desk = self._desk()
         if desk is None:
-            return
-        if give_up:
-            self._report_broken(
-                WorkerError(
-                    f"{self._failed_starts} worker processes in a row died before they were ready "
-                    f"(the last one: {reason}). Their output on stderr may say why. workers=0 runs "
-                    "the pipeline in this process."
-                )
-            )
             return
         for place, task in enumerate(lost):
             # A worker runs tasks in the order in which they were sent: it died during the first.
             desk.lost(task, guilty=place == 0, reason=reason)
         del desk
         self.notify()
+
+    def _end_workers(self) -> None:
+        """End the workers that are left, in the thread of ``_read`` if it started them."""
+        with self._lock:
+            workers = list(self._workers.values())
+            self._workers.clear()
+        for worker in workers:
+            # An idle worker ends at once; one that works or still starts is killed at once.
+            worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
+            worker.wire.close()
 
     def _report_broken(self, error: BaseException) -> None:
         desk = self._desk()

@@ -89,7 +89,8 @@ class TaskReport:
     """The facts about a finished task; the samples themselves are in the slot or the outcome.
 
     - ``rows``: rows that were written.
-    - ``taken``: samples that a stream gave, including bad ones; 0: the stream has ended.
+    - ``taken``: samples that a stream gave, including bad ones; 0: the stream has ended. Of a
+      probe: 1, or 0 if every sample failed.
     - ``busy``: seconds of work.
     - ``tally``: the counters of the stops, as ``Tally.as_list`` returns them.
     - ``offers``: samples that were put into stores.
@@ -212,6 +213,7 @@ class Runner:
                 samples = self._samples(keys.cut(place, 1), TaskReport(), place)
                 if samples:
                     layout = Layout.of(samples[0], self.work.rows)
+                    report.taken = 1
                     break
         self._end(report, 0, 0, started)
         # The sample is prepared, counted and offered to caches again with its batch.
@@ -338,10 +340,7 @@ class Runner:
         )
 
     def _name(self, index: int) -> str:
-        try:
-            return self.work.road.source.name(index)
-        except Exception:  # the name is only for the message, and must not hide the failure
-            return f"sample {index}"
+        return sample_name(self.work.road, index)
 
     def _collate(self, samples: list[Any], keys: Keys, report: TaskReport) -> Any:
         collate = self.work.collate or self.work.fallback
@@ -369,6 +368,14 @@ class Runner:
                 stage="collate",
                 details=traceback.format_exc(),
             ) from error
+
+
+def sample_name(road: Road, index: int) -> str:
+    """The name of a sample, for messages."""
+    try:
+        return road.source.name(index)
+    except Exception:  # a user's source; it must not hide the failure that the message is about
+        return f"sample {index}"
 
 
 def substitutes(road: Road, key: Key) -> list[int]:

@@ -6,6 +6,7 @@ packet is sent as the descriptor of a memfd.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -90,15 +91,21 @@ class Wire:
     def receive(self) -> tuple[Any, list[int]] | None:
         """The next record and its descriptors; ``None`` when the other end has closed.
 
-        Raises ProtocolError.
+        Raises ProtocolError, and OSError if this process has too many open files.
         """
         try:
-            packet, ancillary, _, _ = self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)
+            packet, ancillary, flags, _ = self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)
         except ConnectionResetError:
             return None
         if not packet:
             return None
         fds = _descriptors(ancillary) if ancillary else []
+        if flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(
+                errno.EMFILE, "a message came without its descriptors: too many open files"
+            )
         try:
             return self._record(packet, fds), fds
         except BaseException:
@@ -161,3 +168,7 @@ class MappedSlots:
             del self._order[oldest]
             return mapped, oldest
         return mapped, None
+
+    def forget(self, slot: int) -> bool:
+        """Record that a slot is unmapped. Returns whether it was mapped."""
+        return self._order.pop(slot, self) is None

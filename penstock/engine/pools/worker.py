@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from typing import Any
 
@@ -26,9 +25,10 @@ from penstock.engine.pools.messages import (
     TaskSent,
     done_message,
 )
+from penstock.engine.pools.orphan import watch_parent
 from penstock.engine.pools.runner import Outcome, Runner, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.slots import Layout, Slot
+from penstock.engine.slots import Layout, Slot, map_shared
 from penstock.keyed import Keys
 from penstock.serialize import pack, unpack
 
@@ -42,7 +42,7 @@ class WorkerSlot(Slot):
         self.id = number
         self.fd = fd
         self.size = os.fstat(fd).st_size
-        self.map = mmap.mmap(fd, self.size)
+        self.map = map_shared(fd, self.size)
 
     def grow(self, nbytes: int) -> None:
         os.ftruncate(self.fd, nbytes)
@@ -82,6 +82,9 @@ class _TaskLoop:
     def _task(self, message: TaskSent, fds: list[int]) -> Task:
         if message.layout is not None:
             self.layout = unpack(message.layout)
+        for freed in message.freed:
+            if self.mapped.forget(freed):
+                self._unmap(freed)
         slot = None
         slot_id = message.slot
         columns: Any = ()
@@ -90,8 +93,7 @@ class _TaskLoop:
             if not mapped:
                 self.slots[slot_id] = WorkerSlot(slot_id, fds[0])
             if unmapped is not None:
-                self.slots.pop(unmapped).close()
-                self.columns.pop(unmapped, None)
+                self._unmap(unmapped)
             slot = self.slots[slot_id]
             if message.kind == "rows" and self.layout is not None:
                 made = self.columns.get(slot_id)
@@ -111,6 +113,10 @@ class _TaskLoop:
             columns,
             message.batch,
         )
+
+    def _unmap(self, slot: int) -> None:
+        self.slots.pop(slot).close()
+        self.columns.pop(slot, None)
 
     def _write_into_slot(self, task: Task, outcome: Outcome) -> int | None:
         """Pack a collated batch into its slot. Returns its size in bytes."""
@@ -135,19 +141,12 @@ def serve(
     # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
     gc.collect()
     gc.freeze()
     _TaskLoop(wire, Runner(work, info, init)).run()
-
-
-def _watch_parent(parent: int) -> None:
-    # A waiting worker sees its socket close; this ends one that is busy in a user's code.
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def main() -> None:

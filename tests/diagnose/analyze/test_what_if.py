@@ -14,6 +14,7 @@ from penstock import cli
 from penstock.commands import what_if as command
 from penstock.diagnose.analyze import what_if
 from penstock.diagnose.analyze.model import Change, Prediction, predict
+from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
@@ -35,6 +36,12 @@ def saved(tmp_path: Path) -> Path:
     path = tmp_path / "report.json"
     report().save(path)
     return path
+
+
+def test_a_report_is_saved_and_loaded_by_a_path_of_any_kind(tmp_path: Path) -> None:
+    made, path = report(), tmp_path / "saved.json"
+    made.save(str(path))
+    assert AnalysisReport.load(str(path)) == AnalysisReport.load(path) == made
 
 
 def ask(saved: Path, *words: str) -> int:
