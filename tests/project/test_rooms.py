@@ -37,7 +37,7 @@ ROOMS = [
     "node",
     "watch",
     "loader",
-    "progress",
+    "progress_bar",
     "diagnose",
     "torch",
     "inject",
