@@ -179,7 +179,8 @@ class Loader:
         self._in_epoch = True
         self._epoch_count += 1
         self._echoing.begin(self._meter)
-        return _Epoch(self, self._epoch_count, self._plan.left(self._cursor))
+        left = self._plan.left(self._cursor)
+        return _Epoch(self, self._epoch_count, left, self._stated_length)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -248,7 +249,7 @@ class Loader:
                 epoch.left -= 1
             if not plan.delivers(ready.rows):
                 continue
-            self._check_stated_length()
+            self._check_stated_length(epoch)
             self._publisher.moved(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
@@ -260,12 +261,12 @@ class Loader:
         self._publisher.moved(self)
         raise StopIteration
 
-    def _check_stated_length(self) -> None:
+    def _check_stated_length(self, epoch: _Epoch) -> None:
         """Warn if a stream goes on after the length that ``len`` has returned, as torch does."""
-        stated = self._stated_length
+        stated = epoch.stated
         if stated is None or self._cursor.batch <= stated:
             return
-        self._stated_length = None
+        self._stated_length = epoch.stated = None
         warnings.warn(
             f"the length of the stream was reported to be {many(stated, 'batch', 'batches')} (when "
             "len() of the loader was called), but it goes on. If there are several workers, each "
@@ -468,12 +469,17 @@ def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:
 
 
 class _Epoch:
-    """The iterator of one epoch. ``left``: batches left of it; ``None`` if not known."""
+    """The iterator of one epoch.
 
-    def __init__(self, loader: Loader, number: int, left: int | None) -> None:
+    ``left``: batches left of it; ``None`` if not known. ``stated``: the length of a stream, if the
+    user asked for it before the epoch; ``list(loader)`` asks too, but not before.
+    """
+
+    def __init__(self, loader: Loader, number: int, left: int | None, stated: int | None) -> None:
         self._loader: Loader | None = loader
         self.number = number
         self.left = left
+        self.stated = stated
 
     def __iter__(self) -> Iterator[Any]:
         return self

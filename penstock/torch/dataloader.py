@@ -20,7 +20,7 @@ from penstock.engine.pools.launch import StartMethod
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
 from penstock.options import Options, is_whole
-from penstock.order import Sampled
+from penstock.order import Cursor, Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
 from penstock.source import is_stream
@@ -274,7 +274,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, for a checkpoint; see ``Loader.state_dict``."""
-        return self._loader.state_dict()
+        return {**self._loader.state_dict(), "seed_given": self._seed_is_given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; see ``Loader.load_state_dict``.
@@ -287,9 +287,14 @@ class DataLoader:
         takes_seed = (
             not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
         )
+        # Before the first batch a seed that nobody gave may still change: each rank may have
+        # another one, and they must agree.
+        open_seed = takes_seed and state.get("seed_given") is False and _is_at_start(state)
+        if open_seed and loader.options.world > 1:
+            state = {**state, "seed": loader.options.seed}
         if takes_seed and state["seed"] != loader.options.seed:
             ranks = copy.copy(ranks)
-            if ranks is not None:
+            if ranks is not None and not open_seed:
                 ranks.keep_seed()
             loader = self._make_loader(state["seed"], ranks)
         try:
@@ -301,7 +306,7 @@ class DataLoader:
         if loader is not self._loader:
             self._loader.close()
             self._loader, self._ranks = loader, ranks
-        if takes_seed:
+        if takes_seed and not open_seed:
             self._seed_is_given = True
             if ranks is not None:
                 ranks.keep_seed()
@@ -393,6 +398,10 @@ def _plan(
         return Sampled(sampler or (), n, seed, size, drop_last)
 
     return make_plan
+
+
+def _is_at_start(state: Mapping[str, Any]) -> bool:
+    return state.get("cursor") == Cursor().as_dict()
 
 
 def _start_method(context: Any) -> StartMethod:

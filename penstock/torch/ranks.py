@@ -149,11 +149,12 @@ class RankFinder:
 class Undivided:
     """The ranks of a loader that leaves its samples to a sampler or a stream.
 
-    Every rank gets all that the sampler or the stream yields. ``what`` names it; ``doubt`` is a
-    warning for several ranks, ``None`` if it may well divide the samples itself.
+    Every rank gets all that the sampler or the stream yields. ``what`` names it. ``doubt`` is the
+    warning if there are several ranks: a reason, and what to do; ``None`` if the sampler may well
+    divide the samples itself.
     """
 
-    def __init__(self, what: str, doubt: str | None) -> None:
+    def __init__(self, what: str, doubt: tuple[str, str] | None = None) -> None:
         self._what = what
         self._doubt = doubt
 
@@ -162,8 +163,11 @@ class Undivided:
         if reason == "loop" and self._doubt is not None:
             found = find_rank()
             if found.world > 1:
-                _warn(f"{self._doubt} Each of the {found.world} ranks gets all of them. {_MEANT}")
-                self._doubt = None
+                (why, remedy), self._doubt = self._doubt, None
+                _warn(
+                    f"{why}, so each of the {found.world} ranks gets all of them. {remedy} If that "
+                    "is done, or all ranks are to get the same, give rank=0, world=1."
+                )
         return options
 
     def keep_seed(self) -> None:
@@ -173,29 +177,22 @@ class Undivided:
         return f"ranks left to {self._what}"
 
 
-_MEANT = "If that is meant, or the data of each rank differs, give rank=0, world=1."
-
-
 def of_sampler(sampler: Any) -> Undivided:
     """The ranks of a loader with a sampler or batch sampler of the user."""
     name = type(sampler).__name__
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(inner) not in ForOneProcess:
-        return Undivided(name, None)
-    return Undivided(
-        name,
-        f"{type(inner).__name__} draws from all samples of the dataset. Use a DistributedSampler, "
-        "or leave out the sampler, so that each rank gets a part.",
-    )
+        return Undivided(name)
+    reason = f"{type(inner).__name__} draws from all samples of the dataset"
+    remedy = "Use a DistributedSampler, or leave out the sampler: then each rank gets a part."
+    return Undivided(name, (reason, remedy))
 
 
 def of_stream(dataset: Any) -> Undivided:
     """The ranks of a loader of a stream."""
-    return Undivided(
-        "the stream",
-        f"the samples of a stream ({type(dataset).__name__}) cannot be divided over ranks by a "
-        "loader. Divide the stream where it is made, by the rank.",
-    )
+    reason = f"a loader cannot divide the samples of a stream ({type(dataset).__name__})"
+    remedy = "Divide the stream where it is made, by the rank."
+    return Undivided("the stream", (reason, remedy))
 
 
 def _warn(text: str) -> None:
