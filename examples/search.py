@@ -20,7 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
@@ -124,8 +124,9 @@ def train(trial: optuna.Trial, data: ps.Pipeline, args: argparse.Namespace) -> n
     torch.manual_seed(args.seed)
     model = network(trial.suggest_int("width", 4, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+    join: Literal["live", "start"] = "live" if args.share is None else "start"
     with penstock.torch.loader(
-        data, order=Subset(args.rows), seed=args.seed, share=args.share, join="start"
+        data, order=Subset(args.rows), seed=args.seed, share=args.share, join=join
     ) as loader:
         for _ in range(args.epochs):
             for batch in loader:

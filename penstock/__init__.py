@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         from_folder,
         from_parquet,
     )
-    from penstock.progress import progress
+    from penstock.progress_bar import progress
 
 __version__ = "0.1.0"
 
@@ -57,7 +57,7 @@ _MODULES = {
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",
     "from_parquet": "penstock.pipeline",
-    "progress": "penstock.progress",
+    "progress": "penstock.progress_bar",
 }
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock import cgroup
 from penstock.errors import PipelineError
@@ -171,3 +172,59 @@ def node_idle() -> float:
         return float(named) if named else 10.0
     except ValueError:
         raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give a number of seconds.") from None
+
+
+class LaunchedRank(NamedTuple):
+    """What a launcher says in the environment: ``rank`` of ``world`` processes, by ``names``.
+
+    ``rank`` is ``None`` if the launcher gives only the number of processes.
+    """
+
+    rank: int | None
+    world: int
+    names: str
+
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    # Before Slurm: mpirun uses Slurm to start one daemon on each machine.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    # Set by srun only. SLURM_NTASKS is set in a batch script too, which is one process.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Variables for the rank and the number of processes, of torchrun, Open MPI and Slurm."""
+
+
+def launched_rank() -> LaunchedRank | None:
+    """The rank that the launcher of this process gave it; ``None`` if there is no launcher."""
+    for rank_name, world_name in LAUNCHERS:
+        world = _whole_variable(world_name)
+        if world is None:
+            continue
+        rank = _whole_variable(rank_name)
+        if rank is None and rank_name == "RANK" and _whole_variable("NODE_RANK") == 0:
+            # Lightning sets no RANK. On the first machine it is the local one.
+            rank_name = "LOCAL_RANK"
+            rank = _whole_variable(rank_name)
+        if rank is None:
+            return LaunchedRank(None, world, f"{world_name}={world}")
+        names = f"{rank_name}={rank}, {world_name}={world}"
+        if rank >= world:
+            raise PipelineError(
+                f"the environment says {names}, and ranks go from 0 to {world - 1}. Start the "
+                "script with its launcher, such as torchrun, or give rank= and world=."
+            )
+        return LaunchedRank(rank, world, names)
+    return None
+
+
+def _whole_variable(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise PipelineError(
+            f"the environment variable {name} is {text!r}; a launcher sets it to a whole number. "
+            "Unset it, or give rank= and world=."
+        )
+    return int(text)

@@ -134,17 +134,29 @@ def seed_globals(generator: np.random.Generator) -> None:
         torch.default_generator.manual_seed(second >> 32)
 
 
+class GlobalStates:
+    """The states that the global generators have now; ``restore`` puts them back."""
+
+    __slots__ = ("_numpy", "_python", "_torch")
+
+    def __init__(self) -> None:
+        self._python = _python_random.getstate()
+        self._numpy = np.random.get_state()
+        torch = sys.modules.get("torch")
+        self._torch = None if torch is None else torch.get_rng_state()
+
+    def restore(self) -> None:
+        _python_random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if self._torch is not None:
+            sys.modules["torch"].set_rng_state(self._torch)
+
+
 @contextmanager
 def preserved_globals() -> Iterator[None]:
     """Restore the state of the global generators on leaving."""
-    python_state = _python_random.getstate()
-    numpy_state = np.random.get_state()
-    torch = sys.modules.get("torch")
-    torch_state = torch.get_rng_state() if torch is not None else None
+    states = GlobalStates()
     try:
         yield
     finally:
-        _python_random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if torch is not None and torch_state is not None:
-            torch.set_rng_state(torch_state)
+        states.restore()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Assembly, Recipe
-from penstock.engine.checkpoint import check_dealing, check_state, describe
+from penstock.engine.checkpoint import check_dealing, check_state, dealing_of, describe
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue
 from penstock.engine.plan import Sampling, plan_of
@@ -18,6 +19,7 @@ from penstock.engine.pools.launch import StartMethod
 from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
+from penstock.host.text import many
 from penstock.node.share import attach, check_shared
 from penstock.options import Options, is_whole
 from penstock.order import Cursor
@@ -26,6 +28,17 @@ from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
+
+
+class Ranks(Protocol):
+    """Tells a loader its rank and world, which may become known after it is made.
+
+    ``place`` returns the options with the rank and world that are known now. It is called when a
+    loop begins, and before the first one for ``len`` and for checkpoints. ``str`` is for the
+    ``repr`` of the loader.
+    """
+
+    def place(self, options: Options, reason: Literal["loop", "length", "state"]) -> Options: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class Custom:
     - ``fallback``: collates a batch whose samples do not share one layout.
     - ``order_name``: the order in checkpoints, if a sampler decides it.
     - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
+    - ``ranks``: finds rank and world; without it they are those of the options.
     """
 
     plan: Sampling | None = None
@@ -48,6 +62,7 @@ class Custom:
     fallback: Collate = stack
     order_name: str = ""
     recheck: bool = False
+    ranks: Ranks | None = None
 
 
 class Loader:
@@ -93,6 +108,8 @@ class Loader:
         # An epoch refers to its loader. The loader identifies epochs by number, because a
         # reference cycle would keep both alive.
         self._epoch_count = 0
+        self._loaded_dealing: Any = None
+        self._stated_length: int | None = None
         self._publisher = Publisher(self)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
@@ -101,16 +118,55 @@ class Loader:
 
     def _assemble(self, kept: int | None) -> None:
         """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known."""
-        self._assembly = Assembly(self._recipe(self.pipeline, kept), self.choice)
-        self._meter = self._assembly.meter
+        assembly = Assembly(self._recipe(self.pipeline, kept), self.choice)
         self._plan = plan_of(
             self.pipeline,
             self.options,
-            self._assembly.keepers.road.stops,
+            assembly.keepers.road.stops,
             workers=self.choice.workers,
             factors=self._echoing.factors,
             sampling=self._custom.plan,
         )
+        self._assembly = assembly
+        self._meter = assembly.meter
+
+    # Ranks.
+
+    def find_ranks(self, reason: Literal["loop", "length", "state"] = "state") -> None:
+        """Take the rank and world that are known now; within a run only where a loop begins."""
+        ranks = self._custom.ranks
+        if ranks is None or (reason != "loop" and (self._feed is not None or self._in_epoch)):
+            return
+        options, before = ranks.place(self.options, reason), self.options
+        if (options.rank, options.world, options.seed) != (before.rank, before.world, before.seed):
+            self._take_ranks(options)
+        if reason == "loop":
+            self._check_loaded_dealing(options)
+
+    def _take_ranks(self, options: Options) -> None:
+        """Deal the samples anew, from the cursor on."""
+        before, cursor = self.options, self._cursor
+        first, epoch_state = self._plan.first(cursor), self._plan.epoch_state(cursor.epoch)
+        generations = self._assembly.keepers.generations
+        # Kept samples are counted by the seed, and must be as many in all ranks.
+        kept = None if generations is None or options.seed != before.seed else generations.kept
+        self._end_feed()
+        self.options = options
+        try:
+            self._assemble(kept)
+        except BaseException:
+            self.options = before
+            raise
+        self._plan.begin_at(cursor.epoch, first)
+        self._plan.restore(epoch_state)
+        self._feed_cursor = self._batches = None
+
+    def _check_loaded_dealing(self, options: Options) -> None:
+        """Check a checkpoint that was loaded before the number of ranks was known."""
+        loaded = self._loaded_dealing
+        if loaded is not None:
+            check_dealing({"dealing": loaded}, {"dealing": dealing_of(self.pipeline, options)})
+        self._loaded_dealing = None
 
     # Iterating.
 
@@ -119,20 +175,29 @@ class Loader:
         if self._in_epoch:
             # The last loop was left before its end; a new loop is a new epoch.
             self._go_to_epoch(self._cursor.epoch + 1)
+        self.find_ranks("loop")
         self._in_epoch = True
         self._epoch_count += 1
         self._echoing.begin(self._meter)
-        return _Epoch(self, self._epoch_count, self._plan.left(self._cursor))
+        left = self._plan.left(self._cursor)
+        return _Epoch(self, self._epoch_count, left, self._stated_length)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        length = self._plan.length(Cursor(self._cursor.epoch))
+        self.find_ranks("length")
+        length = self.length()
         if length is None:
             raise TypeError(
                 f"{self._plan.source_name} has no length, so its loader has none. Iterate the "
                 "loader to count its batches."
             )
+        if not self.pipeline.source.indexed:
+            self._stated_length = length
         return length
+
+    def length(self) -> int | None:
+        """Batches in an epoch, by the rank and world as known so far; ``None`` if unknown."""
+        return self._plan.length(Cursor(self._cursor.epoch))
 
     @property
     def epoch(self) -> int:
@@ -154,6 +219,7 @@ class Loader:
     def _go_to_epoch(self, epoch: int) -> None:
         self._epoch_count += 1
         self._in_epoch = False
+        self._loaded_dealing = None
         self._cursor = Cursor(epoch)
 
     def _next(self, epoch: _Epoch) -> Any:
@@ -183,6 +249,7 @@ class Loader:
                 epoch.left -= 1
             if not plan.delivers(ready.rows):
                 continue
+            self._check_stated_length(epoch)
             self._publisher.moved(self)
             convert = self._custom.convert
             return ready.value if convert is None else convert(ready.value)
@@ -193,6 +260,20 @@ class Loader:
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
         raise StopIteration
+
+    def _check_stated_length(self, epoch: _Epoch) -> None:
+        """Warn if a stream goes on after the length that ``len`` has returned, as torch does."""
+        stated = epoch.stated
+        if stated is None or self._cursor.batch <= stated:
+            return
+        self._stated_length = epoch.stated = None
+        warnings.warn(
+            f"the length of the stream was reported to be {many(stated, 'batch', 'batches')} (when "
+            "len() of the loader was called), but it goes on. If there are several workers, each "
+            "reads the whole stream unless it divides itself: see get_worker_info() of torch.",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def _running_feed(self) -> Feed:
         """The feed, which prepares batches from the cursor on."""
@@ -233,6 +314,7 @@ class Loader:
                 "delivered out of order have no position to resume from. Call state_dict() between "
                 "epochs, or leave in_order=False out."
             )
+        self.find_ranks()
         cursor, generations = self._cursor, self._assembly.keepers.generations
         return {
             **describe(self.pipeline, self.options, self._custom.order_name),
@@ -249,6 +331,7 @@ class Loader:
 
         Raises StateError for a checkpoint of another pipeline; the loader is then unchanged.
         """
+        self.find_ranks()
         pipeline, chosen = self.pipeline, self._chosen
         if chosen is not None and isinstance(state, Mapping):
             chosen = state.get("refurbish")
@@ -257,8 +340,11 @@ class Loader:
         check_state(state, mine)
         cursor = Cursor.from_dict(state["cursor"])
         first = int(state.get("first_batch") or 0)
+        dealing = None
         if first or (cursor.batch and self._echoing.echo is not None):
-            check_dealing(state, mine)
+            if self._custom.ranks is None or self._feed is not None:
+                check_dealing(state, mine)
+            dealing = state.get("dealing")
         self._echoing.check_state(state.get("echo"))
         kept = _kept_in_state(pipeline, state.get("kept"))
         self._plan.check_state(state.get("plan"), first)
@@ -271,6 +357,7 @@ class Loader:
         self._plan.restore(state.get("plan"))
         self._epoch_count += 1
         self._in_epoch = False
+        self._loaded_dealing = dealing
         self._cursor = cursor
         self._feed_cursor = None
 
@@ -301,8 +388,10 @@ class Loader:
     def __repr__(self) -> str:
         source = self.pipeline.source
         data = f"{len(source)} samples" if source.indexed else "a stream"
+        options, ranks = self.options, self._custom.ranks
+        part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
         return (
-            f"<Loader of {data}, batches of {self._batch.size}, seed {self.options.seed}, "
+            f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
             f"{self.choice}>"
         )
 
@@ -338,8 +427,12 @@ class Loader:
         options: Options | None = None,
         plan: Sampling | None = None,
     ) -> Loader:
-        """A new loader with the same ``Custom``, but for ``plan``; without one it has an order."""
-        custom = replace(self._custom, plan=plan)
+        """A new loader with the same ``Custom``, but for ``plan``; without one it has an order.
+
+        ``options`` given here say which rank it is.
+        """
+        ranks = self._custom.ranks if options is None else None
+        custom = replace(self._custom, plan=plan, ranks=ranks)
         return Loader(pipeline or self._written, options or self.options, custom)
 
     def _check_usable(self) -> None:
@@ -376,12 +469,17 @@ def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:
 
 
 class _Epoch:
-    """The iterator of one epoch. ``left``: batches left of it; ``None`` if not known."""
+    """The iterator of one epoch.
 
-    def __init__(self, loader: Loader, number: int, left: int | None) -> None:
+    ``left``: batches left of it; ``None`` if not known. ``stated``: the length of a stream, if the
+    user asked for it before the epoch; ``list(loader)`` asks too, but not before.
+    """
+
+    def __init__(self, loader: Loader, number: int, left: int | None, stated: int | None) -> None:
         self._loader: Loader | None = loader
         self.number = number
         self.left = left
+        self.stated = stated
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock import config
@@ -63,6 +63,12 @@ class Options:
             config.size(self.memory, "memory")
         _one_of("lag", self.lag, ("detach", "wait"))
         _one_of("join", self.join, ("live", "start"))
+        for name, value, default in (("lag", self.lag, "detach"), ("join", self.join, "live")):
+            if self.share is None and value != default:
+                raise PipelineError(
+                    f"{name}={value!r} has no effect without share: it is for jobs that share "
+                    f"batches. Give share, a name for the jobs, or leave out {name}."
+                )
         if self.share is not None and (not isinstance(self.share, str) or not self.share):
             raise PipelineError(
                 f"share is {self.share!r}; give a name, the same in all jobs that share batches."
@@ -75,6 +81,10 @@ class Options:
         port = self.metrics_port
         if port is not None and (not is_whole(port) or not 0 < port < 65536):
             raise PipelineError(f"metrics_port is {port!r}; give a port from 1 to 65535, or None.")
+
+    def without_share(self) -> Options:
+        """The options of a loader that shares its batches with no other job."""
+        return replace(self, share=None, lag="detach", join="live")
 
     def check_stream(self) -> None:
         """Raise an error for options that a stream cannot have."""

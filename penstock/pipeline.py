@@ -21,6 +21,7 @@ from penstock.source import (
     FolderSource,
     ParquetSource,
     StreamSource,
+    is_stream,
 )
 from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.source import Source
@@ -395,11 +396,9 @@ def from_dataset(
     for every sample. A dataset of your own is taken as random unless you give ``random=False``;
     lists and arrays are not. ``version`` identifies data that cannot be fingerprinted.
     """
-    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        return Pipeline(DatasetSource(dataset, version=version, random=random))
-    if hasattr(dataset, "__iter__") or (callable(dataset) and not isinstance(dataset, type)):
+    if is_stream(dataset):
         return Pipeline(StreamSource(dataset, version=version))
-    return Pipeline(DatasetSource(dataset, version=version))
+    return Pipeline(DatasetSource(dataset, version=version, random=random))
 
 
 def fused(stops: tuple[Stop, ...]) -> tuple[Stop, ...]:

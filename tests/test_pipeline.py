@@ -67,6 +67,8 @@ def test_operations_that_cannot_follow_each_other_are_refused_when_built(tmp_pat
         lambda p: p.map(image.random_flip(), random=False),
         lambda p: p.loader(),
         lambda p: p.batch(2).loader(workers=-1),
+        lambda p: p.batch(2).loader(lag="wait"),
+        lambda p: p.batch(2).loader(join="start"),
         lambda p: p.batch(2).loader(workers=1.5),
         lambda p: p.batch(2).loader(kind="fibres"),
         lambda p: p.batch(2).loader(on_error="ignore"),

@@ -116,6 +116,11 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         config.size(arguments.cache, "--cache")
     if arguments.split is not None and arguments.reuse is None:
         raise PipelineError("--split belongs to --reuse; give both: --reuse 3 --split 2.")
+    if arguments.split is not None and arguments.reuse == "auto":
+        raise PipelineError(
+            "--split has no effect with --reuse auto, which chooses both. Leave out --split, or "
+            "give a number: --reuse 3 --split 2."
+        )
     if arguments.reuse not in (None, "auto") and arguments.split is None:
         raise PipelineError(
             f"--reuse {arguments.reuse} needs --split: the number of transforms, at the end of the "

@@ -37,8 +37,13 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
         "samples": len(source) if source.indexed else None,
         "data": _fingerprint_or_none(source.identity),
         "stops": stops,
-        "dealing": {"world": options.world, "batch": pipeline.batching and pipeline.batching.size},
+        "dealing": dealing_of(pipeline, options),
     }
+
+
+def dealing_of(pipeline: Pipeline, options: Options) -> dict[str, Any]:
+    """How the samples of an epoch are dealt: the number of ranks, and the batch size."""
+    return {"world": options.world, "batch": pipeline.batching and pipeline.batching.size}
 
 
 def _fingerprint_or_none(find: Callable[[], str | None]) -> str | None:

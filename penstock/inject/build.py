@@ -189,6 +189,9 @@ class Builder:
             kind=options.kind,  # type: ignore[arg-type]
             on_error=options.on_error,  # type: ignore[arg-type]
             native=options.native,
+            # torch divides nothing by itself; a script does that with its sampler.
+            rank=0,
+            world=1,
             **arguments,
         )
         plan = None if stream or own_order else self._follow_sampler(loader, ours, "echo" in extras)

@@ -53,7 +53,7 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
         )
     generations = assembly.keepers.generations
     kept = None if generations is None else generations.kept
-    alone = replace(options, share=None, lag="detach", join="live", workers="auto", rank=0, world=1)
+    alone = replace(options.without_share(), workers="auto", rank=0, world=1)
     description = {**identity, "on_error": options.on_error, "kept": kept}
     if may_open_relative_paths(recipe.pipeline):
         # A relative path names another file in another directory.

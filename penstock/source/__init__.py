@@ -5,7 +5,7 @@ from penstock.source.files import FilesSource
 from penstock.source.folder import IMAGE_EXTENSIONS, FolderSource
 from penstock.source.parquet import ParquetSource
 from penstock.source.source import Source
-from penstock.source.stream import StreamSource
+from penstock.source.stream import StreamSource, is_stream
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -15,4 +15,5 @@ __all__ = [
     "ParquetSource",
     "Source",
     "StreamSource",
+    "is_stream",
 ]

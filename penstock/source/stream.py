@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from penstock.errors import PipelineError
-from penstock.source.dataset import identity_of
+from penstock.source.dataset import identity_of, is_iterable_dataset
 from penstock.source.source import Source
 
 
@@ -78,3 +78,16 @@ class StreamSource(Source):
         if hasattr(self.dataset, "__iter__"):
             return type(self.dataset).__name__
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is read as a stream: it can be iterated, or called, but not indexed.
+
+    A torch IterableDataset is one even if it has ``__len__``: every dataset of torch has
+    ``__getitem__``, which only raises an error there.
+    """
+    if is_iterable_dataset(dataset):
+        return True
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return False
+    return hasattr(dataset, "__iter__") or (callable(dataset) and not isinstance(dataset, type))

@@ -29,6 +29,7 @@ def subject_of(
     if isinstance(loader, OwnLoader):
         loader = loader._loader
     if isinstance(loader, Loader):
+        loader.find_ranks()
         return LoaderSubject(loader, cache, iterate or iter), TorchDevice()
     if isinstance(loader, DataLoader):
         iterate = iterate or DataLoader.__iter__

@@ -9,10 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from penstock.loader import Custom, Loader
+from penstock.loader import Custom, Loader, Ranks
 from penstock.options import Options
 from penstock.order import Order
 from penstock.pipeline import Pipeline
+from penstock.source import StreamSource
+from penstock.torch.ranks import RankFinder, given_rank, of_stream
 from penstock.tree import is_namedtuple
 
 
@@ -79,8 +81,8 @@ def loader(
     seed: int = 0,
     shuffle: bool = True,
     order: Order | None = None,
-    rank: int = 0,
-    world: int = 1,
+    rank: int | None = None,
+    world: int | None = None,
     tail: Literal["pad", "drop"] = "pad",
     prefetch: int | None = None,
     on_error: Literal["raise", "skip", "substitute"] = "raise",
@@ -94,7 +96,8 @@ def loader(
     """A loader of a pipeline whose batches are tensors.
 
     ``pin_memory`` copies each batch into pinned memory. The other arguments are those of
-    ``Pipeline.loader``.
+    ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
+    ``torch.distributed`` or of the launcher, as they are when the first loop begins.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -103,14 +106,20 @@ def loader(
     >>> next(iter(penstock.torch.loader(train, workers=0, shuffle=False)))
     tensor([0., 1.], dtype=torch.float64)
     """
+    given = given_rank(rank, world)
+    own_rank, own_world = given or (0, 1)
+    ranks: Ranks | None = None
+    if given is None:
+        source = pipeline.source
+        ranks = of_stream(source.dataset) if isinstance(source, StreamSource) else RankFinder()
     options = Options(
         workers=workers,
         kind=kind,
         seed=seed,
         shuffle=shuffle,
         order=order,
-        rank=rank,
-        world=world,
+        rank=own_rank,
+        world=own_world,
         tail=tail,
         prefetch=prefetch,
         on_error=on_error,
@@ -121,4 +130,5 @@ def loader(
         join=join,
         metrics_port=metrics_port,
     )
-    return Loader(pipeline, options, Custom(convert=Tensors(tuple, can_pin(pin_memory))))
+    convert = Tensors(tuple, can_pin(pin_memory))
+    return Loader(pipeline, options, Custom(convert=convert, ranks=ranks))

@@ -6,28 +6,30 @@ the subclass adds; they pass any other iterable through unchanged.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_convert
 
 from penstock.engine.pools.launch import StartMethod
-from penstock.loader import Custom, Loader
+from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
 from penstock.options import Options, is_whole
-from penstock.order import Sampled
+from penstock.order import Cursor, Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
+from penstock.source import is_stream
 from penstock.stats import Stats
 from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin
 from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
+from penstock.torch.ranks import RankFinder, Undivided, given_rank, of_sampler, of_stream
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -59,6 +61,9 @@ class DataLoader:
       them, by the workers of a background process, and ``num_workers`` is not used. ``lag="wait"``
       makes the others wait for the slowest job; with ``"detach"`` they do not. ``join="start"``
       makes a job that joins late begin with the first batch.
+    - ``rank`` and ``world``: which part of every epoch this process gets. By default they are those
+      of ``torch.distributed``, or else of the launcher's environment, as they are when the first
+      loop begins. With a sampler or a stream nothing is divided.
     - ``metrics_port``: serve metrics for Prometheus on this port of the local address.
 
     Augmentation is keyed by (seed, epoch, sample index). So batches do not depend on
@@ -114,9 +119,11 @@ class DataLoader:
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
         join: Literal["live", "start"] = "live",
+        rank: int | None = None,
+        world: int | None = None,
         metrics_port: int | None = None,
     ) -> None:
-        streaming = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        streaming = is_stream(dataset)
         _check(
             streaming=streaming,
             batch_size=batch_size,
@@ -131,6 +138,11 @@ class DataLoader:
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
+        if cache is None and cache_where != "memory":
+            refuse(
+                f"cache_where={cache_where!r} has no effect without cache. Give cache, such as "
+                'cache="8GB", or leave out cache_where.'
+            )
         self._dataset_watch: DatasetWatch | None = None
         if share is not None:
             _check_shared(share, streaming=streaming, worker_init_fn=worker_init_fn)
@@ -156,16 +168,26 @@ class DataLoader:
             if kind == "threads":
                 refuse('worker_init_fn is for worker processes; leave out kind="threads".')
             kind = "processes"
-        rank, world = (0, 1) if streaming else _ranks()
         own_sampler = sampler is not None or batch_sampler is not None
+        given = given_rank(rank, world)
+        if given is not None and given[1] != 1 and own_sampler:
+            refuse(
+                f"world={world} with a sampler, which decides itself which samples a rank gets. "
+                "Leave out rank and world, or the sampler."
+            )
         self._seed_is_given = seed is not None or generator is not None
         if seed is None:
-            if generator is not None:
-                seed = generator.initial_seed()
-            else:
-                # Ranks must agree on the order, and torch's initial seed may differ between them.
-                seed = 0 if world > 1 and not own_sampler else torch.initial_seed()
+            seed = torch.initial_seed() if generator is None else generator.initial_seed()
             seed %= 2**63
+        self._ranks: RankFinder | Undivided | None = None
+        if given is None:
+            if streaming:
+                self._ranks = of_stream(dataset)
+            elif own_sampler:
+                self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
+            else:
+                self._ranks = RankFinder(seedless=not self._seed_is_given)
+        own_rank, own_world = given or (0, 1)
         reuse_options = ReuseOptions(
             reuse=reuse,
             split=split,
@@ -200,8 +222,8 @@ class DataLoader:
             kind=kind,
             seed=seed,
             shuffle=bool(shuffle),
-            rank=0 if own_sampler else rank,
-            world=1 if own_sampler else world,
+            rank=own_rank,
+            world=own_world,
             prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
             on_error=on_error,
             timeout=timeout or None,
@@ -225,12 +247,13 @@ class DataLoader:
             recheck=not persistent_workers,
         )
 
-        def make_loader(seed: int) -> Loader:
+        def make_loader(seed: int, ranks: Ranks | None) -> Loader:
             plan = _plan(sampler, batch_sampler, seed) if own_sampler else None
-            return Loader(pipeline, replace(options, seed=seed), replace(custom, plan=plan))
+            own = replace(custom, plan=plan, ranks=ranks)
+            return Loader(pipeline, replace(options, seed=seed), own)
 
         self._make_loader = make_loader
-        self._loader = make_loader(seed)
+        self._loader = make_loader(seed, self._ranks)
 
     @staticmethod
     def _collate(collate_fn: Collate | None, single: bool) -> Collate | None:
@@ -251,7 +274,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, for a checkpoint; see ``Loader.state_dict``."""
-        return self._loader.state_dict()
+        return {**self._loader.state_dict(), "seed_given": self._seed_is_given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; see ``Loader.load_state_dict``.
@@ -259,12 +282,21 @@ class DataLoader:
         A loader that was made without a seed takes the seed of the checkpoint. If the checkpoint
         does not belong to this loader, an error is raised and the loader stays as it was.
         """
-        loader = self._loader
+        loader, ranks = self._loader, self._ranks
+        loader.find_ranks()
         takes_seed = (
             not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
         )
+        # Before the first batch a seed that nobody gave may still change: each rank may have
+        # another one, and they must agree.
+        open_seed = takes_seed and state.get("seed_given") is False and _is_at_start(state)
+        if open_seed and loader.options.world > 1:
+            state = {**state, "seed": loader.options.seed}
         if takes_seed and state["seed"] != loader.options.seed:
-            loader = self._make_loader(state["seed"])
+            ranks = copy.copy(ranks)
+            if ranks is not None and not open_seed:
+                ranks.keep_seed()
+            loader = self._make_loader(state["seed"], ranks)
         try:
             loader.load_state_dict(state)
         except BaseException:
@@ -273,9 +305,11 @@ class DataLoader:
             raise
         if loader is not self._loader:
             self._loader.close()
-            self._loader = loader
-        if takes_seed:
+            self._loader, self._ranks = loader, ranks
+        if takes_seed and not open_seed:
             self._seed_is_given = True
+            if ranks is not None:
+                ranks.keep_seed()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, and call ``set_epoch`` of the sampler if it has one."""
@@ -366,10 +400,8 @@ def _plan(
     return make_plan
 
 
-def _ranks() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+def _is_at_start(state: Mapping[str, Any]) -> bool:
+    return state.get("cursor") == Cursor().as_dict()
 
 
 def _start_method(context: Any) -> StartMethod:

@@ -63,6 +63,12 @@ class ReuseOptions:
             self._refuse_given(*names, without="reuse", example="reuse=3")
         elif self.reuse != "auto":
             self._check_reuse(self.reuse)
+        elif self.split is not None:
+            refuse(
+                f'split={self.split!r} has no effect with reuse="auto", which chooses itself how '
+                "many transforms run every time. Leave out split, or give a number for reuse, such "
+                "as reuse=3."
+            )
 
     def _refuse_given(self, *names: str, without: str, example: str) -> None:
         """Refuse these arguments if one of them is given, because they would have no effect."""

@@ -175,15 +175,11 @@ def snapshot_of(
 def standing_of(loader: Loader, queue: Queue) -> Standing:
     """Where a loader is, and what lies ready for it."""
     options = loader.options
-    try:
-        batches: int | None = len(loader)
-    except TypeError:  # a stream has no length
-        batches = None
     return Standing(
         name=repr(loader),
         epoch=loader.epoch,
         batch=loader.batch,
-        batches=batches,
+        batches=loader.length(),
         share=options.share,
         rank=options.rank,
         world=options.world,

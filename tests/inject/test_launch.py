@@ -113,6 +113,7 @@ def test_the_flag_that_keeps_penstock_out_is_named() -> None:
     [
         (["--reuse", "3"], "--reuse 3 needs --split"),
         (["--split", "3"], "--split belongs to --reuse"),
+        (["--reuse", "auto", "--split", "3"], "--split has no effect with --reuse auto"),
         (["--cache", "lots"], "--cache is 'lots'"),
     ],
 )

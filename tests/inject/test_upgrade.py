@@ -350,3 +350,18 @@ def test_shuffling_loaders_are_recognised() -> None:
     assert not shuffled(sampler=distributed(rows, 2, 0, shuffle=False))
     assert not shuffled(batch_sampler=Wrapper(BatchSampler(SequentialSampler(rows), 2, False)))
     assert not shuffles(DataLoader(Stream()))
+
+
+@pytest.mark.parametrize("settings", [{}, {"echo": 2, "echo_at": "batch"}], ids=str)
+def test_a_launcher_changes_nothing_as_in_torch(
+    settings: dict[str, Any], install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    install(random=False, **settings)
+    for data in (Rows(), Stream()):
+        # Only a sampler divides the samples of torch's loader.
+        loader = DataLoader(data, 2, shuffle=True if isinstance(data, Rows) else None)
+        rows = [x for batch in loader for x in (batch[0] if isinstance(batch, list) else batch)]
+        stream = isinstance(data, Stream)
+        assert len(rows) == (10 if stream else 22 * settings.get("echo", 1))

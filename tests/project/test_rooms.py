@@ -38,7 +38,7 @@ ROOMS = [
     "node",
     "watch",
     "loader",
-    "progress",
+    "progress_bar",
     "diagnose",
     "torch",
     "inject",
@@ -154,6 +154,11 @@ def test_the_public_names() -> None:
     ]
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
     assert set(dir(penstock)) == {*penstock.__all__, "__version__"}
+
+
+def test_no_room_hides_a_public_function_of_its_name() -> None:
+    packages = {"audio", "image"}
+    assert {room_of(path) for path in files()} & set(penstock.__all__) == packages
 
 
 def test_importing_penstock_or_a_worker_loads_no_large_package() -> None:

@@ -45,6 +45,10 @@ def test_the_signature_is_that_of_pipeline_loader_with_pin_memory() -> None:
     del of_pipeline["self"]
     assert list(of_torch)[:2] == ["pipeline", "pin_memory"]
     del of_torch["pipeline"], of_torch["pin_memory"]
+    # These are found out if they are not given.
+    for name in ("rank", "world"):
+        given, found = of_pipeline.pop(name), of_torch.pop(name)
+        assert (given.kind, found.default) == (found.kind, None)
     # Parameters are equal if name, kind, default and annotation are.
     assert list(of_torch.values()) == list(of_pipeline.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random as python_random
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 
+import penstock as ps
 from penstock.errors import PipelineError, StateError
 from penstock.torch import DataLoader
 
@@ -303,6 +305,134 @@ def test_iterable_datasets_come_in_torchs_order(workers: int, split: bool) -> No
                 same(list(loader), expected)
 
 
+class Noise(IterableDataset[Any]):  # type: ignore[misc]
+    """Draws from all global generators."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(11):
+            yield augmented(0)
+
+
+class MoreNoise:
+    """A map that draws from the global generators too."""
+
+    def __call__(self, sample: Any) -> Any:
+        return *sample, np.random.rand()
+
+
+def global_states() -> tuple[Any, ...]:
+    return python_random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def test_iterable_datasets_without_workers_draw_seeded_random_numbers() -> None:
+    def epochs(seed: int, **options: Any) -> list[Any]:
+        with DataLoader(Noise(), batch_size=4, seed=seed, **options) as loader:
+            return [list(loader), list(loader)]
+
+    first = epochs(1, **INLINE)
+    python_random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    expected = global_states()
+    python_random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    same(epochs(1, **INLINE), first)
+    assert global_states() == expected  # the script's own generators are not touched
+    same(epochs(1, num_workers=1), first)
+    assert not torch.equal(first[0][0][0], first[1][0][0])
+    assert not torch.equal(first[0][0][0], epochs(2, **INLINE)[0][0][0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_draws_resumes_with_the_same_numbers(workers: int) -> None:
+    def collate(samples: list[Any]) -> Any:
+        sums = [[float(np.sum(np.asarray(x))) for x in sample] for sample in samples]
+        return [*sums, np.random.rand()]
+
+    # The map and the collate function draw too, and must not change what the stream draws.
+    pipeline = ps.from_dataset(Noise()).map(MoreNoise()).batch(2, collate=collate)
+    with pipeline.loader(workers=workers, seed=4) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        next(epoch)
+        state = loader.state_dict()
+        rest = list(epoch)
+    with pipeline.loader(workers=workers, seed=4) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+class CountedStream(Stream):
+    """A stream that states a length, which may be wrong."""
+
+    def __init__(self, n: int, stated: int) -> None:
+        super().__init__(n)
+        self.stated = stated
+
+    def __len__(self) -> int:
+        return self.stated
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}],
+    ids=str,
+)
+def test_iterable_datasets_with_a_length_are_streams(options: Any, workers: int) -> None:
+    data = CountedStream(21, 21)
+    context = "fork" if workers else None
+    torchs = TorchDataLoader(data, num_workers=workers, **options)
+    with DataLoader(
+        data, num_workers=workers, multiprocessing_context=context, **options
+    ) as loader:
+        assert len(loader) == len(torchs)
+        with warnings.catch_warnings():
+            # With workers there are more batches than stated, of fewer samples: both warn.
+            warnings.simplefilter("ignore")
+            same(list(loader), list(torchs))
+
+
+def test_a_stream_longer_than_its_length_is_a_warning_as_in_torch() -> None:
+    for kind in (TorchDataLoader, DataLoader):
+        quiet = kind(CountedStream(9, 4), batch_size=2)
+        assert len(list(quiet)) == 5  # nobody asked for the length
+        loader = kind(CountedStream(9, 4), batch_size=2)
+        assert len(loader) == 2
+        # torch compares batches with the number of samples, and warns later.
+        with pytest.warns(UserWarning, match="was reported to be"):
+            assert len(list(loader)) == 5
+    with DataLoader(CountedStream(9, 4), batch_size=2) as loader:
+        assert len(loader) == 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            list(loader)
+        assert len(caught) == 1
+    with DataLoader(CountedStream(3, 4), batch_size=2) as loader:
+        assert (len(loader), len(list(loader))) == (2, 2)
+
+
+class Endless(Dataset[int]):  # type: ignore[misc]
+    """Map-style, without a length."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class AtOnce(Samples):
+    """Reads several samples in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, len(indices)) for index in indices]
+
+
+def test_kinds_of_datasets_are_told_apart_as_in_torch() -> None:
+    with pytest.raises(PipelineError, match="Endless, has no __len__"):
+        DataLoader(Endless(), batch_size=2)
+    with DataLoader(AtOnce(float), batch_size=4) as loader:
+        assert len(loader) == len(TorchDataLoader(AtOnce(float), batch_size=4)) == 6
+        assert [x for x, _ in loader for x in x.tolist()] == list(range(23))
+    with DataLoader(Stream(5), batch_size=2) as loader, pytest.raises(TypeError, match="no length"):
+        len(loader)
+
+
 def test_iterable_datasets_resume() -> None:
     for workers in (INLINE, FORKED):
         with DataLoader(Stream(40), batch_size=3, **workers) as loader:
@@ -364,6 +494,10 @@ def test_workers_fork_if_asked_to() -> None:
         ({"batch_size": 0}, "batch_size is 0; give"),
         ({"batch_size": -2}, "batch_size is -2; give"),
         ({"cache": "8GB"}, "random=False"),
+        ({"cache_where": "disk"}, "cache_where='disk' has no effect without cache"),
+        ({"lag": "wait"}, "lag='wait' has no effect without share"),
+        ({"join": "start"}, "join='start' has no effect without share"),
+        ({"reuse": "auto", "split": 1}, 'split=1 has no effect with reuse="auto"'),
         ({"worker_init_fn": print, "num_workers": 1, "kind": "threads"}, "worker_init_fn"),
         ({"nonsense": 1}, "nonsense"),
     ],

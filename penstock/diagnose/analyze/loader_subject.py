@@ -155,7 +155,8 @@ class LoaderSubject:
         self._times: list[float] = []
         choice = loader.choice
         if choice.kind == "node":  # the node's workers serve all jobs: choose as without a node
-            choice = Recipe(loader.pipeline, replace(loader.options, share=None), stack).choice()
+            alone = loader.options.without_share()
+            choice = Recipe(loader.pipeline, alone, stack).choice()
         self._workers = choice.workers
         self._kind: PoolKind = choice.kind
 
@@ -283,14 +284,13 @@ class LoaderSubject:
         shuffle: bool = True,
     ) -> Iterator[Any]:
         options = replace(
-            self._loader.options,
+            self._loader.options.without_share(),
             workers=self._workers if workers is None else workers,
             kind=self._kind if self._kind in ("threads", "processes") else "auto",
             order=None,
             shuffle=shuffle,
             rank=0,
             world=1,
-            share=None,
         )
         loader = self._loader.remade(pipeline, options)
         try:

@@ -6,6 +6,7 @@ import copy
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.engine.schedule import TaskKind, group_size
 from penstock.engine.slots import Layout, Slot
 from penstock.errors import SampleError, ShapeError
-from penstock.keyed import Key, Keyed, Keys, seed_globals
+from penstock.keyed import GlobalStates, Key, Keyed, Keys, preserved_globals, seed_globals
 from penstock.source.stream import StreamSource
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.road import Road, scope_of
@@ -152,6 +153,8 @@ class Runner:
         self._began = clock()
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
+        self._stream_states: GlobalStates | None = None
+        self._stops_draw = any(stop.global_random for stop in work.road.stops)
 
     def run(self, task: Task) -> Outcome:
         """Run a task in this thread. Exceptions become part of the outcome."""
@@ -231,27 +234,49 @@ class Runner:
         source = self.work.road.source
         if not isinstance(source, StreamSource):
             raise TypeError("only a stream can be pulled from")
-        if self._stream is None or self._streamed != (epoch, number):
-            if self.info.process:
-                # A stream may draw from the global generators: seed them once, where it starts.
-                seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
-            self._stream = source.open(skip=number * rows)
         samples: list[Any] = []
         taken = 0
-        with scope_of(self.work.road, own_process=self.info.process):
-            for sample in self._stream:
+        with nullcontext() if self.info.process else preserved_globals():
+            for sample in self._open_stream(source, number, rows, epoch):
                 place = (number * rows + taken) * self.info.count + self.info.id
                 source.value = sample
-                samples.extend(self._samples(Keys(epoch, [place]), report, taken))
+                with self._stream_kept_apart(self._stops_draw):
+                    samples.extend(self._samples(Keys(epoch, [place]), report, taken))
                 taken += 1
                 if taken == rows:
                     break
             self._streamed = (epoch, number + 1)
+            if not self.info.process:
+                self._stream_states = GlobalStates()
             keys = Keys(epoch, list(range(taken)))
-            batch = self._collate(samples, keys, report) if samples else None
+            with self._stream_kept_apart(self.work.collate is not None):
+                batch = self._collate(samples, keys, report) if samples else None
         self._end(report, len(samples), taken, started)
         report.taken = taken
         return batch, report
+
+    def _open_stream(
+        self, source: StreamSource, number: int, rows: int, epoch: int
+    ) -> Iterator[Any]:
+        """The worker's stream at this batch, with the global generators as they are there.
+
+        A stream may draw from the global generators. They are seeded once, where it starts. In
+        the user's process the stream has states of its own, which are put back for each batch.
+        """
+        if self._stream is None or self._streamed != (epoch, number):
+            seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
+            self._stream = source.open(skip=number * rows)
+        elif self._stream_states is not None:
+            self._stream_states.restore()
+        return self._stream
+
+    def _stream_kept_apart(self, needed: bool) -> AbstractContextManager[None]:
+        """Preserves the states of the stream from stops and a collate that draw globally too.
+
+        Samples that are skipped after a resume do not pass these, and the stream has to draw the
+        same numbers as if they had.
+        """
+        return preserved_globals() if needed else nullcontext()
 
     def _begin(self, *, trial: bool = False) -> TaskReport:
         if self._init is not None:
