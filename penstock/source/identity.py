@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
-from penstock.source.listing import REPORT_EVERY, SAMPLE, Listing
+from penstock.source.listing import REPORT_EVERY, Listing
 from penstock.source.source import Source
 
 _log = logging.getLogger("penstock.source")
@@ -136,7 +136,7 @@ class DataIdentity:
         self._parts["names"] = identify(None)
         stats = listing.sample_stats()
         self._parts["sample"] = fingerprint(stats)
-        if len(listing) <= SAMPLE:
+        if len(stats) == len(listing):
             self._parts["all"] = identify(stats)
             return
         self._sampled.set()
