@@ -127,6 +127,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(listings, "SAMPLE", 4)
+    monkeypatch.setattr(loaders, "RESUME_WAIT", 60.0)
     gate = Gate(monkeypatch)
     yield gate
     gate.open.set()
