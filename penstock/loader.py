@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -308,12 +309,13 @@ class Loader:
 
     def _describe(self, pipeline: Pipeline) -> dict[str, Any]:
         """The description of this loader with this pipeline; all but the data is kept."""
-        if self._description is None or self._description[0] is not pipeline:
+        kept = self._description  # another thread may take a checkpoint at the same time
+        if kept is None or kept[0] is not pipeline:
             described = describe(pipeline, self.options, self._custom.order_name)
-            self._description = pipeline, described
+            kept = self._description = pipeline, described
         source = pipeline.source
         return {
-            **self._description[1],
+            **deepcopy(kept[1]),  # a checkpoint belongs to the user
             "samples": len(source) if source.indexed else None,
             "data": self._data.parts(),
         }

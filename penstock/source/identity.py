@@ -103,9 +103,11 @@ class DataIdentity:
     def close(self) -> None:
         """End the thread. What is known stays known."""
         self._stopped = True
-        if self._thread is not None and os.getpid() == self._pid:
+        thread = self._thread
+        # Garbage collection may close it in its own thread.
+        if thread not in (None, threading.current_thread()) and os.getpid() == self._pid:
             # A file system that does not answer must not keep the program from ending.
-            self._thread.join(1.0)
+            thread.join(1.0)
 
     def _identity(self) -> str | None:
         try:

@@ -91,6 +91,9 @@ def test_a_hundred_checkpoints_ask_for_no_file_and_hash_nothing(
         assert calls.made == []
         monkeypatch.undo()
         assert states == [first] * 100
+        states[0]["stops"].append("changed by the user")
+        states[0]["data"].clear()
+        assert loader.state_dict() == first
         assert all(first["data"].values())
         next(epoch)
         later = loader.state_dict()
@@ -267,7 +270,7 @@ def test_a_closed_loader_leaves_no_thread(folder: Path, gate: Gate) -> None:
     assert thread.is_alive()
     join = thread.join
 
-    def open_and_join(limit: float) -> None:
+    def open_and_join(limit: float | None = None) -> None:
         gate.open.set()
         join(60)
 

@@ -166,6 +166,20 @@ def test_closing_ends_the_work(
     assert not thread.is_alive()
 
 
+def test_it_may_be_closed_by_its_own_thread(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = DataIdentity(FilesSource(paths))
+    sample_stats = Listing.sample_stats
+
+    def closing(self: Listing) -> Any:
+        identity.close()
+        return sample_stats(self)
+
+    monkeypatch.setattr(Listing, "sample_stats", closing)
+    assert all(identity.complete().values())
+
+
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_fork_works_it_out_by_itself(
     paths: list[Path], gate: Gate, monkeypatch: pytest.MonkeyPatch

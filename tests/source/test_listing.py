@@ -22,7 +22,7 @@ from penstock.source.names import Names
 @pytest.fixture(params=["kernel", "python"])
 def stat_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The function that asks for sizes and times, which ``Listing`` uses too."""
-    found = module._stat_each
+    found: Any = module._stat_each
     if request.param == "kernel":
         found = getattr(native.kernel(), "stat_files", None)
         if found is None:
