@@ -21,7 +21,7 @@ from penstock.source.names import Names
 
 _log = logging.getLogger("penstock.source")
 
-Stats = NDArray[np.int64]
+FileStats = NDArray[np.int64]
 """Size and modification time in nanoseconds of each file; -1 and the negative errno if it has
 none."""
 
@@ -94,7 +94,7 @@ class Listing:
         """Whether files are on a network file system; looks at the folders of the sample."""
         return any_on_network({os.path.dirname(self.path(index)) for index in self.sample()})
 
-    def stats(self, first: int, last: int) -> Stats:
+    def stats(self, first: int, last: int) -> FileStats:
         """The stats of the files from ``first`` to before ``last``."""
         stats = np.empty((last - first, 2), dtype=np.int64)
         stat = _stat_names()
@@ -113,7 +113,7 @@ class Listing:
             index = stop
         return stats
 
-    def sample_stats(self) -> Stats:
+    def sample_stats(self) -> FileStats:
         """The stats of the files of the sample."""
         chosen = self.sample()
         if not self.on_network:
@@ -125,12 +125,12 @@ class Listing:
                 list(pool.map(lambda index: self.stats(index, index + 1), chosen))
             )
 
-    def slices(self) -> Iterator[Stats]:
+    def slices(self) -> Iterator[FileStats]:
         """The stats of all files, slice by slice."""
         for first in range(0, len(self), SLICE):
             yield self.stats(first, min(first + SLICE, len(self)))
 
-    def all_stats(self, clock: Callable[[], float] = time.monotonic) -> Stats:
+    def all_stats(self, clock: Callable[[], float] = time.monotonic) -> FileStats:
         """The stats of all files, for a caller who waits. Raises SourceError for a missing file."""
         count = len(self)
         threads = _NETWORK_THREADS if self.on_network else min(_LOCAL_THREADS, config.cores())
@@ -156,7 +156,7 @@ class Listing:
         self._refuse_missing(stats)
         return stats
 
-    def _refuse_missing(self, stats: Stats) -> None:
+    def _refuse_missing(self, stats: FileStats) -> None:
         missing = np.flatnonzero(stats[:, 0] < 0)
         if len(missing):
             index = int(missing[0])
@@ -177,7 +177,7 @@ def _stat_names() -> Callable[..., Any]:
 
 
 def _stat_each(
-    folder: bytes, text: NDArray[np.uint8], ends: NDArray[np.int64], first: int, out: Stats
+    folder: bytes, text: NDArray[np.uint8], ends: NDArray[np.int64], first: int, out: FileStats
 ) -> None:
     """Fill ``out`` with the stats of the names from ``first`` on."""
     start = ends.item(first - 1) if first else 0

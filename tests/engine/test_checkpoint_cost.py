@@ -262,7 +262,9 @@ def test_a_checkpoint_of_the_format_before_is_read(folder: Path) -> None:
         loader.load_state_dict(old)
 
 
-def test_a_closed_loader_leaves_no_thread(folder: Path, gate: Gate) -> None:
+def test_a_closed_loader_leaves_no_thread(
+    folder: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = of_folder(folder).loader(workers=0)
     next(iter(loader))
     thread = loader._data._thread
@@ -274,6 +276,6 @@ def test_a_closed_loader_leaves_no_thread(folder: Path, gate: Gate) -> None:
         gate.open.set()
         join(60)
 
-    thread.join = open_and_join  # type: ignore[method-assign]
+    monkeypatch.setattr(thread, "join", open_and_join)
     loader.close()
     assert not thread.is_alive()

@@ -16,7 +16,7 @@ from penstock.source.listing import Listing
 from penstock.torch import DataLoader
 
 
-class Numbers(torch.utils.data.Dataset[Any]):
+class Numbers(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
     def __init__(self, count: int) -> None:
         self.samples = [(f"number {number}", number) for number in range(count)]
 
