@@ -352,6 +352,8 @@ static int kernel_clear(PyObject *module) {
 
 static PyMethodDef methods[] = {
     {"read_files", kernel_read_files, METH_O, "read_files(paths) -> list of bytes or OSErrors"},
+    {"stat_files", kernel_stat_files, METH_VARARGS,
+     "stat_files(folder, text, ends, first, out) -> None; writes the size and time of each file"},
     {"key", kernel_key, METH_O, "key(data) -> 128-bit hash as 16 bytes"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"regions", kernel_regions, METH_O,

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Assembly, Recipe
-from penstock.engine.checkpoint import check_dealing, check_state, dealing_of, describe
+from penstock.engine.checkpoint import (
+    check_dealing,
+    check_state,
+    data_difference,
+    dealing_of,
+    describe,
+    parts_of_data,
+)
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue
 from penstock.engine.plan import Sampling, plan_of
@@ -25,9 +33,14 @@ from penstock.options import Options, is_whole
 from penstock.order import Cursor
 from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline, batching_of
+from penstock.source.identity import DataIdentity
 from penstock.stats import Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
+
+RESUME_WAIT = 10.0
+"""Longest wait of ``load_state_dict`` for the sizes and times of all files, in seconds. A million
+files on a local file system take about two (`python -m benchmarks checkpoint`)."""
 
 
 class Ranks(Protocol):
@@ -96,6 +109,11 @@ class Loader:
         if options.share is not None:
             check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
+        self._data = DataIdentity(pipeline.source)
+        self._end_identity = close_at_exit(self, self._data)
+        self._description: tuple[Pipeline, Options, dict[str, Any]] | None = None
+        # The state of a checkpoint whose data is not compared in full yet.
+        self._unverified: Mapping[str, Any] | None = None
         self._assemble(None)
         self._feed: Feed | None = None
         self._pid = os.getpid()
@@ -176,6 +194,12 @@ class Loader:
             # The last loop was left before its end; a new loop is a new epoch.
             self._go_to_epoch(self._cursor.epoch + 1)
         self.find_ranks("loop")
+        if self._custom.recheck and self._cursor.batch == 0 and self._description is not None:
+            # The dataset may have been changed; the time that this takes belongs to the epoch's
+            # start, not to the next checkpoint.
+            self._description = None
+            self._data.renew()
+            self._describe(self.pipeline)
         self._in_epoch = True
         self._epoch_count += 1
         self._echoing.begin(self._meter)
@@ -230,6 +254,8 @@ class Loader:
                 "make a second loader to iterate the data twice at once."
             )
         self._check_usable()
+        if self._unverified is not None:
+            self._verify(self._unverified)
         feed, plan = self._running_feed(), self._plan
         while epoch.left != 0:
             self._publisher.asked(self)
@@ -307,7 +333,11 @@ class Loader:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loader as plain data, for a checkpoint."""
+        """The position of the loader as plain data, for a checkpoint.
+
+        The first call hashes the code of the pipeline, and data that is not in files. Later ones
+        only add the position.
+        """
         if not self.options.in_order and self._in_epoch and self._cursor.batch:
             raise StateError(
                 "state_dict() was called within an epoch of a loader with in_order=False. Batches "
@@ -317,7 +347,7 @@ class Loader:
         self.find_ranks()
         cursor, generations = self._cursor, self._assembly.keepers.generations
         return {
-            **describe(self.pipeline, self.options, self._custom.order_name),
+            **self._describe(self.pipeline),
             "cursor": cursor.as_dict(),
             "plan": self._plan.epoch_state(cursor.epoch),
             "first_batch": self._plan.first(cursor),
@@ -336,8 +366,11 @@ class Loader:
         if chosen is not None and isinstance(state, Mapping):
             chosen = state.get("refurbish")
             pipeline = placed(self._written, chosen)
-        mine = describe(pipeline, self.options, self._custom.order_name)
+        mine = self._describe(pipeline)
         check_state(state, mine)
+        if self._data.pending and parts_of_data(state).get("all") is not None:
+            mine["data"] = self._data.complete(RESUME_WAIT)
+            check_state(state, mine)
         cursor = Cursor.from_dict(state["cursor"])
         first = int(state.get("first_batch") or 0)
         dealing = None
@@ -360,6 +393,33 @@ class Loader:
         self._loaded_dealing = dealing
         self._cursor = cursor
         self._feed_cursor = None
+        self._unverified = state if self._data.pending else None
+
+    def _describe(self, pipeline: Pipeline) -> dict[str, Any]:
+        """The description of this loader with this pipeline; all but the data is kept."""
+        kept = self._description  # another thread may take a checkpoint at the same time
+        if kept is None or kept[0] is not pipeline or kept[1] is not self.options:
+            described = describe(pipeline, self.options, self._custom.order_name)
+            kept = self._description = pipeline, self.options, described
+        source = pipeline.source
+        return {
+            **deepcopy(kept[2]),  # a checkpoint belongs to the user
+            "samples": len(source) if source.indexed else None,
+            "data": self._data.parts(),
+        }
+
+    def _verify(self, state: Mapping[str, Any]) -> None:
+        """Compare the data with that of a checkpoint, once the identity of all files is known."""
+        if self._data.pending:
+            return
+        difference = data_difference(state, {"data": self._data.parts()})
+        if difference is not None:
+            raise StateError(
+                f"the checkpoint does not belong to this loader: {difference}. That became known "
+                "after load_state_dict() had returned, because there are many files. Go back to "
+                "the data that the checkpoint was taken with, or start anew."
+            )
+        self._unverified = None
 
     def _switch_to(self, pipeline: Pipeline, chosen: Any, kept: int | None) -> None:
         """Use the pipeline that ``refurbish("auto")`` chose when a checkpoint was taken."""
@@ -408,6 +468,7 @@ class Loader:
             return
         self._closed = True
         self._publisher.close()
+        self._end_identity()
         self._end_feed()
 
     def _end_feed(self) -> None:
@@ -449,8 +510,9 @@ class Loader:
 
     def _make_feed(self) -> Feed:
         if self.options.share is None:
+            self._data.begin()
             return self._assembly.engine(in_order=self.options.in_order)
-        about = describe(self.pipeline, self.options, self._custom.order_name)
+        about = {**self._describe(self.pipeline), "data": self._data.complete()}
         return attach(self._assembly, about, self._plan)
 
 

@@ -11,13 +11,18 @@ from penstock.options import Options
 from penstock.pipeline import Pipeline
 from penstock.stops.stop import names_of
 
-VERSION = 2
-"""The format of checkpoints. Version 1 had other names for its entries."""
+VERSION = 3
+"""The format of checkpoints. Version 1 had other names for its entries. Version 2 is read too: its
+one fingerprint of the data is now the part ``all``."""
+
+_READ = (2, VERSION)
 
 
 def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict[str, Any]:
-    """Everything that decides which samples are in which batch, and their values."""
-    source = pipeline.source
+    """What decides which samples are in which batch, and their values, except the data.
+
+    This hashes the code and the parameters of all stops, and the order: keep the result.
+    """
     changing = [stop for stop in pipeline.stops if not stop.transparent]
     stops = [
         [name, _fingerprint_or_none(stop.fingerprint)]
@@ -34,8 +39,6 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
         "version": VERSION,
         "seed": options.seed,
         "order": order_name or ("shuffled" if options.shuffle else "sequential"),
-        "samples": len(source) if source.indexed else None,
-        "data": _fingerprint_or_none(source.identity),
         "stops": stops,
         "dealing": dealing_of(pipeline, options),
     }
@@ -61,10 +64,11 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             f"load_state_dict() got {_shown(state)}, which is not the state of a loader. Give it "
             "the value that state_dict() returned."
         )
-    if state.get("version") != VERSION:
+    if state.get("version") not in _READ:
         raise StateError(
             f"the checkpoint has version {state.get('version')!r}, and this release of Penstock "
-            f"reads version {VERSION}. Resume with the release that wrote it, or start anew."
+            f"reads versions {_READ[0]} to {VERSION}. Resume with the release that wrote it, or "
+            "start anew."
         )
     differing = differences(state, mine)
     if differing:
@@ -80,8 +84,9 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
     for entry in ("seed", "order", "samples", "on_error", "directory"):
         if entry in mine and theirs.get(entry) != mine[entry]:
             found.append(f"{entry} was {theirs.get(entry)!r} and is {mine[entry]!r}")
-    if _differ(theirs.get("data"), mine["data"]):
-        found.append("the data is not the same (files, sizes or times have changed)")
+    data = data_difference(theirs, mine)
+    if data is not None:
+        found.append(data)
     before, now = list(theirs["stops"]), list(mine["stops"])
     names = [name for name, _ in before], [name for name, _ in now]
     if names[0] != names[1]:
@@ -90,6 +95,26 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
         if _differ(old, new):
             found.append(f"{name} has changed (its code or its parameters)")
     return found
+
+
+def parts_of_data(state: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """The parts of the identity of the data in a checkpoint or description."""
+    data = state.get("data")
+    return data if isinstance(data, Mapping) else {"all": data}
+
+
+def data_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """A phrase if the data of two descriptions differs, as far as both know it."""
+    before, now = ({p: f for p, f in parts_of_data(d).items() if f} for d in (theirs, mine))
+    if before.get("names") != now.get("names") and (
+        {"names"} <= before.keys() & now.keys()
+        # Files are always known by their names, so this is data of another kind.
+        or (before and now and isinstance(theirs.get("data"), Mapping))
+    ):
+        return "the data is not the same (the names of files, their order or labels have changed)"
+    if any(before[part] != now[part] for part in before.keys() & now.keys()):
+        return "the data is not the same (files, sizes or times have changed)"
+    return None
 
 
 def check_dealing(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

@@ -40,11 +40,11 @@ def check_shared(pipeline: Pipeline, options: Options) -> None:
 def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     """Join the group and return a feed of this plan's batches, which the node prepares.
 
-    ``identity``: the description of pipeline and order that checkpoints have too.
+    ``identity``: the description of data, pipeline and order that checkpoints have too.
     """
     recipe, options = assembly.recipe, assembly.recipe.options
     unknown = [name for name, fingerprint in identity["stops"] if fingerprint is None]
-    if identity["data"] is None:
+    if not any(identity["data"].values()):
         unknown.insert(0, "the data")
     if unknown:
         raise PipelineError(

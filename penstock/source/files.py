@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -15,11 +14,9 @@ from penstock import native
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
+from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
 from penstock.source.source import Source
-
-_STAT_THREADS = 16
-"""Threads that ask for the sizes of files: on a network file system each request only waits."""
 
 
 class FilesSource(Source):
@@ -64,8 +61,11 @@ class FilesSource(Source):
     def name(self, index: int) -> str:
         return self._paths[index]
 
-    def identity(self) -> str:
-        stats = stat_files(len(self), self._paths.__getitem__)
+    @property
+    def listing(self) -> Listing:
+        return Listing(self._paths)
+
+    def identify(self, stats: NDArray[np.int64] | None) -> str:
         return fingerprint(("files", self._paths, stats, self._labels))
 
     def fields(self) -> dict[str | int, Spec] | Spec:
@@ -133,34 +133,3 @@ def _read(path: str) -> bytes:
         return b"".join(parts)
     finally:
         os.close(file)
-
-
-def stat_files(count: int, path: Callable[[int], str]) -> NDArray[np.int64]:
-    """Size and modification time of each file, as an array of two columns."""
-    stats = np.empty((count, 2), dtype=np.int64)
-
-    def look(start: int) -> None:
-        for index in range(start, min(start + 1024, count)):
-            try:
-                stat = os.stat(path(index))
-            except OSError as error:
-                raise unreadable(path(index), error) from error
-            stats[index] = stat.st_size, stat.st_mtime_ns
-
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        for _ in pool.map(look, range(0, count, 1024)):
-            pass
-    return stats
-
-
-def unreadable(path: str, error: OSError) -> SourceError:
-    """The error to raise for a file that cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return SourceError(
-            f"{path} does not exist. If it was removed after the source was made, put it back or "
-            "make the source again."
-        )
-    remedy = ""
-    if isinstance(error, PermissionError):
-        remedy = " Give this user permission to read it, or leave it out."
-    return SourceError(f"{path} cannot be read: {error.strerror or error}.{remedy}")

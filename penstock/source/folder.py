@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.files import read_files, stat_files, unreadable
+from penstock.source.files import read_files
+from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
 from penstock.source.source import Source
 
@@ -140,24 +142,22 @@ class FolderSource(Source):
     def __len__(self) -> int:
         return len(self._names)
 
-    def _path(self, index: int) -> tuple[str, int]:
-        """The path of a sample, and the number of its class."""
-        name = self._names[index]
-        place = int(self._ends.searchsorted(index, side="right"))
-        return os.path.join(self.root, self._folders[place], name), self._labels.item(place)
-
     def read(self, indices: Sequence[int]) -> list[Any]:
-        places = [self._path(index) for index in indices]
-        contents = read_files([path for path, _ in places])
+        listing = self.listing
+        contents = read_files([listing.path(index) for index in indices])
         if self.classes is None:
             return contents
-        return [(data, label) for data, (_, label) in zip(contents, places, strict=True)]
+        labels = [self._labels.item(listing.place(index)) for index in indices]
+        return list(zip(contents, labels, strict=True))
 
     def name(self, index: int) -> str:
-        return self._path(index)[0]
+        return self.listing.path(index)
 
-    def identity(self) -> str:
-        stats = stat_files(len(self), self.name)
+    @property
+    def listing(self) -> Listing:
+        return Listing(self._names, self.root, self._folders, self._ends)
+
+    def identify(self, stats: NDArray[np.int64] | None) -> str:
         return fingerprint(
             ("folder", self.classes, self._folders, self._ends, self._names, self._labels, stats)
         )

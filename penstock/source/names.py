@@ -33,6 +33,16 @@ class Names:
         self._text: NDArray[np.uint8] = np.frombuffer(bytes(text), dtype=np.uint8)
         self._ends: NDArray[np.int64] = np.frombuffer(ends, dtype=np.int64)
 
+    @property
+    def text(self) -> NDArray[np.uint8]:
+        """The bytes of all names, one after the other."""
+        return self._text
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """For each name the number of bytes up to its end."""
+        return self._ends
+
     def __len__(self) -> int:
         return len(self._ends)
 

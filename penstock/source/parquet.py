@@ -18,7 +18,8 @@ from penstock.config import size
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.files import stat_files
+from penstock.source.listing import Listing
+from penstock.source.names import Names
 from penstock.source.source import Source
 
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -153,8 +154,11 @@ class ParquetSource(Source):
         first = self._ends[group - 1] if group else 0
         return f"row {first + row - start} of {self._paths[number]}"
 
-    def identity(self) -> str:
-        stats = stat_files(len(self._paths), self._paths.__getitem__)
+    @property
+    def listing(self) -> Listing:
+        return Listing(Names(self._paths))
+
+    def identify(self, stats: NDArray[np.int64] | None) -> str:
         top = os.path.commonpath([os.path.dirname(path) for path in self._paths])
         paths = [os.path.relpath(path, top) for path in self._paths]
         types = [(name, str(kind)) for name, kind in self._types.items()]

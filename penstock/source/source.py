@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.operation import Spec
+from penstock.source.listing import Listing
 
 
 class Source:
@@ -34,7 +38,26 @@ class Source:
         return f"sample {index}"
 
     def identity(self) -> str:
-        """A fingerprint of the data. It changes if and only if the data changes."""
+        """A fingerprint of the data. It changes if and only if the data changes.
+
+        A source of files with a ``listing`` inherits this method: the data is identified by the
+        names, sizes and modification times of all files, which are asked for in this call.
+        """
+        listing = self.listing
+        if listing is None:
+            raise NotImplementedError
+        return self.identify(listing.all_stats())
+
+    @property
+    def listing(self) -> Listing | None:
+        """The files that hold the data; ``None`` if ``identity`` is all that is known of it.
+
+        With a listing, checkpoints do not call ``identity``: see ``DataIdentity``.
+        """
+        return None
+
+    def identify(self, stats: NDArray[np.int64] | None) -> str:
+        """A fingerprint of the listing and these stats of its files; ``None``: of the names."""
         raise NotImplementedError
 
     def fields(self) -> dict[str | int, Spec] | Spec:
