@@ -156,6 +156,10 @@ class CacheKeeper(Keeper):
         store = self.store
         # Samples that an earlier run left in a store on disk count against its budget.
         self._used_before = store.used if store.persistent and len(store) else 0
+        if self._used_before >= store.budget > 0 and not store.sealed:
+            # Workers then do not put in samples that would be removed again, and perhaps with them
+            # the same samples that a run with a larger budget has put in.
+            store.seal()
         admission = Admission(0 if store.sealed else max(0, store.budget - self._used_before))
         if self._shared is not None:
             admission = self._shared.admission(store, admission)

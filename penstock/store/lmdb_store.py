@@ -148,7 +148,7 @@ class LmdbStore:
 
         def put(transaction: Any) -> PutResult:
             room: int | None = self.budget + self.overshoot - environment.used(transaction)
-            if environment.record(transaction, _SEALED) is not None:
+            if self._is_sealed(environment, transaction):
                 self._sealed = True
                 room = None
             return put_all(environment.samples(transaction), items, room)
@@ -184,26 +184,27 @@ class LmdbStore:
         return self._change(environment, delete, 0)
 
     def seal(self) -> None:
-        """See ``SampleStore.seal``."""
+        """See ``SampleStore.seal``. A process with a larger budget still stores values."""
         environment = self._attached()
         if environment is not None:
-            self._change(
-                environment,
-                lambda transaction: environment.set_record(transaction, _SEALED, b"1"),
-                None,
-            )
+
+            def seal(transaction: Any) -> None:
+                if not self._is_sealed(environment, transaction):
+                    environment.set_record(transaction, _SEALED, str(self.budget).encode())
+
+            self._change(environment, seal, None)
         self._sealed = True
 
     @property
     def sealed(self) -> bool:
         if not self._sealed:
-            self._sealed = self._read(
-                lambda environment, transaction: (
-                    environment.record(transaction, _SEALED) is not None
-                ),
-                False,
-            )
+            self._sealed = self._read(self._is_sealed, False)
         return self._sealed
+
+    def _is_sealed(self, environment: Environment, transaction: Any) -> bool:
+        """Whether the store was sealed under this budget or a larger one."""
+        found = environment.record(transaction, _SEALED)
+        return found is not None and (not found.isdigit() or int(found) >= self.budget)
 
     @property
     def used(self) -> int:

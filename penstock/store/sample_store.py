@@ -86,7 +86,10 @@ class SampleStore(Protocol):
         """The keys of all values."""
 
     def seal(self) -> None:
-        """Accept no new values any more, from any process. Values can still be deleted."""
+        """Accept no new values any more, from any process with this budget or a smaller one.
+
+        Values can still be deleted.
+        """
 
     def close(self) -> None:
         """Release the store in this process.
