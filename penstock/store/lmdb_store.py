@@ -29,6 +29,7 @@ from penstock.store.value import (
 T = TypeVar("T")
 
 _SEALED = b"sealed"
+_PICKLES = b"pickles"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ALMOST_FULL = 1 << 20
 """Free bytes below which a write that failed half-way has filled the disk."""
@@ -76,6 +77,7 @@ class LmdbStore:
         self._unavailable = False
         self._destroyed = False
         self._sealed = False
+        self._pickles = False
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,12 +147,15 @@ class LmdbStore:
         # Outside the transaction: no other process should wait while values are serialised and
         # their checksums computed.
         items = make()
+        pickled = any(item.pickled for item in items)
 
         def put(transaction: Any) -> PutResult:
             room: int | None = self.budget + self.overshoot - environment.used(transaction)
             if self._is_sealed(environment, transaction):
                 self._sealed = True
                 room = None
+            if pickled and environment.record(transaction, _PICKLES) is None:
+                environment.set_record(transaction, _PICKLES, b"1")
             return put_all(environment.samples(transaction), items, room)
 
         try:
@@ -319,6 +324,24 @@ class LmdbStore:
             self._report(environment, error, "it cannot be changed")
             return missing
 
+    def holds_pickles(self) -> bool:
+        """See ``SampleStore.holds_pickles``."""
+        if not self._pickles:
+            self._pickles = self._read(
+                lambda environment, transaction: (
+                    environment.record(transaction, _PICKLES) is not None
+                ),
+                False,
+            )
+        return self._pickles
+
+    def drop_unreadable(self, keys: Sequence[int]) -> None:
+        """See ``SampleStore.drop_unreadable``."""
+        self.delete_many(keys)
+        self._count_corrupt(
+            keys, "bytes that are not a sample", "another program has written to it"
+        )
+
     def _drop_damaged(self, keys: Sequence[int]) -> None:
         def drop(table: SampleTable) -> None:
             for key in keys:
@@ -331,13 +354,15 @@ class LmdbStore:
             self._change(
                 environment, lambda transaction: drop(environment.samples(transaction)), None
             )
+        self._count_corrupt(keys, "damaged bytes", "the disk or the memory is failing")
+
+    def _count_corrupt(self, keys: Sequence[int], found: str, cause: str) -> None:
         with registry.lock:
             self.corrupt += len(keys)
         self._warn(
             "corrupt",
-            f"the store {self.place} returned damaged bytes for sample {keys[0]}: the sample is "
-            "prepared again. If this happens repeatedly, the disk or the memory is failing; "
-            "remove the store.",
+            f"the store {self.place} returned {found} for sample {keys[0]}: the sample is prepared "
+            f"again. If this happens repeatedly, {cause}; remove the store.",
         )
 
     def _count_full(self, values: int) -> None:

@@ -272,12 +272,14 @@ class PutItem(NamedTuple):
     framed: Buffer
     tag: int | None
     cost: int
+    pickled: bool = False
 
     @classmethod
     def of(cls, key: int, value: Value | Lent, tag: int | None = None) -> PutItem:
         framed = frame(key, value, tag)
         nbytes = len(framed) - header_nbytes(tag)
-        return cls(key, framed, tag, cost(nbytes, tagged=tag is not None))
+        pickled = bool(getattr(value, "pickled", False))
+        return cls(key, framed, tag, cost(nbytes, tagged=tag is not None), pickled)
 
 
 class PutResult(NamedTuple):
@@ -295,7 +297,7 @@ def put_all(target: PutTarget, items: Sequence[PutItem], room: int | None) -> Pu
     """
     held: list[bool] = []
     refused = 0
-    for key, framed, tag, needed in items:
+    for key, framed, tag, needed, _ in items:
         old = target.header(key)
         # A stored value whose tag is one higher is newer: a late writer must not replace it.
         if old is not None and (tag is None or old.tag in (tag, tag + 1)):
