@@ -24,7 +24,18 @@ _MARK = 8
 
 
 class StoreLost(Exception):
-    """The store cannot be used any more by this process. The text says why."""
+    """The store cannot be used any more by this process. The text says why.
+
+    ``advice``: what to do.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        advice: str = "It is made anew when a process opens it while no other one has it open",
+    ) -> None:
+        super().__init__(reason)
+        self.advice = advice
 
 
 class FileWatch:
@@ -45,9 +56,9 @@ class FileWatch:
         self._known: FileRecord | None = None
         self._mutex = threading.Lock()
         self._lost: StoreLost | None = None
-        self._data = os.open(data, _FLAGS)
+        self._data = _open(data)
         try:
-            self._lock = os.open(lock, _FLAGS)
+            self._lock = _open(lock)
         except BaseException:
             os.close(self._data)
             raise
@@ -177,3 +188,10 @@ class FileWatch:
     def close(self) -> None:
         for fd in (self._data, self._lock):
             os.close(fd)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        raise StoreLost(f"its file {path.name} was removed or replaced: {error.strerror}") from None

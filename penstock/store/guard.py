@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import stat as modes
 import struct
 from contextlib import suppress
@@ -101,7 +100,11 @@ class Guard:
     def __init__(self, place: Path) -> None:
         self.place = place
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(place / _GUARD, flags, 0o600)
+        try:
+            self._fd = os.open(place / _GUARD, flags, 0o600)
+        except IsADirectoryError:
+            discard(place / _GUARD)
+            self._fd = os.open(place / _GUARD, flags, 0o600)
 
     def lock_alone(self) -> bool:
         """Try to take the exclusive lock; false if another process has the store open."""
@@ -224,11 +227,11 @@ def is_store(place: Path) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove a file of a store, or whatever has taken its place."""
+    """Remove a file of a store, or an empty directory in its place."""
     try:
         path.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):
-        shutil.rmtree(path)
+        path.rmdir()
 
 
 def remove(place: Path, names: tuple[str, ...]) -> None:

@@ -289,7 +289,7 @@ class LmdbStore:
         if _no_room(error):
             failed, advice = "created", "Free some space there"
         elif isinstance(error, StoreLost):
-            advice = "It is made anew when a process opens it while no other one has it open"
+            advice = error.advice
         self._warn(
             "unavailable",
             f"the store {self.place} cannot be {failed} ({error}): no samples are kept, and every "

@@ -75,8 +75,8 @@ def open_guard(place: Path, identity: str, map_size: int, *, persistent: bool) -
     """Hold the shared lock on an intact store.
 
     If no other process has it open, it is created, repaired or emptied first, as necessary.
-    Raises StoreLost if other processes have it open and it is damaged, StoreError if the place
-    belongs to somebody else.
+    Raises StoreLost if it is damaged and other processes have it open, or if it may not be one of
+    ours, StoreError if the place belongs to another user or content.
     """
     for _ in range(_TRIES):
         own_directory(place)
@@ -127,9 +127,9 @@ def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) ->
         if state is None and has_data:
             if not guard.marked:
                 # Never remove files of another program: they may be a dataset.
-                raise StoreError(
-                    f"{place} contains an LMDB database that was not made by Penstock. Choose "
-                    "another place."
+                raise StoreLost(
+                    "it contains an LMDB database that Penstock does not recognise as its own",
+                    "Choose another place, or remove the database if nobody needs it",
                 )
             problem = "its state file is missing"
         if state is not None:

@@ -165,12 +165,17 @@ def test_another_identity_is_refused_and_both_are_named(place: Path) -> None:
     store.close()
 
 
-def test_a_foreign_database_is_refused_and_left_alone(place: Path) -> None:
+def test_a_foreign_database_means_misses_and_is_left_alone(place: Path) -> None:
     place.mkdir(parents=True, mode=0o700)
     with lmdb.open(str(place)) as env, env.begin(write=True) as transaction:
         transaction.put(b"mine", b"precious")
-    with pytest.raises(StoreError, match="was not made by Penstock"):
-        _store(place).open()
+    for _ in range(2):
+        store = _store(place)
+        with pytest.warns(RuntimeWarning, match="does not recognise as its own.*Choose another"):
+            store.open()
+        assert get(store, 1) is None
+        assert store.put_many([(1, b"one")]) == [False]
+        store.close()
     with lmdb.open(str(place)) as env, env.begin() as transaction:
         assert transaction.get(b"mine") == b"precious"
 
