@@ -14,6 +14,7 @@ import pickle
 import struct
 import sys
 from collections import ChainMap
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -31,11 +32,15 @@ def aligned(offset: int) -> int:
 
 
 class Packed:
-    """A pickled object with its buffers, ready to be written as one frame of ``nbytes``."""
+    """A serialised object with its buffers, ready to be written as one frame of ``nbytes``.
 
-    __slots__ = ("_blob", "_buffers", "nbytes")
+    ``pickled``: the object is a pickle, which runs code when it is read.
+    """
 
-    def __init__(self, blob: bytes, buffers: list[memoryview]) -> None:
+    __slots__ = ("_blob", "_buffers", "nbytes", "pickled")
+
+    def __init__(self, blob: bytes, buffers: Sequence[memoryview], *, pickled: bool = True) -> None:
+        self.pickled = pickled
         self._blob = blob
         self._buffers = buffers
         end = _HEAD.size + _LENGTH.size * len(buffers) + len(blob)
@@ -125,11 +130,21 @@ def _tensor_type() -> type | None:
 
 def unpack(frame: Any) -> Any:
     """The object in a frame. Its arrays are views of ``frame`` and keep it alive."""
+    blob, buffers = split_frame(frame)
+    return pickle.loads(blob, buffers=buffers)
+
+
+def split_frame(frame: Any) -> tuple[memoryview, list[memoryview]]:
+    """The serialised object in a frame, and its buffers. ValueError if the frame is too short."""
     view = memoryview(frame).cast("B")
-    count, length = _HEAD.unpack_from(view, 0)
-    at = _HEAD.size
-    sizes = [_LENGTH.unpack_from(view, at + i * _LENGTH.size)[0] for i in range(count)]
-    at += count * _LENGTH.size
+    try:
+        count, length = _HEAD.unpack_from(view, 0)
+        if _HEAD.size + count * _LENGTH.size + length > len(view):
+            raise ValueError("the frame is shorter than its lengths say")
+        sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    except struct.error as error:
+        raise ValueError(str(error)) from None
+    at = _HEAD.size + count * _LENGTH.size
     blob = view[at : at + length]
     at += length
     buffers = []
@@ -137,12 +152,25 @@ def unpack(frame: Any) -> Any:
         at = aligned(at)
         buffers.append(view[at : at + nbytes])
         at += nbytes
-    return pickle.loads(blob, buffers=buffers)
+    if at > len(view):
+        raise ValueError("the frame is shorter than its lengths say")
+    return blob, buffers
 
 
 def _reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor to an array, which is stored after the pickle. torch would copy it into the
     pickle."""
+    parts = tensor_parts(tensor)
+    return tensor.__reduce_ex__(5) if parts is None else (rebuild_tensor, parts)
+
+
+def is_tensor(value: Any) -> bool:
+    return type(value) is _tensor_type()
+
+
+def tensor_parts(tensor: Any) -> tuple[Any, str | None] | None:
+    """A tensor as an array, and its dtype if NumPy does not have that; ``None`` if it cannot be
+    one."""
     torch = sys.modules["torch"]
     plain = tensor.detach()
     if (
@@ -150,21 +178,27 @@ def _reduce_tensor(tensor: Any) -> Any:
         or plain.layout != torch.strided
         or plain.requires_grad is not tensor.requires_grad
     ):
-        return tensor.__reduce_ex__(5)
+        return None
     try:
-        return _rebuild_tensor, (plain.numpy(), None)
+        return plain.numpy(), None
     except TypeError:  # a dtype that NumPy does not have, such as bfloat16
         try:
             raw = plain.contiguous().view(torch.uint8 if plain.dim() else plain.dtype).numpy()
         except (TypeError, RuntimeError):
-            return tensor.__reduce_ex__(5)
-        return _rebuild_tensor, (raw, str(plain.dtype).removeprefix("torch."))
+            return None
+        return raw, str(plain.dtype).removeprefix("torch.")
 
 
-def _rebuild_tensor(array: Any, dtype: str | None) -> Any:
+def rebuild_tensor(array: Any, dtype: str | None) -> Any:
+    """The tensor of ``tensor_parts``. Raises ValueError if ``dtype`` is not one of torch's."""
     # torch is imported here: only a process that receives a tensor needs it.
     torch = importlib.import_module("torch")
     if not array.flags.writeable:
         array = array.copy()
     tensor = torch.from_numpy(array)
-    return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+    if dtype is None:
+        return tensor
+    named = getattr(torch, dtype, None)
+    if not isinstance(named, torch.dtype):
+        raise ValueError(f"torch has no dtype {dtype!r}")
+    return tensor.view(named)

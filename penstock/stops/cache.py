@@ -15,12 +15,12 @@ from penstock.config import show_size, size
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
-from penstock.serialize import pack
 from penstock.stats import CacheStats, Held
 from penstock.stops.hold import Hold, Keeper, Opening, from_stored, lend
 from penstock.stops.stop import Step, StepContext, Stop, Upstream
 from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
+from penstock.store.plain import pack_sample
 from penstock.store.shared import SharedStores
 
 SMALLEST = 1000
@@ -112,12 +112,24 @@ class Cache(Hold):
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             before = store.corrupt
-            frames = store.get_many(keys.indices)
+            samples: list[Any] = []
+            missing: list[int] = []
+            unreadable: list[int] = []
+            for i, frame in enumerate(store.get_many(keys.indices)):
+                samples.append(None)
+                try:
+                    if frame is None:
+                        missing.append(i)
+                    else:
+                        samples[i] = from_stored(frame, store)
+                except ValueError:
+                    missing.append(i)
+                    unreadable.append(keys.indices[i])
+            if unreadable:
+                store.drop_unreadable(unreadable)
             tally.corrupt += store.corrupt - before
-            missing = [i for i, frame in enumerate(frames) if frame is None]
-            tally.hits[number] += len(frames) - len(missing)
+            tally.hits[number] += len(samples) - len(missing)
             tally.misses[number] += len(missing)
-            samples = [None if frame is None else from_stored(frame) for frame in frames]
             if not missing:
                 return samples
             wanted = keys.pick(missing)
@@ -156,6 +168,10 @@ class CacheKeeper(Keeper):
         store = self.store
         # Samples that an earlier run left in a store on disk count against its budget.
         self._used_before = store.used if store.persistent and len(store) else 0
+        if self._used_before >= store.budget > 0 and not store.sealed:
+            # Workers then do not put in samples that would be removed again, and perhaps with them
+            # the same samples that a run with a larger budget has put in.
+            store.seal()
         admission = Admission(0 if store.sealed else max(0, store.budget - self._used_before))
         if self._shared is not None:
             admission = self._shared.admission(store, admission)
@@ -221,7 +237,7 @@ def _stored_at_packed_size(sample: Any, lends: bool) -> Any:
 
     So the same samples are admitted whether they are lent or not.
     """
-    packed = pack(sample)
+    packed = pack_sample(sample)
     lent = lend(sample) if lends else None
     if lent is None:
         return packed

@@ -133,7 +133,7 @@ class Echo(Hold):
                         tally.misses[number] += 1
                         return fresh
             tally.hits[number] += 1
-            return from_stored(value)
+            return from_stored(value, store)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
             return [get_or_prepare(key, upstream) for key in keys]

@@ -13,10 +13,11 @@ from penstock.config import disk_dir
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
 from penstock.order import BatchKeys, Generations
-from penstock.serialize import Packed, pack, unpack
+from penstock.serialize import Packed
 from penstock.stats import Held
 from penstock.stops.stop import Stop
 from penstock.store import LmdbStore, SampleStore, ThreadClaims
+from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.shared import SharedStores
 from penstock.store.value import Lent
 from penstock.tree import flatten
@@ -179,7 +180,7 @@ class Keeper:
 
 def to_stored(sample: Any, lends: bool) -> Packed | Lent:
     """The value for a store: the sample itself if it can be lent, else the sample packed."""
-    return (lend(sample) if lends else None) or pack(sample)
+    return (lend(sample) if lends else None) or pack_sample(sample)
 
 
 def lend(sample: Any) -> Lent | None:
@@ -198,9 +199,9 @@ def lend(sample: Any) -> Lent | None:
     return Lent(sample, nbytes)
 
 
-def from_stored(value: Any) -> Any:
-    """The sample of a value that a store returned."""
-    return value.sample if type(value) is Lent else unpack(value)
+def from_stored(value: Any, store: SampleStore) -> Any:
+    """The sample of a value that a store returned. Raises ValueError if it cannot be read."""
+    return value.sample if type(value) is Lent else unpack_sample(value, store.holds_pickles)
 
 
 def store_key(index: int, version: int) -> int:

@@ -203,16 +203,22 @@ class Refurbish(Hold):
             before = store.corrupt
             keys = [store_key(index, generation) for index, generation in wanted]
             values = store.get_tagged(keys, [generation for _, generation in wanted])
-            tally.corrupt += store.corrupt - before
-            samples = []
-            for (index, _), value in zip(wanted, values, strict=True):
+            samples: list[Any] = []
+            unreadable: list[int] = []
+            for key, value in zip(keys, values, strict=True):
                 try:
                     if type(value) is Lent:
                         samples.append(value.sample)
+                    elif value is None:
+                        samples.append(_MISSING)
                     else:
-                        samples.append(_MISSING if value is None else encoding.decode(value))
-                except Exception as error:
-                    raise StageFailure(self.name, index) from error
+                        samples.append(encoding.decode(value, store.holds_pickles))
+                except ValueError:
+                    samples.append(_MISSING)
+                    unreadable.append(key)
+            if unreadable:
+                store.drop_unreadable(unreadable)
+            tally.corrupt += store.corrupt - before
             return samples
 
         def keep(wanted: Wanted, fresh: list[Any]) -> list[Any]:

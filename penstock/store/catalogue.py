@@ -105,8 +105,9 @@ def verify(store: StoreInfo, progress: ProgressCallback | None = None) -> Proof:
     wrong = ""
     lmdb = opening.load()
     try:
-        wrong = _extend_file(store.place)
+        wrong = _problem(store.place, trusting=False)
         if wrong:
+            _declare_damaged(store.place)
             return Proof(0, 0, wrong)
         with _opened(store.place) as reader:
             total = reader.count()
@@ -118,7 +119,7 @@ def verify(store: StoreInfo, progress: ProgressCallback | None = None) -> Proof:
             wrong = f"{total - values} of its {total} values are missing from its index"
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         wrong = f"its index is damaged ({error})"
-    except (FileNotFoundError, lmdb.Error) as error:
+    except (OSError, lmdb.Error) as error:
         # A store that is gone, or was removed meanwhile, holds nothing that could be damaged.
         if (store.place / DATA).exists():
             raise StoreError(f"the store {store.place} cannot be read: {error}.") from error
@@ -170,15 +171,15 @@ def _look(place: Path, owner: Path | None = None) -> StoreInfo | None:
     """
     try:
         guard = Guard(place)
-    except FileNotFoundError:
+    except OSError:
         return None
     try:
         in_use = not guard.lock_alone() or owner is not None
         users = guard.holders() if in_use else ()
         try:
             state = guard.read()
-        except ValueError:
-            identity, void = "", "its state file cannot be read"
+        except ValueError as error:
+            identity, void = "", f"its state file cannot be read ({error})"
         else:
             if state is None:
                 return None
@@ -205,7 +206,7 @@ def _content(place: Path, *, in_use: bool, memory: bool) -> tuple[int | None, st
     if not (place / DATA).exists():
         return 0, ""  # the process that made the store was killed before there were samples
     try:
-        if not in_use and _is_short(place):
+        if _problem(place, trusting=True):
             return None, ""
         with _opened(place) as reader:
             tagged = reader.tagged()
@@ -213,7 +214,7 @@ def _content(place: Path, *, in_use: bool, memory: bool) -> tuple[int | None, st
                 return reader.count(), ""
             reused = "refurbish or echo" if memory else "refurbish"
             return reader.count(), reused if tagged else "cache"
-    except (FileNotFoundError, opening.load().Error):
+    except (OSError, opening.load().Error):
         return None, ""
 
 
@@ -283,22 +284,6 @@ def _open(place: Path) -> Any:
     return opening.open_lmdb(opening.load(), place, 0, readonly=True)
 
 
-def _full_size(place: Path) -> int:
-    env = _open(place)
-    try:
-        return opening.full_size(env)
-    finally:
-        env.close()
-
-
-def _is_short(place: Path) -> bool:
-    """Whether the file ends before its last page: reading there would kill the process.
-
-    A process that has the store open has extended the file already.
-    """
-    return _full_size(place) > os.path.getsize(place / DATA)
-
-
 def _keys_after(transaction: Any, last: int | None) -> list[int]:
     with transaction.cursor() as cursor:
         if last is None:
@@ -314,13 +299,21 @@ def _keys_after(transaction: Any, last: int | None) -> list[int]:
         return keys
 
 
-def _extend_file(place: Path) -> str:
-    """Make the file readable to its end, unless a process that has it open has done so."""
+def _problem(place: Path, *, trusting: bool) -> str:
+    """Why LMDB must not map the data file; empty if it may.
+
+    ``trusting``: the index of a file that did not change since its last use is not checked.
+    """
+    if not os.path.lexists(place / DATA):
+        return ""
     guard = Guard(place)
     try:
-        return opening.extend_file(place, _full_size(place)) if guard.lock_alone() else ""
+        if guard.lock_alone():
+            return opening.file_problem(guard, trusting=trusting)
     finally:
         guard.close()
+    # A process that has it open checks it before every transaction.
+    return "" if opening.is_file(place / DATA) else "its data file is not a file"
 
 
 def _declare_damaged(place: Path) -> None:

@@ -11,9 +11,30 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-_LOCK = getattr(fcntl, "F_OFD_SETLKW", None)
+_WAIT = getattr(fcntl, "F_OFD_SETLKW", None)
+_TRY = getattr(fcntl, "F_OFD_SETLK", None)
 # l_type, l_whence, l_start, l_len, l_pid, as the C compiler lays them out.
 _FLOCK = struct.Struct("@hhqqi0q")
+
+
+def lock_byte(fd: int, number: int, *, wait: bool = True) -> bool:
+    """Lock one byte of an open file; false if it is locked and ``wait`` is false.
+
+    The lock belongs to the open file, not to the process. On a system without such locks, every
+    lock is granted.
+    """
+    command = _WAIT if wait else _TRY
+    if command is not None:
+        try:
+            fcntl.fcntl(fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+    return True
+
+
+def unlock_byte(fd: int, number: int) -> None:
+    if _TRY is not None:
+        fcntl.fcntl(fd, _TRY, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0))
 
 
 class Claims(Protocol):
@@ -41,14 +62,14 @@ class FileClaims:
     def claim(self, number: int) -> Iterator[None]:
         """See ``Claims.claim``."""
         fd = self._open()
-        if fd is None or _LOCK is None:
+        if fd is None:
             yield
             return
-        fcntl.fcntl(fd, _LOCK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        lock_byte(fd, number)
         try:
             yield
         finally:
-            fcntl.fcntl(fd, _LOCK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0))
+            unlock_byte(fd, number)
 
     def _open(self) -> int | None:
         if self._path is None:

@@ -6,7 +6,6 @@ tuples, lists and dicts. Everything else is stored unchanged.
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import MissingExtraError, PipelineError
 from penstock.native import Image, load_cv2, load_simplejpeg, with_channels
-from penstock.serialize import Packed, pack, unpack
+from penstock.serialize import Packed
+from penstock.store.plain import Raw, Restored, pack_sample, unpack_sample
 from penstock.store.value import Buffer
 from penstock.tree import is_namedtuple
 
@@ -39,8 +39,9 @@ _LOSSLESS_PIXELS = (1 << 31) // 256
 
 
 class CompressedImage(NamedTuple):
-    """A compressed image: ``decode(data, parameters)`` restores it."""
+    """A compressed image: ``decode(data, parameters)`` restores it. ``name``: see ``Restored``."""
 
+    name: str
     decode: Callable[[Buffer, Any], Image]
     data: Buffer
     parameters: Any
@@ -84,33 +85,20 @@ class Encoding:
         """The encoded sample, not yet written: until then the sample must not be changed."""
         if self.name != "raw":
             sample = _compress_images(sample, self._compress)
-        return pack(sample)
+        return pack_sample(sample)
 
-    def decode(self, data: Buffer) -> Any:
-        """The sample. If ``data`` is writable, the arrays of the sample may be views of it."""
+    def decode(self, data: Buffer, pickles: Callable[[], bool] = lambda: True) -> Any:
+        """The sample. If ``data`` is writable, the arrays of the sample may be views of it.
+
+        ``pickles``: returns whether a pickle may be read. Raises ValueError.
+        """
         view = memoryview(data)
-        return unpack(bytearray(view) if view.readonly else view)
+        return unpack_sample(bytearray(view) if view.readonly else view, pickles, _RESTORERS)
 
     def _compress(self, image: Image) -> CompressedImage | None:
         if not self.lossy:
             return _lossless(image)
         return _jpeg(image, int(self.name.partition(":")[2] or QUALITY))
-
-
-class _Call:
-    """An object that is pickled as the function call that restores it.
-
-    Stores on disk refer to the function by its name: it must not be renamed.
-    """
-
-    __slots__ = ("_arguments", "_function")
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._function = function
-        self._arguments = arguments
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return self._function, self._arguments
 
 
 def _compress_images(node: Any, compress: Callable[[Image], CompressedImage | None]) -> Any:
@@ -122,8 +110,7 @@ def _compress_images(node: Any, compress: Callable[[Image], CompressedImage | No
         small = compress(np.ascontiguousarray(node))
         if small is None or memoryview(small.data).nbytes >= node.nbytes:
             return node
-        # A PickleBuffer is stored next to the pickle, and not copied into it.
-        return _Call(small.decode, pickle.PickleBuffer(small.data), small.parameters)
+        return Restored(small.name, small.decode, Raw(small.data), small.parameters)
     if kind is dict:
         return {key: _compress_images(child, compress) for key, child in node.items()}
     if kind in (list, tuple):
@@ -133,7 +120,8 @@ def _compress_images(node: Any, compress: Callable[[Image], CompressedImage | No
     pil = sys.modules.get("PIL.Image")
     if pil is not None and kind is pil.Image and node.mode in ("L", "RGB"):
         pixels = _compress_images(with_channels(np.asarray(node)), compress)
-        return _Call(to_pil, pixels, node.info) if type(pixels) is _Call else node
+        restored = Restored("pil", to_pil, pixels, node.info)
+        return restored if type(pixels) is Restored else node
     return node
 
 
@@ -151,7 +139,7 @@ def _jpeg(image: Image, quality: int) -> CompressedImage | None:
         return None
     colours = ("RGB", "444") if image.shape[2] == 3 else ("GRAY", "Gray")
     data = load_simplejpeg().encode_jpeg(image, quality, *colours)
-    return CompressedImage(from_jpeg, data, colours[0])
+    return CompressedImage("jpeg", from_jpeg, data, colours[0])
 
 
 def from_jpeg(data: Buffer, colourspace: str) -> Image:
@@ -179,11 +167,13 @@ def _lossless(image: Image) -> CompressedImage | None:
     np.subtract(planes[:, 1:], planes[:, :-1], out=down[:, 1:])
     across = down.copy()
     np.subtract(down[:, :, 1:], down[:, :, :-1], out=across[:, :, 1:])
-    return CompressedImage(from_lossless, _zstd().compress(across.data), image.shape)
+    return CompressedImage("lossless", from_lossless, _zstd().compress(across.data), image.shape)
 
 
 def from_lossless(data: Buffer, shape: tuple[int, int, int]) -> Image:
     height, width, channels = shape
+    if min(shape) < 1 or channels not in (1, 3) or height * width > _LOSSLESS_PIXELS:
+        raise ValueError(f"an image cannot have the shape {shape}")
     differences = _zstd().decompress(data, height * width * channels)
     planes = np.frombuffer(differences, np.uint8).reshape(channels, height, width)
     cv2 = load_cv2()
@@ -209,3 +199,6 @@ def _zstd() -> Any:
         raise MissingExtraError.of('encode="lossless"', "pyarrow", "parquet") from error
     # Levels above 1 take twice as long for 3 % less.
     return pa.Codec("zstd", compression_level=1)
+
+
+_RESTORERS = {"jpeg": from_jpeg, "lossless": from_lossless, "pil": to_pil}

@@ -9,6 +9,7 @@ times its content, and went on growing. With pieces of equal size it is 1.09 tim
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import struct
 import threading
@@ -17,9 +18,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from penstock.store.file_watch import StoreLost
 from penstock.store.guard import Guard
-from penstock.store.opening import PIECES, SAMPLES, check_identity, load, open_guard, open_lmdb
-from penstock.store.value import PIECE, Buffer, ValueHeader, pack_key, payload, read_header
+from penstock.store.opening import (
+    PIECES,
+    SAMPLES,
+    check_identity,
+    load,
+    open_guard,
+    open_lmdb,
+    watch_files,
+)
+from penstock.store.value import (
+    PIECE,
+    Buffer,
+    ValueHeader,
+    own_pages,
+    pack_key,
+    payload,
+    read_header,
+)
 
 T = TypeVar("T")
 
@@ -33,6 +53,10 @@ _TURN = b"turn"
 # Big-endian, so that the pieces of a value are adjacent and in order.
 _PIECE_NUMBER = struct.Struct(">I")
 
+# The header of a page that a large value begins with: page number, padding, flags, pages.
+_PAGE_HEAD = struct.Struct("<QHHI")
+_OVERFLOW = 4
+
 
 class EnvironmentClosed(Exception):
     """Another thread has closed the environment, or does not let go of it."""
@@ -44,11 +68,13 @@ class SampleTable:
     ``pieces`` is the LMDB database of all pieces except the first one of each value.
     """
 
-    __slots__ = ("_pieces", "_transaction")
+    __slots__ = ("_page", "_pieces", "_transaction", "_written")
 
     def __init__(self, transaction: Any, pieces: Any) -> None:
         self._transaction = transaction
         self._pieces = pieces
+        self._page: int = 0
+        self._written: set[int] = set()
 
     def header(self, key: int) -> ValueHeader | None:
         """The header of a value; ``None`` if there is no value, or its header is damaged."""
@@ -75,6 +101,11 @@ class SampleTable:
     def put(self, key: int, framed: Buffer, tag: int | None) -> None:
         """Store a value, replacing any value under the key."""
         packed, view = pack_key(key), memoryview(framed)
+        if key in self._written:
+            # LMDB would leave a value of this transaction in its pages, however many they are.
+            self.delete(key)
+        self._written.add(key)
+        self._check_pages(self._transaction.get(packed))
         end = len(view) if tag is None else PIECE
         self._transaction.put(packed, view[:end])
         number = 0
@@ -87,7 +118,9 @@ class SampleTable:
         """Remove a value; return whether there was one."""
         packed = pack_key(key)
         self._delete_pieces(packed, 1)
-        return bool(self._transaction.delete(packed))
+        first = self._transaction.get(packed)
+        self._check_pages(first)
+        return first is not None and bool(self._transaction.delete(packed))
 
     def _pieces_after_first(self, packed: bytes) -> list[memoryview]:
         pieces = []
@@ -103,7 +136,24 @@ class SampleTable:
         with self._transaction.cursor(db=self._pieces) as cursor:
             more = cursor.set_range(packed + _PIECE_NUMBER.pack(first))
             while more and cursor.key()[: len(packed)] == packed:
+                self._check_pages(cursor.value(), len(packed) + _PIECE_NUMBER.size)
                 more = cursor.delete()
+
+    def _check_pages(self, value: memoryview | None, key: int = 8) -> None:
+        """Raise StoreLost if LMDB would free other pages than those of this value.
+
+        LMDB frees as many pages as the header of the first one says. Reading a value does not
+        need that header, and the check of the index does not read it.
+        """
+        self._page = self._page or self._transaction.stat(self._pieces)["psize"]
+        expected = 0 if value is None else own_pages(len(value), self._page, key)
+        if not expected:
+            return
+        # The header is in the map, directly before the value.
+        address = np.frombuffer(value, np.uint8).ctypes.data - _PAGE_HEAD.size
+        _, _, flags, pages = _PAGE_HEAD.unpack(ctypes.string_at(address, _PAGE_HEAD.size))
+        if flags & _OVERFLOW == 0 or pages != expected:
+            raise StoreLost("the first page of a value is damaged")
 
 
 class Environment:
@@ -120,6 +170,7 @@ class Environment:
         self.users = 0
         self.closed = False
         self.destroyed = False
+        self.lost = False
         self.lmdb = load()
         # Serialises the threads of this process. LMDB's own lock serialises the processes; it is
         # released when its holder dies.
@@ -127,22 +178,35 @@ class Environment:
         self._gate = threading.Condition()
         self._active = 0
         self._held = False
-        self._env = open_lmdb(self.lmdb, place, map_size)
+        self._watch = watch_files(place, guard)
         try:
+            self._watch.check_shared()
+            self._env = open_lmdb(self.lmdb, place, map_size)
+        except BaseException:
+            self._watch.close()
+            raise
+        try:
+            self._watch.start()
+            self._watch.check()
             self._samples = self._env.open_db(SAMPLES, integerkey=True, create=False)
             self._pieces = self._env.open_db(PIECES, create=False)
             self._main = self._env.open_db(None)
             self._env.reader_check()
         except BaseException:
-            self._env.close()
+            self._close_files()
             raise
+
+    def _close_files(self) -> None:
+        self._watch.mend_sizes()
+        self._env.close()
+        self._watch.close()
 
     def read(self, look: Callable[[Any], T]) -> T:
         """The result of ``look``, called with a read transaction.
 
         The map is not moved until it returns, so views into it stay valid.
         """
-        return self._remapped(lambda: self._run(look, write=False))
+        return self._remapped(lambda: self._run(look))
 
     def write(self, change: Callable[[Any], T]) -> T:
         """The result of ``change``, called with a write transaction.
@@ -150,7 +214,7 @@ class Environment:
         If it raises an exception, nothing is changed.
         """
         with self._writer:
-            return self._remapped(lambda: self._run(change, write=True))
+            return self._remapped(lambda: self._run_write(change))
 
     def _remapped(self, run: Callable[[], T]) -> T:
         """The result of ``run``, after mapping the file again if another process has grown it."""
@@ -163,19 +227,36 @@ class Environment:
             self._env.set_mapsize(0)
         return run()
 
-    def _run(self, work: Callable[[Any], T], *, write: bool) -> T:
+    def _run(self, look: Callable[[Any], T]) -> T:
         self._enter()
         transaction = None
         try:
-            transaction = self._env.begin(db=self._samples, write=write, buffers=True)
-            result = work(transaction)
-            if write:
-                transaction.commit()
-            return result
+            self._watch.check()
+            transaction = self._env.begin(db=self._samples, buffers=True)
+            return look(transaction)
         finally:
             if transaction is not None:
                 transaction.abort()
             # It must be freed before another thread may close the environment.
+            del transaction
+            self._leave()
+
+    def _run_write(self, change: Callable[[Any], T]) -> T:
+        self._enter()
+        transaction = None
+        try:
+            with self._watch.writing():
+                try:
+                    transaction = self._env.begin(db=self._samples, write=True, buffers=True)
+                    number = transaction.id()
+                    result = change(transaction)
+                    transaction.commit()
+                    self._watch.wrote(number)
+                    return result
+                finally:
+                    if transaction is not None:
+                        transaction.abort()
+        finally:
             del transaction
             self._leave()
 
@@ -218,17 +299,22 @@ class Environment:
         with suppress(self.lmdb.MapFullError):
             self.write(lambda transaction: self.set_record(transaction, _TURN, b""))
 
+    def lose(self) -> None:
+        """Use the store no more: its index is damaged. It is made anew when it is next opened."""
+        self.lost = True
+        self.guard.declare_damaged()
+
     def close(self) -> None:
         clean = False
         with suppress(EnvironmentClosed), self._exclusive():
             if self.closed:
                 return
             self.closed = True
-            if self.persistent and not self.destroyed:
+            if self.persistent and not self.destroyed and not self.lost:
                 with suppress(self.lmdb.Error):
                     self._env.sync(True)
                     clean = True
-            self._env.close()
+            self._close_files()
         self.closed = True
         self.guard.leave(clean=clean)
 
@@ -236,7 +322,7 @@ class Environment:
         with self._gate:
             while self._held:
                 self._gate.wait()
-            if self.closed:
+            if self.closed or self.lost:
                 raise EnvironmentClosed
             self._active += 1
 
@@ -285,7 +371,7 @@ class Environment:
         """
         self.closed = True
         self.guard.abandon()
-        self._env.close()
+        self._close_files()
 
 
 class Registry:

@@ -3,7 +3,8 @@
 Every process that has a store open holds a shared lock on its guard file. The holder of the
 exclusive lock is alone with the store: it may repair it, or mark it as closed cleanly. The state
 file records what the store holds and how it was left. It is a file of its own, not a record in
-LMDB, because it must be right precisely when LMDB's pages may be lost.
+LMDB, because it must be right precisely when LMDB's pages may be lost. The guard file itself
+records how LMDB's files looked after the last change by one of its users.
 """
 
 from __future__ import annotations
@@ -11,17 +12,40 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat as modes
+import struct
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-FORMAT = 2
+import xxhash
+
+FORMAT = 3
 """Format of the values and of the records next to them. A store of another format is emptied."""
 
 STATE = "state.json"
 """Name of the state file."""
 
 _GUARD = "guard"
+
+_MARK = b"penstock"
+_RECORD = struct.Struct("<8sQQQQQ")
+_LARGEST_STATE = 1 << 16
+
+
+class FileRecord(NamedTuple):
+    """How LMDB's files look: size and time of change of the data file, LMDB's number of its last
+    transaction, and the inodes of both files.
+
+    The time of change (``ctime``) cannot be set by a program, so no tool hides a change.
+    """
+
+    nbytes: int
+    changed: int
+    transaction: int
+    data: int
+    lock: int
 
 
 def boot_id() -> str:
@@ -42,6 +66,33 @@ class StoreState:
     damaged: bool = False
     format: int = FORMAT
 
+    @classmethod
+    def parse(cls, text: bytes) -> StoreState:
+        """The state in the bytes of a state file. Raises ValueError."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError("it is not a JSON object")
+        if isinstance(found := fields.get("format"), int) and found != FORMAT:
+            # Another version may have other fields.
+            return cls(str(fields.get("identity", "")), str(fields.get("boot", "")), format=found)
+        checksum = fields.pop("checksum", None)
+        try:
+            state = cls(**fields)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        if checksum != state.checksum:
+            raise ValueError("its checksum is wrong")
+        return state
+
+    def text(self) -> str:
+        """The state as the text of a state file."""
+        return json.dumps({**asdict(self), "checksum": self.checksum})
+
+    @property
+    def checksum(self) -> str:
+        """Tells a damaged state file from one of another store."""
+        return xxhash.xxh3_64_hexdigest(json.dumps(asdict(self), sort_keys=True).encode())
+
 
 class Guard:
     """The lock of one process on a store. The system releases it when the process dies."""
@@ -49,7 +100,11 @@ class Guard:
     def __init__(self, place: Path) -> None:
         self.place = place
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(place / _GUARD, flags, 0o600)
+        try:
+            self._fd = os.open(place / _GUARD, flags, 0o600)
+        except IsADirectoryError:
+            discard(place / _GUARD)
+            self._fd = os.open(place / _GUARD, flags, 0o600)
 
     def lock_alone(self) -> bool:
         """Try to take the exclusive lock; false if another process has the store open."""
@@ -89,19 +144,18 @@ class Guard:
     def read(self) -> StoreState | None:
         """The state; ``None`` if there is no state file, ValueError if it cannot be parsed."""
         try:
-            fields = json.loads((self.place / STATE).read_bytes())
+            text = _read_file(self.place / STATE)
         except FileNotFoundError:
             return None
-        try:
-            return StoreState(**fields)
-        except TypeError as error:
+        except OSError as error:
             raise ValueError(str(error)) from None
+        return StoreState.parse(text)
 
     def write(self, state: StoreState, *, durable: bool) -> None:
         """Replace the state atomically. ``durable``: it is on disk when this returns."""
         partial = self.place / f"{STATE}.{os.getpid()}"
         with open(partial, "w", opener=_private) as file:
-            json.dump(asdict(state), file)
+            file.write(state.text())
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -112,6 +166,21 @@ class Guard:
                 os.fsync(directory)
             finally:
                 os.close(directory)
+
+    def read_record(self) -> FileRecord | None:
+        """How LMDB's files looked after the last change; ``None`` if that is not known."""
+        packed = os.pread(self._fd, _RECORD.size, 0)
+        if len(packed) < _RECORD.size or not packed.startswith(_MARK):
+            return None
+        return FileRecord(*_RECORD.unpack(packed)[1:])
+
+    def write_record(self, record: FileRecord) -> None:
+        os.pwrite(self._fd, _RECORD.pack(_MARK, *record), 0)
+
+    @property
+    def marked(self) -> bool:
+        """Whether a store of Penstock was made here before."""
+        return os.pread(self._fd, len(_MARK), 0) == _MARK
 
     def declare_damaged(self) -> None:
         """Have the next process that is alone with the store empty it."""
@@ -154,7 +223,15 @@ class Guard:
 
 
 def is_store(place: Path) -> bool:
-    return (place / STATE).exists()
+    return os.path.lexists(place / STATE)
+
+
+def discard(path: Path) -> None:
+    """Remove a file of a store, or an empty directory in its place."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):
+        path.rmdir()
 
 
 def remove(place: Path, names: tuple[str, ...]) -> None:
@@ -162,12 +239,23 @@ def remove(place: Path, names: tuple[str, ...]) -> None:
     with suppress(FileNotFoundError):
         # The guard goes first: a process that waits for its lock then sees that it is gone.
         for path in (place / _GUARD, place / STATE, *(place / name for name in names)):
-            path.unlink(missing_ok=True)
+            discard(path)
         for path in place.glob(f"{STATE}.*"):
-            path.unlink(missing_ok=True)
+            discard(path)
     with suppress(OSError):
         place.rmdir()
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _read_file(path: Path) -> bytes:
+    """The content of a small file. A pipe in its place must not block, nor a link mislead."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not modes.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("it is not a file")
+        return os.read(fd, _LARGEST_STATE)
+    finally:
+        os.close(fd)

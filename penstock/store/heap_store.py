@@ -46,11 +46,11 @@ class HeapStore:
 
     cost = staticmethod(cost)
     persistent = False
-    corrupt = 0
 
     def __init__(self, budget: int, *, overshoot: int | None = None) -> None:
         self.budget = budget
         self.overshoot = default_overshoot(budget) if overshoot is None else overshoot
+        self.corrupt = 0
         self.full = 0
         """Number of values that were refused because there was no room."""
         self.sealed = False
@@ -119,6 +119,16 @@ class HeapStore:
         self._drop(key)
         self._values[key] = _HeapValue(tag, framed)
         self.used += cost(len(framed), tagged=tag is not None)
+
+    def holds_pickles(self) -> bool:
+        """True: only this process has put values in, so reading them runs no foreign code."""
+        return True
+
+    def drop_unreadable(self, keys: Sequence[int]) -> None:
+        """See ``SampleStore.drop_unreadable``."""
+        self.delete_many(keys)
+        with self._lock:
+            self.corrupt += len(keys)
 
     def delete_many(self, keys: Sequence[int]) -> int:
         """See ``SampleStore.delete_many``."""

@@ -13,6 +13,8 @@ from penstock.config import show_size
 from penstock.errors import PipelineError, StoreError
 from penstock.store import opening
 from penstock.store.environment import Environment, EnvironmentClosed, SampleTable, registry
+from penstock.store.file_watch import StoreLost
+from penstock.store.index_check import IndexDamage
 from penstock.store.value import (
     Lent,
     PutItem,
@@ -27,7 +29,10 @@ from penstock.store.value import (
 T = TypeVar("T")
 
 _SEALED = b"sealed"
+_PICKLES = b"pickles"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_ALMOST_FULL = 1 << 20
+"""Free bytes below which a write that failed half-way has filled the disk."""
 
 
 class LmdbStore:
@@ -35,7 +40,7 @@ class LmdbStore:
 
     Each process opens it on first use. It can be sent to another process by pickle or fork. A
     damaged value, a full disk or a damaged file means misses and one warning, never an exception.
-    StoreError is raised only on opening, if the directory itself is unusable.
+    Only ``open`` raises StoreError, if the place is not one for a store of this user and content.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "store"
@@ -72,6 +77,7 @@ class LmdbStore:
         self._unavailable = False
         self._destroyed = False
         self._sealed = False
+        self._pickles = False
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -95,7 +101,10 @@ class LmdbStore:
 
     def open(self) -> None:
         """See ``SampleStore.open``."""
-        self._attached()
+        try:
+            self._attach()
+        except (OSError, opening.load().Error, StoreLost, IndexDamage) as error:
+            self._give_up(error)
 
     def get_many(self, keys: Sequence[int]) -> list[memoryview | None]:
         """See ``SampleStore.get_many``. Each value is checked against its checksum."""
@@ -138,19 +147,22 @@ class LmdbStore:
         # Outside the transaction: no other process should wait while values are serialised and
         # their checksums computed.
         items = make()
+        pickled = any(item.pickled for item in items)
 
         def put(transaction: Any) -> PutResult:
             room: int | None = self.budget + self.overshoot - environment.used(transaction)
-            if environment.record(transaction, _SEALED) is not None:
+            if self._is_sealed(environment, transaction):
                 self._sealed = True
                 room = None
+            if pickled and environment.record(transaction, _PICKLES) is None:
+                environment.set_record(transaction, _PICKLES, b"1")
             return put_all(environment.samples(transaction), items, room)
 
         try:
             held, refused = self._write(environment, put)
         except EnvironmentClosed:
             return [False] * count
-        except environment.lmdb.Error as error:
+        except (environment.lmdb.Error, StoreLost) as error:
             self._count_full(count)
             self._report(environment, error, "no more samples are kept")
             return [False] * count
@@ -177,26 +189,27 @@ class LmdbStore:
         return self._change(environment, delete, 0)
 
     def seal(self) -> None:
-        """See ``SampleStore.seal``."""
+        """See ``SampleStore.seal``. A process with a larger budget still stores values."""
         environment = self._attached()
         if environment is not None:
-            self._change(
-                environment,
-                lambda transaction: environment.set_record(transaction, _SEALED, b"1"),
-                None,
-            )
+
+            def seal(transaction: Any) -> None:
+                if not self._is_sealed(environment, transaction):
+                    environment.set_record(transaction, _SEALED, str(self.budget).encode())
+
+            self._change(environment, seal, None)
         self._sealed = True
 
     @property
     def sealed(self) -> bool:
         if not self._sealed:
-            self._sealed = self._read(
-                lambda environment, transaction: (
-                    environment.record(transaction, _SEALED) is not None
-                ),
-                False,
-            )
+            self._sealed = self._read(self._is_sealed, False)
         return self._sealed
+
+    def _is_sealed(self, environment: Environment, transaction: Any) -> bool:
+        """Whether the store was sealed under this budget or a larger one."""
+        found = environment.record(transaction, _SEALED)
+        return found is not None and (not found.isdigit() or int(found) >= self.budget)
 
     @property
     def used(self) -> int:
@@ -243,6 +256,13 @@ class LmdbStore:
         environment = self._environment
         if _is_open(environment):
             return environment
+        try:
+            return self._attach()
+        except (OSError, opening.load().Error, StoreError, StoreLost, IndexDamage) as error:
+            self._give_up(error)
+        return None
+
+    def _attach(self) -> Environment | None:
         with registry.lock:
             environment = self._environment
             if environment is not None and environment.pid == os.getpid():
@@ -255,22 +275,26 @@ class LmdbStore:
                 self._environment = registry.attach(
                     self.place, self.identity, self.map_size, persistent=self.persistent
                 )
-            except (OSError, opening.load().Error) as error:
-                if not _no_room(error):
-                    raise StoreError(
-                        f"the store {self.place} cannot be opened: {error}. A store needs a "
-                        "local file system with locks; choose another place."
-                    ) from error
+            except BaseException:
                 self._unavailable = True
-                problem = error
-            else:
-                return self._environment
+                raise
+            return self._environment
+
+    def _give_up(self, error: Exception) -> None:
+        """The store cannot be opened: this object has only misses from now on."""
+        failed, advice = (
+            "opened",
+            "Remove the store once no process uses it, or choose another place",
+        )
+        if _no_room(error):
+            failed, advice = "created", "Free some space there"
+        elif isinstance(error, StoreLost):
+            advice = error.advice
         self._warn(
             "unavailable",
-            f"the store {self.place} cannot be created ({problem}): no samples are kept, and every "
-            "sample is prepared again each time. Free some space there.",
+            f"the store {self.place} cannot be {failed} ({error}): no samples are kept, and every "
+            f"sample is prepared again each time. {advice}.",
         )
-        return None
 
     def _read(self, look: Callable[[Environment, Any], T], missing: T) -> T:
         environment = self._attached()
@@ -280,7 +304,7 @@ class LmdbStore:
             return environment.read(lambda transaction: look(environment, transaction))
         except EnvironmentClosed:
             return missing
-        except environment.lmdb.Error as error:
+        except (environment.lmdb.Error, StoreLost) as error:
             self._report(environment, error, "the samples it holds are prepared again")
             return missing
 
@@ -296,9 +320,27 @@ class LmdbStore:
             return self._write(environment, change)
         except EnvironmentClosed:
             return missing
-        except environment.lmdb.Error as error:
+        except (environment.lmdb.Error, StoreLost) as error:
             self._report(environment, error, "it cannot be changed")
             return missing
+
+    def holds_pickles(self) -> bool:
+        """See ``SampleStore.holds_pickles``."""
+        if not self._pickles:
+            self._pickles = self._read(
+                lambda environment, transaction: (
+                    environment.record(transaction, _PICKLES) is not None
+                ),
+                False,
+            )
+        return self._pickles
+
+    def drop_unreadable(self, keys: Sequence[int]) -> None:
+        """See ``SampleStore.drop_unreadable``."""
+        self.delete_many(keys)
+        self._count_corrupt(
+            keys, "bytes that are not a sample", "another program has written to it"
+        )
 
     def _drop_damaged(self, keys: Sequence[int]) -> None:
         def drop(table: SampleTable) -> None:
@@ -312,13 +354,15 @@ class LmdbStore:
             self._change(
                 environment, lambda transaction: drop(environment.samples(transaction)), None
             )
+        self._count_corrupt(keys, "damaged bytes", "the disk or the memory is failing")
+
+    def _count_corrupt(self, keys: Sequence[int], found: str, cause: str) -> None:
         with registry.lock:
             self.corrupt += len(keys)
         self._warn(
             "corrupt",
-            f"the store {self.place} returned damaged bytes for sample {keys[0]}: the sample is "
-            "prepared again. If this happens repeatedly, the disk or the memory is failing; "
-            "remove the store.",
+            f"the store {self.place} returned {found} for sample {keys[0]}: the sample is prepared "
+            f"again. If this happens repeatedly, {cause}; remove the store.",
         )
 
     def _count_full(self, values: int) -> None:
@@ -327,11 +371,17 @@ class LmdbStore:
 
     def _report(self, environment: Environment, error: Exception, outcome: str) -> None:
         lmdb = environment.lmdb
-        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
-            environment.guard.declare_damaged()
-            outcome += ", and the store is emptied when it is next opened"
-        kind = "full" if _no_room(error) or isinstance(error, lmdb.MapFullError) else "error"
-        self._warn(kind, f"the store {self.place} failed ({error}): {outcome}.")
+        if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, StoreLost)):
+            environment.lose()
+            outcome += ", and the store is made anew when it is next opened"
+        problem = str(error)
+        full = _no_room(error) or isinstance(error, lmdb.MapFullError)
+        if not full and os.strerror(errno.EIO) in problem and _is_full(self.place):
+            # The disk took a part of what LMDB wrote; LMDB calls that an input/output error.
+            full, problem = True, os.strerror(errno.ENOSPC)
+        self._warn(
+            "full" if full else "error", f"the store {self.place} failed ({problem}): {outcome}."
+        )
 
     def _warn(self, kind: str, message: str) -> None:
         with registry.lock:
@@ -351,6 +401,14 @@ def _no_room(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM
     return any(os.strerror(number) in str(error) for number in _NO_ROOM)
+
+
+def _is_full(place: Path) -> bool:
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _ALMOST_FULL
 
 
 def _rebuild(

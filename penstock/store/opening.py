@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat as modes
 import warnings
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 from penstock.errors import StoreError
 from penstock.host.private_dir import own_directory
 from penstock.store import guard as guards
-from penstock.store.guard import FORMAT, Guard, StoreState, boot_id
+from penstock.store.file_watch import FileWatch, StoreLost
+from penstock.store.guard import FORMAT, FileRecord, Guard, StoreState, boot_id
+from penstock.store.index_check import IndexDamage, check_index, full_size, last_transaction
 
 SAMPLES = b"samples"
 """The LMDB database of the samples. The main database holds the store's own records."""
@@ -27,6 +31,11 @@ _LOCK = "lock.mdb"
 # Each process needs an entry in the reader table for every thread that is reading.
 _MAX_READERS = 2048
 _READER = 64
+
+_DATABASES = {SAMPLES: True, PIECES: False}
+
+# How often to try again, if another process leaves or removes the store between two locks.
+_TRIES = 100
 
 # A file may end a little before the last page LMDB has allocated, if pages were allocated and
 # freed in the same transaction. A file that is shorter than this was truncated.
@@ -66,8 +75,10 @@ def open_guard(place: Path, identity: str, map_size: int, *, persistent: bool) -
     """Hold the shared lock on an intact store.
 
     If no other process has it open, it is created, repaired or emptied first, as necessary.
+    Raises StoreLost if it is damaged and other processes have it open, or if it may not be one of
+    ours, StoreError if the place belongs to another user or content.
     """
-    while True:
+    for _ in range(_TRIES):
         own_directory(place)
         try:
             guard = Guard(place)
@@ -84,20 +95,20 @@ def open_guard(place: Path, identity: str, map_size: int, *, persistent: bool) -
             raise
         # Another process has closed or destroyed the store between the two locks.
         guard.close()
+    raise StoreLost("its state file was changed while other processes use it")
 
 
 def _is_usable(guard: Guard, identity: str) -> bool:
     try:
         state = guard.read()
-    except ValueError:
-        state = StoreState(identity, boot_id(), format=-1)
+    except ValueError as error:
+        raise StoreLost(f"its state file cannot be read while it is in use: {error}") from None
     if state is None or state.clean or state.boot != boot_id():
         return False
     if state.format != FORMAT:
-        raise StoreError(
-            f"{guard.place} is in use by another version of Penstock. Wait until that has ended, "
-            "or choose another place."
-        )
+        raise StoreLost("another version of Penstock uses it")
+    if state.damaged:
+        raise StoreLost("it was found damaged, and other processes still have it open")
     check_identity(guard.place, state.identity, identity)
     return True
 
@@ -106,30 +117,37 @@ def _prepare(guard: Guard, identity: str, map_size: int, *, persistent: bool) ->
     """Create the store, or empty it if it is damaged. No other process has it open."""
     place = guard.place
     lmdb = load()
-    has_data = (place / DATA).exists()
+    has_data = os.path.lexists(place / DATA)
     problem = ""
     try:
         state = guard.read()
-    except ValueError:
-        problem = "its state file cannot be read"
+    except ValueError as error:
+        problem = f"its state file cannot be read ({error})"
     else:
         if state is None and has_data:
-            # Never remove files of another program: they may be a dataset.
-            raise StoreError(
-                f"{place} contains an LMDB database that was not made by Penstock. Choose another "
-                "place."
-            )
+            if not guard.marked:
+                # Never remove files of another program: they may be a dataset.
+                raise StoreLost(
+                    "it contains an LMDB database that Penstock does not recognise as its own",
+                    "Choose another place, or remove the database if nobody needs it",
+                )
+            problem = "its state file is missing"
         if state is not None:
             if state.format == FORMAT:
                 check_identity(place, state.identity, identity)
             problem = state_problem(state)
+            if not problem and not has_data and guard.marked:
+                problem = "its data file is missing"
     if not problem and has_data:
-        problem = _file_problem(lmdb, place, map_size)
+        problem = file_problem(guard)
     if problem:
-        for name in (DATA, _LOCK):
-            (place / name).unlink(missing_ok=True)
+        for name in (DATA, _LOCK, guards.STATE):
+            guards.discard(place / name)
+    elif not is_file(place / _LOCK):
+        guards.discard(place / _LOCK)
     guard.write(StoreState(identity, boot_id()), durable=persistent)
     _create(lmdb, place, map_size)
+    _record_files(guard)
     if problem:
         warnings.warn(
             f"the store {place} was emptied: {problem}. The samples it held are prepared again.",
@@ -151,64 +169,79 @@ def state_problem(state: StoreState) -> str:
     if state.format != FORMAT:
         return f"it has format {state.format}, and this version of Penstock reads {FORMAT}"
     if state.damaged:
-        return "its index was found damaged"
+        return "it was found damaged"
     if not state.clean and state.boot != boot_id():
         return "the machine went down while it was in use, and part of it may not be on disk"
     return ""
 
 
-def _file_problem(lmdb: ModuleType, place: Path, map_size: int) -> str:
-    """Why LMDB cannot read the file; empty if it can."""
-    try:
-        env = open_lmdb(lmdb, place, map_size)
-        try:
-            full, present = full_size(env), os.path.getsize(place / DATA)
-        finally:
-            env.close()
-        problem = extend_file(place, full)
-        return problem or _tree_problem(lmdb, place, map_size, walk=present < full)
-    except (lmdb.DiskError, lmdb.MemoryError, lmdb.LockError):
-        raise
-    except lmdb.Error as error:
-        return f"LMDB cannot open it ({error})"
+def file_problem(guard: Guard, *, trusting: bool = True) -> str:
+    """Why LMDB must not open the data file; empty if it may. No other process has it open.
 
-
-def full_size(env: Any) -> int:
-    """Bytes up to the end of the last allocated page; the file may end a little before it."""
-    return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])
-
-
-def extend_file(place: Path, full: int) -> str:
-    """Extend the file to its full size. If it was truncated, return that instead, as a text.
-
-    Called while no other process has the store open: a writer would lose what it appends.
+    ``trusting``: a file that has not changed since a user of the store last wrote to it needs no
+    check. Otherwise its whole index is read: 25 us a page, and about a page for 100 large values.
     """
-    missing = full - os.path.getsize(place / DATA)
-    if missing > _LOOSE_TAIL:
-        return f"its file was truncated by {missing} bytes"
-    if missing > 0:
-        # Reading past the end of a mapped file kills the process; an empty page is only an error.
-        os.truncate(place / DATA, full)
+    path = guard.place / DATA
+    if not is_file(path):
+        return "its data file is not a file"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        return f"its data file cannot be opened ({error})"
+    try:
+        stat, record = os.fstat(fd), guard.read_record()
+        if trusting and record is not None and _describes(record, stat):
+            return ""
+        _extend_file(fd, stat.st_size)
+        check_index(fd, _DATABASES)
+    except IndexDamage as damage:
+        return f"its index is damaged ({damage})"
+    except OSError as error:
+        return f"its data file cannot be read ({error})"
+    finally:
+        os.close(fd)
     return ""
 
 
-def _tree_problem(lmdb: ModuleType, place: Path, map_size: int, *, walk: bool) -> str:
-    env = open_lmdb(lmdb, place, map_size)
+def _describes(record: FileRecord, stat: os.stat_result) -> bool:
+    found = (stat.st_size, stat.st_ctime_ns, stat.st_ino)
+    return found == (record.nbytes, record.changed, record.data)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file, not a link."""
     try:
-        for name in (SAMPLES, PIECES):
-            try:
-                database = env.open_db(name, integerkey=name == SAMPLES, create=False)
-            except lmdb.NotFoundError:
-                continue  # the process that made the store was killed before there were samples
-            if not walk:
-                continue
-            with env.begin(db=database) as transaction:
-                count = sum(1 for _ in transaction.cursor().iternext(keys=True, values=False))
-                if count != transaction.stat(database)["entries"]:
-                    return "its file was truncated"
-        return ""
+        return modes.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _extend_file(fd: int, present: int) -> None:
+    """Extend the file to its full size. Raises IndexDamage if it was truncated."""
+    full = full_size(fd)
+    if full - present > _LOOSE_TAIL:
+        raise IndexDamage(f"its file was truncated by {full - present} bytes")
+    if full > present:
+        # Reading past the end of a mapped file kills the process; an empty page is only an error.
+        os.truncate(fd, full)
+
+
+def _record_files(guard: Guard) -> None:
+    """Record how the files look that all users of the store are about to open."""
+    data, lock = os.stat(guard.place / DATA), os.stat(guard.place / _LOCK)
+    fd = os.open(guard.place / DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        transaction = last_transaction(fd)
     finally:
-        env.close()
+        os.close(fd)
+    guard.write_record(
+        FileRecord(data.st_size, data.st_ctime_ns, transaction, data.st_ino, lock.st_ino)
+    )
+
+
+def watch_files(place: Path, guard: Guard) -> FileWatch:
+    """Watch the files of a store that is about to be opened."""
+    return FileWatch(place / DATA, place / _LOCK, guard, partial(check_index, databases=_DATABASES))
 
 
 def _create(lmdb: ModuleType, place: Path, map_size: int) -> None:

@@ -79,6 +79,15 @@ class SampleStore(Protocol):
         it is newer than the given one.
         """
 
+    def holds_pickles(self) -> bool:
+        """Whether values may be pickles, which can run any code when they are read.
+
+        A store says so itself, from the first pickle on that it has accepted.
+        """
+
+    def drop_unreadable(self, keys: Sequence[int]) -> None:
+        """Remove values whose bytes are intact but are no samples; they count as damaged."""
+
     def delete_many(self, keys: Sequence[int]) -> int:
         """Remove the values under these keys; return how many there were."""
 
@@ -86,7 +95,10 @@ class SampleStore(Protocol):
         """The keys of all values."""
 
     def seal(self) -> None:
-        """Accept no new values any more, from any process. Values can still be deleted."""
+        """Accept no new values any more, from any process with this budget or a smaller one.
+
+        Values can still be deleted.
+        """
 
     def close(self) -> None:
         """Release the store in this process.

@@ -223,14 +223,24 @@ def cost(nbytes: int, page: int = _PAGE, *, tagged: bool = False) -> int:
     return full * _entry_cost(PIECE, page) + (_entry_cost(last, page) if last else 0)
 
 
+def own_pages(stored: int, page: int, key: int = _KEY.size) -> int:
+    """Number of pages that an entry with ``stored`` bytes of data has to itself; 0 if none.
+
+    ``key``: bytes of its key.
+
+    LMDB moves a value out of its leaf, to pages of its own, if a leaf cannot hold two of them.
+    """
+    if _NODE_HEADER + key + stored > (((page - _PAGE_HEADER) // 2) & ~1) - _SLOT:
+        return -(-(_PAGE_HEADER + stored) // page)
+    return 0
+
+
 def _entry_cost(stored: int, page: int) -> int:
     """Bytes that one LMDB entry with ``stored`` bytes of data occupies."""
     node = _NODE_HEADER + _KEY.size + stored
     # Each leaf has an entry in the branch above it.
     leaf = page + (_NODE_HEADER + _KEY.size + _SLOT) / _FILL
-    # LMDB moves a value out of its leaf, to pages of its own, if a leaf cannot hold two of them.
-    if node > (((page - _PAGE_HEADER) // 2) & ~1) - _SLOT:
-        pages = -(-(_PAGE_HEADER + stored) // page)
+    if pages := own_pages(stored, page):
         entry = _NODE_HEADER + _KEY.size + _PAGE_NUMBER + _SLOT
         return pages * page + int(entry / _FILL * leaf / page) + 2
     most = (page - _PAGE_HEADER) // (node + (node & 1) + _SLOT)
@@ -262,12 +272,14 @@ class PutItem(NamedTuple):
     framed: Buffer
     tag: int | None
     cost: int
+    pickled: bool = False
 
     @classmethod
     def of(cls, key: int, value: Value | Lent, tag: int | None = None) -> PutItem:
         framed = frame(key, value, tag)
         nbytes = len(framed) - header_nbytes(tag)
-        return cls(key, framed, tag, cost(nbytes, tagged=tag is not None))
+        pickled = bool(getattr(value, "pickled", False))
+        return cls(key, framed, tag, cost(nbytes, tagged=tag is not None), pickled)
 
 
 class PutResult(NamedTuple):
@@ -285,7 +297,7 @@ def put_all(target: PutTarget, items: Sequence[PutItem], room: int | None) -> Pu
     """
     held: list[bool] = []
     refused = 0
-    for key, framed, tag, needed in items:
+    for key, framed, tag, needed, _ in items:
         old = target.header(key)
         # A stored value whose tag is one higher is newer: a late writer must not replace it.
         if old is not None and (tag is None or old.tag in (tag, tag + 1)):

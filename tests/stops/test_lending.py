@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.operation import Operation
 from penstock.stops.hold import from_stored, keeps_samples, to_stored
+from penstock.store import HeapStore
 from penstock.store.value import Lent
 
 SIDE = 24
@@ -97,7 +98,7 @@ def test_a_cache_on_disk_does_not_lend(tmp_path: Path) -> None:
 
 def test_objects_are_never_lent() -> None:
     plain = (np.zeros(3), 1, "a", b"b", {"x": [1.5, np.float32(2)]})
-    assert from_stored(to_stored(plain, True)) is plain
+    assert from_stored(to_stored(plain, True), HeapStore(1000)) is plain
     objects: list[Any] = [object, [set()], np.array([{}], dtype=object), {"x": bytearray(b"x")}]
     for sample in objects:
         assert not isinstance(to_stored(sample, True), Lent)

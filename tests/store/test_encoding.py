@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import MissingExtraError, PipelineError
-from penstock.serialize import pack
 from penstock.store import encoding as encodings
 from penstock.store.encoding import Encoding
+from penstock.store.plain import pack_sample
 
 Pair = namedtuple("Pair", "image label")
 
@@ -149,7 +149,7 @@ def test_stronger_encodings_and_lower_qualities_take_fewer_bytes() -> None:
 def test_an_image_that_does_not_become_smaller_is_stored_unchanged() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     for name in ("lossless", "jpeg:100"):
-        assert Encoding(name).encode(noise) == pack(noise).tobytes()
+        assert Encoding(name).encode(noise) == pack_sample(noise).tobytes()
 
 
 def test_images_too_large_for_an_encoding_are_stored_unchanged(
@@ -159,7 +159,7 @@ def test_images_too_large_for_an_encoding_are_stored_unchanged(
     monkeypatch.setattr(encodings, "_LOSSLESS_PIXELS", 1000)
     image = picture()
     for name in ("lossless", "jpeg"):
-        assert Encoding(name).encode(image) == pack(image).tobytes()
+        assert Encoding(name).encode(image) == pack_sample(image).tobytes()
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -155,22 +155,27 @@ def test_another_identity_is_refused_and_both_are_named(place: Path) -> None:
     store = _store(place)
     assert get(store, 0) is not None
     with pytest.raises(StoreError, match=r"'photos'.*'songs'"):
-        get(_store(place, "songs"), 0)
+        _store(place, "songs").open()
     process = _hold(place, 100)
     store.close()
     with pytest.raises(StoreError, match=r"'photos'.*'songs'"):
-        get(_store(place, "songs"), 0)
+        _store(place, "songs").open()
     process.communicate()
     assert get(store, 0) == bytes(20_000)
     store.close()
 
 
-def test_a_foreign_database_is_refused_and_left_alone(place: Path) -> None:
+def test_a_foreign_database_means_misses_and_is_left_alone(place: Path) -> None:
     place.mkdir(parents=True, mode=0o700)
     with lmdb.open(str(place)) as env, env.begin(write=True) as transaction:
         transaction.put(b"mine", b"precious")
-    with pytest.raises(StoreError, match="was not made by Penstock"):
-        _store(place).open()
+    for _ in range(2):
+        store = _store(place)
+        with pytest.warns(RuntimeWarning, match="does not recognise as its own.*Choose another"):
+            store.open()
+        assert get(store, 1) is None
+        assert store.put_many([(1, b"one")]) == [False]
+        store.close()
     with lmdb.open(str(place)) as env, env.begin() as transaction:
         assert transaction.get(b"mine") == b"precious"
 
@@ -185,7 +190,7 @@ def test_a_place_open_to_others_is_refused(place: Path) -> None:
     place.mkdir(parents=True)
     place.chmod(0o750)
     with pytest.raises(StoreError, match=r"mode 0750.*chmod 700"):
-        get(_store(place), 1)
+        _store(place).open()
     place.chmod(0o700)
     store = _store(place)
     assert store.put_many([(1, b"one")]) == [True]
@@ -199,7 +204,7 @@ def test_a_directory_of_another_user_is_refused(
     user = os.getuid()
     monkeypatch.setattr("penstock.host.private_dir.os.getuid", lambda: user + 1)
     with pytest.raises(StoreError, match=f"belongs to user {user}"):
-        get(_store(place), 0)
+        _store(place).open()
 
 
 def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
@@ -270,7 +275,7 @@ def test_a_store_that_lmdb_cannot_open_is_emptied(place: Path, persistent: bool)
     with open(place / "data.mdb", "r+b") as file:
         file.write(os.urandom(8192))
     store = LmdbStore(place, budget=MB, identity="photos", persistent=persistent)
-    with pytest.warns(RuntimeWarning, match="was emptied: LMDB cannot open it"):
+    with pytest.warns(RuntimeWarning, match="was emptied: its index is damaged"):
         assert get(store, 0) is None
     assert store.put_many([(0, b"new")]) == [True]
     store.close()
@@ -288,19 +293,35 @@ def _clear_leaves(place: Path, *, of_samples_only: bool) -> None:
     (place / "data.mdb").write_bytes(data)
 
 
-def test_a_store_with_a_damaged_index_gives_misses_and_is_emptied_when_next_opened(
-    place: Path,
-) -> None:
+def test_a_store_with_a_damaged_index_is_emptied(place: Path) -> None:
     _fill(place, count=2000, nbytes=10)
     _clear_leaves(place, of_samples_only=True)
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="emptied when it is next opened") as found:
+    with pytest.warns(RuntimeWarning, match="was emptied: its index is damaged") as found:
         assert get_many(store, range(20)) == [None] * 20
     assert len(found) == 1
-    assert get(store, 5) is None
+    assert store.put_many([(1, b"new")]) == [True]
     store.close()
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="its index was found damaged"):
+    assert get(store, 1) == b"new"
+    store.close()
+
+
+def test_an_index_damaged_in_use_means_misses_and_a_new_store_for_the_next_run(
+    place: Path,
+) -> None:
+    _fill(place, count=2000, nbytes=10)
+    store = _store(place)
+    assert get(store, 5) is not None
+    _clear_leaves(place, of_samples_only=True)
+    with pytest.warns(RuntimeWarning, match="made anew when it is next opened") as found:
+        assert get_many(store, range(20)) == [None] * 20
+    assert len(found) == 1
+    assert store.put_many([(1, b"new")]) == [False]
+    assert store.delete_many([1]) == 0
+    store.close()
+    store = _store(place)
+    with pytest.warns(RuntimeWarning, match="was emptied: it was found damaged"):
         assert store.put_many([(1, b"new")]) == [True]
     assert get(store, 1) == b"new"
     store.close()
@@ -310,7 +331,7 @@ def test_a_store_whose_own_records_are_damaged_is_emptied(place: Path) -> None:
     _fill(place)
     _clear_leaves(place, of_samples_only=False)
     store = _store(place)
-    with pytest.warns(RuntimeWarning, match="was emptied: LMDB cannot open it"):
+    with pytest.warns(RuntimeWarning, match="was emptied: its index is damaged"):
         assert get(store, 1) is None
     assert store.put_many([(1, b"new")]) == [True]
     store.close()
@@ -345,11 +366,14 @@ def test_a_store_of_another_format_is_emptied(place: Path) -> None:
     store.close()
 
 
-def test_a_store_in_use_by_another_version_is_refused(place: Path) -> None:
+def test_a_store_in_use_by_another_version_means_misses(place: Path) -> None:
     process = _hold(place, 1)
     (place / "state.json").write_text(json.dumps({**_state(place), "format": 99}))
-    with pytest.raises(StoreError, match="another version"):
-        _store(place).open()
+    store = _store(place)
+    with pytest.warns(RuntimeWarning, match="another version of Penstock uses it"):
+        store.open()
+    assert get(store, 1) is None
+    assert store.put_many([(2, b"two")]) == [False]
     process.communicate()
 
 

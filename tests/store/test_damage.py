@@ -1,0 +1,256 @@
+"""Damage to the files of a store costs time, never a run: no exception, no signal, no wrong sample.
+
+Runs happen in processes of their own, because damage that is not noticed kills the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.store import LmdbStore
+from tests.store import damaged_run
+from tests.store.reading import get, get_many
+
+MB = 1_000_000
+
+USE = """
+import sys, warnings
+from pathlib import Path
+from penstock.store import LmdbStore
+warnings.simplefilter("always")
+store = LmdbStore(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
+for key in range(40):
+    store.put_many([(key, bytes([key]) * (50 if key % 2 else 9000))])
+print("ready", flush=True)
+for line in sys.stdin:
+    found = store.get_many(range(40))
+    right = [(None, bytes([k]) * (50 if k % 2 else 9000)) for k in range(40)]
+    wrong = [k for k, v in enumerate(found) if v not in right[k]]
+    put = store.put_many([(100 + k, bytes(9000)) for k in range(20)])
+    store.delete_many(range(0, 40, 2))
+    print(wrong, all(put), flush=True)
+store.close()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "store"
+
+
+@pytest.fixture
+def user(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the store open, and uses it for each line it is sent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USE, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.communicate()
+
+
+def use(process: subprocess.Popen[str]) -> str:
+    """What a user of the store finds: wrong values, and whether it could put new ones in."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("use\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, int]:
+    """The exit status of a user of the store, and how many warnings it gave."""
+    _, errors = process.communicate()
+    assert "Traceback" not in errors
+    return process.returncode, errors.count("RuntimeWarning")
+
+
+def _store(place: Path) -> LmdbStore:
+    return LmdbStore(place, budget=100 * MB, identity="photos", persistent=True)
+
+
+def _spoil_index(path: Path) -> None:
+    """Point every entry of every page of the index elsewhere."""
+    data = bytearray(path.read_bytes())
+    for page in range(2 * 4096, len(data), 4096):
+        if data[page + 10] in (1, 2):
+            data[page + 16 : page + 40] = b"\xf0\xff" * 12
+    with open(path, "r+b") as file:
+        file.write(data)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _halve(path: Path) -> None:
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+def _zero(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(bytes(os.path.getsize(path)))
+
+
+IN_USE = {
+    "data truncated to nothing": ("data.mdb", _empty),
+    "data truncated to half": ("data.mdb", _halve),
+    "data zeroed": ("data.mdb", _zero),
+    "index spoiled": ("data.mdb", _spoil_index),
+    "lock truncated": ("lock.mdb", _empty),
+    "lock zeroed": ("lock.mdb", _zero),
+}
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_a_store_damaged_in_use_means_misses_and_one_warning(
+    place: Path, user: subprocess.Popen[str], name: str
+) -> None:
+    file, change = IN_USE[name]
+    assert use(user) == "[] True\n"
+    damaged_run.wait_for_next_tick(place / "data.mdb")
+    change(place / file)
+    assert use(user) == "[] False\n"
+    assert use(user) == "[] False\n"
+    assert end(user) == (0, 1)
+    store = _store(place)
+    with pytest.warns(RuntimeWarning, match="was emptied"):
+        assert store.put_many([(1, b"new")]) == [True]
+    store.close()
+
+
+REMOVED: dict[str, Callable[[Path], None]] = {
+    "state.json": lambda path: path.write_text("{"),
+    "data.mdb": Path.unlink,
+    "lock.mdb": Path.unlink,
+    "guard": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_process_that_opens_a_damaged_store_in_use_has_misses(
+    place: Path, user: subprocess.Popen[str], name: str
+) -> None:
+    REMOVED[name](place / name)
+    store = _store(place)
+    with pytest.warns(RuntimeWarning, match=r"cannot be opened .*made anew") as found:
+        assert get(store, 1) is None
+    assert len(found) == 1
+    assert store.put_many([(1, b"new")]) == [False]
+    store.open()
+    store.close()
+    # The process that had it open before goes on.
+    assert use(user).startswith("[] ")
+    assert end(user) == (0, 0)
+
+
+def test_a_store_without_its_state_file_in_use_does_not_hang_others(
+    place: Path, user: subprocess.Popen[str]
+) -> None:
+    (place / "state.json").unlink()
+    store = _store(place)
+    with pytest.warns(RuntimeWarning, match="state file was changed"):
+        assert get(store, 1) is None
+    assert end(user) == (0, 0)
+    again = _store(place)
+    with pytest.warns(RuntimeWarning, match="was emptied: its state file is missing"):
+        assert again.put_many([(1, b"new")]) == [True]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["", "null", "[]", "{}", '{"format": "3"}', '{"format": true}', "\x00" * 100, '"' * 100_000],
+)
+def test_any_junk_in_the_state_file_is_a_store_made_anew(place: Path, state: str) -> None:
+    store = _store(place)
+    store.put_many([(1, b"one")])
+    store.close()
+    (place / "state.json").write_text(state)
+    with pytest.warns(RuntimeWarning, match="was emptied") as found:
+        store.open()
+    assert len(found) == 1
+    assert store.put_many([(1, b"new")]) == [True]
+    store.close()
+
+
+def test_a_changed_state_file_is_not_taken_for_another_store(place: Path) -> None:
+    store = _store(place)
+    store.put_many([(1, b"one")])
+    store.close()
+    state = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps({**state, "identity": "phetos"}))
+    with pytest.warns(RuntimeWarning, match="its checksum is wrong"):
+        store.open()
+    store.close()
+
+
+def test_a_pipe_in_the_place_of_the_state_file_does_not_hang(place: Path) -> None:
+    store = _store(place)
+    store.put_many([(1, b"one")])
+    store.close()
+    (place / "state.json").unlink()
+    os.mkfifo(place / "state.json")
+    with pytest.warns(RuntimeWarning, match="its state file cannot be read"):
+        store.open()
+    assert store.put_many([(1, b"new")]) == [True]
+    store.close()
+
+
+def test_damage_to_values_in_use_is_a_miss_of_these_values_only(place: Path) -> None:
+    store = _store(place)
+    values = [bytes([key]) * 9000 for key in range(1, 21)]
+    assert all(store.put_many(list(enumerate(values))))
+    damaged_run.wait_for_next_tick(place / "data.mdb")
+    at = (place / "data.mdb").read_bytes().index(values[7][:5000])
+    with open(place / "data.mdb", "r+b") as file:
+        file.seek(at + 10)
+        file.write(b"damage")
+    with pytest.warns(RuntimeWarning, match="damaged bytes for sample 7"):
+        assert get_many(store, range(20)) == [*values[:7], None, *values[8:]]
+    assert store.put_many([(7, values[7])]) == [True]
+    assert get(store, 7) == values[7]
+    store.close()
+
+
+def test_a_damaged_first_page_of_a_value_does_not_free_other_pages(place: Path) -> None:
+    store = _store(place)
+    values = [bytes([key]) * 9000 for key in range(1, 21)]
+    assert all(store.put_many(list(enumerate(values))))
+    store.close()
+    data = bytearray((place / "data.mdb").read_bytes())
+    page = data.index(values[7][:4000]) // 4096 * 4096
+    assert data[page + 10] == 4
+    data[page + 12] = 200
+    (place / "data.mdb").write_bytes(data)
+    store = _store(place)
+    assert get_many(store, range(20)) == values
+    with pytest.warns(RuntimeWarning, match="first page of a value is damaged.*made anew"):
+        assert store.delete_many([7]) == 0
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_training_on_a_damaged_cache_gives_the_right_samples(
+    tmp_path: Path, kind: str, seed: int
+) -> None:
+    rounds = 25 if kind == "threads" else 8
+    run = subprocess.run(
+        [sys.executable, damaged_run.__file__, str(tmp_path), kind, str(seed), str(rounds)],
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout.count("right\n")) == (0, rounds), run.stdout + run.stderr
