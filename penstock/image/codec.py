@@ -94,9 +94,9 @@ class Decode(Operation):
                 np.frombuffer(whole, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION
             )
         except cv2.error as error:
-            raise unreadable(data, "OpenCV rejects it") from error
+            raise unreadable(data, "OpenCV cannot decode its pixels") from error
         if image is None:
-            raise unreadable(data, "its pixels are damaged")
+            raise unreadable(data, "OpenCV cannot decode its pixels")
         if self.mode == "rgb":
             cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
         return with_channels(image)

@@ -18,8 +18,10 @@ MOST_SCANS = 500
 a small file takes minutes. Encoders write about 10 scans; libjpeg-turbo's fuzzers stop at 500."""
 
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
-_FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
-_TABLES = (0xC4, 0xCC, 0xDB, 0xDD)
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SKIPPED = frozenset((0xC4, 0xCC, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+"""Segments of tables, comments and application data."""
+
 _SCAN, _END, _COMMENT = 0xDA, 0xD9, 0xFE
 _RESTART_INTERVAL = 0xDD
 _PROFILE = 0xE2
@@ -127,10 +129,8 @@ def read_header(data: memoryview) -> Header:
     profiles: list[tuple[int, int]] = []
     try:
         while True:
-            begin = at
-            while data[at] != 0xFF or data[at + 1] == 0:
-                at += 1 if data[at] != 0xFF else 2
-            if at > begin:
+            if data[at] != 0xFF or data[at + 1] == 0:
+                begin, at = at, _next_marker(data, at)
                 stray.append((begin, at))
             while (marker := data[at + 1]) == 0xFF:
                 at += 1
@@ -148,7 +148,7 @@ def read_header(data: memoryview) -> Header:
                 if length < 8:
                     raise Damaged("the header of its scan is cut short")
                 break
-            elif marker not in _TABLES and not 0xE0 <= marker <= 0xEF and marker != _COMMENT:
+            elif marker not in _SKIPPED:
                 raise Damaged(f"its header has an unexpected marker 0x{marker:02x}")
             elif marker == _PROFILE:
                 profiles.append((at, end))
@@ -181,6 +181,13 @@ def read_header(data: memoryview) -> Header:
         tuple(stray),
         tuple(profiles),
     )
+
+
+def _next_marker(data: memoryview, at: int) -> int:
+    """The position of the next 0xFF that no 0 follows."""
+    while data[at] != 0xFF or data[at + 1] == 0:
+        at += 1 if data[at] != 0xFF else 2
+    return at
 
 
 def check_scan(data: memoryview, header: Header) -> None:
