@@ -6,6 +6,7 @@
 #include "jpeg/region.h"
 #include "augment/augment.h"
 #include "key.h"
+#include "lzw.h"
 #include "files.h"
 
 typedef struct {
@@ -217,6 +218,26 @@ static PyObject *kernel_key(PyObject *module, PyObject *given) {
   return PyBytes_FromStringAndSize((char *)key, sizeof key);
 }
 
+static PyObject *kernel_lzw_length(PyObject *module, PyObject *arguments) {
+  PyObject *given;
+  int bits, tiff;
+  long long enough;
+  if (!PyArg_ParseTuple(arguments, "OiLp:lzw_length", &given, &bits, &enough, &tiff)) return NULL;
+  if (bits < 2 || bits > 8) {
+    PyErr_SetString(PyExc_ValueError, "bits must be 2 to 8");
+    return NULL;
+  }
+  Py_buffer data;
+  if (PyObject_GetBuffer(given, &data, PyBUF_SIMPLE)) return NULL;
+  int64_t length;
+  Py_BEGIN_ALLOW_THREADS;
+  length = lzw_length(data.buf, (size_t)data.len, bits, enough, tiff);
+  Py_END_ALLOW_THREADS;
+  PyBuffer_Release(&data);
+  if (length == LZW_DAMAGED) return fail(module, DAMAGED, "an undefined code");
+  return PyLong_FromLongLong(length);
+}
+
 static int is_image(const Py_buffer *image, const Target *to) {
   if (!is_rgb(image)) return 0;
   if (image->shape[0] == to->height && image->shape[1] == to->width) return 1;
@@ -355,6 +376,8 @@ static PyMethodDef methods[] = {
     {"stat_files", kernel_stat_files, METH_VARARGS,
      "stat_files(folder, text, ends, first, out) -> None; writes the size and time of each file"},
     {"key", kernel_key, METH_O, "key(data) -> 128-bit hash as 16 bytes"},
+    {"lzw_length", kernel_lzw_length, METH_VARARGS,
+     "lzw_length(data, bits, enough, tiff) -> number of bytes that the data unpacks to"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},
     {"regions", kernel_regions, METH_O,
      "regions(tuple of (data, top, left, height, width, out, flip, table[, full_height, "

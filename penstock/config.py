@@ -25,6 +25,9 @@ _UNITS = {
     "TI": 2**40,
 }
 
+_MAX_PIXELS = 178_956_970
+"""Twice PIL's MAX_IMAGE_PIXELS, where PIL raises DecompressionBombError."""
+
 SMALL_SHM = 1 << 30
 """Smallest usable memory file system, in bytes. A container's default ``/dev/shm`` (64 MB) is not
 meant for data."""
@@ -84,6 +87,11 @@ def no_kernel() -> bool:
     return os.environ.get("PENSTOCK_NO_KERNEL", "") not in ("", "0")
 
 
+def opencv_log_level() -> str:
+    """How much OpenCV is to print; empty if the user has not said."""
+    return os.environ.get("OPENCV_LOG_LEVEL", "")
+
+
 def jpeg_index() -> int:
     """Bytes in which a process may remember where the rows of JPEGs begin.
 
@@ -95,6 +103,20 @@ def jpeg_index() -> int:
         if given := os.environ.get(name, ""):
             return size(given, name)
     return memory() >> 10
+
+
+def max_pixels() -> int:
+    """The most pixels of a picture that ``decode`` reads, unless it is given another limit.
+
+    By default as many as PIL: a file of a few hundred bytes can state four billion pixels, and a
+    picture at the limit takes half a gigabyte.
+    """
+    named = os.environ.get("PENSTOCK_MAX_PIXELS", "")
+    if not named:
+        return _MAX_PIXELS
+    if not named.isdecimal() or int(named) < 1:
+        raise PipelineError(f"PENSTOCK_MAX_PIXELS is {named!r}; give a whole number, 1 or more.")
+    return int(named)
 
 
 def shm_dir() -> Path | None:

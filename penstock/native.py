@@ -50,12 +50,18 @@ def _switched_off() -> bool:
 
 @lru_cache(maxsize=1)
 def load_cv2() -> Any:
-    """OpenCV, limited to the calling thread: parallelism comes from the workers."""
+    """OpenCV, limited to the calling thread: parallelism comes from the workers.
+
+    It prints nothing, unless the user has set ``OPENCV_LOG_LEVEL``: what it says about a damaged
+    file, Penstock raises as an error that names the sample.
+    """
     try:
         import cv2
     except ImportError as error:
         raise MissingExtraError.of("penstock.image", "OpenCV", "image") from error
     cv2.setNumThreads(0)
+    if not config.opencv_log_level():
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     return cv2
 
 

@@ -67,6 +67,9 @@ INLINE void use(Bits *b, uint32_t count) {
 /* Whether more bits were read than the data has. */
 INLINE int overrun(const Bits *b) { return b->next - (b->count >> 3) > b->end; }
 
+/* Whether whole bytes of the data were not read. */
+INLINE int unused(const Bits *b) { return b->next - (b->count >> 3) < b->end; }
+
 /* The value encoded by the bits after a code. If the first bit is 0, the value is negative, and the
    bits are those of its absolute value, inverted. */
 INLINE int16_t value_of(uint64_t bits, uint32_t entry) {

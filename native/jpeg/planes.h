@@ -122,7 +122,7 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
     units = last ? scan->upto_unit : scan->units;
     for (int unit = 0; unit < units; unit++) {
       if (scan->restart && left-- == 0) {
-        if (scan->marker != expected) return 0;
+        if (scan->marker != expected || unused(&bits)) return 0;
         expected = expected == 0xD7 ? 0xD0 : expected + 1;
         left = scan->restart - 1;
         memset(before, 0, sizeof before);

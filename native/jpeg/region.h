@@ -111,11 +111,21 @@ static void on_error(j_common_ptr jpeg) {
   abort_decoding(jpeg, jpeg->err->msg_code == JERR_OUT_OF_MEMORY ? NO_MEMORY : UNSUPPORTED);
 }
 
+/* Whether bytes without a meaning before this marker are harmless: they are in the header, and behind
+   the last pixel. Elsewhere data is missing or damaged. The end may come where a restart marker of a
+   later scan should be. */
+static int harmless_bytes(j_decompress_ptr jpeg, int marker) {
+  if (jpeg->input_scan_number == 0) return 1;
+  return marker == JPEG_EOI && !(jpeg->restart_interval && jpeg_has_multiple_scans(jpeg));
+}
+
 static void on_message(j_common_ptr jpeg, int level) {
   if (level >= 0) return;
   switch (jpeg->err->msg_code) {
     case JWRN_EXTRANEOUS_DATA:
-      return;
+      if (harmless_bytes((j_decompress_ptr)jpeg, jpeg->err->msg_parm.i[1])) return;
+      abort_decoding(jpeg, DAMAGED);
+      break;
     case JWRN_HIT_MARKER:
     case JWRN_HUFF_BAD_CODE:
     case JWRN_JPEG_EOF:
@@ -152,12 +162,47 @@ static int refuse(Decoder *d, int kind, const char *why) {
   return kind;
 }
 
-/* Whether the data has an end-of-image marker. Rows below the crop are never read, so a file cut
-   short there would go unnoticed otherwise. The two bytes cannot occur in entropy-coded data. */
-static int has_end(const uint8_t *from, size_t length) {
-  for (size_t i = length; i >= 2; i--)
-    if (from[i - 2] == 0xFF && from[i - 1] == 0xD9) return 1;
-  return 0;
+/* Units (MCUs) of the only scan of a file. */
+static uint64_t units_of(const struct jpeg_decompress_struct *jpeg) {
+  /* A scan of one component has units of one block, whatever its sampling factors are. */
+  uint64_t across = jpeg->comps_in_scan > 1 ? 8 * (uint64_t)jpeg->max_h_samp_factor : 8;
+  uint64_t down = jpeg->comps_in_scan > 1 ? 8 * (uint64_t)jpeg->max_v_samp_factor : 8;
+  return (jpeg->image_width + across - 1) / across * ((jpeg->image_height + down - 1) / down);
+}
+
+/* What is wrong with the markers of the only scan of a file and behind it; NULL if nothing is. Rows
+   below the crop are not decoded, so a file that is cut short there, or has another file in its
+   middle, would go unnoticed otherwise. A marker cannot occur in intact entropy-coded data. */
+static const char *marker_damage(const struct jpeg_decompress_struct *jpeg) {
+  const uint8_t *at = jpeg->src->next_input_byte, *end = at + jpeg->src->bytes_in_buffer;
+  uint64_t restarts = 0;
+  int behind = 0; /* comments or application data were seen: no scan may follow */
+  for (;;) {
+    if (behind ? end - at < 1 || *at != 0xFF : !(at = memchr(at, 0xFF, (size_t)(end - at))))
+      return behind ? "Corrupt JPEG data: a marker within a scan" : "Premature end of JPEG file";
+    while (at < end && *at == 0xFF) at++;
+    if (at == end) return "Premature end of JPEG file";
+    int marker = *at++;
+    if (marker == 0 && !behind) continue;
+    if (marker == JPEG_EOI) break;
+    if (marker >= JPEG_RST0 && marker < JPEG_RST0 + 8 && !behind) {
+      if (!jpeg->restart_interval || marker != JPEG_RST0 + (int)(restarts % 8))
+        return "Corrupt JPEG data: a restart marker out of order";
+      restarts++;
+      continue;
+    }
+    if (marker != JPEG_COM && (marker < JPEG_APP0 || marker > JPEG_APP0 + 15))
+      return "Corrupt JPEG data: a marker within a scan";
+    if (end - at < 2 || end - at < (at[0] << 8 | at[1])) return "Premature end of JPEG file";
+    at += at[0] << 8 | at[1];
+    behind = 1;
+  }
+  if (!jpeg->restart_interval) return NULL;
+  uint64_t expected = (units_of(jpeg) - 1) / jpeg->restart_interval;
+  /* Some encoders write a restart marker behind the last unit too. */
+  if (restarts < expected || restarts > expected + 1)
+    return "Corrupt JPEG data: restart markers are missing";
+  return NULL;
 }
 
 static int check_places(Decoder *d, int height, int width, Box box, Target to) {
@@ -180,8 +225,9 @@ static int begin(Decoder *d, const uint8_t *data, size_t length, Box box, Target
   jpeg_mem_src(jpeg, (uint8_t *)data, length);
   jpeg_read_header(jpeg, TRUE);
 
-  if (!has_end(data + (length - jpeg->src->bytes_in_buffer), jpeg->src->bytes_in_buffer))
-    return refuse(d, DAMAGED, "Premature end of JPEG file");
+  /* libjpeg reads several scans to the end before it returns the first row. */
+  const char *damage = jpeg_has_multiple_scans(jpeg) ? NULL : marker_damage(jpeg);
+  if (damage) return refuse(d, DAMAGED, damage);
   if ((uint64_t)jpeg->image_width * jpeg->image_height > MOST_PIXELS)
     return refuse(d, UNSUPPORTED, "it has more than 2**28 pixels");
   if (jpeg->arith_code) return refuse(d, UNSUPPORTED, "it uses arithmetic coding");

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock import config
 from penstock.errors import PipelineError, SourceError
-from penstock.image import arguments
+from penstock.image import arguments, formats
 from penstock.image.pixels import UINT8
-from penstock.native import Image, load_cv2, load_simplejpeg, with_channels
+from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec, file_bytes
-
-_JPEG = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +20,15 @@ class Decode(Operation):
     """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file to uint8 (height, width, channels).
 
     ``mode`` is ``"rgb"`` or ``"gray"`` (1 channel). ``"rgb"`` always gives 3 channels: grey is
-    repeated, transparency dropped, CMYK converted, 16 bits cut to 8. The EXIF orientation is not
-    applied: pixels come as they are stored, as in PIL and torchvision. A truncated or damaged file
-    raises SourceError; it never gives a half-grey picture. Stray bytes between the segments of a
-    JPEG are ignored, as in PIL.
+    repeated, transparency dropped, CMYK converted, 16 bits cut to 8. Of an animation the first
+    frame is decoded. The EXIF orientation is not applied: pixels come as they are stored, as in PIL
+    and torchvision.
+
+    A file that is cut short or damaged raises SourceError, and so does any file that PIL refuses;
+    it never gives a half-grey picture. Stray bytes in the header and at the end of a JPEG are
+    ignored, as in PIL. A picture of more than ``max_pixels`` is refused before memory is allocated
+    for it. ``None``: the limit of ``PENSTOCK_MAX_PIXELS``, by default 178,956,970, at which PIL
+    refuses too.
 
     >>> import cv2, numpy as np
     >>> _, png = cv2.imencode(".png", np.zeros((4, 6, 3), np.uint8))
@@ -33,9 +37,16 @@ class Decode(Operation):
     """
 
     mode: str = "rgb"
+    max_pixels: int | None = None
 
     def __post_init__(self) -> None:
         arguments.choice("decode", "mode", self.mode, ("rgb", "gray"))
+        if self.max_pixels is not None:
+            arguments.integer("decode", "max_pixels", self.max_pixels, least=1)
+
+    def __fingerprint__(self) -> str:
+        # The limit changes no sample: caches and checkpoints outlive a change of it.
+        return self.mode
 
     def output(self, spec: Spec) -> Spec:
         encoded = (
@@ -52,43 +63,46 @@ class Decode(Operation):
 
     def apply(self, value: Any, params: Any) -> Image:
         data = file_bytes(value, "image")
-        if data[:3] == _JPEG:
-            image = self._jpeg(data)
-            if image is not None:
-                return image
-        return self._any(data)
-
-    def _jpeg(self, data: memoryview) -> Image | None:
-        """The decoded image, or ``None`` for a kind of JPEG that simplejpeg does not support."""
-        decode_jpeg = load_simplejpeg().decode_jpeg
-        colorspace = "RGB" if self.mode == "rgb" else "GRAY"
         try:
-            return with_channels(decode_jpeg(data, colorspace))
-        except ValueError as error:
-            why = str(error)
-            if "extraneous bytes" in why:
-                return with_channels(decode_jpeg(data, colorspace, strict=False))
-            if "premature" in why.lower() or "Corrupt JPEG" in why:
-                raise _unreadable(data, why) from error
-            return None
+            found = formats.identify(data)
+            self.check_size(*found.size(data))
+            whole = found.checked(data)
+            if found is formats.jpeg:
+                return with_channels(
+                    formats.jpeg.decode(whole, "RGB" if self.mode == "rgb" else "GRAY")
+                )
+        except formats.Damaged as error:
+            raise unreadable(data, str(error)) from None
+        return self._by_opencv(data, whole)
 
-    def _any(self, data: memoryview) -> Image:
+    def check_size(self, height: int, width: int) -> None:
+        """Raise SourceError if a picture of this size is above the limit."""
+        most = config.max_pixels() if self.max_pixels is None else self.max_pixels
+        if height * width > most:
+            raise SourceError(
+                f"decode found a picture of {width:,} x {height:,} = {height * width:,} pixels; "
+                f"the limit is {most:,}. If the file is right, raise the limit with "
+                "decode(max_pixels=...) or the environment variable PENSTOCK_MAX_PIXELS; "
+                "otherwise leave it out."
+            )
+
+    def _by_opencv(self, data: memoryview, whole: bytes | memoryview) -> Image:
         cv2 = load_cv2()
         flags = cv2.IMREAD_COLOR if self.mode == "rgb" else cv2.IMREAD_GRAYSCALE
         try:
             image = cv2.imdecode(
-                np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION
+                np.frombuffer(whole, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION
             )
         except cv2.error as error:
-            raise _unreadable(data, "OpenCV rejects it") from error
+            raise unreadable(data, "OpenCV cannot decode its pixels") from error
         if image is None:
-            raise _unreadable(data, "it is damaged, cut short, or not an image")
+            raise unreadable(data, "OpenCV cannot decode its pixels")
         if self.mode == "rgb":
             cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
         return with_channels(image)
 
 
-def _unreadable(data: memoryview, why: str) -> SourceError:
+def unreadable(data: memoryview, why: str) -> SourceError:
     return SourceError(
         f"decode cannot read {data.nbytes:,} bytes that begin {bytes(data[:8])!r}: {why}. Copy the "
         "file again from its origin, or leave it out."

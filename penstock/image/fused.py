@@ -95,12 +95,15 @@ class Fused(Joined):
             # Take a row for every sample, used or not: rows are handed out in sample order.
             out = None if rows is None else rows.next(self.on, field)
             try:
-                frame, flip = self._draw(size(data), key, keyed)
+                shape = size(data)
+                if self.decode is not None:
+                    self.decode.check_size(shape[0], shape[1])
+                frame, flip = self._draw(shape, key, keyed)
             except kernel.Unsupported:
                 return run_single(data, key)
-            shape = (*frame.size, 3) if table is None else (3, *frame.size)
-            if out is None or not fits(out, shape, dtype):
-                out = np.empty(shape, dtype)
+            wanted = (*frame.size, 3) if table is None else (3, *frame.size)
+            if out is None or not fits(out, wanted, dtype):
+                out = np.empty(wanted, dtype)
             corner = frame.part[:2]
             requests.append(RegionRequest(data, frame.box, out, flip, table, frame.full, corner))
             return out

@@ -13,26 +13,20 @@ difference to torchvision is 0.8 grey levels (3.0 at worst). For the single oper
 
 from __future__ import annotations
 
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.image.codec import Decode
+from penstock.image import formats
+from penstock.image.codec import Decode, unreadable
+from penstock.image.formats import jpeg
 from penstock.image.kernel import Unsupported
 from penstock.image.normalizing import look_up
 from penstock.image.resample import resize, resize_part
 from penstock.image.scratch import Scratch
-from penstock.native import Image, load_cv2, load_simplejpeg
+from penstock.native import Image, load_cv2
 from penstock.operation import file_bytes
-
-_FRAME_MARKERS = (0xC0, 0xC1, 0xC2)
-_PROGRESSIVE = 0xC2
-
-_SQUARE = (b"\x11\x11\x11", b"\x22\x11\x11")
-"""Sampling factors of the three components for which libjpeg's shrinking is accurate. With others
-the colours are too coarse, 1 to 3 grey levels off."""
 
 _EXTRA_ROWS = 2
 """Rows decoded below the crop: upsampling colour of half the height reads that far."""
@@ -41,26 +35,7 @@ _REMAINING_SHRINK = 2
 """The least factor by which we still shrink after libjpeg. libjpeg cuts frequencies off sharply:
 with a smaller factor, the difference to torchvision grows to 2 grey levels."""
 
-_MORE_DATA = re.compile(r"extraneous bytes before marker 0xd[0-79]$")
-"""simplejpeg's error for a file that continues below the stated height. simplejpeg reports its
-first warning, so this one means that everything before was fine."""
-
-
 _PICTURE, _FILE = Scratch(most=1 << 25), Scratch(most=1 << 25)
-
-
-class _Header(NamedTuple):
-    """The header of a JPEG. ``at``: the offset of the two bytes of its height.
-
-    ``square``: colour has the full resolution, or half of it in both directions.
-    """
-
-    height: int
-    width: int
-    components: int
-    at: int
-    progressive: bool
-    square: bool
 
 
 def size(data: Any) -> tuple[int, int, int]:
@@ -98,24 +73,17 @@ def region(
         np.copyto(out, image)
 
 
-def _header(data: memoryview) -> _Header:
-    at = 2
+def _header(data: memoryview) -> jpeg.Header:
+    """The header of a JPEG whose rows can be decoded from the top."""
     try:
-        if data[0] != 0xFF or data[1] != 0xD8:
+        if formats.identify(data) is not jpeg:
             raise Unsupported("it does not begin like a JPEG")
-        while (marker := data[at + 1]) not in _FRAME_MARKERS:
-            if data[at] != 0xFF or not (marker == 0xC4 or 0xDB <= marker <= 0xFE):
-                raise Unsupported("its header has an unsupported marker")
-            at += 2 + (data[at + 2] << 8 | data[at + 3])
-        bits, components = data[at + 4], data[at + 9]
-        height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
-        sampling = bytes(data[at + 11 : at + 18 : 3])
-    except IndexError:
-        raise Unsupported("it is cut short within its header") from None
-    if bits != 8 or components not in (1, 3) or not height or not width:
-        raise Unsupported("it does not have 8 bits, or has neither one nor three colours")
-    square = components == 1 or sampling in _SQUARE
-    return _Header(height, width, components, at + 5, marker == _PROGRESSIVE, square)
+        header = jpeg.read_header(data)
+    except formats.Damaged as error:
+        raise Unsupported(str(error)) from None
+    if header.components not in (1, 3):
+        raise Unsupported("it has neither one nor three colours")
+    return header
 
 
 def _divisor(box: tuple[int, int, int, int], full: tuple[int, int]) -> int:
@@ -133,21 +101,26 @@ def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
     height, width = header.height, header.width
     by = by if header.square else 1
     upto = min(height, upto + _EXTRA_ROWS)
-    stated: memoryview = data
-    if upto < height and not header.progressive and bytes(data[-2:]) == b"\xff\xd9":
-        stated = _FILE.take(data.nbytes).data
-        stated[:] = data
-        stated[header.at], stated[header.at + 1] = divmod(upto, 256)
-    else:
-        upto = height
+    try:
+        if upto < height and not (header.several_scans or header.stray or header.restart):
+            jpeg.check_scan(data, header)
+            stated: memoryview | bytes = _stating(data, header, upto)
+        else:
+            upto = height
+            stated = jpeg.checked(data)
+    except formats.Damaged as error:
+        raise unreadable(data, str(error)) from None
     rows, columns = -(-upto // by), -(-width // by)
     memory = _PICTURE.take(3 * rows * columns)
-    try:
-        load_simplejpeg().decode_jpeg(
-            stated, "RGB", min_height=rows, min_width=columns, min_factor=by, buffer=memory
-        )
-    except ValueError as error:
-        if upto == height or not _MORE_DATA.search(str(error)):
-            # The file is unusual or damaged: decode it whole, or raise its error.
-            return Decode().apply(data, None), 1
+    if not jpeg.decode_rows(stated, rows, columns, by, memory, more=upto < height):
+        # The file is unusual or damaged: decode it whole, or raise its error.
+        return Decode(max_pixels=height * width).apply(data, None), 1
     return memory.reshape(rows, columns, 3), by
+
+
+def _stating(data: memoryview, header: jpeg.Header, height: int) -> memoryview:
+    """The file with another height in its header."""
+    stated = _FILE.take(data.nbytes).data
+    stated[:] = data
+    stated[header.at], stated[header.at + 1] = divmod(height, 256)
+    return stated
