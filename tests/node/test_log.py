@@ -12,7 +12,7 @@ import numpy as np
 import penstock as ps
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
-from penstock.node.program import LogHandler
+from penstock.node.log import LogHandler
 
 
 def record(text: str) -> logging.LogRecord:
