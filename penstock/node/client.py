@@ -20,7 +20,7 @@ from penstock.engine.pools.wire import Wire
 from penstock.errors import WorkerError
 from penstock.node.directory import NodeDirectory, peer_of
 from penstock.node.log import trim
-from penstock.node.protocol import VOCABULARY, EndNode, GetStatus
+from penstock.node.protocol import VOCABULARY, EndNode, GetStatus, Refused
 
 START_TIMEOUT = 60.0
 """Seconds a node may take to start: eight jobs that load torch at the same time keep a machine
@@ -167,7 +167,13 @@ def _request(
         ) from None
     finally:
         wire.close()
-    return None if received is None else received[0].status
+    if received is None:
+        return None
+    answer, _ = received
+    if isinstance(answer, Refused):
+        raise WorkerError(f"the node (process {pid}) refused to answer: {answer.reason}")
+    status: dict[str, Any] = answer.status
+    return status
 
 
 def _wait_for_start(

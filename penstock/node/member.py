@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.node.client import connect_or_start
 from penstock.node.connection import Connection, Leases
 from penstock.node.directory import NodeDirectory, peer_of
-from penstock.node.patience import ANSWER, Patience
+from penstock.node.patience import ANSWER, SILENT, Patience
 from penstock.node.protocol import (
     MOST_WANTED,
     RELEASE,
@@ -170,7 +170,7 @@ class NodeFeed:
             if not self._wants:
                 return None
             name, plan = self._wants[0]
-            patience = Patience(self._clock(), self._timeout)
+            patience = self._patience(f"batch {name.number} of epoch {name.epoch}")
             while name not in self._arrived:
                 self._connected().tidy()
                 self._receive(patience)
@@ -184,7 +184,7 @@ class NodeFeed:
         self._first = first
         self._begun, self._done = (epoch, length, first or 0), done
         self._send(BeginEpoch(epoch, length, first, done))
-        patience = Patience(self._clock(), self._timeout)
+        patience = self._patience(f"the node's choice of the first batch of epoch {epoch}")
         while self._first is None:
             self._receive(patience)
         self._begun = (epoch, length, self._first)
@@ -264,7 +264,7 @@ class NodeFeed:
                 mine.lag,
             )
         )
-        self._wait(connection, Patience(self._clock(), self._timeout))
+        self._wait(connection, self._patience("the node to let it join"))
         received = connection.wire.receive()
         if received is None:
             raise ConnectionResetError
@@ -326,26 +326,24 @@ class NodeFeed:
                 connection.queue(AskProgress())
                 self._flush()
             elif due == "unanswered":
-                self._complain(connection, f"the node has not answered for {ANSWER:g} s")
+                self._complain(connection, patience, f"no answer within {ANSWER:g} s, it may hang")
             else:
                 seconds = patience.seconds(now)
                 if arrived.poll(None if seconds is None else 1000.0 * seconds + 1.0):
                     return
 
-    def _complain(self, connection: Connection, doing: str) -> None:
+    def _patience(self, what: str) -> Patience:
+        return Patience(what, self._clock(), self._timeout)
+
+    def _complain(self, connection: Connection, patience: Patience, doing: str) -> None:
         """Log what this member waits for, and what the node says about it."""
-        group = self._membership.group
-        if self._wants:
-            _, epoch, number, _ = self._wants[0][0]
-            missing = f"batch {number} of epoch {epoch}"
-        else:
-            missing = "the node to begin an epoch" if self._connection else "the node to let it in"
         pid, _ = peer_of(connection.wire.socket)
         _log.warning(
-            "share=%r has waited for %s for a long time. The node (process %d): %s. See `penstock "
-            "status`, and its log, %s.",
-            group,
-            missing,
+            "share=%r has waited for %s for more than %.0f s. The node (process %d): %s. See "
+            "`penstock status`, and its log, %s.",
+            self._membership.group,
+            patience.what,
+            SILENT,
             pid,
             doing,
             self._directory.log,
@@ -366,7 +364,7 @@ class NodeFeed:
         message, fds = received
         if isinstance(message, Progress):
             patience.answered()
-            self._complain(connection, message.text)
+            self._complain(connection, patience, message.text)
             return
         patience.extend(self._clock(), self._timeout)
         if isinstance(message, BatchGiven):

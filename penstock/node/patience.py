@@ -17,14 +17,15 @@ Due = Literal["ask", "unanswered", "timeout"]
 
 
 class Patience:
-    """One wait that began at ``started``. ``timeout``: seconds after which it is an error.
+    """One wait for ``what`` that began at ``started``. ``timeout``: seconds until it is an error.
 
-    >>> patience = Patience(started=100.0, timeout=60.0)
+    >>> patience = Patience("batch 3", started=100.0, timeout=60.0)
     >>> [patience.due(now) for now in (129.0, 130.0, 131.0, 140.0, 150.0, 160.0)]
     [None, 'ask', None, 'unanswered', None, 'timeout']
     """
 
-    def __init__(self, started: float, timeout: float | None = None) -> None:
+    def __init__(self, what: str, started: float, timeout: float | None = None) -> None:
+        self.what = what
         self._deadline = None if timeout is None else started + timeout
         self._ask_at: float | None = started + SILENT
         self._answer_by: float | None = None

@@ -45,7 +45,7 @@ from penstock.node.protocol import (
 )
 from penstock.node.staging import LACKING, WorkerLimit
 from penstock.node.state import MOST, BatchName
-from penstock.node.status import status_of
+from penstock.node.status import FEW_DESCRIPTORS, status_of
 from penstock.store.shared import SharedStores
 
 _log = logging.getLogger("penstock.node")
@@ -60,9 +60,6 @@ LARGEST_MESSAGE = 64 << 20
 DESCRIPTORS_PER_BATCH = 4
 """Open files that a staged batch may take: its slot, the mapping of it, and copies that wait to be
 sent."""
-
-FEW_DESCRIPTORS = 1024
-"""Below this limit of open files the node warns, because fewer batches can be staged."""
 
 
 class Service:

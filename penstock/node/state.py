@@ -388,7 +388,8 @@ class GroupState:
         return min(spare)[3] if spare else None
 
     def _is_full(self) -> bool:
-        return self.staged + self._largest > self.budget or self.staged_batches >= self.most_batches
+        batches = self.staged_batches + self._preparing
+        return self.staged + self._largest > self.budget or batches >= self.most_batches
 
     def _waited_for(self, name: BatchName) -> list[int]:
         """Members with ``lag="wait"`` that have still to take a batch before this one."""

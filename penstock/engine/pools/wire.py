@@ -116,7 +116,7 @@ class Wire:
         Raises ProtocolError.
         """
         try:
-            packet, ancillary, flags, _ = self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)
+            packet, ancillary, flags = self._packet()
         except ConnectionResetError:
             return None
         fds = _descriptors(ancillary) if ancillary else []
@@ -135,6 +135,14 @@ class Wire:
             for fd in fds:
                 os.close(fd)
             raise
+
+    def _packet(self) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
+        try:
+            return self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)[:3]
+        except ConnectionResetError:
+            # The other end closed before it had read all that we sent. Its last messages come
+            # after this error.
+            return self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)[:3]
 
     def _record(self, packet: bytes, fds: list[int]) -> Any:
         if packet[:1] == _INLINE:
