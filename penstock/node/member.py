@@ -363,8 +363,8 @@ class NodeFeed:
             return
         message, fds = received
         if isinstance(message, Progress):
-            patience.answered()
-            self._complain(connection, patience, message.text)
+            if patience.answered():
+                self._complain(connection, patience, message.text)
             return
         patience.extend(self._clock(), self._timeout)
         if isinstance(message, BatchGiven):

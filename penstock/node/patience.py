@@ -34,8 +34,10 @@ class Patience:
         """The node has sent something: the time for the error begins anew."""
         self._deadline = None if timeout is None else now + timeout
 
-    def answered(self) -> None:
-        self._answer_by = None
+    def answered(self) -> bool:
+        """The node has answered. Returns whether this wait had asked, and not an earlier one."""
+        asked, self._answer_by = self._answer_by is not None, None
+        return asked
 
     def due(self, now: float) -> Due | None:
         """What is to be done now; each thing once."""

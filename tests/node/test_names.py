@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def photos(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def identity(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def identity(image: Any) -> Any:
     return image
 
 

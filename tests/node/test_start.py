@@ -81,8 +81,8 @@ def fill(path: Path) -> None:
 
 
 def prints(value: Any) -> Any:
-    print("x" * 5000, flush=True)
-    print("y" * 5000, file=sys.stderr, flush=True)
+    print("x" * 5000, flush=True)  # noqa: T201
+    print("y" * 5000, file=sys.stderr, flush=True)  # noqa: T201
     return value
 
 

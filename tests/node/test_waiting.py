@@ -41,7 +41,8 @@ def test_each_thing_is_due_once_and_in_order(pauses: list[float], timeout: float
 def test_an_answer_ends_the_wait_for_it() -> None:
     patience = Patience("a batch", 0.0)
     assert patience.due(SILENT) == "ask"
-    patience.answered()
+    assert patience.answered()
+    assert not patience.answered()
     assert patience.due(SILENT + ANSWER) is None
     assert patience.seconds(SILENT + ANSWER) is None
 
