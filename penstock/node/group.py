@@ -39,6 +39,7 @@ from penstock.node.staging import (
     WorkerLimit,
 )
 from penstock.node.state import BatchName, Decision, Drop, Fail, Give, GroupState, Lag
+from penstock.node.trial import TrialError, load_on_trial
 from penstock.node.watchdog import Observation, Watchdog
 from penstock.node.worker_setup import InNode, runs_user_code
 from penstock.order.plan import BatchKeys
@@ -182,7 +183,7 @@ class Group:
         self.coded = True
         self._thread = threading.Thread(
             target=self._run,
-            args=(message.path, message.directory, fd),
+            args=(message, fd),
             name=f"penstock-{self.name}",
             daemon=True,
         )
@@ -208,9 +209,9 @@ class Group:
 
     # Preparing.
 
-    def _run(self, path: list[str], directory: str, fd: int) -> None:
+    def _run(self, code: Code, fd: int) -> None:
         try:
-            engine = self._build(path, directory, fd)
+            engine = self._build(code, fd)
             while not self._closing:
                 try:
                     ready = engine.next()
@@ -226,18 +227,25 @@ class Group:
                     self._wait()
                     continue
                 self._deliver(ready)
+        except TrialError as error:
+            self._end_with(error.frame, str(error))
         except BaseException as error:
-            with self.lock:
-                self.broken, self.broken_text = pack_error(error), str(error)
-                for peer in self.peers.values():
-                    peer.send(Broken(self.broken))
+            self._end_with(pack_error(error), str(error))
         finally:
             self._free()
 
-    def _build(self, path: list[str], directory: str, fd: int) -> StagingEngine:
-        # The modules of the job's pipeline must be importable in this process too.
-        sys.path.extend(entry for entry in path if entry not in sys.path)
+    def _end_with(self, error: bytes, text: str) -> None:
+        with self.lock:
+            self.broken, self.broken_text = error, text
+            for peer in self.peers.values():
+                peer.send(Broken(error))
+
+    def _build(self, code: Code, fd: int) -> StagingEngine:
         try:
+            if code.user_code:
+                load_on_trial(fd, code.path, code.directory, lambda: self._closing)
+            # The modules of the job's pipeline must be importable in this process too.
+            sys.path.extend(entry for entry in code.path if entry not in sys.path)
             packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
         finally:
             os.close(fd)
@@ -247,7 +255,7 @@ class Group:
             recipe = replace(recipe, options=replace(recipe.options, kind="processes"))
         choice = recipe.choice(self._workers.size)
         if choice.own_processes:
-            recipe = replace(recipe, init=InNode(directory, recipe.init))
+            recipe = replace(recipe, init=InNode(code.directory, recipe.init))
         assembly = Assembly(recipe, choice, self._shared_stores)
         engine = assembly.engine(
             StagingEngine,

@@ -42,6 +42,7 @@ from penstock.node.protocol import (
     Welcome,
 )
 from penstock.node.state import WINDOW, BatchName, Lag
+from penstock.node.worker_setup import runs_user_code
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import BadSample, Meter
@@ -277,7 +278,8 @@ class NodeFeed:
         if answer.needs_code:
             fd = _packed_file(mine.recipe)
             try:
-                connection.wire.send(Code(_import_path(), os.getcwd()), [fd])
+                code = Code(_import_path(), os.getcwd(), runs_user_code(mine.recipe.pipeline))
+                connection.wire.send(code, [fd])
             finally:
                 os.close(fd)
 

@@ -68,11 +68,13 @@ class Refused(NamedTuple):
 class Code(NamedTuple):
     """The pipeline: packed, in a shared file whose descriptor is sent along.
 
-    ``path`` and ``directory``: import path and working directory of the job.
+    ``path`` and ``directory``: import path and working directory of the job. ``user_code``: the
+    pipeline runs code that is not Penstock's own.
     """
 
     path: list[str]
     directory: str
+    user_code: bool
 
 
 class BeginEpoch(NamedTuple):
@@ -268,7 +270,7 @@ _NONE = type(None)
 
 _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
     Join: ((int,), (str,), (str,), (dict,), (str,), (int,), (bool,), (int, _NONE), (str,)),
-    Code: ((list,), (str,)),
+    Code: ((list,), (str,), (bool,)),
     BeginEpoch: ((int,), (int, _NONE), (int, _NONE), (int,)),
     Want: ((int,), (int,), (bytes,), (bytes, _NONE), (bytes, _NONE)),
     Took: ((int,), (int,), (str,)),

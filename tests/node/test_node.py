@@ -256,6 +256,35 @@ def test_a_pipeline_that_the_node_cannot_load_is_an_error(node_directory: NodeDi
         next(iter(loader))
 
 
+class DeadlyToLoad:
+    """A dataset that kills every process that unpickles it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return 0.0
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+def test_a_pipeline_that_kills_its_loader_does_not_end_the_node(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
+    with pipeline().loader(seed=5, share="other") as other:
+        epoch = iter(other)
+        first = [next(epoch).tolist()]
+        written = ps.from_dataset(DeadlyToLoad(), version="1", random=False).batch(2)
+        with (
+            written.loader(share="a") as loader,
+            pytest.raises(WorkerError, match=r"cannot be loaded: .* killed by SIGABRT"),
+        ):
+            next(iter(loader))
+        assert first + rows(epoch) == alone[0]
+        assert other.stats().pool.restarts == 0
+
+
 def test_streams_and_stages_with_auto_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"share='a' on a stream"):
         ps.from_dataset(lambda: iter(range(3))).batch(2).loader(share="a")
