@@ -197,7 +197,11 @@ class Engine:
                 self.starved = False
                 return None
             batch = self._open_batches[piece.batch]
-            count = self._slots.assign_slots(self._open_batches.values(), batch, piece)
+            try:
+                count = self._slots.assign_slots(self._open_batches.values(), batch, piece)
+            except BaseException:
+                self._schedule.put_back(piece.id)
+                raise
             self.starved = piece.count > 0 and not count
             if self.starved:
                 self._schedule.put_back(piece.id)

@@ -298,6 +298,12 @@ class Ring:
         """Never hand out this slot again."""
         self._slots.pop(slot.id, None)
 
+    def clear(self) -> None:
+        """Forget all slots. Their memory is freed as soon as nothing else refers to it."""
+        self._slots.clear()
+        self._free.clear()
+        self._returned.clear()
+
     @property
     def in_use(self) -> int:
         """How many slots hold a batch, or are held by the training loop."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import select
@@ -10,14 +12,15 @@ import socket as sockets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.engine.pools.wire import Wire
 from penstock.errors import WorkerError
 from penstock.node.directory import NodeDirectory, peer_of
-from penstock.node.protocol import VOCABULARY, EndNode, GetStatus
+from penstock.node.log import trim
+from penstock.node.protocol import VOCABULARY, EndNode, GetStatus, Refused
 
 START_TIMEOUT = 60.0
 """Seconds a node may take to start: eight jobs that load torch at the same time keep a machine
@@ -28,8 +31,9 @@ ANSWER_TIMEOUT = 30.0
 
 _POLL_INTERVAL = 0.05
 
-_LARGEST_LOG = 10 << 20
-"""Bytes. If the log is larger than this, the next node starts it anew."""
+START_TRIES, FIRST_PAUSE = 4, 0.1
+"""How many nodes in a row may be killed while they start, and seconds to wait before the second
+one; the pause doubles each time."""
 
 # The program forks once more, so the node is not our child and never becomes our zombie.
 _BOOT = (
@@ -43,23 +47,55 @@ def connect_or_start(
     clock: Callable[[], float] = time.monotonic,
     *,
     timeout: float = START_TIMEOUT,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> sockets.socket:
     """Connect to the node, and start it if none is running.
 
-    Any number of processes may call this at the same time: only one of them starts a node.
+    Any number of processes may call this at the same time: only one of them starts a node. A node
+    that is killed while it starts is replaced by another.
     """
     sock = directory.connect()
     if sock is not None:
         return sock
-    with directory.starting():
-        sock = directory.connect()
-        if sock is None:
-            alive = _launch(directory)
-            try:
-                sock = _wait_for_start(directory, alive, clock, timeout)
-            finally:
-                os.close(alive)
-    return sock
+    with _readable_errors(directory), directory.starting():
+        sock, pause = directory.connect(), FIRST_PAUSE
+        for tries in range(1, START_TRIES + 1):
+            if sock is None:
+                alive = _launch(directory)
+                try:
+                    sock = _wait_for_start(directory, alive, clock, timeout)
+                finally:
+                    os.close(alive)
+            if sock is not None:
+                return sock
+            if tries < START_TRIES:
+                sleep(pause)
+                pause *= 2
+                sock = directory.connect()
+    raise WorkerError(
+        f"no node could be started in {directory.path}: {START_TRIES} in a row were killed while "
+        f"they started. The end of the log, {directory.log}:\n{_tail(directory.log)}"
+    )
+
+
+@contextlib.contextmanager
+def _readable_errors(directory: NodeDirectory) -> Iterator[None]:
+    """Turn errors of the operating system into a WorkerError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkerError(
+            f"no node could be started in {directory.path}: {error}.{_advice(str(error))}"
+        ) from error
+
+
+def _advice(reason: str) -> str:
+    if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
+        return (
+            " The disk of that directory is full: free some space, or set PENSTOCK_RUNTIME_DIR to "
+            "a directory on another one."
+        )
+    return ""
 
 
 def request_status(
@@ -131,27 +167,50 @@ def _request(
         ) from None
     finally:
         wire.close()
-    return None if received is None else received[0].status
+    if received is None:
+        return None
+    answer, _ = received
+    if isinstance(answer, Refused):
+        raise WorkerError(f"the node (process {pid}) refused to answer: {answer.reason}")
+    status: dict[str, Any] = answer.status
+    return status
 
 
 def _wait_for_start(
     directory: NodeDirectory, alive: int, clock: Callable[[], float], timeout: float
-) -> sockets.socket:
-    """Connect to a node that is starting. ``alive``: a pipe that closes when that node ends."""
+) -> sockets.socket | None:
+    """Connect to a node that is starting; ``None`` if it was killed.
+
+    ``alive``: a pipe that closes when that node ends. If the node cannot start, it says why there.
+    """
     deadline = clock() + timeout
     watched = select.poll()
     watched.register(alive, select.POLLIN)
     while True:
-        ended = bool(watched.poll(10))
+        changed = bool(watched.poll(10))
         sock = directory.connect()
         if sock is not None:
             return sock
-        if ended or clock() > deadline:
+        if changed:
+            reason = _read_all(alive)
+            if not reason:
+                return None
             raise WorkerError(
-                f"no node could be started in {directory.path}"
-                + ("" if ended else f" within {timeout:g} s")
-                + f". The end of its log, {directory.log}:\n{_tail(directory.log)}"
+                f"no node could be started in {directory.path}.{_advice(reason)} Its last words:\n"
+                f"{reason}"
             )
+        if clock() > deadline:
+            raise WorkerError(
+                f"no node could be started in {directory.path} within {timeout:g} s. The end of "
+                f"its log, {directory.log}:\n{_tail(directory.log)}"
+            )
+
+
+def _read_all(fd: int) -> str:
+    parts = []
+    while part := os.read(fd, 1 << 16):
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def _launch(directory: NodeDirectory) -> int:
@@ -162,23 +221,22 @@ def _launch(directory: NodeDirectory) -> int:
         name: os.environ.get(name, "1")
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     }
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_APPEND
-    log = os.open(directory.log, flags, 0o600)
+    trim(directory.log)
+    log = _open_log(directory)
     alive, held = os.pipe()
     try:
-        if os.fstat(log).st_size > _LARGEST_LOG:
-            os.ftruncate(log, 0)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            # Killed or not, whether a node runs is seen at the pipe and the socket.
             subprocess.run(
-                [sys.executable, "-c", _BOOT, str(directory.path), json.dumps(path)],
+                [sys.executable, "-c", _BOOT, str(directory.path), json.dumps(path), str(held)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[held],
                 env={**os.environ, **one_thread},
                 start_new_session=True,
-                check=True,
+                check=False,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -189,6 +247,17 @@ def _launch(directory: NodeDirectory) -> int:
         os.close(held)
         os.close(log)
     return alive
+
+
+def _open_log(directory: NodeDirectory) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_APPEND
+    try:
+        return os.open(directory.log, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # A node without a log is better than none.
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _tail(path: Path, lines: int = 20) -> str:

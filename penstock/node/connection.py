@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
-from penstock.node.protocol import VOCABULARY, BatchGiven, Released, Several, Took
+from penstock.node.protocol import VOCABULARY, BatchGiven, LeaveGroup, Released, Several, Took
 from penstock.node.state import BatchName
 from penstock.serialize import unpack
 from penstock.tree import fill
@@ -31,6 +31,9 @@ class Connection:
         self._layout: Layout | None = None
         self._unsent: deque[tuple[Any, ...]] = deque()
         self._recent: tuple[BatchName, ...] = ()
+        self._used: dict[object, tuple[BatchName, weakref.ref[Any]]] = {}
+        """The batches of this connection that the process still uses."""
+        self._leaving = False
         self._pid = os.getpid()
         _connections.add(self)
 
@@ -76,7 +79,7 @@ class Connection:
         if getpid() != self._pid:
             return  # a forked process releases only its copies
         message = Released(*name[1:])
-        if name in self._recent[:1]:
+        if name in self._recent[:1] and not self._leaving:
             self._unsent.append(message)
             return
         try:
@@ -124,21 +127,61 @@ class Connection:
     def _lease(self, slot: _MappedSlot, name: BatchName, leases: Leases, buffer: Any = None) -> Any:
         """A buffer over the slot. When the last view of it is gone, the batch is released."""
         buffer = slot.buffer() if buffer is None else buffer
-        release, lease = self.release, object()
+        lease = object()
 
         def end(_: object) -> None:
             leases.pop(lease, None)
             slot.stale = True
-            release(name)
+            self.release(name)
+            self._used.pop(lease, None)
+            if self._leaving and not self._used:
+                self.close()
 
         leases[lease] = weakref.ref(buffer, end)
+        self._used[lease] = (name, leases[lease])
         return buffer
 
+    def leave(self) -> None:
+        """Leave the group. The connection is closed when the process uses none of its batches.
+
+        Until then the node counts their memory, and puts no other batch into it.
+        """
+        self._leaving = True
+        if self._used:
+            # The batches may live longer than the loader that this connection belongs to.
+            _left.add(self)
+            try:
+                self._discard_unread()
+                used = [list(name[1:]) for name, _ in list(self._used.values())]
+                self.queue(LeaveGroup(used))
+                self.flush()
+            except OSError:
+                self.close()  # the node has ended
+        if not self._used:
+            self.close()
+
+    def _discard_unread(self) -> None:
+        """Read what the node has sent already: unread batches would keep their memory."""
+        self.wire.socket.setblocking(False)
+        try:
+            while (received := self.wire.receive()) is not None:
+                for fd in received[1]:
+                    os.close(fd)
+        except BlockingIOError:
+            pass
+        finally:
+            self.wire.socket.setblocking(True)
+
     def close(self) -> None:
+        _left.discard(self)
+        self._slots.clear()
         self.wire.close()
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+_left: set[Connection] = set()
+"""Connections of loaders that were closed while their batches were in use."""
 
 
 def _close_after_fork() -> None:
@@ -173,7 +216,7 @@ class _MappedSlot:
 
     def refresh(self, needed: int = 0) -> None:
         """Show the current content of the slot, of ``needed`` bytes, not earlier writes."""
-        if needed > self.size:  # the slot is new, or a worker has extended it
+        if needed > self.size or not self.size:  # the slot is new, or a worker has extended it
             size = os.fstat(self.fd).st_size
             writable = mmap.PROT_READ | mmap.PROT_WRITE
             self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)

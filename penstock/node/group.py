@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import mmap
 import os
 import sys
@@ -14,13 +14,13 @@ from typing import Any
 
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.feed import Ready
-from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.messages import pack_error
-from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.slots import Layout
+from penstock.errors import PenstockError, WorkerError
+from penstock.host.text import many
+from penstock.node.peer import Peer
 from penstock.node.protocol import (
+    MOST_WANTED,
     BatchFailed,
-    BatchGiven,
     BeginEpoch,
     Broken,
     Code,
@@ -31,6 +31,7 @@ from penstock.node.protocol import (
     Want,
 )
 from penstock.node.staging import (
+    LACKING,
     ChosenBatches,
     FailedBatch,
     StagedBatch,
@@ -38,58 +39,19 @@ from penstock.node.staging import (
     WorkerLimit,
 )
 from penstock.node.state import BatchName, Decision, Drop, Fail, Give, GroupState, Lag
-from penstock.node.working_directory import InDirectory, may_open_relative_paths
+from penstock.node.trial import TrialError, load_on_trial
+from penstock.node.watchdog import Observation, Watchdog
+from penstock.node.worker_setup import InNode, runs_user_code
 from penstock.order.plan import BatchKeys
-from penstock.serialize import pack, unpack
+from penstock.serialize import unpack
 from penstock.stats import Meter
 from penstock.store.shared import SharedStores
 
+_log = logging.getLogger("penstock.node")
 
-class Peer:
-    """The node's end of a connection: to a member, or to a process that is none yet."""
 
-    def __init__(self, number: int, wire: Wire, pid: int) -> None:
-        self.number = number
-        self.wire = wire
-        self.pid = pid
-        self.part = ""
-        self.group: Group | None = None
-        self.since = time.time()
-        self._known = MappedSlots()
-        self._layout: Layout | None = None
-
-    def send(self, message: tuple[Any, ...], fds: list[int] | None = None) -> None:
-        # That a member has gone is noticed where its messages are read.
-        with contextlib.suppress(OSError):
-            self.wire.send(message, fds or [])
-
-    def give(self, name: BatchName, staged: StagedBatch) -> None:
-        """Send a batch, with its slot and layout if the member does not know them yet."""
-        fds: list[int] = []
-        slot = layout = None
-        if staged.slot is not None:
-            slot = staged.slot.id
-            known, _ = self._known.touch(slot)
-            if not known:
-                fds = [staged.slot.fd]
-        if staged.layout is not None and staged.layout is not self._layout:
-            self._layout = staged.layout
-            layout = bytes(pack(staged.layout).tobytes())
-        whole = staged.layout is None
-        _, epoch, number, digest = name
-        given = BatchGiven(
-            epoch,
-            number,
-            digest,
-            slot,
-            layout,
-            whole,
-            staged.rows,
-            staged.nbytes,
-            staged.beside,
-            staged.bad,
-        )
-        self.send(given, fds)
+class _Stalled(Exception):
+    """Makes the group's thread restart its workers."""
 
 
 class Group:
@@ -116,6 +78,7 @@ class Group:
         self.peers: dict[int, Peer] = {}
         self.broken: bytes | None = None
         """The packed error that ended this group."""
+        self.broken_text = ""
         self.coded = False
         """A member has sent the pipeline."""
         self.state = GroupState(budget)
@@ -138,6 +101,13 @@ class Group:
         self._names: dict[int, tuple[BatchName, BatchKeys]] = {}
         """The batches in preparation, by the ``id`` of their keys."""
         self._staged: dict[BatchName, StagedBatch] = {}
+        self._kept_by_leavers: set[BatchName] = set()
+        """Batches that processes which have left may still read. Their slots are not used again."""
+        self._watchdog = Watchdog()
+        self.stalls = 0
+        """How many times the watchdog found that the group stood still."""
+        self.trouble = ""
+        """What the watchdog found and did last, in words."""
 
     # Messages from members.
 
@@ -147,10 +117,26 @@ class Group:
             self.peers[peer.number] = peer
             self.state.join(peer.number, part, lag, self._clock())
 
-    def leave(self, peer: Peer) -> None:
+    def leave(
+        self, peer: Peer, used: Sequence[BatchName] | None = None
+    ) -> dict[BatchName, tuple[int, int]]:
+        """Remove a member. Returns the batches that its process may still read.
+
+        The values are how many times it was given the batch, and the size of the batch. ``used``:
+        the batches that it says it uses; without this, all that it was given and has not released.
+        """
+        kept = {}
+        with self.lock:
+            member = self.state.members.get(peer.number)
+            for name, times in member.held.items() if member is not None else ():
+                times = times if used is None else min(times, used.count(name))
+                if times and name in self._staged:
+                    kept[name] = (times, self._staged[name].size)
+            self._kept_by_leavers.update(kept)
         self._apply(lambda now: self.state.leave(peer.number, now))
         with self.lock:
             self.peers.pop(peer.number, None)
+        return kept
 
     def begin(self, peer: Peer, message: BeginEpoch) -> None:
         with self.lock:
@@ -174,6 +160,8 @@ class Group:
         member, state = peer.number, self.state
         if isinstance(message, Want):
             name = message.named(peer.part)
+            if len(state.members[member].wants) >= MOST_WANTED:
+                raise PenstockError(f"a member may want {MOST_WANTED} batches at the same time")
             keys = self._wanted.get(name) or message.keys()
             decisions = state.want(member, name, now)
             if state.is_open(name):
@@ -195,7 +183,7 @@ class Group:
         self.coded = True
         self._thread = threading.Thread(
             target=self._run,
-            args=(message.path, message.directory, fd),
+            args=(message, fd),
             name=f"penstock-{self.name}",
             daemon=True,
         )
@@ -221,40 +209,60 @@ class Group:
 
     # Preparing.
 
-    def _run(self, path: list[str], directory: str, fd: int) -> None:
+    def _run(self, code: Code, fd: int) -> None:
         try:
-            engine = self._build(path, directory, fd)
+            engine = self._build(code, fd)
             while not self._closing:
-                ready = engine.next()
+                try:
+                    ready = engine.next()
+                except _Stalled:
+                    self._restart(engine)
+                    continue
+                except OSError as error:
+                    if error.errno not in LACKING:
+                        raise
+                    self._wait()  # until members release batches
+                    continue
                 if ready is None:
                     self._wait()
                     continue
                 self._deliver(ready)
+        except TrialError as error:
+            self._end_with(error.frame, str(error))
         except BaseException as error:
-            with self.lock:
-                self.broken = pack_error(error)
-                for peer in self.peers.values():
-                    peer.send(Broken(self.broken))
+            self._end_with(pack_error(error), str(error))
         finally:
-            if self._engine is not None:
-                self._engine.close()
+            self._free()
 
-    def _build(self, path: list[str], directory: str, fd: int) -> StagingEngine:
-        # The modules of the job's pipeline must be importable in this process too.
-        sys.path.extend(entry for entry in path if entry not in sys.path)
-        packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-        os.close(fd)
+    def _end_with(self, error: bytes, text: str) -> None:
+        with self.lock:
+            self.broken, self.broken_text = error, text
+            for peer in self.peers.values():
+                peer.send(Broken(error))
+
+    def _build(self, code: Code, fd: int) -> StagingEngine:
+        try:
+            if code.user_code:
+                load_on_trial(fd, code.path, code.directory, lambda: self._closing)
+            # The modules of the job's pipeline must be importable in this process too.
+            sys.path.extend(entry for entry in code.path if entry not in sys.path)
+            packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(fd)
         recipe: Recipe = unpack(packed)
+        if runs_user_code(recipe.pipeline):
+            # It may crash, hang, or change the working directory, which all threads share.
+            recipe = replace(recipe, options=replace(recipe.options, kind="processes"))
         choice = recipe.choice(self._workers.size)
-        if may_open_relative_paths(recipe.pipeline) and directory != os.getcwd():
-            # All threads of a process share one working directory, so this needs processes.
-            recipe = replace(recipe, init=InDirectory(directory, recipe.init))
-            choice = Choice(
-                "processes", max(1, choice.workers), "user code runs in the job's directory"
-            )
+        if choice.own_processes:
+            recipe = replace(recipe, init=InNode(code.directory, recipe.init))
         assembly = Assembly(recipe, choice, self._shared_stores)
         engine = assembly.engine(
-            StagingEngine, staged=True, limit=self._workers, deliver=self._deliver
+            StagingEngine,
+            staged=True,
+            limit=self._workers,
+            deliver=self._deliver,
+            clock=self._clock,
         )
         if not isinstance(engine, StagingEngine):
             raise TypeError(f"a group needs a StagingEngine, not {type(engine).__name__}")
@@ -262,6 +270,116 @@ class Group:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
         engine.start(ChosenBatches(self))
         return engine
+
+    def _restart(self, engine: StagingEngine) -> None:
+        """Prepare with other workers, and begin with the batches that were being prepared."""
+        with self.lock:
+            self._hungry = True
+        engine.stop()
+        with self.lock:
+            for name, keys in self._names.values():
+                if self.state.interrupted(name):
+                    self._wanted[name] = keys
+            self._names.clear()
+        engine.restart(ChosenBatches(self))
+
+    def _free(self) -> None:
+        """End the workers and free the memory of all batches, now and not at some later time."""
+        engine = self._engine
+        if engine is None:
+            return
+        engine.close()
+        with self.lock:
+            self._staged.clear()
+            self._names.clear()
+            self._wanted.clear()
+            self._engine = None
+
+    # Watching.
+
+    def watch(self) -> None:
+        """Find out whether the group stands still, and mend that. Called again and again."""
+        with self.lock:
+            engine, now = self._engine, self._clock()
+            if engine is None or self._closing or self.broken is not None:
+                return
+            starving, prepared = self.state.is_starving(), self.state.prepared_batches
+        busy = bool(engine.load) or not engine.asked or self._workers.occupied()
+        seen = Observation(starving, busy, engine.moves + prepared)
+        step = self._watchdog.look(seen, now)
+        if step is None:
+            return
+        self.stalls += 1
+        found = (
+            f"no batch was prepared for {self._watchdog.patience:g} s, although members wait and "
+            "workers are idle"
+        )
+        if step == "nudge":
+            leaked = self._workers.recount()
+            with self.lock:
+                self._hungry = True
+                self._events += 1
+                self._wake.notify_all()
+            done = "woke the workers" + (
+                f" and corrected the count of busy ones, which was {leaked:g} too high"
+                if leaked > 0
+                else ""
+            )
+            engine.nudge()
+            self._workers.notify(engine)
+        elif step == "restart":
+            done = "started other workers, which prepare the batches again"
+            engine.broken(_Stalled())
+        else:
+            done = "gave up"
+            engine.broken(
+                WorkerError(
+                    f"share={self.name!r}: {found}, and starting other workers did not help. This "
+                    "is a defect of Penstock's node. `penstock stop --now` ends the node; the next "
+                    "job starts another."
+                )
+            )
+        self.trouble = f"{found}; the node {done}"
+        _log.warning("%s: %s", self.name, self.trouble)
+
+    def doing(self, peer: Peer) -> str:
+        """What the node is doing for a member that waits, in words."""
+        with self.lock:
+            engine, now = self._engine, self._clock()
+            if self.broken is not None:
+                return f"the group cannot go on: {self.broken_text}"
+            if not self.coded:
+                return "it waits until a member has sent the pipeline"
+            if engine is None:
+                return "the pipeline is being set up"
+            member = self.state.members.get(peer.number)
+            wanted = None if member is None else self.state.next_wanted(peer.number)
+            if wanted is None:
+                return "it knows of no batch that this member wants"
+            waits_for = self.state.waits_for(wanted[0]) if wanted[1] == "wanted" else []
+            pids = [str(self.peers[number].pid) for number in waits_for if number in self.peers]
+            trouble = self.trouble if self._watchdog.since is not None else ""
+        if pids:
+            return (
+                f"the memory for batches is full, and it waits until process {', '.join(pids)} "
+                "(lag='wait') has taken its batches"
+            )
+        if not engine.asked:
+            return "worker processes are starting"
+        tasks = engine.in_hand()
+        if tasks:
+            busy = many(len({task.worker for task in tasks}), "worker is", "workers are")
+            samples = ", ".join(map(str, tasks[0].indices[:8]))
+            return f"{busy} busy, longest {now - tasks[0].since:.0f} s on samples [{samples}]"
+        if self._workers.occupied():
+            return "all workers of the node are busy for other groups"
+        return trouble or "workers are idle; the node will notice that and start others"
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all slots of the group."""
+        engine = self._engine
+        return 0 if engine is None else engine.ring.used
 
     def _wait(self) -> None:
         """Wait for an event, but not longer than a second: kept batches must be dropped in time."""
@@ -307,9 +425,19 @@ class Group:
                 failed = BatchFailed(epoch, number, digest, decision.error)
                 self.peers[decision.member].send(failed)
             elif isinstance(decision, Drop):
-                staged = self._staged.pop(decision.name, None)
-                if staged is not None and staged.slot is not None and self._engine is not None:
-                    self._engine.ring.release(staged.slot)
+                self._drop(decision.name)
+
+    def _drop(self, name: BatchName) -> None:
+        staged = self._staged.pop(name, None)
+        kept = name in self._kept_by_leavers
+        self._kept_by_leavers.discard(name)
+        if staged is None or staged.slot is None or self._engine is None:
+            return
+        if kept:
+            # Another batch in this slot would change the arrays of a process that has left.
+            self._engine.ring.forget(staged.slot)
+        else:
+            self._engine.ring.release(staged.slot)
 
     # Ending.
 

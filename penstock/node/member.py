@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import select
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +21,14 @@ from penstock.engine.slots import shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.node.client import connect_or_start
 from penstock.node.connection import Connection, Leases
-from penstock.node.directory import NodeDirectory
+from penstock.node.directory import NodeDirectory, peer_of
+from penstock.node.patience import ANSWER, SILENT, Patience
 from penstock.node.protocol import (
+    MOST_WANTED,
     RELEASE,
     VERSION,
     VOCABULARY,
+    AskProgress,
     BatchFailed,
     BatchGiven,
     BeginEpoch,
@@ -30,14 +36,18 @@ from penstock.node.protocol import (
     Code,
     First,
     Join,
+    Progress,
     Rewind,
     Want,
     Welcome,
 )
 from penstock.node.state import WINDOW, BatchName, Lag
+from penstock.node.worker_setup import runs_user_code
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack, unpack
 from penstock.stats import BadSample, Meter
+
+_log = logging.getLogger("penstock.share")
 
 DEPTH = 4
 """Batches that a member asks for in advance: the node prepares them while the job is busy."""
@@ -92,6 +102,7 @@ class NodeFeed:
         *,
         prefetch: int | None = None,
         timeout: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.restarts = 0
         self.unit: int | None = None
@@ -100,8 +111,9 @@ class NodeFeed:
         self._membership = membership
         self._directory = directory or NodeDirectory()
         self._meter = meter
-        self._depth = prefetch or DEPTH
+        self._depth = min(prefetch or DEPTH, MOST_WANTED)
         self._timeout = timeout
+        self._clock = clock
         self._connection: Connection | None = None
         self._plans: Iterator[BatchKeys] = iter(())
         self._starts = 0
@@ -159,9 +171,10 @@ class NodeFeed:
             if not self._wants:
                 return None
             name, plan = self._wants[0]
+            patience = self._patience(f"batch {name.number} of epoch {name.epoch}")
             while name not in self._arrived:
                 self._connected().tidy()
-                self._receive()
+                self._receive(patience)
             self._wants.popleft()
             return self._hand_out(name, plan, self._arrived.pop(name))
         finally:
@@ -172,8 +185,9 @@ class NodeFeed:
         self._first = first
         self._begun, self._done = (epoch, length, first or 0), done
         self._send(BeginEpoch(epoch, length, first, done))
+        patience = self._patience(f"the node's choice of the first batch of epoch {epoch}")
         while self._first is None:
-            self._receive()
+            self._receive(patience)
         self._begun = (epoch, length, self._first)
         return self._first
 
@@ -187,9 +201,14 @@ class NodeFeed:
         """Nothing: the node does not see changes of a dataset between epochs."""
 
     def close(self) -> None:
+        # Batches that nobody will take must not count as batches that this process still uses.
+        self._arrived.clear()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            connection.leave()
 
     # Sending.
 
@@ -221,7 +240,6 @@ class NodeFeed:
             connection = Connection(Wire(connect_or_start(self._directory), VOCABULARY))
             try:
                 self._join(connection)
-                connection.wire.socket.settimeout(self._timeout)
             except (ConnectionResetError, BrokenPipeError):
                 connection.close()
                 self._count_death()
@@ -247,6 +265,7 @@ class NodeFeed:
                 mine.lag,
             )
         )
+        self._wait(connection, self._patience("the node to let it join"))
         received = connection.wire.receive()
         if received is None:
             raise ConnectionResetError
@@ -259,14 +278,15 @@ class NodeFeed:
         if answer.needs_code:
             fd = _packed_file(mine.recipe)
             try:
-                connection.wire.send(Code(_import_path(), os.getcwd()), [fd])
+                code = Code(_import_path(), os.getcwd(), runs_user_code(mine.recipe.pipeline))
+                connection.wire.send(code, [fd])
             finally:
                 os.close(fd)
 
     def _reconnect(self) -> None:
         """The node has died: connect to another, and ask it for the batches still missing."""
         while True:
-            self.close()
+            self._disconnect()
             self._count_death()
             self.restarts += 1
             try:
@@ -292,21 +312,63 @@ class NodeFeed:
 
     # Receiving.
 
-    def _receive(self) -> None:
+    def _wait(self, connection: Connection, patience: Patience) -> None:
+        """Wait until the node has sent something. Says what it waits for if that takes long."""
+        arrived = select.poll()
+        arrived.register(connection.wire.socket, select.POLLIN)
+        while True:
+            now = self._clock()
+            due = patience.due(now)
+            if due == "timeout":
+                raise WorkerError(
+                    f"the node has sent nothing for {self._timeout:g} s. See `penstock status`, "
+                    f"and its log, {self._directory.log}."
+                )
+            if due == "ask" and self._connection is connection:
+                connection.queue(AskProgress())
+                self._flush()
+            elif due == "unanswered":
+                self._complain(connection, patience, f"no answer within {ANSWER:g} s, it may hang")
+            else:
+                seconds = patience.seconds(now)
+                if arrived.poll(None if seconds is None else 1000.0 * seconds + 1.0):
+                    return
+
+    def _patience(self, what: str) -> Patience:
+        return Patience(what, self._clock(), self._timeout)
+
+    def _complain(self, connection: Connection, patience: Patience, doing: str) -> None:
+        """Log what this member waits for, and what the node says about it."""
+        pid, _ = peer_of(connection.wire.socket)
+        _log.warning(
+            "share=%r has waited for %s for more than %.0f s. The node (process %d): %s. See "
+            "`penstock status`, and its log, %s.",
+            self._membership.group,
+            patience.what,
+            SILENT,
+            pid,
+            doing,
+            self._directory.log,
+        )
+
+    def _receive(self, patience: Patience) -> None:
         connection = self._connected()
         try:
+            self._wait(connection, patience)
+            if self._connection is not connection:
+                return  # the node has died while it was asked
             received = connection.wire.receive()
-        except TimeoutError:
-            raise WorkerError(
-                f"the node has sent nothing for {self._timeout:g} s. See `penstock status`, and "
-                f"its log, {self._directory.log}."
-            ) from None
         except OSError:
             received = None
         if received is None:
             self._reconnect()
             return
         message, fds = received
+        if isinstance(message, Progress):
+            if patience.answered():
+                self._complain(connection, patience, message.text)
+            return
+        patience.extend(self._clock(), self._timeout)
         if isinstance(message, BatchGiven):
             self._deaths = 0
             self._accept(connection, message, fds)

@@ -5,7 +5,8 @@ its plan, ``Took`` when the training loop has taken a batch, and ``Released`` wh
 it is gone. The node answers ``Join`` with ``Welcome`` or ``Refused``, and ``BeginEpoch`` with
 ``First``. It sends ``BatchGiven`` or ``BatchFailed`` for each wanted batch, and ``Broken`` if the
 group cannot go on. A command that is not a member sends ``GetStatus`` or ``EndNode``; the node
-answers both with ``Status``.
+answers both with ``Status``. A member that has waited for long sends ``AskProgress``, and gets
+``Progress``. One that leaves while its process still uses batches sends ``LeaveGroup``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import penstock
-from penstock.engine.pools.wire import Vocabulary
+from penstock.engine.pools.wire import ProtocolError, Vocabulary
 from penstock.node.state import BatchName, Lag
 from penstock.order import BatchKeys
 
-VERSION = 3
+VERSION = 4
 """Version of these messages. The node refuses members of another version."""
 
 RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -67,11 +68,13 @@ class Refused(NamedTuple):
 class Code(NamedTuple):
     """The pipeline: packed, in a shared file whose descriptor is sent along.
 
-    ``path`` and ``directory``: import path and working directory of the job.
+    ``path`` and ``directory``: import path and working directory of the job. ``user_code``: the
+    pipeline runs code that is not Penstock's own.
     """
 
     path: list[str]
     directory: str
+    user_code: bool
 
 
 class BeginEpoch(NamedTuple):
@@ -120,6 +123,25 @@ class Want(NamedTuple):
         for data in (self.indices, self.replicas):
             digest.update(b"-" if data is None else data + b"+")
         return BatchName(part, self.epoch, self.number, digest.hexdigest())
+
+
+class AskProgress(NamedTuple):
+    """A member that has waited for long asks what the node is doing for it."""
+
+
+class Progress(NamedTuple):
+    """What the node is doing for a member that waits, in words."""
+
+    text: str
+
+
+class LeaveGroup(NamedTuple):
+    """A member leaves its group, and closes the connection when it has released all batches.
+
+    ``used``: epoch, number and digest of each batch that its process still uses.
+    """
+
+    used: list[list[Any]]
 
 
 class Took(NamedTuple):
@@ -208,6 +230,9 @@ VOCABULARY = Vocabulary(
     released=Released,
     rewind=Rewind,
     several=Several,
+    ask=AskProgress,
+    progress=Progress,
+    leave=LeaveGroup,
     given=BatchGiven,
     failed=BatchFailed,
     broken=Broken,
@@ -215,6 +240,73 @@ VOCABULARY = Vocabulary(
     end=EndNode,
     status=Status,
 )
+
+MOST_WANTED = 1024
+"""Batches that a member may want at the same time. Choosing among more takes the node too long."""
+
+
+def check(message: tuple[Any, ...]) -> None:
+    """Raise ProtocolError if a message to the node has values that no member sends.
+
+    One wrong value that reached the state of a group would fail for all of its members.
+    """
+    kind = type(message)
+    if kind is Several:
+        if not isinstance(message[0], list):
+            raise ProtocolError("Several without a list of messages")
+        return
+    allowed = _FIELDS.get(kind)
+    if allowed is None:
+        raise ProtocolError(f"a node does not handle {kind.__name__}")
+    for value, types, field in zip(message, allowed, kind._fields, strict=True):  # type: ignore[attr-defined]
+        if type(value) not in types:
+            raise ProtocolError(f"{kind.__name__} with {field} of type {type(value).__name__}")
+    problem = _problem(message)
+    if problem:
+        raise ProtocolError(f"{kind.__name__} with {problem}")
+
+
+_NONE = type(None)
+
+_FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
+    Join: ((int,), (str,), (str,), (dict,), (str,), (int,), (bool,), (int, _NONE), (str,)),
+    Code: ((list,), (str,), (bool,)),
+    BeginEpoch: ((int,), (int, _NONE), (int, _NONE), (int,)),
+    Want: ((int,), (int,), (bytes,), (bytes, _NONE), (bytes, _NONE)),
+    Took: ((int,), (int,), (str,)),
+    Released: ((int,), (int,), (str,)),
+    Rewind: (),
+    AskProgress: (),
+    LeaveGroup: ((list,),),
+    GetStatus: (),
+    EndNode: (),
+}
+"""The types of the fields of each message that a node handles."""
+
+
+def _problem(message: tuple[Any, ...]) -> str:
+    """What is wrong with the values of a message; empty if nothing is."""
+    if isinstance(message, Join):
+        if message.size < 1 or (message.unit is not None and message.unit < 1):
+            return f"batches of {message.unit or message.size} samples"
+        if message.lag not in ("detach", "wait"):
+            return f"lag {message.lag!r}"
+    elif isinstance(message, LeaveGroup):
+        used = message.used
+        if not all(type(n) is list and [*map(type, n)] == [int, int, str] for n in used):
+            return "names that are not names of batches"
+    elif isinstance(message, Code):
+        if not all(isinstance(entry, str) for entry in message.path):
+            return "an import path that is not a list of text"
+    elif isinstance(message, BeginEpoch):
+        if min(message.length or 0, message.first or 0, message.done) < 0:
+            return f"a negative number: {message}"
+    elif isinstance(message, Want):
+        sizes = {len(message.indices), len(message.replicas or message.indices)}
+        if len(sizes) > 1 or any(len(data or b"") % 8 for data in message[2:]):
+            return "arrays of the wrong length"
+    return ""
+
 
 ABOUT_BATCHES = (Want, Took, Released, Rewind)
 """Messages that go to a group; several that came together are handled together."""

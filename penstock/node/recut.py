@@ -70,6 +70,7 @@ class RecutFeed:
         self._inner.refresh()
 
     def close(self) -> None:
+        self._units.clear()
         self._inner.close()
 
     def _complete(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -16,33 +18,55 @@ from penstock.engine.checkpoint import differences
 from penstock.engine.pools.wire import ProtocolError, Wire
 from penstock.errors import PenstockError
 from penstock.node.directory import NodeDirectory, peer_of
-from penstock.node.group import Group, Peer
+from penstock.node.group import Group
+from penstock.node.log import trim
+from penstock.node.peer import Peer
 from penstock.node.protocol import (
     ABOUT_BATCHES,
     RELEASE,
     VERSION,
     VOCABULARY,
+    AskProgress,
     BeginEpoch,
     Broken,
     Code,
     EndNode,
     GetStatus,
     Join,
+    LeaveGroup,
+    Progress,
     Refused,
+    Released,
     Several,
     Status,
     Welcome,
+    check,
     requested_size,
 )
-from penstock.node.staging import WorkerLimit
-from penstock.node.status import status_of
+from penstock.node.staging import LACKING, WorkerLimit
+from penstock.node.state import MOST, BatchName
+from penstock.node.status import FEW_DESCRIPTORS, status_of
 from penstock.store.shared import SharedStores
 
 _log = logging.getLogger("penstock.node")
 
 
+TICK = 0.5
+"""Seconds between two looks at the groups and the log."""
+
+LARGEST_MESSAGE = 64 << 20
+"""Bytes of the longest message that a member may send. Pipelines are sent as descriptors."""
+
+DESCRIPTORS_PER_BATCH = 4
+"""Open files that a staged batch may take: its slot, the mapping of it, and copies that wait to be
+sent."""
+
+
 class Service:
-    """One node. ``run`` returns when there was no member for ``idle`` seconds."""
+    """One node. ``run`` returns when there was no member for ``idle`` seconds.
+
+    ``descriptors``: limit of open files of this process.
+    """
 
     def __init__(
         self,
@@ -52,9 +76,11 @@ class Service:
         staging: int,
         idle: float,
         clock: Callable[[], float] = time.monotonic,
+        descriptors: int = 1 << 20,
     ) -> None:
         self.directory = directory
         self.staging = staging
+        self.descriptors = descriptors
         self.started = time.time()
         self.groups: dict[str, Group] = {}
         self.peers: dict[int, Peer] = {}
@@ -64,51 +90,168 @@ class Service:
         self._clock = clock
         self._last_number = 0
         self._ending = False
-        self._closing: list[threading.Thread] = []
+        self._closing: list[tuple[threading.Thread, Group]] = []
         self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._spare: int | None = None
+        """A descriptor to give up when there is none left to accept a connection with."""
+        self._backlog: deque[Peer] = deque()
+        """Peers with messages that could not be sent at once."""
+        self._alarm, self._bell = Wire.pair()
+
+    def listen(self) -> None:
+        """Open the socket of this node."""
+        self._listener = self.directory.listen()
+        self._listener.setblocking(False)
+        for end in (self._alarm, self._bell):
+            end.setblocking(False)
+        self._reserve()
 
     def run(self) -> None:
-        listener = self.directory.listen()
-        self._selector.register(listener, selectors.EVENT_READ, None)
+        if self._listener is None:
+            self.listen()
+        listener = self._listener
+        if listener is None:
+            raise RuntimeError("the node does not listen")
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
         _log.info("node %d starts with %d workers", os.getpid(), self.workers.size)
-        last_needed = self._clock()
+        if self.descriptors < FEW_DESCRIPTORS:
+            _log.warning(
+                "this node may have %d open files (ulimit -Hn), so it stages at most %d batches",
+                self.descriptors,
+                self._most_batches(),
+            )
+        last_needed, ticked = self._clock(), float("-inf")
         try:
             while not self._ending:
-                for event, _ in self._selector.select(timeout=0.5):
-                    if event.data is None:
-                        self._accept(listener)
+                for event, mask in self._selector.select(timeout=TICK):
+                    if isinstance(event.data, Peer):
+                        self._serve(event.data, mask)
                     else:
-                        self._receive(event.data)
+                        event.data()
+                if time.monotonic() - ticked >= TICK:
+                    ticked = time.monotonic()
+                    self._tick()
                 if any(peer.group is not None for peer in self.peers.values()):
                     last_needed = self._clock()
                 elif self._clock() - last_needed > self._idle:
                     break
         finally:
             # First, so that no job attaches to a node that is about to end.
-            self.directory.socket.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.directory.socket.unlink(missing_ok=True)
             listener.close()
             for peer in list(self.peers.values()):
-                peer.wire.close()
+                peer.close()
             for group in list(self.groups.values()):
                 group.close()
-            for closing in self._closing:
+            for closing, _ in self._closing:
                 closing.join()
             self.shared_stores.close()
             self._selector.close()
+            self._alarm.close()
+            self._bell.close()
+            if self._spare is not None:
+                os.close(self._spare)
             _log.info("node %d ends", os.getpid())
 
-    def _accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
+    def _tick(self) -> None:
+        """What must happen again and again, whatever members do."""
+        for peer in list(self.peers.values()):
+            if peer.unsent and not peer.blocked:
+                self._send_unsent(peer)
+        for group in list(self.groups.values()):
+            group.watch()
+        ended = [closing for closing in self._closing if not closing[0].is_alive()]
+        if ended:
+            self._closing = [closing for closing in self._closing if closing not in ended]
+            self._divide_budget()
+        trim(self.directory.log)
+        self._reserve()
+
+    # Connections.
+
+    def _reserve(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in LACKING:
+                self._turn_away(error)
+            return  # otherwise the process at the other end has gone
         pid, uid = peer_of(sock)
         if uid != os.getuid():
             # Only this user can open the directory. The peer is root, or has inherited a socket.
             _log.warning("refused a connection from process %d of user %d", pid, uid)
             sock.close()
             return
+        sock.setblocking(False)
         self._last_number += 1
-        peer = Peer(self._last_number, Wire(sock, VOCABULARY), pid)
+        wire = Wire(sock, VOCABULARY, largest=LARGEST_MESSAGE)
+        peer = Peer(self._last_number, wire, pid, self._ring_bell)
         self.peers[peer.number] = peer
         self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _turn_away(self, error: OSError) -> None:
+        """Refuse a connection for lack of descriptors. Left alone, it would wake us for ever."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept() if self._listener is not None else (None, None)
+            if sock is not None:
+                pid, _ = peer_of(sock)
+                _log.warning("refused process %d: %s (limit %d)", pid, error, self.descriptors)
+                refused = Refused(
+                    f"the node cannot serve another process: {error}. It may have "
+                    f"{self.descriptors} open files; raise the hard limit (ulimit -Hn) and restart "
+                    "the node, or run fewer jobs."
+                )
+                sock.setblocking(False)
+                wire = Wire(sock, VOCABULARY)
+                with contextlib.suppress(OSError):
+                    wire.send(refused)
+                wire.close()
+        self._reserve()
+
+    def _ring_bell(self, peer: Peer) -> None:
+        """Called in any thread: messages for this peer wait, or it is to be disconnected."""
+        self._backlog.append(peer)
+        with contextlib.suppress(OSError):  # it is full, so it rings already, or the node ends
+            self._alarm.send(b"!")
+
+    def _answer_bell(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._bell.recv(1):
+                pass
+        while self._backlog:
+            peer = self._backlog.popleft()
+            if peer.number in self.peers:
+                self._send_unsent(peer)
+
+    def _send_unsent(self, peer: Peer) -> None:
+        peer.flush()
+        if peer.fault:
+            _log.warning("disconnected process %d: %s", peer.pid, peer.fault)
+            self._disconnect(peer)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.blocked else 0)
+        self._selector.modify(peer.wire.socket, events, peer)
+
+    def _serve(self, peer: Peer, mask: int) -> None:
+        if peer.number not in self.peers:
+            return  # disconnected by an earlier event
+        if mask & selectors.EVENT_WRITE:
+            self._send_unsent(peer)
+        if mask & selectors.EVENT_READ and peer.number in self.peers:
+            self._receive(peer)
 
     def _receive(self, peer: Peer) -> None:
         kind = "a message"
@@ -121,18 +264,27 @@ class Service:
             kind = type(message).__name__
             messages = [message]
             try:
+                check(message)
                 if isinstance(message, Several):
                     messages = [VOCABULARY.unpack(packed) for packed in message.messages]
+                    for inner in messages:
+                        if isinstance(inner, Several):
+                            raise ProtocolError("Several in Several")
+                        check(inner)
                 self._handle_all(peer, messages, fds)
             finally:
                 for fd in fds:  # handlers remove the ones they use
                     os.close(fd)
-        except OSError:
+        except BlockingIOError:
+            pass  # there was nothing to read after all
+        except OSError as error:
+            _log.warning("disconnected process %d: %s", peer.pid, error)
             self._disconnect(peer)
         except PenstockError as error:
             peer.send(Refused(str(error)))
         except ProtocolError as error:
             _log.warning("disconnected process %d: %s", peer.pid, error)
+            peer.send(Refused(f"the node cannot read a message of this process: {error}"))
             self._disconnect(peer)
         except Exception:  # a member that sends nonsense must not end the node for the others
             _log.exception("cannot handle %s from process %d:", kind, peer.pid)
@@ -142,20 +294,33 @@ class Service:
     def _disconnect(self, peer: Peer) -> None:
         if self.peers.pop(peer.number, None) is None:
             return
-        self._selector.unregister(peer.wire.socket)
-        peer.wire.close()
-        group = peer.group
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer.wire.socket)
+        self._leave(peer)
+        peer.close()
+        if peer.mapped:
+            peer.mapped.clear()
+            self._divide_budget()
+
+    def _leave(
+        self, peer: Peer, used: list[BatchName] | None = None
+    ) -> dict[BatchName, tuple[int, int]]:
+        """Remove a peer from its group. Returns the batches that it may still read."""
+        group, peer.group = peer.group, None
         if group is None:
-            return
-        group.leave(peer)
+            return {}
+        kept = group.leave(peer, used)
         _log.info("%s: process %d has left, members: %d", group.name, peer.pid, len(group.peers))
         if not group.peers:
             del self.groups[group.name]
-            self._divide_budget()
             # In a thread: a worker may be busy with a sample, and other groups must not wait.
             closing = threading.Thread(target=group.close, name=f"penstock-end-{group.name}")
             closing.start()
-            self._closing = [thread for thread in self._closing if thread.is_alive()] + [closing]
+            self._closing.append((closing, group))
+            self._divide_budget()
+        return kept
+
+    # Messages.
 
     def _join(self, peer: Peer, request: Join) -> None:
         if peer.group is not None:
@@ -182,6 +347,7 @@ class Service:
                 self.staging,
                 self.workers,
                 self.shared_stores,
+                self._clock,
             )
             self._divide_budget()
         else:
@@ -199,33 +365,73 @@ class Service:
     def _handle_all(self, peer: Peer, messages: list[tuple[Any, ...]], fds: list[int]) -> None:
         """Handle messages that came together. Those about batches go to the group together."""
         for about_batches, run in groupby(messages, key=lambda m: isinstance(m, ABOUT_BATCHES)):
-            if about_batches:
+            if about_batches and peer.has_left:
+                self._released(peer, list(run))
+            elif about_batches:
                 _group_of(peer).handle(peer, list(run))
-                continue
-            for message in run:
-                self._handle(peer, message, fds)
+            else:
+                for message in run:
+                    self._handle(peer, message, fds)
 
     def _handle(self, peer: Peer, message: tuple[Any, ...], fds: list[int]) -> None:
         if isinstance(message, Join):
             self._join(peer, message)
         elif isinstance(message, Code):
-            _group_of(peer).load(message, fds.pop(0))
+            group = _group_of(peer)
+            if not fds:
+                raise ProtocolError("Code without the descriptor of the pipeline")
+            group.load(message, fds.pop(0))
         elif isinstance(message, BeginEpoch):
             _group_of(peer).begin(peer, message)
+        elif isinstance(message, AskProgress):
+            peer.send(Progress(_group_of(peer).doing(peer)))
+        elif isinstance(message, LeaveGroup):
+            peer.has_left = True
+            used = [BatchName(peer.part, *name) for name in message.used]
+            peer.mapped = self._leave(peer, used)
+            self._divide_budget()
         elif isinstance(message, (GetStatus, EndNode)):
             self._ending |= isinstance(message, EndNode)
             peer.send(Status(status_of(self)))
         else:
             raise TypeError(f"a node does not handle {type(message).__name__}")
 
+    def _released(self, peer: Peer, messages: list[tuple[Any, ...]]) -> None:
+        """A process that has left its group no longer uses batches."""
+        for message in messages:
+            if not isinstance(message, Released):
+                continue  # it was sent before the process left
+            name = BatchName(peer.part, *message)
+            times, nbytes = peer.mapped.pop(name, (0, 0))
+            if times > 1:
+                peer.mapped[name] = (times - 1, nbytes)
+        self._divide_budget()
+
+    # Budgets.
+
+    @property
+    def lingering(self) -> int:
+        """Bytes of batches that belong to no group any more and are not free yet.
+
+        Jobs that have left still read them, or their group is being closed.
+        """
+        mapped = sum(size for peer in self.peers.values() for _, size in peer.mapped.values())
+        return mapped + sum(group.memory for _, group in self._closing)
+
+    def _most_batches(self) -> int:
+        return max(2, min(MOST, self.descriptors // (2 * DESCRIPTORS_PER_BATCH)))
+
     def _divide_budget(self) -> None:
+        count = max(1, len(self.groups))
+        left = max(0, self.staging - self.lingering)
         for group in self.groups.values():
-            group.state.budget = self.staging // len(self.groups)
+            group.state.budget = left // count
+            group.state.most_batches = max(2, self._most_batches() // count)
 
 
 def _group_of(peer: Peer) -> Group:
     if peer.group is None:
-        raise PenstockError("a member must send Join before any other message")
+        raise PenstockError("a process must send Join before any other message")
     return peer.group
 
 

@@ -15,7 +15,7 @@ from penstock.errors import PipelineError
 from penstock.node.member import Membership, NodeFeed
 from penstock.node.protocol import requested_size
 from penstock.node.recut import RecutFeed
-from penstock.node.working_directory import may_open_relative_paths
+from penstock.node.worker_setup import runs_user_code
 from penstock.options import Options
 from penstock.order import Plan
 from penstock.pipeline import Pipeline
@@ -55,7 +55,7 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     kept = None if generations is None else generations.kept
     alone = replace(options.without_share(), workers="auto", rank=0, world=1)
     description = {**identity, "on_error": options.on_error, "kept": kept}
-    if may_open_relative_paths(recipe.pipeline):
+    if runs_user_code(recipe.pipeline):
         # A relative path names another file in another directory.
         description["directory"] = os.getcwd()
     deal = plan.as_deal

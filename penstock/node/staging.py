@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.engine import Engine
 from penstock.engine.feed import Ready
@@ -15,6 +18,11 @@ from penstock.engine.pools.runner import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack
+
+_log = logging.getLogger("penstock.node")
+
+LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a process that has too many open files or too little memory at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +72,79 @@ class ChosenBatches(Iterator[BatchKeys]):
 
 
 class WorkerLimit:
-    """Limits the workers that are busy at the same time, over all groups of a node, to ``size``."""
+    """Limits the workers that are busy at the same time, over all groups of a node, to ``size``.
+
+    What an engine takes is counted for that engine, and forgotten with it.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._busy = 0.0
         self._lock = threading.Lock()
-        self._engines: list[StagingEngine] = []
+        self._taken: dict[StagingEngine, float] = {}
+
+    @property
+    def busy(self) -> float:
+        """Workers that are busy, as they were counted."""
+        with self._lock:
+            return sum(self._taken.values())
 
     def add(self, engine: StagingEngine) -> None:
         with self._lock:
-            self._engines.append(engine)
+            self._taken[engine] = 0.0
 
     def remove(self, engine: StagingEngine) -> None:
         with self._lock:
-            self._engines = [other for other in self._engines if other is not engine]
+            self._taken.pop(engine, None)
+        self.notify(engine)
 
-    def begin(self, share: float) -> bool:
+    def begin(self, share: float, engine: StagingEngine) -> bool:
         """Begin a task that takes this share of a worker; false if the limit is reached."""
         with self._lock:
-            if self._busy + share > self.size + 1e-9:
+            if sum(self._taken.values()) + share > self.size + 1e-9:
                 return False
-            self._busy += share
+            self._taken[engine] = self._taken.get(engine, 0.0) + share
             return True
 
-    def end(self, share: float, of: StagingEngine) -> None:
-        """End a task of an engine, and let the other engines begin the tasks they could not."""
+    def end(self, share: float, engine: StagingEngine) -> None:
+        """End a task. ``notify`` lets other engines begin the tasks they could not."""
         with self._lock:
-            self._busy -= share
-            waiting = [engine for engine in self._engines if engine is not of and engine.limited]
+            if engine in self._taken:
+                self._taken[engine] -= share
+
+    def notify(self, beside: StagingEngine) -> None:
+        """Let the engines that reached the limit, except this one, begin their tasks."""
+        with self._lock:
+            waiting = [engine for engine in self._taken if engine is not beside and engine.limited]
         for engine in waiting:
             engine.limited = False
             engine.pool.notify()
+
+    def occupied(self) -> bool:
+        """Whether workers really are busy up to the limit, by the tasks that they have."""
+        with self._lock:
+            engines = list(self._taken)
+        return sum(engine.load for engine in engines) + 0.5 > self.size + 1e-9
+
+    def recount(self) -> float:
+        """Count the tasks that workers have. Returns by how much the count was too high."""
+        with self._lock:
+            engines = list(self._taken)
+        return sum(engine.recount() for engine in engines)
+
+    def correct(self, engine: StagingEngine, load: float) -> float:
+        with self._lock:
+            if engine not in self._taken:
+                return 0.0
+            before, self._taken[engine] = self._taken[engine], load
+            return before - load
+
+
+class TaskInHand(NamedTuple):
+    """A task that a worker has, since ``since`` on the engine's clock."""
+
+    worker: int
+    indices: list[int]
+    since: float
 
 
 class StagingEngine(Engine):
@@ -110,37 +159,90 @@ class StagingEngine(Engine):
         *args: Any,
         limit: WorkerLimit,
         deliver: Callable[[Ready], None],
+        clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ) -> None:
         super().__init__(*args, in_order=False, **options)
         self._deliver = deliver
+        self._clock = clock
         # A worker process is given two tasks at a time, and works on one of them.
         self._share = 0.5 if self.pool.own_process else 1.0
         self.limited = False
         """A worker asked for a task and got none, because the limit was reached."""
+        self.asked = False
+        """A worker has asked for a task since the workers were started."""
+        self.moves = 0
+        """Tasks that were done or lost."""
         self._limit = limit
-        self._counted: set[int] = set()
+        self._in_hand: dict[int, TaskInHand] = {}
         """The tasks that count against the limit."""
+        self._lacked = False
         limit.add(self)
 
     def take(self, worker: int) -> Task | None:
-        if not self._limit.begin(self._share):
-            self.limited = True
-            return None
-        task = super().take(worker)
-        if task is None:
-            self._limit.end(self._share, self)
-        else:
-            self._counted.add(task.id)
-        return task
+        self.asked = True
+        task = None
+        with self._lock:
+            if not self._limit.begin(self._share, self):
+                self.limited = True
+                return None
+            try:
+                task = super().take(worker)
+            except OSError as error:
+                if error.errno not in LACKING:
+                    raise
+                self._wait_for_descriptors(error)
+            finally:
+                if task is None:
+                    self._limit.end(self._share, self)
+            if task is not None:
+                self._in_hand[task.id] = TaskInHand(worker, task.keys.indices, self._clock())
+                return task
+        self._limit.notify(self)
+        return None
+
+    def _wait_for_descriptors(self, error: OSError) -> None:
+        """There is no memory for a batch now. Workers ask again until there is."""
+        self.starved = True
+        if not self._lacked:
+            self._lacked = True
+            _log.warning("no memory for another batch until some are released: %s", error)
 
     def _uncount(self, task: int) -> None:
         """A task no longer counts against the limit; does nothing the second time."""
         with self._lock:
-            counted = task in self._counted
-            self._counted.discard(task)
-        if counted:
+            if self._in_hand.pop(task, None) is None:
+                return
+            self.moves += 1
             self._limit.end(self._share, self)
+        self._limit.notify(self)
+
+    @property
+    def load(self) -> float:
+        """How many workers the tasks in hand take."""
+        return len(self._in_hand) * self._share
+
+    def recount(self) -> float:
+        """Correct the count of the limit for this engine. Returns by how much it was too high."""
+        with self._lock:
+            return self._limit.correct(self, self.load)
+
+    def in_hand(self) -> list[TaskInHand]:
+        """The tasks that workers have, the oldest first."""
+        with self._lock:
+            return sorted(self._in_hand.values(), key=lambda task: task.since)
+
+    def nudge(self) -> None:
+        """Let all workers look for tasks, and open batches, as after any event."""
+        self.limited = False
+        self.wake()
+        self.pool.notify()
+
+    def restart(self, batches: Iterator[BatchKeys]) -> None:
+        """End the workers, drop what is open, and prepare these batches with other workers."""
+        self._end_workers()
+        self.asked = False
+        self.start(batches)
 
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
@@ -178,12 +280,15 @@ class StagingEngine(Engine):
     def _end_workers(self) -> None:
         super()._end_workers()
         # Workers that were killed report nothing.
-        for task in list(self._counted):
+        for task in list(self._in_hand):
             self._uncount(task)
 
     def close(self) -> None:
         super().close()
         self._limit.remove(self)
+        if not self._abandoned:
+            # Not left to the garbage collector: this is the memory of a whole group.
+            self.ring.clear()
 
     def _ready(self, batch: OpenBatch) -> Ready:
         staged = self._stage(batch)

@@ -93,14 +93,17 @@ class Member:
 
     def turn(self, name: BatchName) -> int:
         """Position of this batch in its epoch, which may have begun in the middle."""
-        if self.length is None:
+        if not self.length:
             return name.number
         return (name.number - self.first) % self.length
 
 
+Status = Literal["wanted", "preparing", "staged"]
+
+
 @dataclass(slots=True)
 class _BatchRecord:
-    status: Literal["wanted", "preparing", "staged"] = "wanted"
+    status: Status = "wanted"
     nbytes: int = 0
     seekers: set[int] = field(default_factory=set)
     """Members that want the batch and were not given it yet."""
@@ -109,10 +112,14 @@ class _BatchRecord:
 
 
 class GroupState:
-    """The batches and members of one group. ``budget``: bytes that staged batches may take."""
+    """The batches and members of one group.
 
-    def __init__(self, budget: int) -> None:
+    ``budget``: bytes that staged batches may take. ``most_batches``: how many may be staged.
+    """
+
+    def __init__(self, budget: int, most_batches: int = MOST) -> None:
         self.budget = budget
+        self.most_batches = most_batches
         self.members: dict[int, Member] = {}
         self.prepared_batches = 0
         self.given_batches = 0
@@ -260,7 +267,45 @@ class GroupState:
             decisions.append(Fail(member, name, error))
         return decisions + self._settle(now, name)
 
+    def interrupted(self, name: BatchName) -> bool:
+        """The preparation of a batch has ended without a result.
+
+        Returns whether a member still wants it. It is then open, to be prepared again.
+        """
+        batch = self._batches[name]
+        self._preparing -= 1
+        if not batch.seekers:
+            del self._batches[name]
+            return False
+        batch.status = "wanted"
+        self._open[name] = None
+        return True
+
     # Queries.
+
+    def is_starving(self) -> bool:
+        """Whether a member has no batch to take, and nothing but workers is missing for its next.
+
+        A batch that waits for a member with ``lag="wait"`` needs that member, not workers.
+        """
+        for member in self.members.values():
+            name = next(iter(member.wants), None)
+            if name is None or member.untaken:
+                continue
+            if self._batches[name].status == "preparing" or not self.waits_for(name):
+                return True
+        return False
+
+    def next_wanted(self, member: int) -> tuple[BatchName, Status] | None:
+        """The batch that a member waits for, and its status; ``None`` if it wants none."""
+        name = next(iter(self.members[member].wants), None)
+        return None if name is None else (name, self._batches[name].status)
+
+    def waits_for(self, name: BatchName) -> list[int]:
+        """Members with ``lag="wait"`` that must take other batches before this one has room."""
+        if not self._is_full() or self._victim() is not None:
+            return []
+        return self._waited_for(name)
 
     def is_open(self, name: BatchName) -> bool:
         """Whether a batch is wanted and its preparation has not begun."""
@@ -301,7 +346,7 @@ class GroupState:
 
     def _catching_up(self, member: Member) -> bool:
         """Whether it is so little behind another that helping it saves the rest of its epoch."""
-        if member.length is None:
+        if not member.length:
             return False
         at = (member.first + member.done) % member.length
         for other in self.members.values():
@@ -321,10 +366,10 @@ class GroupState:
         ``starving``: a member has no batch at all to take before this one. It waits for room only
         if a member with ``lag="wait"`` has still to take an earlier batch.
         """
-        while self.staged + self._largest > self.budget or self.staged_batches >= MOST:
+        while self._is_full():
             victim = self._victim()
             if victim is None:
-                return starving and not self._must_wait(name)
+                return starving and not self._waited_for(name)
             self._forget(victim)
             dropped.append(Drop(victim))
         return True
@@ -342,15 +387,22 @@ class GroupState:
             spare.append((-soonest, -name.epoch, -name.number, name))
         return min(spare)[3] if spare else None
 
-    def _must_wait(self, name: BatchName) -> bool:
-        """Whether a member with ``lag="wait"`` has still to take a batch before this one."""
-        return any(
-            member.lag == "wait" and member.needs(earlier)
+    def _is_full(self) -> bool:
+        batches = self.staged_batches + self._preparing
+        return self.staged + self._largest > self.budget or batches >= self.most_batches
+
+    def _waited_for(self, name: BatchName) -> list[int]:
+        """Members with ``lag="wait"`` that have still to take a batch before this one."""
+        found = {
+            number
             for earlier, batch in self._batches.items()
             if batch.status == "staged" and earlier.part == name.part
-            for member in self.members.values()
-            if (earlier.epoch, member.turn(earlier)) < (name.epoch, member.turn(name))
-        )
+            for number, member in self.members.items()
+            if member.lag == "wait"
+            and member.needs(earlier)
+            and (earlier.epoch, member.turn(earlier)) < (name.epoch, member.turn(name))
+        }
+        return sorted(found)
 
     def _settle(self, now: float, changed: BatchName | None = None) -> list[Decision]:
         """Give members the batches that are ready, and drop batches that are not needed.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import config
 from penstock.config import show_size
-from penstock.engine.pools.messages import unpack_error
 from penstock.host.process import stat_of
 from penstock.host.text import aligned, many, span
 
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.node.service import Service
     from penstock.node.state import Member
     from penstock.stats import Meter
+
+FEW_DESCRIPTORS = 1024
+"""Below this limit of open files a node warns, because fewer batches can be staged."""
 
 NodeStatus = Mapping[str, Any]
 """The data that ``status_of`` returns, or a part of it."""
@@ -42,6 +44,8 @@ def status_of(service: Service) -> dict[str, Any]:
         "cores": config.cores(),
         "workers": service.workers.size,
         "staging": service.staging,
+        "lingering": service.lingering,
+        "descriptors": {"open": _open_descriptors(), "limit": service.descriptors},
         "groups": [_group(group) for group in service.groups.values()],
     }
 
@@ -52,7 +56,9 @@ def _group(group: Group) -> dict[str, Any]:
         status: dict[str, Any] = {
             "name": group.name,
             "ready": group.assembly is not None,
-            "broken": None if group.broken is None else str(unpack_error(group.broken)),
+            "broken": None if group.broken is None else group.broken_text,
+            "stalls": group.stalls,
+            "trouble": group.trouble or None,
             "staged": state.staged,
             "staged_batches": state.staged_batches,
             "budget": state.budget,
@@ -67,6 +73,7 @@ def _group(group: Group) -> dict[str, Any]:
                     "taken": member.taken,
                     "ready": state.lead(number),
                     "joined": group.peers[number].since,
+                    "unread": group.peers[number].unsent,
                 }
                 for number, member in state.members.items()
                 if number in group.peers
@@ -76,6 +83,13 @@ def _group(group: Group) -> dict[str, Any]:
     if assembly is not None and meter is not None:
         status.update(_stores(assembly, meter))
     return status
+
+
+def _open_descriptors() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
 
 
 def position(member: Member) -> dict[str, int | None]:
@@ -150,10 +164,12 @@ def lines_of(node: NodeStatus, now: float, before: NodeStatus | None = None) -> 
             f"process {node['pid']}, up {span(node['up'])}, {many(node['workers'], 'worker')}",
         ),
         ("CPU", f"{node['cpu']:,.1f} s, on average {average}{_cores_now(node, before)}"),
-        ("staged", _staged(groups, node["staging"])),
+        ("staged", _staged(groups, node["staging"]) + _lingering(node["lingering"])),
         ("saved", saved(_sum(groups, "prepared"), _sum(groups, "given"))),
         ("log", node["log"]),
     ]
+    if node["descriptors"]["limit"] < FEW_DESCRIPTORS:
+        facts.append(("files", _few_files(node["descriptors"])))
     lines = aligned(facts)
     if not groups:
         lines += ["", "No job is attached: the node ends by itself unless one attaches."]
@@ -242,6 +258,8 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
         ("saved", saved(group["prepared"], group["given"]) + rate),
         *(("cache", _cache(cache)) for cache in group.get("caches", ())),
     ]
+    if group["trouble"]:
+        facts.append(("trouble", f"{many(group['stalls'], 'time')}, the last: {group['trouble']}"))
     if group.get("refurbish"):
         facts.append(("refurbish", _refurbish(group["refurbish"])))
     table = aligned(rows, right={0, 2, 3, 4, 5})
@@ -252,6 +270,17 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
 def _staged(groups: Sequence[NodeStatus], budget: int) -> str:
     batches = many(_sum(groups, "staged_batches"), "batch", "batches")
     return f"{batches}, {show_size(_sum(groups, 'staged'))} of {show_size(budget)}"
+
+
+def _lingering(nbytes: int) -> str:
+    return f"; {show_size(nbytes)} in use by jobs that have left" if nbytes else ""
+
+
+def _few_files(descriptors: NodeStatus) -> str:
+    return (
+        f"{descriptors['open']} of {descriptors['limit']} open, so fewer batches are staged: raise "
+        "the hard limit (ulimit -Hn)"
+    )
 
 
 def _cache(cache: NodeStatus) -> str:

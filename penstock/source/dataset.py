@@ -42,8 +42,9 @@ class DatasetSource(Source):
         if threadsafe is None:
             threadsafe = isinstance(dataset, np.ndarray) or type(dataset) in (list, tuple)
         self.random = not _holds_data(dataset) if random is None else random
-        # A class variable in Source; here it depends on the dataset.
+        # Class variables in Source; here they depend on the dataset.
         self.__dict__["threadsafe"] = threadsafe
+        self.__dict__["runs_user_code"] = type(dataset) not in (np.ndarray, list, tuple, range)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -14,7 +14,7 @@ import pytest
 from penstock.engine.pools.wire import Wire
 from penstock.engine.slots import Layout, Slot
 from penstock.node.connection import Connection, Leases
-from penstock.node.group import Peer
+from penstock.node.peer import Peer
 from penstock.node.protocol import VOCABULARY, BatchGiven, Released
 from penstock.node.staging import StagedBatch
 from penstock.node.state import BatchName

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PipelineError, SampleError, WorkerError
+from penstock.errors import DeadlySampleError, PipelineError, SampleError, WorkerError
 from penstock.node.client import request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.member import DEPTH
@@ -256,6 +256,35 @@ def test_a_pipeline_that_the_node_cannot_load_is_an_error(node_directory: NodeDi
         next(iter(loader))
 
 
+class DeadlyToLoad:
+    """A dataset that kills every process that unpickles it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return 0.0
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+def test_a_pipeline_that_kills_its_loader_does_not_end_the_node(
+    node_directory: NodeDirectory, alone: list[list[Any]]
+) -> None:
+    with pipeline().loader(seed=5, share="other") as other:
+        epoch = iter(other)
+        first = [next(epoch).tolist()]
+        written = ps.from_dataset(DeadlyToLoad(), version="1", random=False).batch(2)
+        with (
+            written.loader(share="a") as loader,
+            pytest.raises(WorkerError, match=r"cannot be loaded: .* killed by SIGABRT"),
+        ):
+            next(iter(loader))
+        assert first + rows(epoch) == alone[0]
+        assert other.stats().pool.restarts == 0
+
+
 def test_streams_and_stages_with_auto_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"share='a' on a stream"):
         ps.from_dataset(lambda: iter(range(3))).batch(2).loader(share="a")
@@ -456,10 +485,24 @@ def killed(value: Any) -> Any:
     return value
 
 
-def test_a_sample_that_kills_every_node_becomes_an_error(node_directory: NodeDirectory) -> None:
+@pytest.mark.parametrize("kind", ["auto", "threads"])
+def test_a_sample_that_kills_its_process_does_not_end_the_node(
+    node_directory: NodeDirectory, alone: list[list[Any]], kind: Any
+) -> None:
     written = ps.from_dataset(np.arange(float(N))).map(killed, random=False).batch(BATCH)
-    with written.loader(seed=5, kind="threads", shuffle=False, share="a") as loader:
-        epoch = iter(loader)
-        with pytest.raises(WorkerError, match=r"the node has died 4 times.*node\.log"):
-            for _ in epoch:
+    with pipeline().loader(seed=5, share="other") as other:
+        epoch = iter(other)
+        first = [next(epoch).tolist() for _ in range(2)]
+        before = request_status(node_directory)
+        with (
+            written.loader(seed=5, kind=kind, shuffle=False, share="a") as loader,
+            pytest.raises(DeadlySampleError, match="SIGKILL"),
+        ):
+            for _ in loader:
                 pass
+        assert first + rows(epoch) == alone[0]
+        assert other.stats().pool.restarts == 0
+        after = request_status(node_directory)
+    assert before is not None
+    assert after is not None
+    assert before["pid"] == after["pid"]

@@ -48,6 +48,8 @@ def group(**more: Any) -> dict[str, Any]:
         "name": "search-1",
         "ready": True,
         "broken": None,
+        "stalls": 0,
+        "trouble": None,
         "staged": 57_800_000,
         "staged_batches": 6,
         "budget": 3_000_000_000,
@@ -81,6 +83,8 @@ def snapshot(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
         "cores": 2,
         "workers": 2,
         "staging": 3_000_000_000,
+        "lingering": 0,
+        "descriptors": {"open": 40, "limit": 1 << 20},
         "groups": list(groups),
         **more,
     }

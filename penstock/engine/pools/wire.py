@@ -6,10 +6,9 @@ packet is sent as the descriptor of a memfd.
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import socket
+import stat
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +18,22 @@ import msgpack
 from penstock.engine.slots import shared_file
 
 _PACKET = 1 << 16
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(8 * array("i").itemsize)
-"""Room for 8 descriptors."""
+_MOST_DESCRIPTORS = 8
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 _INLINE, _IN_MEMFD = b"\0", b"\1"
 """The first byte of a packet: the message follows, or is in the memfd that came along."""
 
 
+_LARGEST = 1 << 31
+"""Bytes of the longest message."""
+
+
 class ProtocolError(Exception):
     """The other end sent bytes that are not a valid message."""
+
+
+class LostDescriptorsError(ProtocolError):
+    """Descriptors that came with a message were lost."""
 
 
 class Vocabulary:
@@ -58,18 +65,34 @@ class Vocabulary:
 
 
 class Wire:
-    """One end of a socket pair. Sending and receiving may happen in different threads."""
+    """One end of a socket pair. Sending and receiving may happen in different threads.
 
-    def __init__(self, sock: socket.socket, vocabulary: Vocabulary) -> None:
+    ``largest``: bytes of the longest message to receive.
+    """
+
+    def __init__(
+        self, sock: socket.socket, vocabulary: Vocabulary, largest: int = _LARGEST
+    ) -> None:
         self.socket = sock
         self._vocabulary = vocabulary
+        self._largest = largest
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
+    def encode(self, record: tuple[Any, ...]) -> bytes:
+        """The record as bytes, for ``send_encoded``."""
+        # Names of files need not be valid UTF-8: Python has the other bytes as surrogates.
+        packed: bytes = msgpack.packb(
+            self._vocabulary.pack(record), use_bin_type=True, unicode_errors="surrogatepass"
+        )
+        return packed
+
     def send(self, record: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        body = msgpack.packb(self._vocabulary.pack(record), use_bin_type=True)
+        self.send_encoded(self.encode(record), fds)
+
+    def send_encoded(self, body: bytes, fds: Sequence[int] = ()) -> None:
         if len(body) < _PACKET:
             if fds:
                 socket.send_fds(self.socket, [_INLINE + body], list(fds))
@@ -78,15 +101,14 @@ class Wire:
             return
         memfd = shared_file(len(body))
         try:
-            os.pwrite(memfd, body, 0)
+            _write_all(memfd, body)
             socket.send_fds(self.socket, [_IN_MEMFD], [*fds, memfd])
         finally:
             os.close(memfd)
 
     def post(self, record: tuple[Any, ...]) -> None:
         """Send a short message without waiting. Raises BlockingIOError if the socket is full."""
-        body = msgpack.packb(self._vocabulary.pack(record), use_bin_type=True)
-        self.socket.sendmsg([_INLINE + body], [], socket.MSG_DONTWAIT)
+        self.socket.sendmsg([_INLINE + self.encode(record)], [], socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Any, list[int]] | None:
         """The next record and its descriptors; ``None`` when the other end has closed.
@@ -94,24 +116,33 @@ class Wire:
         Raises ProtocolError, and OSError if this process has too many open files.
         """
         try:
-            packet, ancillary, flags, _ = self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)
+            packet, ancillary, flags = self._packet()
         except ConnectionResetError:
             return None
-        if not packet:
-            return None
         fds = _descriptors(ancillary) if ancillary else []
-        if flags & socket.MSG_CTRUNC:
-            for fd in fds:
-                os.close(fd)
-            raise OSError(
-                errno.EMFILE, "a message came without its descriptors: too many open files"
-            )
+        if not packet and not fds:
+            return None
         try:
+            if flags & socket.MSG_CTRUNC:
+                raise LostDescriptorsError(
+                    f"descriptors of a message were lost: more than {_MOST_DESCRIPTORS} came "
+                    "along, or this process has as many open files as it may have (ulimit -n)"
+                )
+            if flags & socket.MSG_TRUNC:
+                raise ProtocolError(f"a packet of more than {_PACKET} bytes")
             return self._record(packet, fds), fds
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
+
+    def _packet(self) -> tuple[bytes, list[tuple[int, int, bytes]], int]:
+        try:
+            return self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)[:3]
+        except ConnectionResetError:
+            # The other end closed before it had read all that we sent. Its last messages come
+            # after this error.
+            return self.socket.recvmsg(_PACKET + 1, _DESCRIPTOR_SPACE)[:3]
 
     def _record(self, packet: bytes, fds: list[int]) -> Any:
         if packet[:1] == _INLINE:
@@ -120,9 +151,8 @@ class Wire:
             raise ProtocolError(f"not a message: {packet[:8]!r}")
         memfd = fds.pop()
         try:
-            with mmap.mmap(memfd, 0, prot=mmap.PROT_READ) as body:
-                return self._vocabulary.unpack(_decoded(body))
-        except (OSError, ValueError) as error:
+            return self._vocabulary.unpack(_decoded(_read_all(memfd, self._largest)))
+        except OSError as error:
             raise ProtocolError(f"not a message: {error}") from None
         finally:
             os.close(memfd)
@@ -133,9 +163,30 @@ class Wire:
 
 def _decoded(body: Any) -> Any:
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=False)
+        return msgpack.unpackb(
+            body, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
+        )
     except Exception as error:  # msgpack raises exceptions of many kinds
         raise ProtocolError(f"not a message: {type(error).__name__}: {error}") from None
+
+
+def _write_all(fd: int, body: bytes) -> None:
+    written = 0
+    while written < len(body):
+        written += os.pwrite(fd, memoryview(body)[written:], written)
+
+
+def _read_all(fd: int, largest: int) -> bytes:
+    """The content of a file. Read, not mapped: the sender of a mapped file could shorten it, and
+    the kernel kills a process that reads beyond the end."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > largest:
+        raise ProtocolError(f"not a message: a file of mode {found.st_mode:o}, {found.st_size} B")
+    parts, place = [], 0
+    while part := os.pread(fd, min(found.st_size - place, 1 << 24), place):
+        parts.append(part)
+        place += len(part)
+    return b"".join(parts)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

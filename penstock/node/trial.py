@@ -1,0 +1,101 @@
+"""Loads the pipeline of a job in a process of its own first: if it crashes there, the node lives.
+
+To unpickle a pipeline imports the user's modules and runs their code.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+
+from penstock.engine.pools.launch import how_it_ended
+from penstock.engine.pools.messages import pack_error
+from penstock.engine.slots import shared_file
+from penstock.errors import WorkerError
+from penstock.serialize import unpack
+
+POLL = 0.2
+"""Seconds between two looks at whether the group is being closed."""
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+    "from penstock.node.trial import main; main()"
+)
+
+
+class TrialError(Exception):
+    """The pipeline cannot be loaded. ``frame``: the packed error, which is not unpacked here."""
+
+    def __init__(self, frame: bytes, text: str) -> None:
+        super().__init__(text)
+        self.frame = frame
+
+
+def load_on_trial(fd: int, path: list[str], directory: str, closing: Callable[[], bool]) -> None:
+    """Load the pipeline in this shared file in another process. Raises TrialError if that fails.
+
+    Returns early if the group is ``closing``.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    report = shared_file(0)
+    try:
+        # Its standard input closes when this process ends, however that happens.
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(fd), str(report), json.dumps([root, *path])],
+            stdin=subprocess.PIPE,
+            pass_fds=[fd, report],
+            cwd=directory,
+        )
+        try:
+            while process.poll() is None and not closing():
+                try:
+                    process.wait(POLL)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            if process.poll() is None:
+                process.kill()
+            code = process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        written = os.pread(report, os.fstat(report).st_size, 0)
+    finally:
+        os.close(report)
+    if written:
+        frame, text = msgpack.unpackb(written, unicode_errors="surrogatepass")
+        raise TrialError(frame, text)
+    if code and not closing():
+        error = WorkerError(
+            f"the pipeline cannot be loaded: a process that unpickled it was {how_it_ended(code)}. "
+            "Its output is in the log of the node."
+            if code < 0
+            else f"the pipeline cannot be loaded: a process that unpickled it {how_it_ended(code)}."
+        )
+        raise TrialError(pack_error(error), str(error))
+
+
+def main() -> None:
+    """Load a pipeline. Arguments: the descriptors of the pipeline and of the file for an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        unpack(mmap.mmap(int(sys.argv[1]), 0, access=mmap.ACCESS_COPY))
+    except BaseException as error:
+        report = [pack_error(error), str(error)]
+        os.write(int(sys.argv[2]), msgpack.packb(report, unicode_errors="surrogatepass"))
+    # Skip the interpreter's shutdown: libraries with threads of their own may hang in it.
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
