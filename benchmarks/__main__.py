@@ -21,6 +21,7 @@ from benchmarks.harness.report import show, write_json
 from benchmarks.jobs import jobs
 from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
+from benchmarks.soak import soak
 
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         faults,
+        soak,
         analyze,
         memory,
         start,

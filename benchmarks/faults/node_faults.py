@@ -1,5 +1,5 @@
-"""Faults of jobs that share a node: jobs that leave with work in hand, bad samples, a full disk, few
-descriptors, and nonsense on the node's socket."""
+"""Faults of jobs that share a node: jobs that leave with work in hand, bad samples, a full disk,
+few descriptors, and nonsense on the node's socket."""
 
 from __future__ import annotations
 
@@ -81,12 +81,14 @@ def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
     run.start_and_go("other", group="other", step=0.05)
     run.wait_for_batches("other", 1)
     node = run.node()["pid"]
+    defects = []
     for bad in (0, 33):
         work = NumberedSamples(64, 4, "processes", trouble=trouble, bad=bad)
         name = f"bad-{bad}"
         run.start_and_go(name, work=work, group=name, epochs=1, options=SKIP)
-        run.wait_for_end(name)
-    return Event(defects=_other_node(run, node))
+        # The other position is tried whatever happens to this one.
+        defects += run.defects_of_end(name)
+    return Event(defects=(*defects, *_other_node(run, node)))
 
 
 def _other_node(run: FaultRun, before: int) -> tuple[str, ...]:
