@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.faults.fault import OTHERS, Event, Fault
 from benchmarks.faults.job_faults import JOB_FAULTS
 from benchmarks.faults.member import MemberPlan
@@ -107,6 +109,8 @@ def provoke_fault(
         except FaultRunError as error:
             hung = int(isinstance(error, HangError))
             defects.append(str(error))
+        except (OSError, psutil.Error) as error:
+            defects.append(f"the fault could not be provoked: {type(error).__name__}: {error}")
         prepared = run.prepared
         left = run.close()
         if left:

@@ -104,7 +104,7 @@ class FaultRun:
         self.place = place
         self.workers = workers
         self._settings = settings or NodeSettings()
-        self._hang_limit = hang_limit
+        self.hang_limit = hang_limit
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._plans: dict[str, MemberPlan] = {}
         self._cut: set[str] = set()
@@ -303,7 +303,7 @@ class FaultRun:
             found[:] = nodes_of(self.runtime)
             return bool(found)
 
-        wait_until(appeared, lambda: None, self._hang_limit, "no node had started")
+        wait_until(appeared, lambda: None, self.hang_limit, "no node had started")
         kill_all(found)
 
     def _node_state(self) -> dict[str, Any] | None:
@@ -338,7 +338,7 @@ class FaultRun:
         while True:
             before = self._progress(name)
             try:
-                wait_until(reached, self._check, self._hang_limit, failure)
+                wait_until(reached, self._check, self.hang_limit, failure)
             except TimeoutError as error:
                 if self._progress(name) == before:
                     raise HangError(f"{error}; {self._stacks()}") from None
