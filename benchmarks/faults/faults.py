@@ -100,14 +100,14 @@ def provoke_fault(
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as place,
         FaultRun(Path(place), plan, options.workers, fault.node, options.hang) as run,
     ):
-        event, hung = Event(), 0
+        event = Event()
         defects: list[str] = []
         try:
             event = fault.provoke(run, options)
             run.end()
             defects += event.defects
         except FaultRunError as error:
-            hung = int(isinstance(error, HangError))
+            run.hangs += isinstance(error, HangError)
             defects.append(str(error))
         except (OSError, psutil.Error) as error:
             defects.append(f"the fault could not be provoked: {type(error).__name__}: {error}")
@@ -116,7 +116,9 @@ def provoke_fault(
         if left:
             defects.append(f"processes were left: {'; '.join(left)}")
         judgement = run.judge(references)
-        outcome = FaultOutcome(judgement.verdict, hung=hung, defects=(*defects, *judgement.defects))
+        outcome = FaultOutcome(
+            judgement.verdict, hung=min(1, run.hangs), defects=(*defects, *judgement.defects)
+        )
         if event.since is None:
             return outcome
         waits = [longest_wait(run.received(name), event.since) for name in event.others]

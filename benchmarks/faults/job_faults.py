@@ -55,15 +55,8 @@ def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
 
 def _kill_parent_of_busy(run: FaultRun, options: Namespace) -> Event:
     mark = run.place / "mark"
-    work = NumberedSamples(64, 4, "processes", trouble="gil", bad=40, mark=str(mark))
-    # Skipped in the reference, where this sample is an error.
-    run.start_and_go(
-        "busy",
-        work=work,
-        group=None,
-        epochs=1,
-        options={**WORKERS, "on_error": "skip", "shuffle": False},
-    )
+    work = NumberedSamples(4000, 4, "processes", cost=0.01, trouble="gil", bad=40, mark=str(mark))
+    run.start_and_go("busy", work=work, group=None, epochs=1, options=WORKERS)
     run.wait("busy", mark.exists, "no worker had reached the sample")
     return _kill_parent(run, "busy")
 

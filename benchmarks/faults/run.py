@@ -110,6 +110,8 @@ class FaultRun:
         self._cut: set[str] = set()
         self._prepared: dict[int, int] = {}
         self._looked = 0.0
+        self.hangs = 0
+        """Members that were killed because they hung."""
 
     def __enter__(self) -> FaultRun:
         return self
@@ -200,13 +202,13 @@ class FaultRun:
 
     def defects_of_end(self, name: str) -> list[str]:
         """Wait until a member has ended, and report its failure instead of raising it: for faults
-        that try several cases. A hang ends the whole run."""
+        that try several cases. A member that hangs is killed."""
         try:
             self.wait_for_end(name)
-        except HangError:
-            raise
         except FaultRunError as error:
-            self._cut.add(name)
+            self.hangs += isinstance(error, HangError)
+            self.send(name, signal.SIGKILL)
+            self._processes[name].wait()
             return [str(error)]
         return []
 

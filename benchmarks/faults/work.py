@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,8 @@ class NumberedSamples:
         """Work with the same batches, which keeps nothing and whose bad sample only raises."""
         # A slow sample stays a stage of the pipeline, because stages are numbered in random keys.
         trouble: Trouble = "raise" if self.trouble or self.cost else ""
-        return replace(self, kind="threads", budget=0, cost=0.0, trouble=trouble, mark="")
+        bad = -1 if self.trouble == "gil" else self.bad
+        return replace(self, kind="threads", budget=0, cost=0.0, trouble=trouble, bad=bad, mark="")
 
     @property
     def bad_samples(self) -> set[int]:
@@ -95,7 +97,9 @@ class NumberedSamples:
                 road = road.cache(self.budget, where=self.place or "memory")
             road = road.map(narrow, random=False)
         if self.cost or self.trouble:
-            hazard = Hazard(self.cost, self.trouble, self.bad, self.mark)
+            # With share= the samples of all jobs must be prepared by equal code.
+            job = os.getpid() if self.trouble == "gil" else 0
+            hazard = Hazard(self.cost, self.trouble, self.bad, self.mark, job)
             road = road.map(hazard, random=False)
         if self.stages == "refurbish":
             return road.map(draw).refurbish(reuse=2).map(add_noise)
@@ -134,17 +138,26 @@ class RandomSample:
 
 @dataclass(frozen=True)
 class Hazard:
-    """Takes ``cost`` seconds for each sample, and makes ``trouble`` at the sample ``bad``."""
+    """Takes ``cost`` seconds for each sample, and makes ``trouble`` at the sample ``bad``.
+
+    A job may prepare samples itself while its workers start. Those that hold the GIL are for its
+    workers only: from ``bad`` on, all samples outside of the process ``job``.
+    """
 
     cost: float
     trouble: Trouble
     bad: int
     mark: str
+    job: int
 
     def __call__(self, index: Any) -> Any:
         if self.cost:
             time.sleep(self.cost)
-        if self.trouble and int(index) == self.bad:
+        if self.job:
+            troubled = int(index) >= self.bad and os.getpid() != self.job
+        else:
+            troubled = int(index) == self.bad
+        if self.trouble and troubled:
             if self.mark:
                 Path(self.mark).touch()
             make_trouble(self.trouble)
