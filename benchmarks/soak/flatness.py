@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 WINDOWS = 4
 """Windows of the second half, of which the first and the last are compared."""
@@ -33,7 +34,7 @@ class Flatness:
         return min(self.end - self.begin, self.fitted) > self.bound
 
 
-def flatness(values: Sequence[float], bound: float) -> Flatness | None:
+def flatness(values: Sequence[float] | NDArray[np.float64], bound: float) -> Flatness | None:
     """Judge a series of measurements; ``None`` if it is too short."""
     second = np.asarray(values[len(values) // 2 :], float)
     if len(second) < FEWEST:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks.faults.damage import DAMAGES
+from benchmarks.faults.member import MemberPlan
 from benchmarks.faults.process_table import (
     Footprint,
     kernel_stacks,
@@ -33,9 +34,9 @@ from benchmarks.faults.process_table import (
 from benchmarks.faults.run import LEFT_LIMIT, STACK_SECONDS, SkippedFaultError
 from benchmarks.faults.small_disk import SmallDisk
 from benchmarks.faults.verdict import Verdict
-from benchmarks.faults.work import References
+from benchmarks.faults.work import NumberedSamples, References
 from benchmarks.harness.processes import end_node
-from benchmarks.soak.courses import EPOCHS, STORE, make_courses
+from benchmarks.soak.courses import BATCH, EPOCHS, SAMPLES, STORE, make_courses
 from benchmarks.soak.flatness import Flatness, flatness
 from benchmarks.soak.job import Job
 from benchmarks.soak.metronome import Metronome
@@ -136,8 +137,11 @@ class Supervisor:
             self._metronome = Metronome(self._place / "ticks")
             stack.callback(self._metronome.close)
             try:
-                self._soak(disturbances(settings.seed, settings.seconds, without))
+                # Ctrl-C ends a soak early; it is judged all the same.
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._soak(disturbances(settings.seed, settings.seconds, without))
                 self._wind_down()
+                self._sweep()
             finally:
                 self._end_processes()
                 self._check_leftovers()
@@ -360,6 +364,24 @@ class Supervisor:
             heapq.heappop(self._later)[2]()
         for job in self._jobs:
             job.leave()
+        self._wait_for_jobs()
+
+    def _sweep(self) -> None:
+        """Do what removes the files of killed processes: run one more job, and look at the status
+        of all jobs."""
+        from penstock.watch.live_directory import LIVE, LiveDirectory
+
+        if self.report.hung:
+            return
+        work = NumberedSamples(SAMPLES, BATCH, "processes", stages="memory")
+        plan = MemberPlan(work, 1, 0.0, group=None, options={"workers": 1})
+        job = Job("sweep", "sweep", plan, self._jobs_place, self._environment())
+        job.progress_at = self._metronome.now()
+        self._jobs.append(job)
+        self._wait_for_jobs()
+        LiveDirectory(self._runtime / LIVE).snapshots()
+
+    def _wait_for_jobs(self) -> None:
         while self._jobs and not self.report.hung:
             self._look()
             time.sleep(POLL)
@@ -376,6 +398,8 @@ class Supervisor:
             kill_all(left)
 
     def _check_leftovers(self) -> None:
+        if self.report.hung:
+            return  # all processes were killed, and no later job has cleaned up after them
         for place, allowed in (
             (self._runtime, KEPT_IN_RUNTIME),
             (self._temporary, set()),
