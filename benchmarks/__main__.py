@@ -86,7 +86,10 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
     own.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
     own.add_argument("--rounds", type=count, default=5, help="rounds of each race (5)")
     own.add_argument(
-        "--seconds", type=positive, default=4.0, help="measured seconds of each run (4)"
+        "--seconds",
+        type=positive,
+        default=chosen.seconds,
+        help=f"measured seconds of each run ({chosen.seconds:g})",
     )
     own.add_argument(
         "--warm-up",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.faults.run import SkippedFaultError
@@ -43,12 +44,10 @@ class SmallDisk:
         it."""
         if log is not None and log.exists():
             os.truncate(log, -(-log.stat().st_size // PAGE) * PAGE)
-        with (self.place / FILLER).open("wb", buffering=0) as filler:
-            try:
-                while True:
-                    filler.write(bytes(PAGE))
-            except OSError:
-                return
+        # Writing ends with an error when the disk is full.
+        with suppress(OSError), (self.place / FILLER).open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(PAGE))
 
     def free(self) -> None:
         (self.place / FILLER).unlink(missing_ok=True)

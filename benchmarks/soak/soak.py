@@ -73,7 +73,6 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.set_defaults(seconds=3600.0)
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (0)")
     parser.add_argument(
         "--jobs", type=count, default=4, help=f"jobs at a time (4; at most {MOST_JOBS})"
@@ -100,4 +99,5 @@ BENCHMARK = Benchmark(
     "random faults of jobs of all kinds on one node: nothing is lost, hangs, grows or is left",
     run,
     _arguments,
+    seconds=3600.0,
 )

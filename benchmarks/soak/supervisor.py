@@ -194,8 +194,7 @@ class Supervisor:
         choice = job_choice(settings.seed, self._number, list(self._courses), self._without)
         course = self._courses[choice.course]
         if self._damage is not None and not self._store_in_use():
-            if (self._place / STORE).exists():
-                DAMAGES[self._damage](self._place / STORE)
+            self._damage_store(self._damage)
             self._damage = None
         job = Job(
             f"job-{self._number}",
@@ -268,8 +267,7 @@ class Supervisor:
             return str(self._runtime)
         if kind == "damage-in-use":
             damage = _picked(list(DAMAGES), event.pick)
-            if (self._place / STORE).exists():
-                DAMAGES[damage](self._place / STORE)
+            self._damage_store(damage)
             return damage
         if kind == "damage-between":
             self._damage = _picked(list(DAMAGES), event.pick)
@@ -290,7 +288,7 @@ class Supervisor:
             job.interrupt()
         elif kind == "kill":
             job.kill()
-            # Every other job goes on from its checkpoint.
+            # Some go on from their checkpoint, the others are not started again.
             if event.seconds < 2.0 and "resume" not in self._without and job.resume():
                 return f"{job.name}, resumed"
         elif kind == "pause":
@@ -298,6 +296,11 @@ class Supervisor:
             job.signal(signal.SIGSTOP)
             self._schedule(event.seconds, partial(self._continue, job))
         return job.name
+
+    def _damage_store(self, damage: str) -> None:
+        # A job may replace the files at the same moment.
+        with contextlib.suppress(FileNotFoundError):
+            DAMAGES[damage](self._place / STORE)
 
     def _hit_worker(self, event: Disturbance) -> str:
         parents = [job.pid for job in self._jobs if not job.stopped] + nodes_of(self._runtime)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.__main__ import main, parse
+from benchmarks.faults.member import EpochOutcome
 from benchmarks.faults.verdict import Verdict
 from benchmarks.soak.courses import make_courses
 from benchmarks.soak.flatness import FEWEST, flatness
+from benchmarks.soak.job import bad_defects
 from benchmarks.soak.schedule import (
     DISTURBANCES,
     KINDS,
@@ -75,6 +77,26 @@ def test_courses_that_are_left_out_are_not_made(tmp_path: Path) -> None:
     assert "crash" not in rest
     assert "ranks" not in rest
     assert "hang" in rest
+
+
+# Bad samples.
+
+
+def outcomes(*bad: tuple[int, ...]) -> list[EpochOutcome]:
+    return [EpochOutcome(epoch, listed, 0) for epoch, listed in enumerate(bad)]
+
+
+def test_a_bad_sample_must_be_listed_and_no_other() -> None:
+    assert bad_defects(outcomes((7,)), {7}, resumed=False) == []
+    assert bad_defects(outcomes(()), set(), resumed=False) == []
+    assert bad_defects(outcomes(()), {7}, resumed=False) != []
+    assert bad_defects(outcomes((7, 8)), {7}, resumed=False) != []
+    assert bad_defects(outcomes((8,)), set(), resumed=True) != []
+
+
+def test_a_job_that_resumed_may_have_met_its_bad_sample_before() -> None:
+    assert bad_defects(outcomes(()), {7}, resumed=True) == []
+    assert bad_defects(outcomes((), ()), {7}, resumed=True) != []
 
 
 # Growth.
