@@ -120,8 +120,9 @@ def test_growth_at_the_start_does_not_count() -> None:
 
 
 def test_one_peak_at_the_end_is_no_growth() -> None:
-    found = flatness([*[100.0] * 390, *[150.0] * 10], 20.0)
+    found = flatness([*[100.0] * 373, *[125.0] * 27], 20.0)
     assert found is not None
+    assert found.end - found.begin == 25.0
     assert not found.grows
 
 
