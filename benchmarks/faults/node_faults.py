@@ -35,11 +35,17 @@ SKIP = {"on_error": "skip", "timeout": BAD_TIMEOUT, "shuffle": False}
 LARGE = NumberedSamples(512, 64, edge=147)
 """Batches of 4 MB."""
 
-SHORT_GROUPS = 12
-STAGING = 16 * LARGE.bytes
+SHORT_GROUPS = 16
+STAGING = 8 * LARGE.bytes
 MOST_MEMORY = 2 * STAGING
 """Bytes of memfds that a node may have: the budget, and once more what a group leaves behind while
 the next one begins."""
+
+BESIDE = NumberedSamples(16_000, 4)
+"""A training that goes on beside a fault for minutes, and then leaves."""
+
+MORE = 20
+"""Batches that a training must still receive after a fault."""
 
 LOW_LIMIT = 128
 """Descriptors of a node that is started under a low limit."""
@@ -78,9 +84,7 @@ def _hang(run: FaultRun, options: Namespace) -> Event:
 
 
 def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
-    run.start_and_go("other", group="other", step=0.05)
-    run.wait_for_batches("other", 1)
-    node = run.node()["pid"]
+    node = _start_beside(run)
     defects = []
     for bad in (0, 33):
         work = NumberedSamples(64, 4, "processes", trouble=trouble, bad=bad)
@@ -88,11 +92,26 @@ def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
         run.start_and_go(name, work=work, group=name, epochs=1, options=SKIP)
         # The other position is tried whatever happens to this one.
         defects += run.defects_of_end(name)
-    return Event(defects=(*defects, *_other_node(run, node)))
+    return Event(defects=(*defects, *_end_beside(run, node)))
+
+
+def _start_beside(run: FaultRun) -> int:
+    """Start a training beside a fault. Returns the process of the node."""
+    run.start_and_go("beside", work=BESIDE, group="beside", epochs=2, step=0.05)
+    run.wait_for_batches("beside", 1)
+    return int(run.node()["pid"])
+
+
+def _end_beside(run: FaultRun, node: int) -> tuple[str, ...]:
+    """Let the training beside a fault go on for a while, and leave. Returns defects of the node."""
+    run.wait_for_more("beside", MORE)
+    defects = _other_node(run, node)
+    run.leave("beside")
+    return defects
 
 
 def _other_node(run: FaultRun, before: int) -> tuple[str, ...]:
-    after = run.node()["pid"]
+    after = int(run.node()["pid"])
     return () if after == before else (f"the node (process {before}) died; {after} replaced it",)
 
 
@@ -109,24 +128,20 @@ def _fill_disk(run: FaultRun, options: Namespace) -> Event:
 
 
 def _short_groups(run: FaultRun, options: Namespace) -> Event:
-    # This job keeps the node alive while the others come and go.
-    run.start_and_go("anchor", group="anchor", step=0.1)
-    run.wait_for_batches("anchor", 1)
-    node, most = int(run.node()["pid"]), 0
+    node, most = _start_beside(run), 0
     for number in range(SHORT_GROUPS):
         name = f"short-{number}"
         run.start_and_go(name, work=LARGE, group=name, epochs=1, leave_at=4)
         run.wait_for_end(name)
         footprint = Footprint.of(node)
         most = max(most, footprint.memfd if footprint is not None else 0)
-    if most <= MOST_MEMORY:
-        return Event()
-    return Event(
-        defects=(
+    defects = _end_beside(run, node)
+    if most > MOST_MEMORY:
+        defects += (
             f"the node had {most >> 20} MB of shared memory after groups had gone, with a budget "
             f"of {STAGING >> 20} MB; the bound is {MOST_MEMORY >> 20} MB",
         )
-    )
+    return Event(defects=defects)
 
 
 def _low_limit(run: FaultRun, options: Namespace) -> Event:
@@ -159,9 +174,7 @@ def _kill_starting_node(run: FaultRun, options: Namespace) -> Event:
 def _send_nonsense(run: FaultRun, options: Namespace) -> Event:
     from penstock.node.directory import NodeDirectory
 
-    run.start_and_go("training", group="training")
-    run.wait_for_batches("training", 1)
-    node = run.node()["pid"]
+    node = _start_beside(run)
     directory = NodeDirectory(run.runtime)
     for packet in malformed_packets():
         peer = directory.connect()
@@ -179,9 +192,7 @@ def _send_nonsense(run: FaultRun, options: Namespace) -> Event:
         return Event(defects=_other_node(run, node))
     with mute:
         _request_and_never_read(mute)
-        run.wait_for_batches("training", run.plan.epochs * run.batches_per_epoch)
-        defects = _other_node(run, node)
-    return Event(defects=defects)
+        return Event(defects=_end_beside(run, node))
 
 
 def malformed_packets() -> list[bytes]:

@@ -108,6 +108,7 @@ class FaultRun:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._plans: dict[str, MemberPlan] = {}
         self._cut: set[str] = set()
+        self._ended_by_signal: set[str] = set()
         self._prepared: dict[int, int] = {}
         self._looked = 0.0
         self.hangs = 0
@@ -183,8 +184,18 @@ class FaultRun:
         epochs."""
         if number in (signal.SIGKILL, signal.SIGINT):
             self._cut.add(name)
+            self._ended_by_signal.add(name)
         self._processes[name].send_signal(number)
         return time.monotonic()
+
+    def wait_for_more(self, name: str, batches: int) -> None:
+        """Wait until a member has received that many batches from now on."""
+        self.wait_for_batches(name, count_batches(self.files(name).log) + batches)
+
+    def leave(self, name: str) -> None:
+        """Let a member leave after its next batch."""
+        self._cut.add(name)
+        self.files(name).leave.touch()
 
     def wait_for_checkpoint(self, name: str) -> Path:
         """Wait for the checkpoint of a member. Returns its path."""
@@ -352,7 +363,7 @@ class FaultRun:
 
     def _check(self) -> None:
         for name, process in self._processes.items():
-            if process.poll() not in (None, 0) and name not in self._cut:
+            if process.poll() not in (None, 0) and name not in self._ended_by_signal:
                 raise FaultRunError(f"{name} ended with {process.poll()}; {self._outputs([name])}")
         if time.monotonic() - self._looked > LOOK_EVERY:
             self._node_state()
