@@ -22,6 +22,7 @@ from benchmarks.interference import interference
 from benchmarks.jobs import jobs
 from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
+from benchmarks.soak import soak
 from benchmarks.wide import wide
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         faults,
+        soak,
         analyze,
         memory,
         start,
@@ -89,7 +91,10 @@ def parse(argv: Sequence[str]) -> tuple[Benchmark, argparse.Namespace]:
     own.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
     own.add_argument("--rounds", type=count, default=5, help="rounds of each race (5)")
     own.add_argument(
-        "--seconds", type=positive, default=4.0, help="measured seconds of each run (4)"
+        "--seconds",
+        type=positive,
+        default=chosen.seconds,
+        help=f"measured seconds of each run ({chosen.seconds:g})",
     )
     own.add_argument(
         "--warm-up",

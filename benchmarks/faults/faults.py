@@ -1,65 +1,42 @@
-"""Faults of shared preparation: members of a group join late, lag, die or resume, or the node dies.
+"""Faults of shared preparation and of single jobs: jobs join late, lag, die or resume; the node, a
+worker, a disk or a sample fails.
 
-Measures how long the other members wait, and whether a member lost a sample or received one twice.
+Measures how long the other members wait, and whether a job lost a sample, received one twice or
+hung.
 """
 
 from __future__ import annotations
 
-import signal
 import statistics
 import tempfile
-import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import psutil
+
+from benchmarks.faults.fault import OTHERS, Event, Fault
+from benchmarks.faults.job_faults import JOB_FAULTS
 from benchmarks.faults.member import MemberPlan
-from benchmarks.faults.run import FaultRun, FaultRunError
-from benchmarks.faults.verdict import Reference, Verdict, judge, longest_wait
-from benchmarks.faults.work import epochs
+from benchmarks.faults.member_faults import MEMBER_FAULTS, UNSAVED
+from benchmarks.faults.node_faults import NODE_FAULTS
+from benchmarks.faults.run import (
+    HANG_LIMIT,
+    FaultRun,
+    FaultRunError,
+    HangError,
+    SkippedFaultError,
+)
+from benchmarks.faults.verdict import Verdict, longest_wait
+from benchmarks.faults.work import NumberedSamples, References
 from benchmarks.harness.arguments import count, positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import progress
 from benchmarks.harness.report import Result, Table
 
-OTHERS = ("a", "b")
-SUBJECT = "c"
-"""The member that the fault happens to."""
-
-SLOWER = 3.0
-
-UNSAVED = 5
-"""Batches that a member receives after its checkpoint, and loses when it is killed."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """When a fault happened, and the roles of the members.
-
-    ``it``: processes of the affected member, if it continues. ``began``: the time at which it could
-    start, if it had no batches before. ``pause``: seconds that it was stopped or slow by itself,
-    which do not count as waiting.
-    """
-
-    since: float
-    others: tuple[str, ...] = OTHERS
-    it: tuple[str, ...] = ()
-    began: float | None = None
-    pause: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault, its expected consequence, and the function that provokes it."""
-
-    name: str
-    title: str
-    follows: str
-    provoke: Callable[[FaultRun, Namespace], Event]
-    kind: Literal["threads", "processes"] = "threads"
-    lag: Literal["detach", "wait"] = "detach"
+FAULTS = (*MEMBER_FAULTS, *NODE_FAULTS, *JOB_FAULTS)
 
 
 @dataclass(frozen=True)
@@ -67,206 +44,96 @@ class FaultOutcome:
     """The outcome of one run of a fault.
 
     ``others`` and ``it``: seconds by which the longest wait of the other members, and of the
-    affected one, exceeds the usual wait. ``prepared``: batches prepared in total, of ``distinct``
-    different batches.
+    affected one, exceeds the usual wait, where that is measured. ``prepared``: batches prepared in
+    total, of ``distinct`` different batches; 0 where that is not counted. ``hung``: somebody made
+    no progress for too long. ``defects``: whatever else went wrong.
     """
 
     verdict: Verdict
-    others: float
-    it: float | None
-    prepared: int
-    distinct: int
+    others: float | None = None
+    it: float | None = None
+    prepared: int = 0
+    distinct: int = 0
+    hung: int = 0
+    defects: tuple[str, ...] = ()
 
-
-# The faults. All happen in the second epoch, except joining, which happens in the first.
-
-
-def _join(run: FaultRun, options: Namespace) -> Event:
-    run.start(*OTHERS, SUBJECT)
-    run.go(*OTHERS)
-    run.wait_for_batches("a", _third(run))
-    began = run.go(SUBJECT)
-    return Event(began, it=(SUBJECT,), began=began)
-
-
-def _leave(run: FaultRun, options: Namespace) -> Event:
-    at = run.batches_per_epoch + _third(run)
-    _start_all(run, leave_at=at)
-    run.expect_cut_off(SUBJECT)
-    return Event(run.wait_for_batches(SUBJECT, at))
-
-
-def _kill(run: FaultRun, options: Namespace) -> Event:
-    _start_all(run)
-    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
-    return Event(run.send(SUBJECT, signal.SIGKILL))
-
-
-def _stop(run: FaultRun, options: Namespace) -> Event:
-    _start_all(run)
-    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
-    since = run.send(SUBJECT, signal.SIGSTOP)
-    time.sleep(options.stop)
-    run.send(SUBJECT, signal.SIGCONT)
-    return Event(since, it=(SUBJECT,), pause=options.stop)
-
-
-def _slow_down(run: FaultRun, options: Namespace) -> Event:
-    at = run.batches_per_epoch
-    _start_all(run, slow_from=at, slower=SLOWER)
-    pause = (SLOWER - 1) * run.plan.step
-    return Event(run.wait_for_batches(SUBJECT, at), it=(SUBJECT,), pause=pause)
-
-
-def _resume(run: FaultRun, options: Namespace) -> Event:
-    at, again = run.batches_per_epoch + _third(run), f"{SUBJECT}-again"
-    run.start(again, resume=str(run.files(SUBJECT).state))
-    _start_all(run, save_at=at)
-    run.wait_for_checkpoint(SUBJECT)
-    run.wait_for_batches(SUBJECT, at + UNSAVED)
-    since = run.send(SUBJECT, signal.SIGKILL)
-    return Event(since, it=(SUBJECT, again), began=run.go(again))
-
-
-def _finish(run: FaultRun, options: Namespace) -> Event:
-    _start_all(run, epochs=1)
-    return Event(run.wait_for_batches(SUBJECT, run.batches_per_epoch))
-
-
-def _kill_node(run: FaultRun, options: Namespace) -> Event:
-    _start_all(run)
-    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
-    return Event(run.kill_node(), others=(*OTHERS, SUBJECT))
-
-
-def _kill_worker(run: FaultRun, options: Namespace) -> Event:
-    _start_all(run)
-    run.wait_for_batches(SUBJECT, run.batches_per_epoch + _third(run))
-    return Event(run.kill_worker(), others=(*OTHERS, SUBJECT))
-
-
-def _start_all(run: FaultRun, **changes: Any) -> None:
-    run.start(*OTHERS)
-    run.start(SUBJECT, **changes)
-    run.go(*OTHERS, SUBJECT)
-
-
-def _third(run: FaultRun) -> int:
-    return max(1, run.batches_per_epoch // 3)
-
-
-FAULTS = (
-    Fault(
-        "join",
-        "a member joins in the middle of an epoch",
-        "starts with the current batch of the others; the batches it missed come last",
-        _join,
-    ),
-    Fault(
-        "leave",
-        "a member leaves in the middle of an epoch",
-        "batches that only it still needed are dropped",
-        _leave,
-    ),
-    Fault(
-        "kill", "a member is killed with -9", "the same as leaving: its connection closes", _kill
-    ),
-    Fault(
-        "stop",
-        "a member is stopped, then continues",
-        "the others go on; batches it finds dropped are prepared again",
-        _stop,
-    ),
-    Fault(
-        "slow",
-        "a member becomes 3 times slower",
-        "the others go on; batches it finds dropped are prepared again",
-        _slow_down,
-    ),
-    Fault(
-        "wait",
-        'a member becomes 3 times slower, lag="wait"',
-        "all members run at its pace; nothing is prepared again",
-        _slow_down,
-        lag="wait",
-    ),
-    Fault(
-        "resume",
-        "a member is killed and resumes from a checkpoint",
-        "continues after the last batch of the checkpoint",
-        _resume,
-    ),
-    Fault("finish", "a member finishes early", "the others go on", _finish),
-    Fault(
-        "node",
-        "the node is killed with -9",
-        "a member starts a new one; each continues from its own position",
-        _kill_node,
-    ),
-    Fault(
-        "worker",
-        "a worker of the node is killed with -9",
-        "a new worker replaces it and prepares its samples again",
-        _kill_worker,
-        kind="processes",
-    ),
-)
+    @property
+    def summary(self) -> str:
+        """One line without the stacks that a defect may contain."""
+        shortened = tuple(defect[:200] for defect in self.defects)
+        return str(replace(self, defects=shortened))
 
 
 def run(options: Namespace) -> Result:
-    plan = MemberPlan(options.items, options.batch, "threads", options.epochs, options.step)
+    plan = MemberPlan(NumberedSamples(options.items, options.batch), options.epochs, options.step)
     if plan.work.batches < UNSAVED + 4 or options.epochs < 2:
         raise SystemExit(
             f"{options.items} samples in batches of {options.batch} are {plan.work.batches} "
             f"batches per epoch, for {options.epochs} epochs. Faults happen in the middle of an "
             f"epoch: give at least {UNSAVED + 4} batches per epoch and 2 epochs."
         )
-    reference = dict(epochs(plan.work, options.epochs))
+    references = References()
     chosen = [fault for fault in FAULTS if fault.name in options.only]
     outcomes: dict[str, list[FaultOutcome]] = {fault.name: [] for fault in chosen}
-    failed: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     for number in range(options.rounds):
         for fault in chosen:
             progress(f"faults: round {number + 1} of {options.rounds}: {fault.title}")
             try:
-                outcome = provoke_fault(fault, plan, reference, options)
-            except FaultRunError as error:
-                failed[fault.name] = str(error)
-                progress(f"  {error}")
+                outcome = provoke_fault(fault, plan, references, options)
+            except SkippedFaultError as reason:
+                skipped[fault.name] = str(reason)
+                progress(f"  skipped: {reason}")
                 continue
             outcomes[fault.name].append(outcome)
-            progress(f"  {outcome}")
-    return make_result(chosen, outcomes, failed, plan, options)
+            progress(f"  {outcome.summary}")
+    return make_result(chosen, outcomes, skipped, plan, options)
 
 
 def provoke_fault(
-    fault: Fault, plan: MemberPlan, reference: Reference, options: Namespace
+    fault: Fault, plan: MemberPlan, references: References, options: Namespace
 ) -> FaultOutcome:
-    """Provoke a fault once, with real processes."""
-    plan = replace(plan, kind=fault.kind, lag=fault.lag)
+    """Provoke a fault once, with real processes. What fails is part of the outcome."""
+    work = replace(plan.work, kind=fault.kind)
+    plan = replace(plan, work=work, options={"lag": fault.lag})
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as place,
-        FaultRun(Path(place), plan, options.workers) as run,
+        FaultRun(Path(place), plan, options.workers, fault.node, options.hang) as run,
     ):
-        event = fault.provoke(run, options)
-        run.end()
-        it = event.it or (SUBJECT,)
-        verdict = judge(run.received(*it), reference, ended=run.is_complete(it[-1]))
-        for name in OTHERS:
-            verdict += judge(run.received(name), reference, ended=run.is_complete(name))
+        event = Event()
+        defects: list[str] = []
+        try:
+            event = fault.provoke(run, options)
+            run.end()
+            defects += event.defects
+        except FaultRunError as error:
+            run.hangs += isinstance(error, HangError)
+            defects.append(str(error))
+        except (OSError, psutil.Error) as error:
+            defects.append(f"the fault could not be provoked: {type(error).__name__}: {error}")
+        prepared = run.prepared
+        left = run.close()
+        if left:
+            defects.append(f"processes were left: {'; '.join(left)}")
+        judgement = run.judge(references)
+        outcome = FaultOutcome(
+            judgement.verdict, hung=min(1, run.hangs), defects=(*defects, *judgement.defects)
+        )
+        if event.since is None:
+            return outcome
         waits = [longest_wait(run.received(name), event.since) for name in event.others]
-        return FaultOutcome(
-            verdict,
-            max((wait.more for wait in waits if wait is not None), default=0.0),
-            _own_wait(run, event),
-            run.prepared,
-            sum(len(batches) for batches in reference.values()),
+        return replace(
+            outcome,
+            others=max((wait.more for wait in waits if wait is not None), default=0.0),
+            it=_own_wait(run, event),
+            prepared=prepared,
+            distinct=plan.epochs * plan.work.batches,
         )
 
 
 def _own_wait(run: FaultRun, event: Event) -> float | None:
     """Seconds that the affected member waited longer than usual."""
-    if not event.it:
+    if not event.it or event.since is None:
         return None
     received = run.received(event.it[-1])
     if event.began is not None:
@@ -278,13 +145,13 @@ def _own_wait(run: FaultRun, event: Event) -> float | None:
 def make_result(
     faults: Sequence[Fault],
     outcomes: Mapping[str, Sequence[FaultOutcome]],
-    failed: Mapping[str, str],
+    skipped: Mapping[str, str],
     plan: MemberPlan,
     options: Namespace,
 ) -> Result:
-    """One row per fault. Samples lost or repeated make the result invalid."""
+    """One row per fault. A lost or repeated sample, a hang or a defect makes the result invalid."""
     rows: list[tuple[str, ...]] = []
-    wrong = [f"faults: {name}: {why}" for name, why in failed.items()]
+    wrong: list[str] = []
     data: dict[str, Any] = {}
     for fault in faults:
         seen = outcomes[fault.name]
@@ -292,18 +159,20 @@ def make_result(
         data[fault.name] = {
             "fault": fault.title,
             "follows": fault.follows,
-            "failed": failed.get(fault.name, ""),
+            "skipped": skipped.get(fault.name, ""),
             "rounds": [asdict(outcome) for outcome in seen],
         }
         if not seen:
-            rows.append((name, *[""] * 7))
+            rows.append((f"{name}\nskipped: {skipped.get(fault.name, '')}", *[""] * 8))
             continue
         total = sum((outcome.verdict for outcome in seen), Verdict())
+        hung = sum(outcome.hung for outcome in seen)
         if not total.good:
             wrong.append(
                 f"faults: {fault.name}: {total.lost} samples lost, {total.repeated} "
-                f"repeated, {total.different} batches differ from an unshared loader's"
+                f"repeated, {total.different} batches differ from an undisturbed loader's"
             )
+        wrong += [f"faults: {fault.name}: {defect}" for one in seen for defect in one.defects]
         rows.append(
             (
                 name,
@@ -311,21 +180,23 @@ def make_result(
                 str(total.lost),
                 str(total.repeated),
                 "all" if not total.different else f"all but {total.different}",
-                _ms([outcome.others for outcome in seen]),
+                str(hung),
+                _ms([outcome.others for outcome in seen if outcome.others is not None]),
                 _ms([outcome.it for outcome in seen if outcome.it is not None]),
-                f"{statistics.median(o.prepared for o in seen):.0f} of {seen[0].distinct}",
+                _prepared(seen),
             )
         )
     title = (
         f"faults: {len(OTHERS) + 1} members, {options.epochs} epochs of {plan.work.batches} "
-        f"batches of {plan.batch}, {1e3 * plan.step:g} ms a batch; rounds: {options.rounds}"
+        f"batches of {plan.work.batch}, {1e3 * plan.step:g} ms a batch; rounds: {options.rounds}"
     )
     heads = (
         "fault, and expected consequence",
         "samples received",
         "lost",
         "repeated",
-        "batches equal to an unshared loader's",
+        "batches equal to an undisturbed loader's",
+        "hung",
         "extra wait of the others, ms",
         "extra wait of the member, ms",
         "batches prepared",
@@ -338,8 +209,17 @@ def make_result(
         f"killed {UNSAVED} batches after its checkpoint, and those batches are not counted",
         "faults: members request a few batches ahead, even past the last epoch, so more batches "
         "are prepared than received",
+        f"faults: hung counts the runs in which somebody made no progress for {options.hang:g} s",
     )
     return Result((Table(title, heads, tuple(rows)),), notes, tuple(wrong), {"faults": data})
+
+
+def _prepared(seen: Sequence[FaultOutcome]) -> str:
+    counted = [outcome for outcome in seen if outcome.distinct]
+    if not counted:
+        return ""
+    median = statistics.median(outcome.prepared for outcome in counted)
+    return f"{median:.0f} of {counted[0].distinct}"
 
 
 def _ms(seconds: Sequence[float]) -> str:
@@ -369,6 +249,13 @@ def _arguments(parser: ArgumentParser) -> None:
         "--stop", type=positive, default=3.0, help="seconds for which a member is stopped (3)"
     )
     parser.add_argument(
+        "--hang",
+        type=positive,
+        default=HANG_LIMIT,
+        metavar="SECONDS",
+        help=f"seconds without progress after which a job is taken to hang ({HANG_LIMIT:g})",
+    )
+    parser.add_argument(
         "--only",
         type=_names,
         default=known,
@@ -379,7 +266,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     "faults",
-    "members that join late, lag, die or resume, and a node that dies: samples lost (none)",
+    "jobs that lag, die or resume, and a node, disk or sample that fails: samples lost (none)",
     run,
     _arguments,
 )

@@ -51,17 +51,19 @@ class Verdict:
 def judge(received: Sequence[BatchRecord], reference: Reference, *, ended: bool) -> Verdict:
     """Compare the batches of a member with those of an unshared loader.
 
-    ``ended``: the member ended by itself, so its last epoch must be complete. A member that was
-    cut off must have all batches up to that point.
+    ``ended``: the member ended by itself, so it must have all epochs of the reference. A member
+    that was cut off must have all batches up to that point.
     """
     by_epoch: dict[int, list[BatchRecord]] = {}
     for batch in received:
         by_epoch.setdefault(batch.epoch, []).append(batch)
-    last = max(by_epoch, default=-1)
+    last = max(reference if ended else by_epoch, default=-1)
     verdict = Verdict()
     for epoch in range(last + 1):
         whole = ended or epoch < last
-        verdict += _judge_epoch(by_epoch.get(epoch, []), reference[epoch], whole=whole)
+        verdict += _judge_epoch(by_epoch.pop(epoch, []), reference.get(epoch, []), whole=whole)
+    for batches in by_epoch.values():  # of epochs that the member should not have
+        verdict += _judge_epoch(batches, [], whole=True)
     return verdict
 
 

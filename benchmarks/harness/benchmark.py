@@ -19,7 +19,8 @@ class Benchmark:
 
     ``arguments`` adds the options that only this benchmark has. ``needs_data`` makes --data
     required, ``data`` is the help text of --data, and ``files`` lists the suffixes of files that
-    --data accepts besides folders. ``peers`` are the names that --peers accepts.
+    --data accepts besides folders. ``peers`` are the names that --peers accepts. ``seconds`` is the
+    default of --seconds.
     """
 
     name: str
@@ -30,3 +31,4 @@ class Benchmark:
     peers: tuple[str, ...] = ()
     data: str = "folder of classes, each a folder of JPEGs"
     files: tuple[str, ...] = ()
+    seconds: float = 4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import resource
@@ -50,6 +51,8 @@ def _prepare(directory: NodeDirectory) -> tuple[Service | None, int | None]:
     # Ctrl-C in the terminal of the job that started the node must not end the node.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # `kill -USR2` makes a node that hangs write the stacks of its threads to its log.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     logger = logging.getLogger("penstock.node")
     logger.addHandler(LogHandler(sys.stderr))
     logger.setLevel(logging.INFO)
