@@ -57,19 +57,19 @@ def kinds_by_device(mountinfo: str) -> dict[int, str]:
     return kinds
 
 
-def any_on_network(folders: Iterable[str]) -> bool:
-    """Whether one of these folders is on a network file system.
+def any_on_network(paths: Iterable[str]) -> bool:
+    """Whether one of these files or folders, or what a link points to, is on a network.
 
-    One whose kind is not known (a subvolume of btrfs) counts as local.
+    A file system whose kind is not known (a subvolume of btrfs) counts as local.
     """
     try:
         kinds = kinds_by_device(Path("/proc/self/mountinfo").read_text(errors="replace"))
     except OSError:
         return False
-    for folder in folders:
+    for path in paths:
         try:
-            device = os.stat(folder).st_dev
-        except OSError:
+            device = os.stat(path).st_dev
+        except (OSError, ValueError):  # missing, or a zero byte in its name
             continue
         if is_network(kinds.get(device, "")):
             return True

@@ -91,8 +91,8 @@ class Listing:
 
     @cached_property
     def on_network(self) -> bool:
-        """Whether files are on a network file system; looks at the folders of the sample."""
-        return any_on_network({os.path.dirname(self.path(index)) for index in self.sample()})
+        """Whether files of the sample are on a network file system."""
+        return any_on_network(self.path(index) for index in self.sample())
 
     def stats(self, first: int, last: int) -> FileStats:
         """The stats of the files from ``first`` to before ``last``."""
@@ -103,27 +103,21 @@ class Listing:
             place = self.place(index)
             stop = min(last, self._ends.item(place))
             folder = os.fsencode(self._folder(place))
-            stat(
-                folder,
-                self._names.text,
-                self._names.ends,
-                index,
-                stats[index - first : stop - first],
-            )
+            out = stats[index - first : stop - first]
+            stat(folder, self._names.text, self._names.ends, index, out)
             index = stop
         return stats
 
     def sample_stats(self) -> FileStats:
         """The stats of the files of the sample."""
-        chosen = self.sample()
+
+        def look(index: int) -> FileStats:
+            return self.stats(index, index + 1)
+
         if not self.on_network:
-            if len(chosen) == len(self):
-                return self.stats(0, len(self))
-            return np.concatenate([self.stats(index, index + 1) for index in chosen])
+            return np.concatenate([look(index) for index in self.sample()])
         with ThreadPoolExecutor(_NETWORK_THREADS) as pool:
-            return np.concatenate(
-                list(pool.map(lambda index: self.stats(index, index + 1), chosen))
-            )
+            return np.concatenate(list(pool.map(look, self.sample())))
 
     def slices(self) -> Iterator[FileStats]:
         """The stats of all files, slice by slice."""
@@ -133,7 +127,7 @@ class Listing:
     def all_stats(self, clock: Callable[[], float] = time.monotonic) -> FileStats:
         """The stats of all files, for a caller who waits. Raises SourceError for a missing file."""
         count = len(self)
-        threads = _NETWORK_THREADS if self.on_network else min(_LOCAL_THREADS, config.cores())
+        threads = self._threads()
         stats = np.empty((count, 2), dtype=np.int64)
         # Small slices on a network, so that a list of a thousand files uses all threads too.
         step = max(1, min(SLICE, -(-count // threads)))
@@ -155,6 +149,12 @@ class Listing:
                     )
         self._refuse_missing(stats)
         return stats
+
+    def _threads(self) -> int:
+        if self.on_network:
+            return _NETWORK_THREADS
+        # Without the kernel more threads would only compete for the GIL.
+        return 1 if _stat_names() is _stat_each else min(_LOCAL_THREADS, config.cores())
 
     def _refuse_missing(self, stats: FileStats) -> None:
         missing = np.flatnonzero(stats[:, 0] < 0)

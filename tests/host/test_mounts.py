@@ -40,12 +40,13 @@ def test_file_systems_of_this_machine_are_not(kind: str) -> None:
     assert not mounts.is_network(kind)
 
 
-def test_a_folder_is_on_a_network_if_its_device_is(
+def test_a_path_is_on_a_network_if_its_device_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [str(tmp_path / "missing"), str(tmp_path)]
+    (tmp_path / "link").symlink_to(tmp_path)
+    paths = [str(tmp_path / "missing"), str(tmp_path / "link")]
     monkeypatch.setattr(mounts, "kinds_by_device", lambda _: {tmp_path.stat().st_dev: "nfs4"})
-    assert mounts.any_on_network(folders)
-    assert not mounts.any_on_network(folders[:1])
+    assert mounts.any_on_network(paths)
+    assert not mounts.any_on_network(paths[:1])
     monkeypatch.setattr(mounts, "kinds_by_device", lambda _: {})
-    assert not mounts.any_on_network(folders)
+    assert not mounts.any_on_network(paths)

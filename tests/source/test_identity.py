@@ -121,7 +121,7 @@ def test_names_depend_on_order_and_labels(paths: list[Path]) -> None:
 def test_on_a_network_only_a_sample_is_asked_for(
     paths: list[Path], many: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listings, "any_on_network", lambda folders: True)
+    monkeypatch.setattr(listings, "any_on_network", lambda paths: True)
     looked: list[int] = []
     stats = Listing.stats
 

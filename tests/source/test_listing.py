@@ -136,7 +136,7 @@ def test_files_on_a_network_are_asked_for_by_several_threads(
 ) -> None:
     root = write(tmp_path, *(f"{number:02}.jpg" for number in range(40)))
     alone = FolderSource(root).listing
-    monkeypatch.setattr(module, "any_on_network", lambda folders: True)
+    monkeypatch.setattr(module, "any_on_network", lambda paths: True)
     listing = FolderSource(root).listing
     assert listing.on_network
     assert listing.sample_stats().tolist() == alone.stats(0, 40).tolist()
