@@ -29,7 +29,14 @@ from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors, can_pin
 from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
-from penstock.torch.ranks import RankFinder, Undivided, given_rank, of_sampler, of_stream
+from penstock.torch.ranks import (
+    SHARED_SEED,
+    RankFinder,
+    Undivided,
+    given_rank,
+    of_sampler,
+    of_stream,
+)
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -179,6 +186,8 @@ class DataLoader:
         if seed is None:
             seed = torch.initial_seed() if generator is None else generator.initial_seed()
             seed %= 2**63
+        if given is not None and given[1] != 1 and not self._seed_is_given:
+            seed = SHARED_SEED
         self._ranks: RankFinder | Undivided | None = None
         if given is None:
             if streaming:

@@ -250,6 +250,12 @@ def test_ranks_without_a_seed_agree_on_the_order(group: Group) -> None:
             loader.load_state_dict(state)
             parts += seen(loader)
     assert sorted(parts) == list(range(12))
+    parts = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        with drop_in(shuffle=True, rank=rank, world=2) as loader:
+            parts += seen(loader)
+    assert sorted(parts) == list(range(12))
 
 
 def test_a_checkpoint_of_one_process_brings_its_seed_to_ranks(group: Group) -> None:
