@@ -9,8 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock import cgroup
 from penstock.errors import PipelineError
+from penstock.host import cgroup
 
 _UNITS = {
     "": 1,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import cgroup, config
+from penstock import config
+from penstock.host import cgroup
 
 GB = 10**9
 
