@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock import cgroup
 from penstock.errors import PipelineError
+from penstock.host import cgroup
 
 _UNITS = {
     "": 1,

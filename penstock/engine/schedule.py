@@ -176,7 +176,7 @@ class Schedule:
         return None
 
     def probe(self, batch: int, first: int, count: int) -> None:
-        """Deal a probe of these samples, the ones before them did not work."""
+        """Deal a probe of these samples; those before them did not work."""
         self._waiting.appendleft(self._piece("probe", batch, first, count, None))
 
     def deal_again(self, piece: Piece) -> None:

@@ -1,1 +1,1 @@
-"""The machine around Penstock: processes, private directories, at-exit hooks, the terminal."""
+"""The machine around Penstock: processes, cgroups, private directories, at exit, the terminal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.schedule import PIECE_SECONDS, Schedule
+from penstock.engine.schedule import PIECE_SECONDS, Piece, Schedule
 
 
 @given(rows=st.integers(1, 200), workers=st.integers(1, 16), cost=st.floats(1e-7, 1.0))
@@ -139,3 +139,50 @@ def test_a_dropped_batch_has_no_pieces_left() -> None:
     schedule.drop(0)
     assert piece.id not in schedule
     assert schedule.take(0) is None
+
+
+def taken(schedule: Schedule) -> list[Piece]:
+    found = []
+    while (piece := schedule.take(0)) is not None:
+        found.append(piece)
+    return found
+
+
+def test_a_whole_batch_that_killed_its_worker_is_tried_sample_by_sample_and_then_again() -> None:
+    schedule = Schedule(2)
+    schedule.open(0, 3, "whole")
+    (whole,) = taken(schedule)
+    assert schedule.lost(whole.id, guilty=True) is None
+    trials = taken(schedule)
+    assert [(p.kind, p.first, p.count, p.strikes) for p in trials] == [
+        ("probe", row, 1, 1) for row in range(3)
+    ]
+    assert schedule.lost(trials[1].id, guilty=True) == trials[1]
+    assert not schedule.done(trials[0].id, 0.0)
+    assert schedule.done(trials[2].id, 0.0)
+    schedule.redo_whole(0, 2, strikes=1)
+    (again,) = taken(schedule)
+    # No sample kills a worker when it is prepared alone: now collating them does.
+    assert schedule.lost(again.id, guilty=True) == again
+
+
+def test_a_probe_that_killed_its_worker_is_made_of_its_first_sample_alone() -> None:
+    schedule = Schedule(2)
+    schedule.open(0, 8, "probe")
+    (probe,) = taken(schedule)
+    assert schedule.lost(probe.id, guilty=True) is None
+    (single,) = taken(schedule)
+    assert (single.kind, single.first, single.count) == ("probe", 0, 1)
+    assert schedule.lost(single.id, guilty=True) == single
+    schedule.probe(0, 1, 7)
+    (rest,) = taken(schedule)
+    assert (rest.first, rest.count, rest.strikes) == (1, 7, 0)
+    assert schedule.done(rest.id, 0.0)
+
+
+def test_a_probe_its_worker_had_not_begun_comes_back_whole() -> None:
+    schedule = Schedule(2)
+    schedule.open(0, 8, "probe")
+    (probe,) = taken(schedule)
+    assert schedule.lost(probe.id, guilty=False) is None
+    assert [(p.kind, p.count, p.strikes) for p in taken(schedule)] == [("probe", 8, 0)]

@@ -348,7 +348,7 @@ def test_a_worker_that_never_becomes_ready_is_killed_if_there_is_a_timeout(
     monkeypatch.setattr(
         "penstock.engine.pools.launch._BOOT", "import signal\nwhile True: signal.pause()"
     )
-    now = iter(range(0, 10**9, 100))
+    now = iter(range(0, 10**9, 1000))
     pool = partial(ProcessPool, clock=lambda: float(next(now)))
     monkeypatch.setattr("penstock.engine.pools.choose.ProcessPool", pool)
     with (

@@ -15,10 +15,9 @@ ROOT = Path(penstock.__file__).parent
 # rooms above it in this list. docs/follow-a-sample.md has a line on each.
 ROOMS = [
     "errors",
-    "cgroup",
+    "host",
     "config",
     "native",
-    "host",
     "stats",
     "keyed",
     "tree",

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import penstock
-from penstock import cgroup, config, native
+from penstock import config, native
 from penstock.errors import PenstockError
+from penstock.host import cgroup
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Numeric libraries size their thread pools by these variables; worker processes inherit them."""

@@ -47,7 +47,7 @@ class Pool(Protocol):
         """Wake idle workers: there are tasks to take."""
 
     def help(self) -> bool:
-        """Do one task in the caller's thread. Returns false if the pool does not work there."""
+        """Do one task in the caller's thread. Returns false if there is none, or workers do it."""
 
     def watch(self, limit: float | None) -> None:
         """Look for workers that have been at one task for more than ``limit`` seconds."""

@@ -46,9 +46,10 @@ from penstock.serialize import Packed, pack
 TASKS_AHEAD = 2
 """Tasks that a worker has at a time: one to work on, and the next, so that it never waits."""
 
-START_LIMIT = 60.0
+START_LIMIT = 300.0
 """Seconds after which a worker that is not ready yet is warned about, or, if the loader has a
-timeout, killed: its imports take seconds, from a cold network disk up to a minute."""
+timeout, killed. Importing torch takes seconds, and more than a minute on a busy machine with a cold
+network disk."""
 
 
 class _WorkerHandle:
