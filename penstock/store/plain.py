@@ -200,7 +200,8 @@ class _Writer:
         row = array.T if fortran else np.ascontiguousarray(array)
         number = self._buffer(row.reshape(-1).view(np.uint8).data if row.size else memoryview(b""))
         head = _ARRAY_HEAD.pack(number, fortran, len(shape))
-        return head + struct.pack(f"<{len(shape)}Q", *shape) + dtype.str.encode()
+        name: str = dtype.str
+        return head + struct.pack(f"<{len(shape)}Q", *shape) + name.encode()
 
     def _buffer(self, buffer: memoryview) -> int:
         self.buffers.append(buffer)
