@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import MissingExtraError, PipelineError
 from penstock.native import Image, load_cv2, load_simplejpeg, with_channels
 from penstock.serialize import Packed
-from penstock.store.plain import Raw, Restored, pack_sample, unpack_sample
+from penstock.store.plain import Raw, Restored, Restorers, pack_sample, unpack_sample
 from penstock.store.value import Buffer
 from penstock.tree import is_namedtuple
 
@@ -201,4 +201,4 @@ def _zstd() -> Any:
     return pa.Codec("zstd", compression_level=1)
 
 
-_RESTORERS = {"jpeg": from_jpeg, "lossless": from_lossless, "pil": to_pil}
+_RESTORERS: Restorers = {"jpeg": from_jpeg, "lossless": from_lossless, "pil": to_pil}

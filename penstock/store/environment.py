@@ -146,8 +146,7 @@ class SampleTable:
         need that header, and the check of the index does not read it.
         """
         self._page = self._page or self._transaction.stat(self._pieces)["psize"]
-        expected = 0 if value is None else own_pages(len(value), self._page, key)
-        if not expected:
+        if value is None or not (expected := own_pages(len(value), self._page, key)):
             return
         # The header is in the map, directly before the value.
         address = np.frombuffer(value, np.uint8).ctypes.data - _PAGE_HEAD.size

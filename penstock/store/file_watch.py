@@ -66,6 +66,7 @@ class FileWatch:
         self._lock_mark = b""
         self._inodes = (os.fstat(self._data).st_ino, os.fstat(self._lock).st_ino)
         self._largest = 0
+        self._number = 0
 
     def start(self) -> None:
         """LMDB has opened the files: from now on they may change only in the known ways."""
@@ -109,7 +110,7 @@ class FileWatch:
         with self._mutex:
             lock_byte(self._data, 0)
             try:
-                self._settle()
+                self._number = self._settle().transaction
                 try:
                     yield
                 finally:
@@ -119,37 +120,37 @@ class FileWatch:
 
     def wrote(self, transaction: int) -> None:
         """Note the number of a transaction that was committed. Only while ``writing``."""
-        if self._known is not None:
-            self._known = self._known._replace(transaction=transaction)
+        self._number = transaction
 
     def _record_change(self) -> None:
-        if self._known is not None:
-            stat = os.fstat(self._data)
-            self._largest = max(self._largest, stat.st_size)
-            self._known = self._known._replace(nbytes=stat.st_size, changed=stat.st_ctime_ns)
-            # If it cannot be written, the next process checks the index.
-            with suppress(OSError):
-                self._guard.write_record(self._known)
+        stat = os.fstat(self._data)
+        record = FileRecord(stat.st_size, stat.st_ctime_ns, self._number, *self._inodes)
+        self._known = record
+        # If it cannot be written, the next process checks the index.
+        with suppress(OSError):
+            self._guard.write_record(record)
 
     def _look(self) -> tuple[int, int]:
         """Size and time of change of the data file. Raises StoreLost."""
         if self._lost is not None:
             raise self._lost
+        # Read first: another thread may find the file larger than this one is about to.
+        largest = self._largest
         data, lock = os.fstat(self._data), os.fstat(self._lock)
-        if data.st_size < self._largest or lock.st_size < self._lock_nbytes:
+        if data.st_size < largest or lock.st_size < self._lock_nbytes:
             self._lose(StoreLost("its files were truncated while it was in use"))
         if os.pread(self._lock, _MARK, 0) != self._lock_mark:
             self._lose(StoreLost("its lock file was overwritten while it was in use"))
-        self._largest = data.st_size
+        self._largest = max(self._largest, data.st_size)
         return data.st_size, data.st_ctime_ns
 
-    def _settle(self) -> None:
+    def _settle(self) -> FileRecord:
         """Make sure that the file is as its last writer left it. No other process writes now."""
         record = self._look()
         last = self._guard.read_record()
         if last is not None and record == last[:2]:
             self._known = last
-            return
+            return last
         try:
             transaction = self._check_index(self._data)
         except IndexDamage as damage:
@@ -167,9 +168,11 @@ class FileWatch:
             self._lose(StoreLost("its file was exchanged for another one"))
         if self._known is not None and transaction < self._known.transaction - 1:
             self._lose(StoreLost("its file was exchanged for an older one"))
-        self._known = FileRecord(*record, transaction, *self._inodes)
+        found = FileRecord(*record, transaction, *self._inodes)
+        self._known = found
         with suppress(OSError):
-            self._guard.write_record(self._known)
+            self._guard.write_record(found)
+        return found
 
     def _lose(self, reason: StoreLost) -> NoReturn:
         """Give the store up. Raises the reason."""

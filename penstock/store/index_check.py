@@ -33,7 +33,7 @@ _INTEGER_KEYS = 8
 _DEEPEST = 32
 _SMALLEST_PAGE, _LARGEST_PAGE = 256, 1 << 16
 
-Pages = NDArray[np.int64]
+_Numbers = NDArray[np.int64]
 """Numbers of pages, or places in a page."""
 
 
@@ -75,14 +75,14 @@ class _Span(NamedTuple):
     high: bytes | None
 
 
-class _Leaf(NamedTuple):
+class _LeafPage(NamedTuple):
     """The entries of a leaf: where their data are, how long, and with which flags."""
 
     page: bytes
     keys: list[bytes]
-    at: Pages
-    nbytes: Pages
-    flags: Pages
+    at: _Numbers
+    nbytes: _Numbers
+    flags: _Numbers
 
 
 def check_index(fd: int, databases: dict[bytes, bool]) -> int:
@@ -115,8 +115,8 @@ class _IndexCheck:
         self._size = self._meta.page_size
         self._last = self._meta.last
         # Every page that is used or free: the first of a row of pages, and their number.
-        self._starts: list[Pages] = [np.arange(2)]
-        self._counts: list[Pages] = [np.ones(2, np.int64)]
+        self._starts: list[_Numbers] = [np.arange(2)]
+        self._counts: list[_Numbers] = [np.ones(2, np.int64)]
 
     @property
     def full(self) -> int:
@@ -186,20 +186,20 @@ class _IndexCheck:
         self.note(np.array([number]), np.ones(1, np.int64))
         return page
 
-    def note(self, starts: Pages, counts: Pages) -> None:
+    def note(self, starts: _Numbers, counts: _Numbers) -> None:
         """Remember that these pages have an owner."""
         if len(starts) and (starts.min() < 2 or (starts + counts - 1).max() > self._last):
             raise IndexDamage("it refers to pages outside of the file")
         self._starts.append(starts)
         self._counts.append(counts)
 
-    def _data(self, leaf: _Leaf, i: int) -> bytes:
+    def _data(self, leaf: _LeafPage, i: int) -> bytes:
         at, nbytes = int(leaf.at[i]), int(leaf.nbytes[i])
         if leaf.flags[i] & _BIG:
             return os.pread(self._fd, nbytes, at)
         return leaf.page[at : at + nbytes]
 
-    def _check_free_pages(self, leaf: _Leaf) -> None:
+    def _check_free_pages(self, leaf: _LeafPage) -> None:
         for i in range(len(leaf.keys)):
             data = self._data(leaf, i)
             count = int.from_bytes(data[:8], "little")
@@ -210,7 +210,9 @@ class _IndexCheck:
                 raise IndexDamage("its list of free pages is damaged")
             self.note(free.astype(np.int64), np.ones(count, np.int64))
 
-    def _records(self, leaf: _Leaf, databases: dict[bytes, bool]) -> list[tuple[_Database, bool]]:
+    def _records(
+        self, leaf: _LeafPage, databases: dict[bytes, bool]
+    ) -> list[tuple[_Database, bool]]:
         found: list[tuple[_Database, bool]] = []
         for i, key in enumerate(leaf.keys):
             if key not in databases and not leaf.flags[i] & _SUBTREE:
@@ -242,7 +244,7 @@ class _Tree:
         self._size = file.page_size
         self._branches = self._leaves = self._overflows = self._entries = 0
 
-    def check(self, visit: Callable[[_Leaf], None]) -> None:
+    def check(self, visit: Callable[[_LeafPage], None]) -> None:
         """Check all its pages. ``visit`` is called with each leaf."""
         database = self._database
         if (database.root == _NONE) != (database.depth == 0) or database.depth > _DEEPEST:
@@ -267,7 +269,7 @@ class _Tree:
         children = (nbytes | flags << 32).tolist()
         return [_Span(child, bounds[i], bounds[i + 1]) for i, child in enumerate(children)]
 
-    def _leaf(self, span: _Span) -> _Leaf:
+    def _leaf(self, span: _Span) -> _LeafPage:
         page, at, nbytes, flags, key_size = self._nodes(span.page, _LEAF)
         if (flags & ~(_BIG | _SUBTREE)).any():
             raise IndexDamage(f"page {span.page} has an entry with unknown flags")
@@ -287,9 +289,11 @@ class _Tree:
         self._overflows += int(pages.sum())
         self._file.note(data[big], pages)
         data[big] = data[big] * self._size + _HEADER
-        return _Leaf(page, keys, data, nbytes, flags)
+        return _LeafPage(page, keys, data, nbytes, flags)
 
-    def _nodes(self, number: int, kind: int) -> tuple[bytes, Pages, Pages, Pages, Pages]:
+    def _nodes(
+        self, number: int, kind: int
+    ) -> tuple[bytes, _Numbers, _Numbers, _Numbers, _Numbers]:
         """A page and its entries: place, length, flags and key length of each."""
         page = self._file.read(number)
         own, _, flags, lower, upper = _PAGE_HEAD.unpack_from(page)
@@ -308,7 +312,7 @@ class _Tree:
         nbytes = halves[word] | halves[word + 1] << 16
         return page, at, nbytes, halves[word + 2], halves[word + 3]
 
-    def _check_filled(self, number: int, at: Pages, lengths: Pages) -> None:
+    def _check_filled(self, number: int, at: _Numbers, lengths: _Numbers) -> None:
         """The entries of a page fill its end without gaps: LMDB moves them without looking."""
         order = np.argsort(at, kind="stable")
         starts, ends = at[order], (at + (lengths + 1 & ~1))[order]
@@ -331,12 +335,12 @@ class _Tree:
             raise IndexDamage(f"page {span.page} has keys that are not in order")
 
 
-def _check_values(leaf: _Leaf) -> None:
+def _check_values(leaf: _LeafPage) -> None:
     if (leaf.flags & _SUBTREE).any():
         raise IndexDamage("a value is marked as a database")
 
 
-def _keys(page: bytes, at: Pages, sizes: Pages) -> list[bytes]:
+def _keys(page: bytes, at: _Numbers, sizes: _Numbers) -> list[bytes]:
     return [
         page[start : start + size]
         for start, size in zip((at + _NODE).tolist(), sizes.tolist(), strict=True)

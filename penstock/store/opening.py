@@ -179,7 +179,8 @@ def file_problem(guard: Guard, *, trusting: bool = True) -> str:
     """Why LMDB must not open the data file; empty if it may. No other process has it open.
 
     ``trusting``: a file that has not changed since a user of the store last wrote to it needs no
-    check. Otherwise its whole index is read: 25 us a page, and about a page for 100 large values.
+    check. Otherwise its whole index is read: 60 us of CPU time a page, and about a page for 100
+    large values (measured with 140,000 values of 100 and 5,000 bytes).
     """
     path = guard.place / DATA
     if not is_file(path):

@@ -99,7 +99,7 @@ def pack_sample(sample: Any) -> Packed:
 
 def pack_plain(sample: Any) -> Packed:
     """A sample as plain data. Raises NotPlain."""
-    writer = _Writer()
+    writer = _PlainWriter()
     try:
         blob = writer.packed(sample)
     except (OverflowError, ValueError, TypeError, RecursionError) as error:
@@ -122,14 +122,14 @@ def unpack_sample(
             return unpack(frame)
         except Exception as error:  # the code of a class raises what it likes
             raise ValueError(f"the pickled sample cannot be read: {error}") from error
-    reader = _Reader(buffers, restorers or {})
+    reader = _PlainReader(buffers, restorers or {})
     try:
         return reader.read(blob[1:])
     except Exception as error:  # msgpack raises exceptions of many kinds
         raise ValueError(f"the sample cannot be read: {error}") from error
 
 
-class _Writer:
+class _PlainWriter:
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
         self._depth = 0
@@ -200,14 +200,15 @@ class _Writer:
         row = array.T if fortran else np.ascontiguousarray(array)
         number = self._buffer(row.reshape(-1).view(np.uint8).data if row.size else memoryview(b""))
         head = _ARRAY_HEAD.pack(number, fortran, len(shape))
-        return head + struct.pack(f"<{len(shape)}Q", *shape) + dtype.str.encode()
+        name: str = dtype.str
+        return head + struct.pack(f"<{len(shape)}Q", *shape) + name.encode()
 
     def _buffer(self, buffer: memoryview) -> int:
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
 
-class _Reader:
+class _PlainReader:
     def __init__(self, buffers: list[memoryview], restorers: Restorers) -> None:
         self._buffers = buffers
         self._restorers = restorers

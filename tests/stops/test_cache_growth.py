@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,34 @@ def test_a_job_with_a_large_budget_fills_the_store_next_to_one_with_a_small_budg
     assert small.put_many([(500, b"new")]) == [False]
     assert [bytes(value) == bytes(MB) for value in small.get_many([100]) if value] == [True]
     large.seal()
-    assert LmdbStore(tmp_path / "store", 300 * MB, "photos", persistent=True).sealed
-    assert not LmdbStore(tmp_path / "store", 301 * MB, "photos", persistent=True).sealed
+    equal, larger = (
+        LmdbStore(tmp_path / "store", budget * MB, "photos", persistent=True)
+        for budget in (300, 301)
+    )
+    assert (equal.sealed, larger.sealed) == (True, False)
+    for store in (small, large, equal, larger):
+        store.close()
+
+
+GROW = """
+import sys
+from pathlib import Path
+from penstock.store import LmdbStore
+store = LmdbStore(Path(sys.argv[1]), 300_000_000, "photos", persistent=True)
+for start in range(0, 120, 10):
+    assert all(store.put_many([(1000 + start + i, bytes(1_000_000)) for i in range(10)]))
+store.close()
+"""
+
+
+def test_a_store_grown_by_another_process_is_read_and_written_where_it_was_open(
+    tmp_path: Path,
+) -> None:
+    small = LmdbStore(tmp_path / "store", 5 * MB, "photos", persistent=True)
+    assert small.put_many([(0, b"first")]) == [True]
+    subprocess.run([sys.executable, "-c", GROW, str(tmp_path / "store")], check=True)
+    found = small.get_many([0, 1119])
+    assert [bytes(value) for value in found if value is not None] == [b"first", bytes(MB)]
+    assert small.delete_many(range(1000, 1120)) == 120
+    assert small.put_many([(1, b"second")]) == [True]
     small.close()
-    large.close()

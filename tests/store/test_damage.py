@@ -131,7 +131,7 @@ def test_a_store_damaged_in_use_means_misses_and_one_warning(
     store.close()
 
 
-REMOVED: dict[str, Callable[[Path], None]] = {
+REMOVED: dict[str, Callable[[Path], object]] = {
     "state.json": lambda path: path.write_text("{"),
     "data.mdb": Path.unlink,
     "lock.mdb": Path.unlink,

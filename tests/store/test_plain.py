@@ -39,14 +39,14 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
-        return (
+        return bool(
             one.dtype == other.dtype
             and one.shape == other.shape
             and one.tobytes() == other.tobytes()
             and one.flags.f_contiguous == other.flags.f_contiguous
         )
     if isinstance(one, np.generic):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype) and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
