@@ -186,6 +186,8 @@ static const char *marker_damage(const struct jpeg_decompress_struct *jpeg) {
     if (marker == 0 && !behind) continue;
     if (marker == JPEG_EOI) break;
     if (marker >= JPEG_RST0 && marker < JPEG_RST0 + 8 && !behind) {
+      /* Behind the last unit it does no harm. */
+      if (!jpeg->restart_interval && end - at >= 2 && at[0] == 0xFF && at[1] == JPEG_EOI) break;
       if (!jpeg->restart_interval || marker != JPEG_RST0 + (int)(restarts % 8))
         return "Corrupt JPEG data: a restart marker out of order";
       restarts++;
@@ -521,7 +523,7 @@ static int resample(const uint8_t *pixels, int height, int width, Box box, Targe
 /* Height, width and components, from the frame header alone. */
 static int frame_size(const uint8_t *data, size_t length, int *height, int *width,
                       int *components) {
-  if (length < 4 || data[0] != 0xFF || data[1] != 0xD8) return UNSUPPORTED;
+  if (length < 4 || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return UNSUPPORTED;
   size_t at = 2;
   for (;;) {
     while (at < length && data[at] != 0xFF) at++;

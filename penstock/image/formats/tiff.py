@@ -25,7 +25,9 @@ _KEPT = (
     *(_STRIP_BYTES, _PLANAR, _T4, _T6, _PREDICTOR, _PALETTE, _TILE_WIDTH, _TILE_HEIGHT, _TILES),
     *(_TILE_BYTES, _EXTRA, _SAMPLE_FORMAT, _JPEG_TABLES, _SUBSAMPLING, _REFERENCE),
 )
-_SHORT, _LONG, _LONG8 = 3, 4, 16
+_NUMBERS = (3, 4, 16)
+"""Types of whole numbers: SHORT, LONG and LONG8."""
+
 _TYPES = {
     1: (1, "B"),
     2: (1, "c"),
@@ -69,9 +71,9 @@ class _Directory(NamedTuple):
         found = self.tags.get(tag)
         if found is None:
             return default
-        letter = _TYPES[found.kind][1]
-        if letter not in ("B", "H", "I", "Q") or found.kind == 7:
+        if found.kind not in _NUMBERS:
             raise Damaged(f"tag {tag} is not a number")
+        letter = _TYPES[found.kind][1]
         return struct.unpack(f"{self.order}{found.values}{letter}", found.raw)
 
     def number(self, tag: int, default: int | None = None) -> int:

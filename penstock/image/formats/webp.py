@@ -26,7 +26,7 @@ def size(data: memoryview) -> tuple[int, int]:
     return _canvas(content) if name == b"VP8X" else _picture_size(_Chunk(name, content))
 
 
-def checked(data: memoryview) -> memoryview:
+def checked(data: memoryview) -> bytes:
     (length,) = struct.unpack_from("<I", data, 4)
     end = 8 + length
     if end > data.nbytes:
@@ -38,11 +38,21 @@ def checked(data: memoryview) -> memoryview:
         if chunks[0].name not in _PIXELS:
             raise Damaged(f"it begins with chunk {chunks[0].name!r}")
         _picture_size(chunks[0])
+        kept = 1
     elif chunks[0].content[0] & _ANIMATED:
         _check_frames(chunks, _canvas(chunks[0].content))
+        kept = len(chunks)
     else:
         _check_picture(chunks[1:], _canvas(chunks[0].content))
-    return data[:end]
+        kept = 1 + next(n for n, chunk in enumerate(chunks) if chunk.name in _PIXELS)
+    # libwebp reads pixels that are cut short from the chunks behind them, so these are left out.
+    packed = b"WEBP" + b"".join(_packed(chunk) for chunk in chunks[:kept])
+    return b"RIFF" + struct.pack("<I", len(packed)) + packed
+
+
+def _packed(chunk: _Chunk) -> bytes:
+    length = chunk.content.nbytes
+    return struct.pack("<4sI", chunk.name, length) + bytes(chunk.content) + bytes(length % 2)
 
 
 def _chunks(data: memoryview) -> list[_Chunk]:
