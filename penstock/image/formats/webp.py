@@ -15,7 +15,7 @@ _KEY_FRAME = b"\x9d\x01\x2a"
 _LOSSLESS = 0x2F
 
 
-class _Chunk(NamedTuple):
+class _RiffChunk(NamedTuple):
     name: bytes
     content: memoryview
 
@@ -23,7 +23,7 @@ class _Chunk(NamedTuple):
 def size(data: memoryview) -> tuple[int, int]:
     name = bytes(data[_CHUNKS_AT : _CHUNKS_AT + 4])
     content = data[_CHUNKS_AT + 8 :]
-    return _canvas(content) if name == b"VP8X" else _picture_size(_Chunk(name, content))
+    return _canvas(content) if name == b"VP8X" else _picture_size(_RiffChunk(name, content))
 
 
 def checked(data: memoryview) -> bytes:
@@ -50,12 +50,12 @@ def checked(data: memoryview) -> bytes:
     return b"RIFF" + struct.pack("<I", len(packed)) + packed
 
 
-def _packed(chunk: _Chunk) -> bytes:
+def _packed(chunk: _RiffChunk) -> bytes:
     length = chunk.content.nbytes
     return struct.pack("<4sI", chunk.name, length) + bytes(chunk.content) + bytes(length % 2)
 
 
-def _chunks(data: memoryview) -> list[_Chunk]:
+def _chunks(data: memoryview) -> list[_RiffChunk]:
     chunks = []
     at = 0
     while at < data.nbytes:
@@ -65,7 +65,7 @@ def _chunks(data: memoryview) -> list[_Chunk]:
         end = at + 8 + length
         if end + length % 2 > data.nbytes:
             raise Damaged(f"chunk {name!r} is longer than the file")
-        chunks.append(_Chunk(name, data[at + 8 : end]))
+        chunks.append(_RiffChunk(name, data[at + 8 : end]))
         at = end + length % 2
     return chunks
 
@@ -80,7 +80,7 @@ def _number(content: memoryview, at: int) -> int:
     return int.from_bytes(content[at : at + 3], "little")
 
 
-def _picture_size(chunk: _Chunk) -> tuple[int, int]:
+def _picture_size(chunk: _RiffChunk) -> tuple[int, int]:
     content = chunk.content
     if content.nbytes < 10:
         raise Damaged("its header is cut short")
@@ -103,7 +103,7 @@ def _picture_size(chunk: _Chunk) -> tuple[int, int]:
     return height, width
 
 
-def _check_picture(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
+def _check_picture(chunks: list[_RiffChunk], canvas: tuple[int, int]) -> None:
     pictures = [chunk for chunk in chunks if chunk.name in _PIXELS]
     if len(pictures) != 1:
         raise Damaged(f"it has {len(pictures)} pictures, and is not an animation")
@@ -118,7 +118,7 @@ def _check_picture(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
         raise Damaged("it has frames, and is not an animation")
 
 
-def _check_frames(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
+def _check_frames(chunks: list[_RiffChunk], canvas: tuple[int, int]) -> None:
     names = [chunk.name for chunk in chunks]
     frames = [chunk.content for chunk in chunks if chunk.name == b"ANMF"]
     if not frames or b"ANIM" not in names[: names.index(b"ANMF")]:
