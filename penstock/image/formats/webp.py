@@ -10,7 +10,7 @@ from penstock.image.formats.damaged import Damaged
 _CHUNKS_AT = 12
 _FRAME_HEADER = 16
 _PIXELS = (b"VP8 ", b"VP8L")
-_ANIMATED = 0x02
+_FRAGMENTS, _ANIMATED = 0x01, 0x02
 _KEY_FRAME = b"\x9d\x01\x2a"
 _LOSSLESS = 0x2F
 
@@ -73,6 +73,8 @@ def _chunks(data: memoryview) -> list[_RiffChunk]:
 def _canvas(content: memoryview) -> tuple[int, int]:
     if content.nbytes < 10:
         raise Damaged("its header is cut short")
+    if content[0] & _FRAGMENTS:
+        raise Damaged("its header states that it is in fragments, which do not exist any more")
     return _number(content, 7) + 1, _number(content, 4) + 1
 
 
