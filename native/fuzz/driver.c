@@ -9,6 +9,7 @@
 #include "../jpeg/region.h"
 #include "../augment/augment.h"
 #include "../key.h"
+#include "../lzw.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -353,11 +354,27 @@ static void resample_one(void) {
   resampled++;
 }
 
+static long measured;
+
+/* Random codes: within the memory of the data, and no more bytes than asked for by one code. */
+static void measure_one(void) {
+  size_t size = below(300);
+  uint8_t *data = malloc(size ? size : 1);
+  for (size_t i = 0; i < size; i++) data[i] = (uint8_t)(draw() & (below(2) ? 0xFF : 0x0F));
+  int64_t enough = (int64_t)below(5000);
+  int64_t length = lzw_length(data, size, 2 + (int)below(7), enough, (int)below(2));
+  demand(length >= LZW_DAMAGED && length <= enough + (1 << LZW_LONGEST), "an absurd LZW length");
+  free(data);
+  measured++;
+}
+
 static void run(long number, uint64_t seed) {
   state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
   current_number = number;
   if (!below(4)) {
-    if (below(3))
+    if (!below(8))
+      measure_one();
+    else if (below(3))
       augment_one();
     else
       resample_one();
@@ -443,6 +460,7 @@ int main(int argc, char **argv) {
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; ", counts[NO_MEMORY]);
   printf("%ld decoded without libjpeg; ", decoded_without_libjpeg);
-  printf("%ld with index entries; %ld augmented, %ld resized\n", indexed, augmented, resampled);
+  printf("%ld with index entries; %ld augmented, %ld resized, ", indexed, augmented, resampled);
+  printf("%ld streams of LZW\n", measured);
   return 0;
 }

@@ -186,6 +186,8 @@ static const char *marker_damage(const struct jpeg_decompress_struct *jpeg) {
     if (marker == 0 && !behind) continue;
     if (marker == JPEG_EOI) break;
     if (marker >= JPEG_RST0 && marker < JPEG_RST0 + 8 && !behind) {
+      /* Behind the last unit it does no harm. */
+      if (!jpeg->restart_interval && end - at >= 2 && at[0] == 0xFF && at[1] == JPEG_EOI) break;
       if (!jpeg->restart_interval || marker != JPEG_RST0 + (int)(restarts % 8))
         return "Corrupt JPEG data: a restart marker out of order";
       restarts++;
@@ -518,28 +520,34 @@ static int resample(const uint8_t *pixels, int height, int width, Box box, Targe
   return kind;
 }
 
-/* Height, width and components, from the frame header alone. */
+/* Height, width and components, from the segments before the first scan. Files with other markers
+   among them are left to decoders that find out whether they are damaged. */
 static int frame_size(const uint8_t *data, size_t length, int *height, int *width,
                       int *components) {
   if (length < 4 || data[0] != 0xFF || data[1] != 0xD8) return UNSUPPORTED;
   size_t at = 2;
+  int frames = 0;
   for (;;) {
     while (at < length && data[at] != 0xFF) at++;
     while (at < length && data[at] == 0xFF) at++;
     if (at >= length) return DAMAGED;
     int marker = data[at++];
-    if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD7)) continue;
-    if (marker == 0xD9 || marker == 0xDA) return DAMAGED;
+    if (marker == 0) continue;
+    if (marker == JPEG_EOI) return DAMAGED;
+    int frame = marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+    int known = marker == 0xC4 || marker == 0xCC || marker == 0xDA || marker == 0xDB ||
+                marker == 0xDD || marker == JPEG_COM || (marker >= JPEG_APP0 && marker <= JPEG_APP0 + 15);
+    if (!frame && !known) return UNSUPPORTED;
     if (length - at < 2) return DAMAGED;
     size_t segment = (size_t)data[at] << 8 | data[at + 1];
     if (segment < 2 || segment > length - at) return DAMAGED;
-    if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
-      if (segment < 8) return DAMAGED;
+    if (marker == 0xDA) return frames != 1 ? DAMAGED : data[2] != 0xFF ? UNSUPPORTED : FINE;
+    if (frame) {
+      if (segment < 8 || frames++) return DAMAGED;
       *height = data[at + 3] << 8 | data[at + 4];
       *width = data[at + 5] << 8 | data[at + 6];
       *components = data[at + 7];
       if (!*height || !*width || !*components) return UNSUPPORTED;
-      return FINE;
     }
     at += segment;
   }

@@ -24,7 +24,7 @@ NAMES = "JPEG, PNG, WebP, BMP, GIF and TIFF"
 def identify(data: memoryview) -> ModuleType:
     """The module of the format that a file begins like."""
     begin = bytes(data[:12])
-    if begin.startswith(b"\xff\xd8"):
+    if begin.startswith(b"\xff\xd8\xff"):
         return jpeg
     if begin.startswith(b"\x89PNG\r\n\x1a\n"):
         return png

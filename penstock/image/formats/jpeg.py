@@ -208,6 +208,8 @@ def check_scan(data: memoryview, header: Header) -> None:
         if not 0xD0 <= marker <= 0xD7:
             _check_after_scan(data, found.start())
             break
+        if not header.restart and bytes(data[at : at + 2]) == b"\xff\xd9":
+            break  # behind the last unit: it does no harm
         if not header.restart or marker != 0xD0 + restarts % 8:
             raise Damaged("Corrupt JPEG data: a restart marker out of order")
         restarts += 1

@@ -18,7 +18,7 @@ def unpacked_length(data: bytes, bits: int, enough: int, *, tiff: bool = False) 
 
     ``bits``: size of the uncompressed values, 2 to 8. TIFF stores the high bits of a code first,
     and makes codes longer one code earlier than GIF. Raises ``Damaged`` for a code that is not
-    defined. Without the compiled kernel it takes a second for three million codes.
+    defined. Without the compiled kernel it takes a second for two million codes.
     """
     kernel = native.kernel()
     if kernel is None:

@@ -48,7 +48,7 @@ _LAST_FILTER = 4
 _MOST_TEXT = 1 << 26
 """Bytes that compressed texts and profiles may unpack to, all together."""
 
-Chunk = tuple[bytes, memoryview | bytes]
+PngChunk = tuple[bytes, memoryview | bytes]
 
 
 def size(data: memoryview) -> tuple[int, int]:
@@ -92,9 +92,9 @@ def checked(data: memoryview) -> bytes:
     return bytes(data[:_SIGNATURE]) + b"".join(_packed(*chunk) for chunk in kept)
 
 
-def _chunks(data: memoryview) -> list[Chunk]:
+def _chunks(data: memoryview) -> list[PngChunk]:
     """All chunks up to the end of the image, with the right checksums."""
-    chunks: list[Chunk] = []
+    chunks: list[PngChunk] = []
     at = _SIGNATURE
     while not chunks or chunks[-1][0] != b"IEND":
         if at + 12 > data.nbytes:
@@ -121,7 +121,7 @@ def _packed(name: bytes, content: memoryview | bytes) -> bytes:
     return struct.pack(">I4s", len(content), name) + content + struct.pack(">I", checksum)
 
 
-def _check_palette(before: list[Chunk], names: list[bytes], depth: int, colour: int) -> None:
+def _check_palette(before: list[PngChunk], names: list[bytes], depth: int, colour: int) -> None:
     palettes = [len(content) for name, content in before if name == b"PLTE"]
     if len(palettes) != names.count(b"PLTE") or len(palettes) > 1:
         raise Damaged("its palette is in a wrong place")
@@ -137,7 +137,7 @@ def _check_palette(before: list[Chunk], names: list[bytes], depth: int, colour: 
             raise Damaged(f"chunk {name!r} has {len(content)} bytes")
 
 
-def _check_texts(chunks: list[Chunk]) -> None:
+def _check_texts(chunks: list[PngChunk]) -> None:
     """Compressed texts and profiles: of the known kind, and not a hidden gigabyte."""
     unpacked = 0
     for name, content in chunks:
@@ -162,7 +162,7 @@ def _check_texts(chunks: list[Chunk]) -> None:
             raise Damaged(f"chunk {name!r} unpacks to more than {_MOST_TEXT:,} bytes")
 
 
-def _check_animation(chunks: list[Chunk], height: int, width: int) -> None:
+def _check_animation(chunks: list[PngChunk], height: int, width: int) -> None:
     """Frames of an animation are numbered without gaps, and lie within the picture."""
     expected = 0
     for name, content in chunks:

@@ -25,7 +25,9 @@ _KEPT = (
     *(_STRIP_BYTES, _PLANAR, _T4, _T6, _PREDICTOR, _PALETTE, _TILE_WIDTH, _TILE_HEIGHT, _TILES),
     *(_TILE_BYTES, _EXTRA, _SAMPLE_FORMAT, _JPEG_TABLES, _SUBSAMPLING, _REFERENCE),
 )
-_SHORT, _LONG, _LONG8 = 3, 4, 16
+_NUMBERS = (3, 4, 16)
+"""Types of whole numbers: SHORT, LONG and LONG8."""
+
 _TYPES = {
     1: (1, "B"),
     2: (1, "c"),
@@ -60,7 +62,7 @@ class _Tag(NamedTuple):
     raw: bytes
 
 
-class _Directory(NamedTuple):
+class _TagDirectory(NamedTuple):
     order: str
     big: bool
     tags: dict[int, _Tag]
@@ -69,9 +71,9 @@ class _Directory(NamedTuple):
         found = self.tags.get(tag)
         if found is None:
             return default
-        letter = _TYPES[found.kind][1]
-        if letter not in ("B", "H", "I", "Q") or found.kind == 7:
+        if found.kind not in _NUMBERS:
             raise Damaged(f"tag {tag} is not a number")
+        letter = _TYPES[found.kind][1]
         return struct.unpack(f"{self.order}{found.values}{letter}", found.raw)
 
     def number(self, tag: int, default: int | None = None) -> int:
@@ -85,7 +87,7 @@ def size(data: memoryview) -> tuple[int, int]:
     return _size(_directory(data))
 
 
-def _size(directory: _Directory) -> tuple[int, int]:
+def _size(directory: _TagDirectory) -> tuple[int, int]:
     height, width = directory.number(_HEIGHT), directory.number(_WIDTH)
     if not 0 < height < 1 << 31 or not 0 < width < 1 << 31:
         raise Damaged(f"its header states {width} x {height} pixels")
@@ -98,7 +100,7 @@ def checked(data: memoryview) -> bytes:
     return _with_directory(data, directory)
 
 
-def _directory(data: memoryview) -> _Directory:
+def _directory(data: memoryview) -> _TagDirectory:
     order = "<" if data[0] == ord("I") else ">"
     big = b"+" in bytes(data[2:4])
     try:
@@ -131,10 +133,10 @@ def _directory(data: memoryview) -> _Directory:
             tags[number] = _Tag(kind, values, bytes(data[place : place + length]))
     except struct.error:
         raise Damaged("its directory is cut short") from None
-    return _Directory(order, big, tags)
+    return _TagDirectory(order, big, tags)
 
 
-def _check_pixels(data: memoryview, directory: _Directory) -> None:
+def _check_pixels(data: memoryview, directory: _TagDirectory) -> None:
     height, width = _size(directory)
     number = directory.number
     compression, colours = number(_COMPRESSION, _NONE), number(_COLOURS)
@@ -183,7 +185,7 @@ def _check_pixels(data: memoryview, directory: _Directory) -> None:
             raise Damaged("it is compressed as a fax, and not black and white")
 
 
-def _check_kind(directory: _Directory, colours: int, samples: int) -> int:
+def _check_kind(directory: _TagDirectory, colours: int, samples: int) -> int:
     """Bits of a sample."""
     depths = set(directory.numbers(_BITS, (1,)))
     formats = set(directory.numbers(_SAMPLE_FORMAT, (_UNSIGNED,)))
@@ -248,7 +250,7 @@ def _packbits_length(part: bytes, enough: int) -> int:
     return found
 
 
-def _check_jpeg(directory: _Directory, part: bytes, rows: int, columns: int) -> None:
+def _check_jpeg(directory: _TagDirectory, part: bytes, rows: int, columns: int) -> None:
     """A strip or tile is a JPEG, whose tables may be in a tag."""
     tables = directory.tags.get(_JPEG_TABLES)
     if tables is not None:
@@ -265,7 +267,7 @@ def _check_jpeg(directory: _Directory, part: bytes, rows: int, columns: int) -> 
         raise Damaged(f"a strip or tile is damaged ({error})") from None
 
 
-def _with_directory(data: memoryview, directory: _Directory) -> bytes:
+def _with_directory(data: memoryview, directory: _TagDirectory) -> bytes:
     """The file with a new directory at its end."""
     order, big, tags = directory
     begin = data.nbytes + -data.nbytes % 8

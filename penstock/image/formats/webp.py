@@ -10,12 +10,12 @@ from penstock.image.formats.damaged import Damaged
 _CHUNKS_AT = 12
 _FRAME_HEADER = 16
 _PIXELS = (b"VP8 ", b"VP8L")
-_ANIMATED = 0x02
+_FRAGMENTS, _ANIMATED = 0x01, 0x02
 _KEY_FRAME = b"\x9d\x01\x2a"
 _LOSSLESS = 0x2F
 
 
-class _Chunk(NamedTuple):
+class _RiffChunk(NamedTuple):
     name: bytes
     content: memoryview
 
@@ -23,10 +23,10 @@ class _Chunk(NamedTuple):
 def size(data: memoryview) -> tuple[int, int]:
     name = bytes(data[_CHUNKS_AT : _CHUNKS_AT + 4])
     content = data[_CHUNKS_AT + 8 :]
-    return _canvas(content) if name == b"VP8X" else _picture_size(_Chunk(name, content))
+    return _canvas(content) if name == b"VP8X" else _picture_size(_RiffChunk(name, content))
 
 
-def checked(data: memoryview) -> memoryview:
+def checked(data: memoryview) -> bytes:
     (length,) = struct.unpack_from("<I", data, 4)
     end = 8 + length
     if end > data.nbytes:
@@ -38,14 +38,24 @@ def checked(data: memoryview) -> memoryview:
         if chunks[0].name not in _PIXELS:
             raise Damaged(f"it begins with chunk {chunks[0].name!r}")
         _picture_size(chunks[0])
+        kept = 1
     elif chunks[0].content[0] & _ANIMATED:
         _check_frames(chunks, _canvas(chunks[0].content))
+        kept = len(chunks)
     else:
         _check_picture(chunks[1:], _canvas(chunks[0].content))
-    return data[:end]
+        kept = 1 + next(n for n, chunk in enumerate(chunks) if chunk.name in _PIXELS)
+    # libwebp reads pixels that are cut short from the chunks behind them, so these are left out.
+    packed = b"WEBP" + b"".join(_packed(chunk) for chunk in chunks[:kept])
+    return b"RIFF" + struct.pack("<I", len(packed)) + packed
 
 
-def _chunks(data: memoryview) -> list[_Chunk]:
+def _packed(chunk: _RiffChunk) -> bytes:
+    length = chunk.content.nbytes
+    return struct.pack("<4sI", chunk.name, length) + bytes(chunk.content) + bytes(length % 2)
+
+
+def _chunks(data: memoryview) -> list[_RiffChunk]:
     chunks = []
     at = 0
     while at < data.nbytes:
@@ -55,7 +65,7 @@ def _chunks(data: memoryview) -> list[_Chunk]:
         end = at + 8 + length
         if end + length % 2 > data.nbytes:
             raise Damaged(f"chunk {name!r} is longer than the file")
-        chunks.append(_Chunk(name, data[at + 8 : end]))
+        chunks.append(_RiffChunk(name, data[at + 8 : end]))
         at = end + length % 2
     return chunks
 
@@ -63,6 +73,8 @@ def _chunks(data: memoryview) -> list[_Chunk]:
 def _canvas(content: memoryview) -> tuple[int, int]:
     if content.nbytes < 10:
         raise Damaged("its header is cut short")
+    if content[0] & _FRAGMENTS:
+        raise Damaged("its header states that it is in fragments, which do not exist any more")
     return _number(content, 7) + 1, _number(content, 4) + 1
 
 
@@ -70,7 +82,7 @@ def _number(content: memoryview, at: int) -> int:
     return int.from_bytes(content[at : at + 3], "little")
 
 
-def _picture_size(chunk: _Chunk) -> tuple[int, int]:
+def _picture_size(chunk: _RiffChunk) -> tuple[int, int]:
     content = chunk.content
     if content.nbytes < 10:
         raise Damaged("its header is cut short")
@@ -93,7 +105,7 @@ def _picture_size(chunk: _Chunk) -> tuple[int, int]:
     return height, width
 
 
-def _check_picture(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
+def _check_picture(chunks: list[_RiffChunk], canvas: tuple[int, int]) -> None:
     pictures = [chunk for chunk in chunks if chunk.name in _PIXELS]
     if len(pictures) != 1:
         raise Damaged(f"it has {len(pictures)} pictures, and is not an animation")
@@ -108,7 +120,7 @@ def _check_picture(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
         raise Damaged("it has frames, and is not an animation")
 
 
-def _check_frames(chunks: list[_Chunk], canvas: tuple[int, int]) -> None:
+def _check_frames(chunks: list[_RiffChunk], canvas: tuple[int, int]) -> None:
     names = [chunk.name for chunk in chunks]
     frames = [chunk.content for chunk in chunks if chunk.name == b"ANMF"]
     if not frames or b"ANIM" not in names[: names.index(b"ANMF")]:
