@@ -25,6 +25,7 @@ from penstock.node.protocol import (
     Broken,
     Code,
     First,
+    Refused,
     Released,
     Rewind,
     Took,
@@ -152,7 +153,13 @@ class Group:
         """Handle messages about batches that a member sent together."""
 
         def decide_all(now: float) -> list[Decision]:
-            return [made for message in messages for made in self._decide(peer, now, message)]
+            made: list[Decision] = []
+            for message in messages:
+                try:
+                    made += self._decide(peer, now, message)
+                except PenstockError as error:  # what was decided before it must still be done
+                    peer.send(Refused(str(error)))
+            return made
 
         self._apply(decide_all)
 
@@ -426,7 +433,9 @@ class Group:
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             if isinstance(decision, Give):
-                self.peers[decision.member].give(decision.name, self._staged[decision.name])
+                staged = self._staged.get(decision.name)
+                if staged is not None:  # none is left in a group that cannot go on
+                    self.peers[decision.member].give(decision.name, staged)
             elif isinstance(decision, Fail):
                 _, epoch, number, digest = decision.name
                 failed = BatchFailed(epoch, number, digest, decision.error)
