@@ -194,7 +194,8 @@ def _request(
     sock.settimeout(timeout)
     wire = Wire(sock, VOCABULARY)
     try:
-        wire.send(message)
+        with contextlib.suppress(BrokenPipeError):  # it may have said why before it closed
+            wire.send(message)
         received = wire.receive()
     except (BrokenPipeError, ConnectionResetError):
         return None
