@@ -55,6 +55,7 @@ def _render(
     directory: NodeDirectory, status: dict[str, Any] | None, before: dict[str, Any] | None = None
 ) -> str:
     import penstock
+    from penstock.host.text import printable
     from penstock.node.status import lines_of
 
     if status is None:
@@ -67,7 +68,7 @@ def _render(
             f"Penstock {penstock.__version__}, which may misread its status. `penstock status "
             "--json` prints the status as it is."
         )
-    return "\n".join(lines_of(status, time.time(), before))
+    return printable("\n".join(lines_of(status, time.time(), before)), sys.stdout.encoding)
 
 
 def _watch(directory: NodeDirectory) -> None:

@@ -42,6 +42,18 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     return lines
 
 
+def printable(text: str, encoding: str | None) -> str:
+    """The text with characters escaped that a stream of this encoding cannot write.
+
+    Names of files may have bytes that are not valid UTF-8.
+
+    >>> printable("caf\\udce9 é", "utf-8"), printable("é", "ascii")
+    ('caf\\\\udce9 é', '\\\\xe9')
+    """
+    known = encoding or "utf-8"
+    return text.encode(known, "backslashreplace").decode(known)
+
+
 def many(count: int, noun: str, plural: str = "") -> str:
     """A count with its noun in the singular or plural.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import select
 import signal
 import socket as sockets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +20,12 @@ from typing import Any
 
 from penstock.engine.pools.wire import Wire
 from penstock.errors import WorkerError
+from penstock.node import patience
 from penstock.node.directory import NodeDirectory, peer_of
 from penstock.node.log import trim
 from penstock.node.protocol import VOCABULARY, EndNode, GetStatus, Refused
+
+_log = logging.getLogger("penstock.share")
 
 START_TIMEOUT = 60.0
 """Seconds a node may take to start: eight jobs that load torch at the same time keep a machine
@@ -54,6 +59,40 @@ def connect_or_start(
     Any number of processes may call this at the same time: only one of them starts a node. A node
     that is killed while it starts is replaced by another.
     """
+    with _reported_if_slow(directory):
+        return _connect_or_start(directory, clock, timeout, sleep)
+
+
+@contextlib.contextmanager
+def _reported_if_slow(directory: NodeDirectory) -> Iterator[None]:
+    """Log that this process waits, if that takes long: the kernel waits for locks in silence."""
+    timer = threading.Timer(
+        patience.SILENT,
+        _log.warning,
+        (
+            "this process has waited for more than %.0f s to connect to a node in %s. Another "
+            "process may be starting one, or hang while it holds the lock. See `penstock status`, "
+            "and the log, %s.",
+            patience.SILENT,
+            directory.path,
+            directory.log,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _connect_or_start(
+    directory: NodeDirectory,
+    clock: Callable[[], float],
+    timeout: float,
+    sleep: Callable[[float], None],
+) -> sockets.socket:
     sock = directory.connect()
     if sock is not None:
         return sock
@@ -155,7 +194,8 @@ def _request(
     sock.settimeout(timeout)
     wire = Wire(sock, VOCABULARY)
     try:
-        wire.send(message)
+        with contextlib.suppress(BrokenPipeError):  # it may have said why before it closed
+            wire.send(message)
         received = wire.receive()
     except (BrokenPipeError, ConnectionResetError):
         return None

@@ -25,6 +25,7 @@ from penstock.node.protocol import (
     Broken,
     Code,
     First,
+    Refused,
     Released,
     Rewind,
     Took,
@@ -152,7 +153,13 @@ class Group:
         """Handle messages about batches that a member sent together."""
 
         def decide_all(now: float) -> list[Decision]:
-            return [made for message in messages for made in self._decide(peer, now, message)]
+            made: list[Decision] = []
+            for message in messages:
+                try:
+                    made += self._decide(peer, now, message)
+                except PenstockError as error:  # what was decided before it must still be done
+                    peer.send(Refused(str(error)))
+            return made
 
         self._apply(decide_all)
 
@@ -221,7 +228,8 @@ class Group:
                 except OSError as error:
                     if error.errno not in LACKING:
                         raise
-                    self._wait()  # until members release batches
+                    with self.lock:
+                        self._wake.wait(timeout=1.0)  # until members release batches
                     continue
                 if ready is None:
                     self._wait()
@@ -273,15 +281,14 @@ class Group:
 
     def _restart(self, engine: StagingEngine) -> None:
         """Prepare with other workers, and begin with the batches that were being prepared."""
+        engine.end_workers()
         with self.lock:
             self._hungry = True
-        engine.stop()
-        with self.lock:
             for name, keys in self._names.values():
                 if self.state.interrupted(name):
                     self._wanted[name] = keys
             self._names.clear()
-        engine.restart(ChosenBatches(self))
+        engine.start(ChosenBatches(self))
 
     def _free(self) -> None:
         """End the workers and free the memory of all batches, now and not at some later time."""
@@ -304,7 +311,7 @@ class Group:
             if engine is None or self._closing or self.broken is not None:
                 return
             starving, prepared = self.state.is_starving(), self.state.prepared_batches
-        busy = bool(engine.load) or not engine.asked or self._workers.occupied()
+        busy = bool(engine.load) or not engine.asked or engine.occupied
         seen = Observation(starving, busy, engine.moves + prepared)
         step = self._watchdog.look(seen, now)
         if step is None:
@@ -371,7 +378,9 @@ class Group:
             busy = many(len({task.worker for task in tasks}), "worker is", "workers are")
             samples = ", ".join(map(str, tasks[0].indices[:8]))
             return f"{busy} busy, longest {now - tasks[0].since:.0f} s on samples [{samples}]"
-        if self._workers.occupied():
+        if engine.starved:
+            return "there is no memory for another batch until members release some"
+        if engine.occupied:
             return "all workers of the node are busy for other groups"
         return trouble or "workers are idle; the node will notice that and start others"
 
@@ -379,7 +388,12 @@ class Group:
     def memory(self) -> int:
         """Bytes of all slots of the group."""
         engine = self._engine
-        return 0 if engine is None else engine.ring.used
+        return 0 if engine is None else engine.memory
+
+    @property
+    def ended(self) -> bool:
+        """Whether its workers have ended, and its memory is free."""
+        return self._thread is None or not self._thread.is_alive()
 
     def _wait(self) -> None:
         """Wait for an event, but not longer than a second: kept batches must be dropped in time."""
@@ -419,7 +433,9 @@ class Group:
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             if isinstance(decision, Give):
-                self.peers[decision.member].give(decision.name, self._staged[decision.name])
+                staged = self._staged.get(decision.name)
+                if staged is not None:  # none is left in a group that cannot go on
+                    self.peers[decision.member].give(decision.name, staged)
             elif isinstance(decision, Fail):
                 _, epoch, number, digest = decision.name
                 failed = BatchFailed(epoch, number, digest, decision.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -252,19 +253,19 @@ class NodeFeed:
 
     def _join(self, connection: Connection) -> None:
         mine = self._membership
-        connection.wire.send(
-            Join(
-                VERSION,
-                RELEASE,
-                mine.group,
-                dict(mine.description),
-                mine.part,
-                mine.size,
-                mine.cuts,
-                self.unit,
-                mine.lag,
-            )
+        request = Join(
+            VERSION,
+            RELEASE,
+            mine.group,
+            dict(mine.description),
+            mine.part,
+            mine.size,
+            mine.cuts,
+            self.unit,
+            mine.lag,
         )
+        with contextlib.suppress(BrokenPipeError):  # it may have said why before it closed
+            connection.wire.send(request)
         self._wait(connection, self._patience("the node to let it join"))
         received = connection.wire.receive()
         if received is None:

@@ -77,10 +77,10 @@ class Peer:
             if self.fault:
                 return
             first = not self._unsent
-            if first and self._sent(body, fds or []):
-                return
-            self._queue(body, fds or [], type(message).__name__)
-        if first or self.fault:
+            if not (first and self._sent(body, fds or [])):
+                self._queue(body, fds or [], type(message).__name__)
+            report = bool(self.fault) or (first and bool(self._unsent))
+        if report:
             self._waiting(self)
 
     def flush(self) -> None:

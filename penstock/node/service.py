@@ -163,9 +163,9 @@ class Service:
                 self._send_unsent(peer)
         for group in list(self.groups.values()):
             group.watch()
-        ended = [closing for closing in self._closing if not closing[0].is_alive()]
+        ended = [pair for pair in self._closing if not pair[0].is_alive() and pair[1].ended]
         if ended:
-            self._closing = [closing for closing in self._closing if closing not in ended]
+            self._closing = [pair for pair in self._closing if pair not in ended]
             self._divide_budget()
         trim(self.directory.log)
         self._reserve()

@@ -119,11 +119,11 @@ class WorkerLimit:
             engine.limited = False
             engine.pool.notify()
 
-    def occupied(self) -> bool:
-        """Whether workers really are busy up to the limit, by the tasks that they have."""
+    def occupied(self, share: float) -> bool:
+        """Whether workers really have tasks up to the limit, so that this share is not free."""
         with self._lock:
             engines = list(self._taken)
-        return sum(engine.load for engine in engines) + 0.5 > self.size + 1e-9
+        return sum(engine.load for engine in engines) + share > self.size + 1e-9
 
     def recount(self) -> float:
         """Count the tasks that workers have. Returns by how much the count was too high."""
@@ -238,11 +238,21 @@ class StagingEngine(Engine):
         self.wake()
         self.pool.notify()
 
-    def restart(self, batches: Iterator[BatchKeys]) -> None:
-        """End the workers, drop what is open, and prepare these batches with other workers."""
+    def end_workers(self) -> None:
+        """End the workers and drop what is open. ``start`` starts other workers."""
         self._end_workers()
         self.asked = False
-        self.start(batches)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether it has to wait: for workers of other groups, or for memory."""
+        return self.starved or self._limit.occupied(self._share)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all slots."""
+        with self._lock:
+            return self.ring.used
 
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
@@ -287,8 +297,9 @@ class StagingEngine(Engine):
         super().close()
         self._limit.remove(self)
         if not self._abandoned:
-            # Not left to the garbage collector: this is the memory of a whole group.
-            self.ring.clear()
+            with self._lock:
+                # Not left to the garbage collector: this is the memory of a whole group.
+                self.ring.clear()
 
     def _ready(self, batch: OpenBatch) -> Ready:
         staged = self._stage(batch)

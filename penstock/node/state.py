@@ -98,12 +98,12 @@ class Member:
         return (name.number - self.first) % self.length
 
 
-Status = Literal["wanted", "preparing", "staged"]
+BatchStatus = Literal["wanted", "preparing", "staged"]
 
 
 @dataclass(slots=True)
 class _BatchRecord:
-    status: Status = "wanted"
+    status: BatchStatus = "wanted"
     nbytes: int = 0
     seekers: set[int] = field(default_factory=set)
     """Members that want the batch and were not given it yet."""
@@ -296,7 +296,7 @@ class GroupState:
                 return True
         return False
 
-    def next_wanted(self, member: int) -> tuple[BatchName, Status] | None:
+    def next_wanted(self, member: int) -> tuple[BatchName, BatchStatus] | None:
         """The batch that a member waits for, and its status; ``None`` if it wants none."""
         name = next(iter(self.members[member].wants), None)
         return None if name is None else (name, self._batches[name].status)

@@ -43,7 +43,7 @@ class TrialError(Exception):
 def load_on_trial(fd: int, path: list[str], directory: str, closing: Callable[[], bool]) -> None:
     """Load the pipeline in this shared file in another process. Raises TrialError if that fails.
 
-    Returns early if the group is ``closing``.
+    The process is killed if the group is ``closing``.
     """
     root = str(Path(__file__).resolve().parents[2])
     report = shared_file(0)
@@ -73,7 +73,7 @@ def load_on_trial(fd: int, path: list[str], directory: str, closing: Callable[[]
     if written:
         frame, text = msgpack.unpackb(written, unicode_errors="surrogatepass")
         raise TrialError(frame, text)
-    if code and not closing():
+    if code:
         error = WorkerError(
             f"the pipeline cannot be loaded: a process that unpickled it was {how_it_ended(code)}. "
             "Its output is in the log of the node."

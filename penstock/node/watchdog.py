@@ -14,7 +14,7 @@ STALL = 15.0
 RESTARTS = 3
 """Restarts in a row without progress after which the group is given up."""
 
-Step = Literal["nudge", "restart", "give up"]
+HealingStep = Literal["nudge", "restart", "give up"]
 """``nudge``: count busy workers anew and wake everything that may have missed an event.
 ``restart``: end the workers, start others, and ask for all wanted batches again. ``give up``:
 report an error to the members."""
@@ -51,7 +51,7 @@ class Watchdog:
         self._steps = 0
         self._progress: int | None = None
 
-    def look(self, seen: Observation, now: float) -> Step | None:
+    def look(self, seen: Observation, now: float) -> HealingStep | None:
         """The step to take now, if any."""
         if seen.progress != self._progress:
             self._progress, self._steps, self.since = seen.progress, 0, None

@@ -94,13 +94,13 @@ def test_such_a_name_in_the_error_of_a_group_is_shown_by_the_status(
                     [sys.executable, "-m", "penstock", "status", *more],
                     capture_output=True,
                     check=True,
-                    env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+                    env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
                 ).stdout
                 for more in ([], ["--json"])
             ]
     assert status is not None
     assert f"group {NAME}" in {group["name"] for group in status["groups"]}
-    assert b"group caf" in shown[0]
+    assert b"group caf\\udce9.png: 1 member" in shown[0]
     assert f"group {NAME}" in {group["name"] for group in json.loads(shown[1])["groups"]}
 
 

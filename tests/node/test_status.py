@@ -118,6 +118,20 @@ def test_groups_are_added_up() -> None:
     assert "b: 2 members, 2 threads (every operation releases the GIL)" in shown
 
 
+def test_what_is_wrong_is_shown() -> None:
+    troubled = group(stalls=2, trouble="no batch was prepared; the node woke the workers")
+    few = snapshot(troubled, lingering=5_000_000, descriptors={"open": 60, "limit": 256})
+    lines = lines_of(few, NOW)
+    assert "staged  6 batches, 57.8 MB of 3.0 GB; 5.0 MB in use by jobs that have left" in lines
+    assert (
+        "files   60 of 256 open, so fewer batches are staged: raise the hard limit (ulimit -Hn)"
+        in lines
+    )
+    assert lines[-1] == (
+        "  trouble  2 times, the last: no batch was prepared; the node woke the workers"
+    )
+
+
 def test_a_node_without_groups_will_end() -> None:
     assert "No job is attached" in lines_of(snapshot(), NOW)[-1]
 

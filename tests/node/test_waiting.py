@@ -134,6 +134,24 @@ def test_a_node_that_does_not_answer_is_reported(
     assert len(received) == 2
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_process_that_hangs_while_it_starts_a_node_is_reported(
+    node_directory: NodeDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[Any] = []
+
+    def run() -> None:
+        with ps.from_dataset(np.arange(8.0)).batch(4).loader(share="a") as loader:
+            received.extend(loader)
+
+    job = threading.Thread(target=run)
+    with node_directory.starting():
+        job.start()
+        assert eventually(lambda: "to connect to a node" in caplog.text)
+    job.join()
+    assert len(received) == 2
+
+
 def test_with_a_timeout_a_node_that_does_not_answer_is_an_error(
     node_directory: NodeDirectory,
 ) -> None:
