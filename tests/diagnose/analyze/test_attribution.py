@@ -1,7 +1,8 @@
 """Real analyses of loaders with a known bottleneck: the verdict names it.
 
-Preparation and steps sleep, and storage is a throttled device, so the bottleneck does not depend on
-how busy the machine is.
+Preparation and steps sleep, and storage is a throttled device, so the bottleneck is the same on any
+machine whose sleeps end in time. On a very busy one they do not, and the times of the test are not
+those that it states: then the analysis is repeated.
 """
 
 from __future__ import annotations
@@ -64,6 +65,36 @@ def loader_of(fetch: float, prep: float, workers: int = 2) -> Loader:
     return pipeline.loader(workers=workers, kind="threads", seed=0)
 
 
+class Delays:
+    """How much longer than asked for the sleeps of a thread take, while an analysis runs."""
+
+    NAP, MOST = 1e-3, 2e-3
+    """Seconds of a sleep, and the delay of the slowest twentieth that is still in time."""
+
+    def __init__(self) -> None:
+        self._delays: list[float] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._ending.is_set():
+            started = time.perf_counter()
+            time.sleep(self.NAP)
+            self._delays.append(time.perf_counter() - started - self.NAP)
+
+    def __enter__(self) -> Delays:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    @property
+    def in_time(self) -> bool:
+        return sorted(self._delays)[-1 - len(self._delays) // 20] <= self.MOST
+
+
 def endless(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
@@ -95,7 +126,13 @@ MS = 1e-3
 def test_the_verdict_names_the_bottleneck(
     fetch: float, prep: float, step: float, bound: str
 ) -> None:
-    report = analysed(loader_of(fetch, prep), step)
+    for _ in range(10):
+        with Delays() as delays:
+            report = analysed(loader_of(fetch, prep), step)
+        if delays.in_time:
+            break
+    else:
+        pytest.skip("the machine is too busy: sleeps of 1 ms take more than 3 ms")
     assert stalls_of(report).bound == bound
     assert predict(report).bound == bound
     if fetch >= MS:  # shorter sleeps take longer than requested
