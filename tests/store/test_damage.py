@@ -252,5 +252,6 @@ def test_training_on_a_damaged_cache_gives_the_right_samples(
         [sys.executable, damaged_run.__file__, str(tmp_path), kind, str(seed), str(rounds)],
         capture_output=True,
         text=True,
+        timeout=170,
     )
     assert (run.returncode, run.stdout.count("right\n")) == (0, rounds), run.stdout + run.stderr
