@@ -87,7 +87,7 @@ class Assembly:
 
     def _runs_processes(self) -> bool:
         """Whether samples are prepared by worker processes, of this loader or of a node."""
-        alone = replace(self.recipe, options=replace(self.recipe.options, share=None))
+        alone = replace(self.recipe, options=self.recipe.options.without_share())
         choice = alone.choice() if self.choice.kind == "node" else self.choice
         return choice.own_processes
 
@@ -100,7 +100,7 @@ class Assembly:
         recipe = replace(
             self.recipe,
             pipeline=pipeline.batch(1, collate=operator.itemgetter(0)),
-            options=replace(self.recipe.options, on_error="skip", share=None),
+            options=replace(self.recipe.options.without_share(), on_error="skip"),
             kept=None,
         )
 

@@ -322,8 +322,10 @@ class NodeFeed:
             due = patience.due(now)
             if due == "timeout":
                 raise WorkerError(
-                    f"the node has sent nothing for {self._timeout:g} s. See `penstock status`, "
-                    f"and its log, {self._directory.log}."
+                    f"share={self._membership.group!r} waits for {patience.what}, and the node "
+                    "does not answer when asked what it is doing (this is an error because the "
+                    f"loader has timeout={self._timeout:g}). See `penstock status`, and its log, "
+                    f"{self._directory.log}."
                 )
             if due == "ask" and self._connection is connection:
                 connection.queue(AskProgress())
@@ -366,10 +368,10 @@ class NodeFeed:
             return
         message, fds = received
         if isinstance(message, Progress):
-            if patience.answered():
+            if patience.answered(self._clock()):
                 self._complain(connection, patience, message.text)
             return
-        patience.extend(self._clock(), self._timeout)
+        patience.heard(self._clock())
         if isinstance(message, BatchGiven):
             self._deaths = 0
             self._accept(connection, message, fds)

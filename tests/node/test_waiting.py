@@ -15,23 +15,21 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import WorkerError
 from penstock.node.directory import NodeDirectory
+from penstock.node.group import Group
+from penstock.node.member import NodeFeed
 from penstock.node.patience import ANSWER, SILENT, Patience
 from penstock.node.service import Service
 from tests.node.test_leaving import eventually
 from tests.support.contract import WaitsForFile
 
 
-@given(st.lists(st.floats(0.0, 100.0), max_size=20), st.none() | st.floats(1.0, 200.0))
-def test_each_thing_is_due_once_and_in_order(pauses: list[float], timeout: float | None) -> None:
-    patience, now, seen = Patience("a batch", 0.0, timeout), 0.0, []
+@given(st.lists(st.floats(0.0, 100.0), max_size=20))
+def test_each_thing_is_due_once_and_in_order(pauses: list[float]) -> None:
+    patience, now, seen = Patience("a batch", 0.0), 0.0, []
     for pause in pauses:
         now += pause
         while (due := patience.due(now)) is not None:
             seen.append(due)
-            if due == "timeout":
-                assert timeout is not None
-                assert now >= timeout
-                return
         left = patience.seconds(now)
         assert left is None or left > 0.0
     assert seen == ["ask", "unanswered"][: len(seen)]
@@ -41,10 +39,44 @@ def test_each_thing_is_due_once_and_in_order(pauses: list[float], timeout: float
 def test_an_answer_ends_the_wait_for_it() -> None:
     patience = Patience("a batch", 0.0)
     assert patience.due(SILENT) == "ask"
-    assert patience.answered()
-    assert not patience.answered()
+    assert patience.answered(SILENT)
+    assert not patience.answered(SILENT)
     assert patience.due(SILENT + ANSWER) is None
     assert patience.seconds(SILENT + ANSWER) is None
+
+
+@given(st.floats(0.1, 200.0), st.integers(1, 30))
+def test_a_node_that_answers_is_waited_for_whatever_the_timeout(
+    timeout: float, answers: int
+) -> None:
+    patience, now, said = Patience("a batch", 0.0, timeout), 0.0, 0
+    for _ in range(answers):
+        left = patience.seconds(now)
+        assert left is not None
+        assert left <= timeout + 1e-6
+        now += left + 1e-6
+        assert patience.due(now) == "ask"
+        said += patience.answered(now)
+    assert said == (now >= SILENT)
+
+
+@given(st.floats(0.1, 200.0))
+def test_a_node_that_does_not_answer_is_an_error_with_a_timeout(timeout: float) -> None:
+    patience = Patience("a batch", 0.0, timeout)
+    asked = min(timeout, SILENT) + 1e-6
+    assert patience.due(asked) == "ask"
+    limit = asked + max(ANSWER, timeout)
+    assert patience.due(limit - 1e-3) is None
+    assert patience.due(limit) == "timeout"
+
+
+def test_a_batch_that_comes_puts_the_question_off() -> None:
+    patience = Patience("a batch", 0.0, timeout=6.0)
+    patience.heard(5.0)
+    assert patience.due(10.9) is None
+    assert patience.due(11.0) == "ask"
+    patience.heard(11.5)
+    assert patience.due(11.0 + ANSWER) == "ask"
 
 
 @pytest.fixture
@@ -59,7 +91,6 @@ def held_back(file: Path) -> ps.Pipeline:
     return source.map(WaitsForFile(file, first=4), random=False, version="1").batch(4)
 
 
-@pytest.mark.usefixtures("no_stand_in")
 def test_a_member_says_which_samples_keep_workers_busy(
     service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture, request: Any
 ) -> None:
@@ -153,11 +184,44 @@ def test_a_process_that_hangs_while_it_starts_a_node_is_reported(
 
 
 def test_with_a_timeout_a_node_that_does_not_answer_is_an_error(
-    node_directory: NodeDirectory,
+    node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.node.patience.ANSWER", 0.0)
     node_directory.create()
     with node_directory.listen():
         loader = ps.from_dataset(np.arange(8.0)).batch(4).loader(share="a", timeout=0.1)
-        with loader, pytest.raises(WorkerError, match=r"sent nothing for 0.1 s.*node\.log"):
+        with loader, pytest.raises(WorkerError, match=r"does not answer.*timeout=0.1.*node\.log"):
             next(iter(loader))
         node_directory.socket.unlink()
+
+
+def test_a_long_wait_is_no_error_with_a_timeout_if_the_node_answers(
+    service: Service, tmp_path: Path
+) -> None:
+    """The node kills a worker that takes longer; the second worker may take as long again."""
+    file = tmp_path / "go on"
+    asked = threading.Event()
+    group_doing = Group.doing
+
+    def doing(self: Group, peer: Any) -> str:
+        asked.set()
+        return group_doing(self, peer)
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(Group, "doing", doing)
+    try:
+        with held_back(file).loader(share="a", shuffle=False) as loader:
+            epoch = iter(loader)
+            next(epoch)
+            feed = loader._feed
+            assert isinstance(feed, NodeFeed)
+            feed._timeout = 0.05  # of this member only: the workers of the node may take longer
+            rest: list[Any] = []
+            job = threading.Thread(target=lambda: rest.extend(epoch))
+            job.start()
+            assert asked.wait(60)
+            file.touch()
+            job.join()
+    finally:
+        patched.undo()
+    assert len(rest) == 3

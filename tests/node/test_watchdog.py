@@ -177,7 +177,6 @@ def test_a_group_that_cannot_be_mended_is_an_error(service: Service, clock: Cloc
         assert "starting other workers did not help" in str(errors[0])
 
 
-@pytest.mark.usefixtures("no_stand_in")
 def test_a_long_sample_is_waited_for(service: Service, clock: Clock, tmp_path: Path) -> None:
     file = tmp_path / "go on"
     source = ps.from_dataset(np.arange(16.0), random=False, version="1")

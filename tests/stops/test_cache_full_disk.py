@@ -60,7 +60,6 @@ def test_threads_train_on_with_a_full_disk(tiny_disk: Path, filled: bool) -> Non
     assert (0 < admitted < 20 and hits >= admitted) or (filled and hits == admitted == 0)
 
 
-@pytest.mark.usefixtures("no_stand_in")
 @pytest.mark.parametrize("filled", [False, True])
 def test_processes_train_on_with_a_full_disk(tiny_disk: Path, filled: bool) -> None:
     if filled:

@@ -41,7 +41,6 @@ def run(place: Path, budget: int, epochs: int = 2, **workers: Any) -> CacheStats
         return loader.stats().caches[0]
 
 
-@pytest.mark.usefixtures("no_stand_in")
 @pytest.mark.parametrize("workers", KINDS, ids=lambda workers: str(workers["kind"]))
 def test_a_cache_filled_under_a_small_budget_grows_under_a_larger_one(
     tmp_path: Path, workers: dict[str, Any]

@@ -290,7 +290,6 @@ def as_set(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-@pytest.mark.usefixtures("no_stand_in")
 def test_a_pickle_smuggled_into_a_store_of_plain_samples_is_not_run(
     tmp_path: Path, kind: Any
 ) -> None:
