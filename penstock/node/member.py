@@ -17,6 +17,7 @@ from typing import Any
 from penstock.engine.build import Recipe
 from penstock.engine.feed import Queue, Ready
 from penstock.engine.pools.messages import unpack_error
+from penstock.engine.pools.restarts import FailedStarts
 from penstock.engine.pools.wire import Wire
 from penstock.engine.slots import shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
@@ -56,9 +57,6 @@ DEPTH = 4
 KEPT = 4
 """Batches of shared memory that a training loop may keep. Further batches are copied, so that a job
 that collects batches does not take the memory of the others."""
-
-TRIES = 3
-"""How many nodes in a row may die without having given a batch."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,9 @@ class NodeFeed:
         """Batches of that epoch that were delivered."""
         self._first: int | None = None
         """First batch of that epoch; ``None`` while the node has not answered."""
-        self._deaths = 0
-        """Nodes that died since the last batch came."""
+        self._deaths = FailedStarts()
+        """Nodes that died since the last batch came. User code runs in the workers of a node, so
+        nodes are killed from outside, as a rule."""
 
     # What the loader calls (see ``Feed``).
 
@@ -303,13 +302,15 @@ class NodeFeed:
             except (ConnectionResetError, BrokenPipeError):
                 continue
 
-    def _count_death(self) -> None:
-        self._deaths += 1
-        if self._deaths > TRIES:
+    def _count_death(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """A node has died: wait before another is asked for. Raises WorkerError."""
+        pause = self._deaths.pause(0, outside=True)
+        if pause is None:
             raise WorkerError(
-                f"the node has died {self._deaths} times before it could prepare a batch. Its last "
-                f"messages are in {self._directory.log}."
+                f"the node has died {self._deaths.count(0)} times before it could prepare a batch. "
+                f"Its last messages are in {self._directory.log}."
             )
+        sleep(pause)
 
     # Receiving.
 
@@ -373,7 +374,7 @@ class NodeFeed:
             return
         patience.heard(self._clock())
         if isinstance(message, BatchGiven):
-            self._deaths = 0
+            self._deaths.ready(0)
             self._accept(connection, message, fds)
         elif isinstance(message, BatchFailed):
             name = BatchName(self._part, message.epoch, message.number, message.digest)

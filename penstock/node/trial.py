@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import msgpack
 
 from penstock.engine.pools.launch import how_it_ended
 from penstock.engine.pools.messages import pack_error
+from penstock.engine.pools.restarts import FailedStarts, killed_from_outside
 from penstock.engine.slots import shared_file
 from penstock.errors import WorkerError
 from penstock.serialize import unpack
@@ -40,11 +42,42 @@ class TrialError(Exception):
         self.frame = frame
 
 
-def load_on_trial(fd: int, path: list[str], directory: str, closing: Callable[[], bool]) -> None:
+def load_on_trial(
+    fd: int,
+    path: list[str],
+    directory: str,
+    closing: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Load the pipeline in this shared file in another process. Raises TrialError if that fails.
 
-    The process is killed if the group is ``closing``.
+    A process that is killed from outside is replaced. It is killed if the group is ``closing``.
     """
+    trials = FailedStarts()
+    while not closing():
+        code, written = _load_once(fd, path, directory, closing)
+        if written:
+            frame, text = msgpack.unpackb(written, unicode_errors="surrogatepass")
+            raise TrialError(frame, text)
+        if not code or closing():
+            return
+        pause = trials.pause(0, outside=True) if killed_from_outside(code) else None
+        if pause is None:
+            error = WorkerError(
+                f"the pipeline cannot be loaded: a process that unpickled it was "
+                f"{how_it_ended(code)}. Its output is in the log of the node."
+                if code < 0
+                else "the pipeline cannot be loaded: a process that unpickled it "
+                f"{how_it_ended(code)}."
+            )
+            raise TrialError(pack_error(error), str(error))
+        sleep(pause)
+
+
+def _load_once(
+    fd: int, path: list[str], directory: str, closing: Callable[[], bool]
+) -> tuple[int, bytes]:
+    """Load the pipeline in a process. Returns its exit code, and the error that it reported."""
     root = str(Path(__file__).resolve().parents[2])
     report = shared_file(0)
     try:
@@ -67,20 +100,9 @@ def load_on_trial(fd: int, path: list[str], directory: str, closing: Callable[[]
             code = process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-        written = os.pread(report, os.fstat(report).st_size, 0)
+        return code, os.pread(report, os.fstat(report).st_size, 0)
     finally:
         os.close(report)
-    if written:
-        frame, text = msgpack.unpackb(written, unicode_errors="surrogatepass")
-        raise TrialError(frame, text)
-    if code:
-        error = WorkerError(
-            f"the pipeline cannot be loaded: a process that unpickled it was {how_it_ended(code)}. "
-            "Its output is in the log of the node."
-            if code < 0
-            else f"the pipeline cannot be loaded: a process that unpickled it {how_it_ended(code)}."
-        )
-        raise TrialError(pack_error(error), str(error))
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Decides whether a worker that ended before it was ready is started again, and when. Pure."""
+"""Decides whether a process that ended before it was ready is started again, and when. Pure.
+
+It is a worker, a node, or the process that loads a pipeline on trial.
+"""
 
 from __future__ import annotations
 
