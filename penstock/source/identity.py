@@ -20,7 +20,7 @@ PATIENCE: Final = 60.0
 """Seconds to wait for a file system that does not answer. A sample takes milliseconds, and up to a
 second on a network."""
 
-Parts = dict[str, str | None]
+IdentityParts = dict[str, str | None]
 """Fingerprints of the parts of an identity; ``None``: not known, or it cannot be made."""
 
 
@@ -40,7 +40,7 @@ class DataIdentity:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._listing = source.listing
-        self._parts: Parts = {}
+        self._parts: IdentityParts = {}
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class DataIdentity:
                 )
                 self._thread.start()
 
-    def parts(self) -> Parts:
+    def parts(self) -> IdentityParts:
         """The parts that are known, without waiting for sizes and times of all files."""
         if self._listing is None:
             if not self._parts:
@@ -75,7 +75,7 @@ class DataIdentity:
         self._sampled.wait(PATIENCE)
         return self._known()
 
-    def complete(self, limit: float | None = None) -> Parts:
+    def complete(self, limit: float | None = None) -> IdentityParts:
         """All parts; after ``limit`` seconds those that are known by then."""
         parts = self.parts()
         if self._thread is None or self._listing is None:
@@ -115,7 +115,7 @@ class DataIdentity:
         except FingerprintError:
             return None
 
-    def _known(self) -> Parts:
+    def _known(self) -> IdentityParts:
         if self._error is not None:
             raise self._error
         # A copy in one step, because the thread adds parts.

@@ -16,6 +16,10 @@ from penstock.errors import PipelineError
 from penstock.stops.refurbish import Refurbish
 from penstock.torch import DataLoader
 
+IMPORTED = "fork"
+"""Forked workers have the torchvision of this process. Where its compiled operators do not fit the
+installed torch, no other process can import it."""
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
@@ -61,8 +65,14 @@ def test_split_counts_the_transforms_that_run_every_time(
         assert below == ["random_resized_crop", "random_flip", "normalize"]
     else:
         assert below == ["RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize"]
+    context = None if native else IMPORTED
     with DataLoader(
-        folder(torchvision, photos), reuse=3, split=4, num_workers=2, **options
+        folder(torchvision, photos),
+        reuse=3,
+        split=4,
+        num_workers=2,
+        multiprocessing_context=context,
+        **options,
     ) as loader:
         again = [[x.clone() for x, _ in loader] for _ in range(4)]
     for epoch, same_epoch in zip(epochs, again, strict=True):
@@ -130,7 +140,14 @@ def test_echo_stands_where_it_is_put(
 ) -> None:
     dataset = Numbers(torchvision.transforms.Compose([first, last]))
     with DataLoader(
-        dataset, batch_size=5, shuffle=True, echo=2, echo_at=at, seed=1, num_workers=workers
+        dataset,
+        batch_size=5,
+        shuffle=True,
+        echo=2,
+        echo_at=at,
+        seed=1,
+        num_workers=workers,
+        multiprocessing_context=IMPORTED if workers else None,
     ) as loader:
         assert len(loader) == 8
         seen = rows(loader, 1)
