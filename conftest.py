@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -68,6 +69,18 @@ def nothing_left_behind() -> Iterator[None]:
     while (left := _leftovers()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB. Skips the test where mounting one is not permitted."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("may not mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def _import_torchvision() -> Any:

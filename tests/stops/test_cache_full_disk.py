@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +12,6 @@ import penstock as ps
 
 SAMPLES = 60
 NBYTES = 100_000
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("may not mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def block(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -273,17 +272,6 @@ def test_an_error_while_reading_is_a_miss(
             assert get_many(store, [1, 2]) == [None, None]
         assert get(store, 1) is None
     assert get(store, 1) == b"one"
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("may not mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_is_a_refusal_and_one_warning(tiny_disk: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from penstock.config import SMALL_SHM, show_size
 from penstock.diagnose.doctor.facts import THREAD_SETTINGS, Directory, Facts, Limit, Package
 from penstock.diagnose.doctor.report import Finding, Fix, Level
+from penstock.host.mounts import is_network
 
 LITTLE_ROOM = 1 << 30
 """Bytes; a store with less room is of little use."""
@@ -19,29 +20,6 @@ FEW_FILES = 4096
 FEW_PROCESSES = 1024
 """Processes. Threads count too: a few dozen workers with the thread pools of their libraries
 exceed 500."""
-
-NETWORK = frozenset(
-    {
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.gcsfuse",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "fuse.rclone",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "smb3",
-        "wekafs",
-    }
-)
-"""Network file systems, where the locks and memory maps of LMDB are not reliable."""
 
 _LABELS = {"cv2": "OpenCV", "PIL": "Pillow"}
 
@@ -355,7 +333,7 @@ def disk_stores(facts: Facts) -> Iterator[Finding]:
             why='Pipelines with .cache(..., where="disk") will fail.',
             remedies=fixes,
         )
-    elif directory.filesystem in NETWORK:
+    elif is_network(directory.filesystem):  # LMDB's locks and maps are not reliable there
         yield Finding(
             Level.WARNING,
             "Disk",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.diagnose.doctor.checks import NETWORK, check
+from penstock.diagnose.doctor.checks import check
 from penstock.diagnose.doctor.facts import Cores, Facts, Leftovers, Limit, Memory
 from penstock.diagnose.doctor.report import Finding, Level
 
@@ -260,10 +260,6 @@ def test_a_user_without_a_home_is_told_to_set_the_cache_directory(sound: Facts) 
     finding = named(replace(sound, disk=None), "disk caches")
     assert finding.level is Level.WARNING
     assert commands(finding) == ["export PENSTOCK_CACHE_DIR=/path/on/local/disk"]
-
-
-def test_local_file_systems_are_not_listed_as_network_ones() -> None:
-    assert not NETWORK & {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"}
 
 
 def test_few_open_files_are_raised_as_far_as_the_hard_limit(sound: Facts) -> None:
