@@ -426,7 +426,7 @@ def test_unusual_but_good_files_are_decoded(setting: str, data: bytes) -> None:
 def test_a_few_hundred_damaged_files_get_the_verdict_of_pil_on_every_way(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "scripts/fuzz-images", "--inputs", "300", "--seed", "1"),
+            *(sys.executable, "scripts/fuzz_images.py", "--inputs", "300", "--seed", "1"),
             *("--jobs", "1", "--findings", str(tmp_path / "findings")),
         ],
         cwd=ROOT,
