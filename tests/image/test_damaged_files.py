@@ -385,6 +385,27 @@ def test_the_limit_is_not_part_of_the_fingerprint() -> None:
 # ------------------------------------------------------------------------------- good files
 
 
+def peculiar_jpegs() -> dict[str, bytes]:
+    """Headers that libjpeg warns about, and that some cameras write; the pixels are right."""
+    plain = encode(picture(40, 50))
+    scan = plain.index(b"\xff\xda")
+    behind = scan + 2 + int.from_bytes(plain[scan + 2 : scan + 4], "big")
+    return {
+        "jpeg, unknown version": plain.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
+        "jpeg, odd scan parameters": plain[: behind - 3] + bytes(3) + plain[behind:],
+    }
+
+
+@pytest.mark.parametrize("name", peculiar_jpegs())
+def test_a_peculiar_header_is_no_reason_to_refuse_a_jpeg(
+    way: Callable[..., Any], name: str
+) -> None:
+    data, plain = peculiar_jpegs()[name], encode(picture(40, 50))
+    assert data != plain
+    # The kernel leaves such files to the single operations, which resize a little differently.
+    assert np.abs(way(data).astype(int) - way(plain).astype(int)).mean() < 2.0
+
+
 def good_files() -> dict[str, bytes]:
     exif = PIL.Image.Exif()
     exif[0x112] = 6
@@ -398,6 +419,7 @@ def good_files() -> dict[str, bytes]:
         "jpeg, all metadata": saved(
             PICTURE, "JPEG", exif=exif, icc_profile=bytes(70_000), comment=b"words"
         ),
+        **peculiar_jpegs(),
         "jpeg, 1 x 1": encode(picture(1, 1)),
         "jpeg, restarts": saved(grey, "JPEG", restart_marker_blocks=1),
         "png, bytes behind the end": PNG + b"more",

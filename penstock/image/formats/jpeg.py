@@ -1,8 +1,10 @@
 """JPEG: segments of tables, and scans of entropy-coded data. libjpeg reads the content of both.
 
 libjpeg warns about damage and goes on, and so do most programs that use it; what it cannot read
-becomes grey. simplejpeg, when strict, makes every warning an error. Only one warning is harmless:
-bytes without a meaning in the header, or behind the last pixel.
+becomes grey. simplejpeg, when strict, makes every warning an error. A few warnings are harmless:
+bytes without a meaning in the header or behind the last pixel, a damaged colour profile, an unknown
+version of JFIF, and parameters of a scan that only a progressive file may have. Some cameras and
+programs write such files.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ _SCAN, _END, _COMMENT = 0xDA, 0xD9, 0xFE
 _RESTART_INTERVAL = 0xDD
 _PROFILE = 0xE2
 
+_JFIF_SEGMENT, _JFIF = 0xE0, b"JFIF\0"
+
+_WHOLE_SPECTRUM = b"\x00\x3f\x00"
+"""The end of the header of a scan that is not progressive: coefficients 0 to 63, all bits."""
+
 _SQUARE = (b"\x11\x11\x11", b"\x22\x11\x11")
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
@@ -48,6 +55,7 @@ class Header(NamedTuple):
     half of it in both directions. ``scan_at``: offset behind the header of the first scan.
     ``restart``: units between two restarts, or 0. ``units``: units of the whole picture. ``stray``:
     where bytes without a meaning begin and end. ``profiles``: the same of colour profiles.
+    ``version_at``: offset of the version of JFIF, or 0.
     """
 
     height: int
@@ -62,6 +70,7 @@ class Header(NamedTuple):
     units: int
     stray: Parts
     profiles: Parts
+    version_at: int
 
 
 def size(data: memoryview) -> tuple[int, int]:
@@ -86,10 +95,10 @@ def decode(data: memoryview | bytes, colours: str) -> Image:
     else:
         return image
     header = read_header(memoryview(data))
-    if header.profiles:
-        # A damaged colour profile does not change the pixels.
+    mended = _mended(memoryview(data), header)
+    if mended != data:
         try:
-            data = _without(memoryview(data), header.profiles)
+            data = mended
             image = decode_jpeg(data, colours)
         except ValueError as error:
             why = str(error)
@@ -124,7 +133,7 @@ def decode_rows(
 
 
 def read_header(data: memoryview) -> Header:
-    at, frame, frame_at, restart = 2, 0, 0, 0
+    at, frame, frame_at, restart, version_at = 2, 0, 0, 0, 0
     stray: list[tuple[int, int]] = []
     profiles: list[tuple[int, int]] = []
     try:
@@ -152,6 +161,8 @@ def read_header(data: memoryview) -> Header:
                 raise Damaged(f"its header has an unexpected marker 0x{marker:02x}")
             elif marker == _PROFILE:
                 profiles.append((at, end))
+            elif marker == _JFIF_SEGMENT and bytes(data[at + 4 : at + 9]) == _JFIF:
+                version_at = at + 9
             at = end
     except IndexError:
         raise Damaged("Premature end of JPEG file, within its header") from None
@@ -180,6 +191,7 @@ def read_header(data: memoryview) -> Header:
         -(-width // (8 * across)) * -(-height // (8 * down)),
         tuple(stray),
         tuple(profiles),
+        version_at,
     )
 
 
@@ -243,6 +255,16 @@ def _count_scans(data: memoryview, header: Header) -> None:
         if scans > MOST_SCANS:
             raise Damaged(f"it has more than {MOST_SCANS} scans")
         at += data[at] << 8 | data[at + 1]
+
+
+def _mended(data: memoryview, header: Header) -> bytes:
+    """The file without peculiarities of its header that do not change the pixels."""
+    copy = bytearray(data)
+    if header.version_at and copy[header.version_at] not in (1, 2):
+        copy[header.version_at] = 1
+    if not header.several_scans:
+        copy[header.scan_at - 3 : header.scan_at] = _WHOLE_SPECTRUM
+    return bytes(_without(memoryview(copy), header.profiles))
 
 
 def _without(data: memoryview, stray: Parts) -> memoryview | bytes:
