@@ -392,6 +392,7 @@ def peculiar_jpegs() -> dict[str, bytes]:
     behind = scan + 2 + int.from_bytes(plain[scan + 2 : scan + 4], "big")
     return {
         "jpeg, unknown version": plain.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
+        "jpeg, filled stray bytes": plain[:2] + b"\xff\xff\0stray" + plain[2:],
         "jpeg, odd scan parameters": plain[: behind - 3] + bytes(3) + plain[behind:],
     }
 

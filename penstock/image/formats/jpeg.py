@@ -143,6 +143,8 @@ def read_header(data: memoryview) -> Header:
                 stray.append((begin, at))
             while (marker := data[at + 1]) == 0xFF:
                 at += 1
+            if not marker:
+                continue  # 0xFF 0 behind bytes that fill: no marker either
             length = data[at + 2] << 8 | data[at + 3]
             end = at + 2 + length
             if length < 2 or end > data.nbytes:
