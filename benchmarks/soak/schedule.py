@@ -35,6 +35,10 @@ PAUSE = 2.5
 SHORTEST_PAUSE = 0.5
 """Seconds. Two kills of workers in a row could hit the same sample, which is then bad."""
 
+NODE_PAUSE = 20.0
+"""Fewest seconds between two kills of the node. A job gives up after 8 nodes in a row that died
+before they gave it a batch, and a sample that hangs takes 4 timeouts of 6 s to be found."""
+
 HOLD = 24
 """Batches that a job with the trait "hold" keeps."""
 
@@ -69,20 +73,23 @@ class JobChoice:
 def disturbances(seed: int, seconds: float, without: Collection[str] = ()) -> list[Disturbance]:
     """The disturbances of a soak.
 
-    The node is killed in the first half only: its memory is followed over the second half.
+    The node is killed in the first half only, because its memory is followed over the second half.
     """
     rng = np.random.default_rng([seed, _EVENTS])
     kinds = [kind for kind in DISTURBANCES if kind not in without]
     found: list[Disturbance] = []
-    at = 0.0
+    at, node_killed = 0.0, float("-inf")
     while kinds:
         at += SHORTEST_PAUSE + rng.exponential(PAUSE - SHORTEST_PAUSE)
         if at >= seconds:
             break
         kind = kinds[rng.integers(len(kinds))]
         pick, lasts = float(rng.random()), float(rng.uniform(0.5, 4.0))
-        if kind != "kill-node" or at < seconds / 2:
-            found.append(Disturbance(at, kind, pick, lasts))
+        if kind == "kill-node":
+            if at >= seconds / 2 or at < node_killed + NODE_PAUSE:
+                continue
+            node_killed = at
+        found.append(Disturbance(at, kind, pick, lasts))
     return found
 
 

@@ -359,13 +359,16 @@ class NodeFeed:
         connection = self._connected()
         try:
             self._wait(connection, patience)
-            if self._connection is not connection:
-                return  # the node has died while it was asked
+            if self._connection is not connection:  # the node has died while it was asked
+                patience.heard(self._clock())
+                return
             received = connection.wire.receive()
         except OSError:
             received = None
         if received is None:
             self._reconnect()
+            # What the last node was asked, the new one does not answer.
+            patience.heard(self._clock())
             return
         message, fds = received
         if isinstance(message, Progress):

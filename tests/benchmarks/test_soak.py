@@ -20,6 +20,7 @@ from benchmarks.soak.job import bad_defects
 from benchmarks.soak.schedule import (
     DISTURBANCES,
     KINDS,
+    NODE_PAUSE,
     SHORTEST_PAUSE,
     disturbances,
     job_choice,
@@ -53,8 +54,9 @@ def test_an_hour_has_events_of_every_kind() -> None:
 
 def test_the_node_is_killed_in_the_first_half_only() -> None:
     kills = [event.at for event in disturbances(3, 1000.0) if event.kind == "kill-node"]
-    assert kills
+    assert len(kills) > 5
     assert max(kills) < 500
+    assert min(later - sooner for sooner, later in pairwise(kills)) >= NODE_PAUSE
 
 
 @given(without=st.sets(st.sampled_from(DISTURBANCES)))

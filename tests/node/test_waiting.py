@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -225,3 +225,28 @@ def test_a_long_wait_is_no_error_with_a_timeout_if_the_node_answers(
     finally:
         patched.undo()
     assert len(rest) == 3
+
+
+@pytest.mark.parametrize("when", ["asked", "waiting"])
+def test_a_new_node_need_not_answer_what_the_last_one_was_asked(when: str) -> None:
+    class Gone:
+        """The connection to a node that has died."""
+
+        wire: ClassVar[Any] = type("DeadWire", (), {"receive": lambda self: None})()
+
+    feed, now = NodeFeed.__new__(NodeFeed), 6.0
+    before, after = Gone(), Gone()
+    stub: Any = feed
+    stub._connection, stub._clock = before, lambda: now
+    stub._connected = lambda: stub._connection
+
+    def reconnect() -> None:
+        stub._connection = after
+
+    stub._reconnect = reconnect
+    stub._wait = lambda connection, patience: reconnect() if when == "asked" else None
+    patience = Patience("a batch", 0.0, timeout=6.0)
+    assert patience.due(now) == "ask"
+    feed._receive(patience)
+    assert stub._connection is after
+    assert patience.due(now + 6.0) == "ask"
