@@ -8,7 +8,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
@@ -54,12 +54,13 @@ class Connection:
     def tidy(self) -> None:
         """Prepare views of free slots before the next batch comes: later the loop would wait."""
         for slot in self._slots.values():
-            if slot.stale:
-                slot.refresh()
-                if self._layout is not None and slot.size >= self._layout.places[-1]:
-                    buffer = slot.buffer()
+            mapping = slot.mapping
+            if mapping is not None and mapping.state == "stale":
+                mapping.refresh()
+                if self._layout is not None and mapping.size >= self._layout.places[-1]:
+                    buffer = mapping.buffer()
                     columns = self._layout.columns(buffer)
-                    slot.views = _SlotViews(self._layout, buffer, columns)
+                    mapping.views = _SlotViews(self._layout, buffer, columns)
 
     def taken(self, name: BatchName) -> None:
         """Report that the training loop has taken a batch.
@@ -101,37 +102,39 @@ class Connection:
             self.release(name)
             return None
         layout = None if given.whole else self._layout
-        slot = self._slot(given.slot, fds, nbytes if layout is None else layout.places[-1])
-        views, slot.views = slot.views, None
+        slot = self._slot(given.slot, fds)
+        mapping = slot.current(nbytes if layout is None else layout.places[-1])
+        views, mapping.views = mapping.views, None
         if layout is None:
-            return unpack(memoryview(self._lease(slot, name, leases)).cast("B")[:nbytes])
+            return unpack(memoryview(self._lease(mapping, name, leases)).cast("B")[:nbytes])
         if views is not None and views.layout is layout and rows == layout.rows:
-            self._lease(slot, name, leases, views.buffer)
+            self._lease(mapping, name, leases, views.buffer)
             leaves = views.columns
         else:
-            leaves = layout.columns(self._lease(slot, name, leases), rows)
+            leaves = layout.columns(self._lease(mapping, name, leases), rows)
         for leaf, objects in (unpack(beside) if beside is not None else {}).items():
             leaves[leaf] = objects
         return fill(layout.skeleton, leaves)
 
-    def _slot(self, number: int, fds: list[int], needed: int) -> _MappedSlot:
+    def _slot(self, number: int, fds: list[int]) -> _MappedSlot:
         known, forgotten = self._known.touch(number)
         if not known:
             self._slots[number] = _MappedSlot(fds[0])
         if forgotten is not None:
             del self._slots[forgotten]
-        slot = self._slots[number]
-        slot.refresh(needed)
-        return slot
+        return self._slots[number]
 
-    def _lease(self, slot: _MappedSlot, name: BatchName, leases: Leases, buffer: Any = None) -> Any:
-        """A buffer over the slot. When the last view of it is gone, the batch is released."""
-        buffer = slot.buffer() if buffer is None else buffer
+    def _lease(
+        self, mapping: _PrivateMapping, name: BatchName, leases: Leases, buffer: Any = None
+    ) -> Any:
+        """A buffer over the mapping. When the last view of it is gone, the batch is released."""
+        buffer = mapping.buffer() if buffer is None else buffer
         lease = object()
+        mapping.state = "leased"
 
         def end(_: object) -> None:
             leases.pop(lease, None)
-            slot.stale = True
+            mapping.state = "stale"
             self.release(name)
             self._used.pop(lease, None)
             if self._leaving and not self._used:
@@ -202,28 +205,45 @@ class _SlotViews(NamedTuple):
 
 
 class _MappedSlot:
-    """A slot of the node, mapped privately: only this process sees what it writes there.
-
-    ``stale``: the batch in it was released, and the mapping may still show what was written here.
-    """
+    """A slot of the node: its descriptor, and the mapping for its next batch."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.size = 0
-        self.stale = False
-        self.views: _SlotViews | None = None
+        self.mapping: _PrivateMapping | None = None
         weakref.finalize(self, os.close, fd)
 
-    def refresh(self, needed: int = 0) -> None:
-        """Show the current content of the slot, of ``needed`` bytes, not earlier writes."""
-        if needed > self.size or not self.size:  # the slot is new, or a worker has extended it
-            size = os.fstat(self.fd).st_size
-            writable = mmap.PROT_READ | mmap.PROT_WRITE
-            self.map = mmap.mmap(self.fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
-            self.size = size
-        elif self.stale:
-            self.map.madvise(mmap.MADV_DONTNEED)
-        self.stale = False
+    def current(self, needed: int) -> _PrivateMapping:
+        """A mapping that shows what the node has put into the slot, of at least ``needed`` bytes.
+
+        The node gives a slot again while its batch is in use if the loader goes back to this batch.
+        Each of them then has a mapping, and the earlier one is unmapped when its batch is gone.
+        """
+        mapping = self.mapping
+        if mapping is None or mapping.state == "leased" or needed > mapping.size:
+            self.mapping = mapping = _PrivateMapping(self.fd)
+        elif mapping.state == "stale":
+            mapping.refresh()
+        return mapping
+
+
+class _PrivateMapping:
+    """A private mapping of a slot, for one batch at a time: only this batch has what is written.
+
+    ``state``: ``"leased"`` while a batch uses the mapping; ``"stale"`` when the batch is gone, and
+    the mapping may still show what was written there; ``"clean"`` if it shows the slot.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.size = os.fstat(fd).st_size
+        writable = mmap.PROT_READ | mmap.PROT_WRITE
+        self.map = mmap.mmap(fd, self.size, flags=mmap.MAP_PRIVATE, prot=writable)
+        self.state: Literal["clean", "leased", "stale"] = "clean"
+        self.views: _SlotViews | None = None
+
+    def refresh(self) -> None:
+        """Show the slot again, not what was written here. No batch may use the mapping."""
+        self.map.madvise(mmap.MADV_DONTNEED)
+        self.state = "clean"
 
     def buffer(self) -> Any:
         return (ctypes.c_char * self.size).from_buffer(self.map)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import os
@@ -110,6 +111,71 @@ def test_tidying_does_not_change_a_batch_in_use(ends: Ends, layout: Layout) -> N
     ends.connection.tidy()
     assert (first == 50).all()
     assert list(ends.leases) != []
+
+
+def test_a_batch_given_again_while_in_use_has_memory_of_its_own(ends: Ends, layout: Layout) -> None:
+    batch = staged(Slot(5, layout.nbytes, shared=True), layout, 1)
+    first, _ = ends.transfer(batch)
+    first[:] = 50
+    second, _ = ends.transfer(batch)
+    assert (second == 1).all()
+    second[:] = 60
+    third, _ = ends.transfer(batch)
+    assert (third == 1).all()
+    assert (first == 50).all()
+    assert (second == 60).all()
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+@pytest.mark.parametrize("tidy", [True, False])
+@pytest.mark.parametrize("extended", [True, False])
+def test_a_batch_keeps_its_memory_when_another_of_its_slot_is_dropped(
+    ends: Ends, layout: Layout, dropped: int, tidy: bool, extended: bool
+) -> None:
+    slot = Slot(5, layout.nbytes, shared=True)
+    batch = staged(slot, layout, 1)
+    held = [ends.transfer(batch)[0]]
+    held[0][:] = 50
+    if extended:
+        larger = Layout.of(SAMPLE, 4_000)
+        assert larger is not None
+        os.ftruncate(slot.fd, larger.nbytes)
+        slot.refresh()
+        batch = staged(slot, larger, 1)
+    held.append(ends.transfer(batch)[0])
+    held[1][:] = 60
+    del held[dropped]
+    gc.collect()
+    assert len(ends.leases) == 1
+    assert ends.next_message() == Released(0, dropped + 1, "x")
+    if tidy:
+        ends.connection.tidy()
+    again, _ = ends.transfer(batch)
+    assert (again == 1).all()
+    again[:] = 70
+    assert (held[0] == (60, 50)[dropped]).all()
+
+
+def test_mappings_of_one_slot_leave_no_descriptors(ends: Ends, layout: Layout) -> None:
+    slot = Slot(5, layout.nbytes, shared=True)
+    batch = staged(slot, layout, 1)
+    ends.transfer(batch)
+    gc.collect()
+    before = descriptors_of(slot)
+    held = [ends.transfer(batch) for _ in range(5)]
+    assert len(ends.leases) == 5
+    del held
+    gc.collect()
+    assert descriptors_of(slot) == before
+
+
+def descriptors_of(slot: Slot) -> int:
+    """How many descriptors of the slot's file this process has."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing had a descriptor too
+            count += os.path.sameopenfile(int(fd), slot.fd)
+    return count
 
 
 def test_a_short_batch_has_only_its_rows(ends: Ends, layout: Layout) -> None:
