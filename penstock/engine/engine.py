@@ -339,9 +339,12 @@ class Engine:
     def _redo_whole(self, batch: OpenBatch) -> None:
         """Prepare a batch again in one task: one of its samples does not have the layout.
 
-        Pieces of it that are still running write into its slot until they end.
+        Pieces of it that are still running write into its slot until they end, so the new task gets
+        another slot.
         """
         number, offers = self._number(batch), batch.offers()
+        if batch.running:
+            batch.forget_slot(self.ring)
         batch.kind = "whole"
         batch.layout = None
         batch.reports.clear()
@@ -464,6 +467,7 @@ class Engine:
         with self._progress:
             if self._finished() is not None:
                 return
-            if self._failure is None:
-                self._progress.wait(timeout=1.0)
+            if self._failure is not None:
+                return
+            self._progress.wait(timeout=1.0)
         self.pool.watch(self._timeout)

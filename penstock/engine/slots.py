@@ -231,6 +231,7 @@ class Ring:
         # A lease ends wherever the garbage collector runs, even inside another release: appending
         # to a deque is safe there without a lock.
         self._returned: deque[int] = deque()
+        self._forgotten: deque[int] = deque()
         self._leases: dict[int, weakref.ref[Any]] = {}
         self._next = 0
         self._acquired = 0
@@ -298,16 +299,22 @@ class Ring:
         """Never hand out this slot again."""
         self._slots.pop(slot.id, None)
 
+    def forget_later(self, slot: Slot) -> None:
+        """Like ``forget``, from the next ``acquire`` on; from any thread, as ``release``."""
+        self._forgotten.append(slot.id)
+
     def clear(self) -> None:
         """Forget all slots. Their memory is freed as soon as nothing else refers to it."""
         self._slots.clear()
         self._free.clear()
         self._returned.clear()
+        self._forgotten.clear()
 
     @property
     def in_use(self) -> int:
         """How many slots hold a batch, or are held by the training loop."""
-        return max(0, len(self._slots) - len(self._free) - len(self._returned))
+        held = len(self._slots) - len(self._free) - len(self._returned) - len(self._forgotten)
+        return max(0, held)
 
     def lease(self, slot: Slot) -> Any:
         """A buffer over the slot; the slot returns to the ring when its last view is collected.
@@ -365,6 +372,8 @@ class Ring:
         )
 
     def _take_back(self) -> None:
+        while self._forgotten:
+            self._slots.pop(self._forgotten.popleft(), None)
         while self._returned:
             number = self._returned.popleft()
             slot = self._slots.get(number)

@@ -451,7 +451,7 @@ class Group:
             return
         if kept:
             # Another batch in this slot would change the arrays of a process that has left.
-            self._engine.ring.forget(staged.slot)
+            self._engine.ring.forget_later(staged.slot)
         else:
             self._engine.ring.release(staged.slot)
 

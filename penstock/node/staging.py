@@ -101,6 +101,8 @@ class WorkerLimit:
         """Begin a task that takes this share of a worker; false if the limit is reached."""
         with self._lock:
             if sum(self._taken.values()) + share > self.size + 1e-9:
+                # Under this lock: whoever frees a share next finds that this engine waits for it.
+                engine.limited = True
                 return False
             self._taken[engine] = self._taken.get(engine, 0.0) + share
             return True
@@ -112,12 +114,23 @@ class WorkerLimit:
                 self._taken[engine] -= share
 
     def notify(self, beside: StagingEngine) -> None:
-        """Let the engines that reached the limit, except this one, begin their tasks."""
+        """Let the engines that reached the limit, except this one, begin their tasks.
+
+        The caller must not hold the lock of a pool: two pools would wait for each other.
+        """
         with self._lock:
             waiting = [engine for engine in self._taken if engine is not beside and engine.limited]
+            for engine in waiting:
+                engine.limited = False
         for engine in waiting:
-            engine.limited = False
             engine.pool.notify()
+
+    def notify_later(self, beside: StagingEngine) -> None:
+        """Like ``notify``, in a thread of its own, and only if an engine waits."""
+        with self._lock:
+            waits = any(engine.limited for engine in self._taken if engine is not beside)
+        if waits:
+            threading.Thread(target=self.notify, args=(beside,), name="penstock-limit").start()
 
     def occupied(self, share: float) -> bool:
         """Whether workers really have tasks up to the limit, so that this share is not free."""
@@ -184,7 +197,6 @@ class StagingEngine(Engine):
         task = None
         with self._lock:
             if not self._limit.begin(self._share, self):
-                self.limited = True
                 return None
             try:
                 task = super().take(worker)
@@ -198,7 +210,9 @@ class StagingEngine(Engine):
             if task is not None:
                 self._in_hand[task.id] = TaskInHand(worker, task.keys.indices, self._clock())
                 return task
-        self._limit.notify(self)
+        # Another engine may have found the limit reached meanwhile. Pools hold their lock when they
+        # ask for a task, so another thread has to notify it.
+        self._limit.notify_later(self)
         return None
 
     def _wait_for_descriptors(self, error: OSError) -> None:

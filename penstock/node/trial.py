@@ -28,6 +28,10 @@ from penstock.serialize import unpack
 POLL = 0.2
 """Seconds between two looks at whether the group is being closed."""
 
+_LOADED = b"loaded"
+"""What a process reports whose pipeline is loaded. An exit code of 0 says little: user code may end
+the process."""
+
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
     "from penstock.node.trial import main; main()"
@@ -56,11 +60,13 @@ def load_on_trial(
     trials = FailedStarts()
     while not closing():
         code, written = _load_once(fd, path, directory, closing)
+        if written == _LOADED:
+            return
         if written:
             frame, text = msgpack.unpackb(written, unicode_errors="surrogatepass")
             raise TrialError(frame, text)
-        if not code or closing():
-            return
+        if closing():
+            break
         pause = trials.pause(0, outside=True) if killed_from_outside(code) else None
         if pause is None:
             error = WorkerError(
@@ -72,12 +78,15 @@ def load_on_trial(
             )
             raise TrialError(pack_error(error), str(error))
         sleep(pause)
+    # What was not loaded to the end on trial is not loaded in the node.
+    error = WorkerError("the group was closed before its pipeline was loaded")
+    raise TrialError(pack_error(error), str(error))
 
 
 def _load_once(
     fd: int, path: list[str], directory: str, closing: Callable[[], bool]
 ) -> tuple[int, bytes]:
-    """Load the pipeline in a process. Returns its exit code, and the error that it reported."""
+    """Load the pipeline in a process. Returns its exit code, and what it reported."""
     root = str(Path(__file__).resolve().parents[2])
     report = shared_file(0)
     try:
@@ -111,9 +120,11 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         unpack(mmap.mmap(int(sys.argv[1]), 0, access=mmap.ACCESS_COPY))
+        report = _LOADED
     except BaseException as error:
-        report = [pack_error(error), str(error)]
-        os.write(int(sys.argv[2]), msgpack.packb(report, unicode_errors="surrogatepass"))
+        packed = [pack_error(error), str(error)]
+        report = msgpack.packb(packed, unicode_errors="surrogatepass")
+    os.write(int(sys.argv[2]), report)
     # Skip the interpreter's shutdown: libraries with threads of their own may hang in it.
     os._exit(0)
 

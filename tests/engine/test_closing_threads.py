@@ -200,3 +200,17 @@ def test_a_forgotten_loader_that_is_collected_in_its_own_worker_is_closed(gate: 
     finally:
         gc.enable()
     assert freed() is None
+
+
+def test_user_code_that_exits_in_a_thread_is_an_error_and_no_hang() -> None:
+    def leave(value: Any) -> Any:
+        if value == 9:
+            raise SystemExit("3 samples are missing")
+        return value
+
+    pipeline = ps.from_dataset(np.arange(16), random=False).map(leave, random=False).batch(4)
+    with (
+        pipeline.loader(workers=2, kind="threads", shuffle=False) as loader,
+        pytest.raises(WorkerError, match=r"raised SystemExit\(3 samples are missing\)"),
+    ):
+        list(loader)

@@ -23,7 +23,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.pools import launch, processes, restarts
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.restarts import FailedStarts
-from penstock.errors import DeadlySampleError, WorkerError
+from penstock.errors import DeadlySampleError, PipelineError, WorkerError
 from penstock.loader import Loader
 from tests.support.hostile import deadly, hanging, in_a_worker, jitter, noted
 
@@ -358,3 +358,18 @@ def test_a_worker_that_never_becomes_ready_is_killed_if_there_is_a_timeout(
         pytest.raises(WorkerError, match="not ready after"),
     ):
         list(loader)
+
+
+def test_a_pipeline_that_cannot_be_pickled_leaves_no_descriptor_open() -> None:
+    lock = threading.Lock()
+    pipeline = ps.from_dataset(np.arange(4.0)).map(lambda value: lock and value, random=False)
+
+    def fails() -> int:
+        with (
+            pipeline.batch(2).loader(workers=1, kind="processes") as loader,
+            pytest.raises(PipelineError, match="cannot be pickled"),
+        ):
+            next(iter(loader))
+        return len(os.listdir("/proc/self/fd"))
+
+    assert fails() == fails()

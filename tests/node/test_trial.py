@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts
+from penstock.engine.slots import shared_file
 from penstock.errors import WorkerError
 from penstock.node import trial
 from penstock.node.directory import NodeDirectory
 from penstock.node.member import NodeFeed
 from penstock.node.trial import TrialError, load_on_trial
+from penstock.serialize import pack
 
 
 def load(
@@ -24,7 +28,8 @@ def load(
     left = list(codes)
 
     def load_once(*_: Any) -> tuple[int, bytes]:
-        return left.pop(0), b""
+        code = left.pop(0)
+        return code, b"" if code else trial._LOADED
 
     monkeypatch.setattr(trial, "_load_once", load_once)
 
@@ -56,8 +61,29 @@ def test_a_process_that_ends_by_itself_is_an_error_at_once(
         load(monkeypatch, [code, 0])
 
 
-def test_a_group_that_is_closed_meanwhile_needs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(monkeypatch, [-signal.SIGKILL, 0], closing_after=1) == []
+def test_a_pipeline_is_not_loaded_if_its_group_is_closed_during_the_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(TrialError, match="closed before its pipeline was loaded"):
+        load(monkeypatch, [-signal.SIGKILL, 0], closing_after=1)
+
+
+class EndsItsProcess:
+    """Unpickling it ends the process without an error."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (0,)
+
+
+def test_a_process_that_ends_before_it_has_loaded_the_pipeline_is_an_error() -> None:
+    packed = pack(EndsItsProcess())
+    fd = shared_file(packed.nbytes)
+    try:
+        os.pwrite(fd, packed.tobytes(), 0)
+        with pytest.raises(TrialError, match="cannot be loaded"):
+            load_on_trial(fd, list(sys.path), "/", lambda: False)
+    finally:
+        os.close(fd)
 
 
 def test_a_member_outlives_several_nodes_in_a_row_but_not_any_number(

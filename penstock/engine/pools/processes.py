@@ -149,11 +149,11 @@ class ProcessPool:
         self._pid = os.getpid()
         self._failed_starts = FailedStarts()
         self._due, self._warning, self._given_up = {}, None, False
+        if self._start == "program":  # first: it raises if the pipeline cannot be pickled
+            self._work_fd = self._share_work()
         self._selector = selectors.DefaultSelector()
         self._wake = os.pipe()
         self._selector.register(self._wake[0], selectors.EVENT_READ, None)
-        if self._start == "program":
-            self._work_fd = self._share_work()
         # Workers must be started by a thread that does not end before them. A fork is best taken
         # from the first thread of a program, while that has no other.
         here = outlives_workers()
@@ -507,9 +507,10 @@ class ProcessPool:
         desk = self._desk()
         if desk is None:
             return
-        for place, task in enumerate(lost):
-            # A worker runs tasks in the order in which they were sent: it died during the first.
-            desk.lost(task, guilty=place == 0, reason=reason)
+        # A worker runs tasks in the order in which they were sent: it died during the first. The
+        # last one is reported first, because each becomes the next to be dealt.
+        for task in reversed(lost):
+            desk.lost(task, guilty=task == lost[0], reason=reason)
         del desk
         self.notify()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from penstock.engine.pools.pool import Desk
-from penstock.engine.pools.runner import Runner, Task, Work, WorkerInfo
+from penstock.engine.pools.runner import Outcome, Runner, Task, Work, WorkerInfo
 from penstock.errors import WorkerError
 
 _log = logging.getLogger("penstock.workers")
@@ -171,10 +171,21 @@ class ThreadPool:
                 continue
             retry = FIRST_RETRY
             current[number] = (task, self._clock())
-            outcome = runner.run(task)
+            try:
+                outcome = runner.run(task)
+            except BaseException as error:  # it must not end this thread without a word
+                outcome = Outcome(runner.unfinished(), error=_not_an_exception(task, error))
             del current[number]
             desk.done(task.id, outcome)
             del desk, task, outcome
+
+
+def _not_an_exception(task: Task, error: BaseException) -> WorkerError:
+    """The error for user code that raised SystemExit or the like."""
+    return WorkerError(
+        f"preparing {_samples_of(task)} raised {type(error).__name__}({error}), which ends a "
+        "program and is not an exception. Raise an exception there, such as ValueError."
+    )
 
 
 def _samples_of(task: Task) -> str:

@@ -1,0 +1,47 @@
+"""A batch whose layout changes is prepared again as a whole, while old pieces of it still run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+
+
+class ChangesLayout:
+    """Sample 9 has another type. Sample 15 is held back until it is prepared for a second time."""
+
+    def __init__(self, place: Path) -> None:
+        self._first, self._again = place / "first", place / "again"
+
+    def __call__(self, value: Any) -> Any:
+        number = int(value)
+        if number == 15:
+            try:
+                self._first.touch(exist_ok=False)
+            except FileExistsError:
+                self._again.touch()
+            else:
+                while not self._again.exists():
+                    time.sleep(0.01)
+                # Now the batch is being packed; this piece is to write its row after that. If it
+                # writes too early, the test says nothing, but it does not fail.
+                time.sleep(0.3)
+        if number == 9:
+            while not self._first.exists():
+                time.sleep(0.01)
+        return np.full(1024, number, np.float64 if number == 9 else np.float32)
+
+
+def test_an_old_piece_does_not_write_into_a_batch_that_is_prepared_again(tmp_path: Path) -> None:
+    pipeline = (
+        ps.from_dataset(list(range(16)), random=False)
+        .map(ChangesLayout(tmp_path), random=False, version="1")
+        .batch(8)
+    )
+    with pipeline.loader(workers=2, kind="processes", shuffle=False) as loader:
+        rows = [row for batch in loader for row in batch]
+    assert [set(row.tolist()) for row in rows] == [{float(number)} for number in range(16)]
