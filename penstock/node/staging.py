@@ -244,6 +244,11 @@ class StagingEngine(Engine):
         self.asked = False
 
     @property
+    def starting(self) -> bool:
+        """Whether no worker can take tasks yet, or any more until another has started."""
+        return not self.asked or self.pool.starting
+
+    @property
     def occupied(self) -> bool:
         """Whether it has to wait: for workers of other groups, or for memory."""
         return self.starved or self._limit.occupied(self._share)
