@@ -258,6 +258,8 @@ class Group:
         finally:
             os.close(fd)
         recipe: Recipe = unpack(packed)
+        # The node's budget bounds the batches of a group, and not the memory= of one member.
+        recipe = replace(recipe, options=replace(recipe.options, memory=None))
         if runs_user_code(recipe.pipeline):
             # It may crash, hang, or change the working directory, which all threads share.
             recipe = replace(recipe, options=replace(recipe.options, kind="processes"))
