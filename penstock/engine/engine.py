@@ -180,13 +180,17 @@ class Engine:
             batch = self._take_ready()
             self._slots.record_request(ready=batch is not None)
             if batch is None:
-                self._slots.require_slot(self._open_batches.values())
+                self._require_slot()
             elif batch.error is None:
                 opened = self._open() or opened
             ended = batch is None and not self._open_batches and self._pending is None
         if opened:
             self.pool.notify()
         return batch, ended
+
+    def _require_slot(self) -> None:
+        """Give the next batch a slot. Raises SlotError if the caller of ``next`` holds them all."""
+        self._slots.require_slot(self._open_batches.values())
 
     # What pools call.
 

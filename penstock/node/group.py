@@ -258,6 +258,8 @@ class Group:
         finally:
             os.close(fd)
         recipe: Recipe = unpack(packed)
+        # The node's budget bounds the batches of a group, and not the memory= of one member.
+        recipe = replace(recipe, options=replace(recipe.options, memory=None))
         if runs_user_code(recipe.pipeline):
             # It may crash, hang, or change the working directory, which all threads share.
             recipe = replace(recipe, options=replace(recipe.options, kind="processes"))
@@ -311,7 +313,7 @@ class Group:
             if engine is None or self._closing or self.broken is not None:
                 return
             starving, prepared = self.state.is_starving(), self.state.prepared_batches
-        busy = bool(engine.load) or not engine.asked or engine.occupied
+        busy = bool(engine.load) or engine.starting or engine.occupied
         seen = Observation(starving, busy, engine.moves + prepared)
         step = self._watchdog.look(seen, now)
         if step is None:
@@ -371,7 +373,7 @@ class Group:
                 f"the memory for batches is full, and it waits until process {', '.join(pids)} "
                 "(lag='wait') has taken its batches"
             )
-        if not engine.asked:
+        if engine.starting:
             return "worker processes are starting"
         tasks = engine.in_hand()
         if tasks:

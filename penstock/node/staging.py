@@ -16,6 +16,7 @@ from penstock.engine.feed import Ready
 from penstock.engine.open_batch import OpenBatch, close_gaps
 from penstock.engine.pools.runner import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
+from penstock.errors import SlotError
 from penstock.order.plan import BatchKeys
 from penstock.serialize import pack
 
@@ -215,7 +216,14 @@ class StagingEngine(Engine):
         self._limit.notify_later(self)
         return None
 
-    def _wait_for_descriptors(self, error: OSError) -> None:
+    def _require_slot(self) -> None:
+        """Wait for a slot: members release theirs while the caller of ``next`` waits."""
+        try:
+            super()._require_slot()
+        except SlotError as error:
+            self._wait_for_descriptors(error)
+
+    def _wait_for_descriptors(self, error: OSError | SlotError) -> None:
         """There is no memory for a batch now. Workers ask again until there is."""
         self.starved = True
         if not self._lacked:
@@ -256,6 +264,11 @@ class StagingEngine(Engine):
         """End the workers and drop what is open. ``start`` starts other workers."""
         self._end_workers()
         self.asked = False
+
+    @property
+    def starting(self) -> bool:
+        """Whether no worker can take tasks yet, or any more until another has started."""
+        return not self.asked or self.pool.starting
 
     @property
     def occupied(self) -> bool:

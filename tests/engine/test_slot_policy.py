@@ -31,6 +31,7 @@ class ByHand:
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
     restarts = 0
+    starting = False
 
     def __init__(self, work: Work, size: int, seed: int, *_: object) -> None:
         self.size = size

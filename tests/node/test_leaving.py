@@ -164,6 +164,7 @@ class ManualPool:
 
     kind = "manual"
     restarts = 0
+    starting = False
 
     def __init__(self, size: int, *, own_process: bool) -> None:
         self.size = size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.engine.pools.processes import ProcessPool
 from penstock.errors import WorkerError
 from penstock.node.client import request_status
 from penstock.node.service import Service
@@ -20,7 +23,7 @@ from penstock.node.staging import StagingEngine
 from penstock.node.watchdog import RESTARTS, STALL, Observation, Watchdog
 from tests.node.conftest import Clock
 from tests.node.test_leaving import eventually
-from tests.support.contract import WaitsForFile
+from tests.support.contract import WaitsForFile, WaitsToLoad
 
 STALLED = Observation(starving=True, busy=False, progress=1)
 
@@ -196,3 +199,44 @@ def test_a_long_sample_is_waited_for(service: Service, clock: Clock, tmp_path: P
         job.join()
         assert len(rest) == 3
         assert group.stalls == 0
+
+
+def test_workers_that_start_again_are_waited_for(
+    service: Service, clock: Clock, tmp_path: Path
+) -> None:
+    """A restart would forget which samples have killed workers."""
+    file = tmp_path / "wait"
+    source = ps.from_dataset(np.arange(64.0), random=False, version="1")
+    pipeline = source.map(WaitsToLoad(file), random=False, version="1").batch(4)
+    with pipeline.loader(share="a", shuffle=False, prefetch=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        group, engine = service.groups["a"], engine_of(service)
+        pool = engine.pool
+        assert isinstance(pool, ProcessPool)
+        # The second worker may still be starting, and batches may still be in preparation.
+        assert eventually(lambda: all(w.ready for w in list(pool._workers.values())))
+        assert eventually(lambda: engine.load == 0 and not group._names)
+        assert not pool.starting
+        file.touch()
+        killed = list(pool._workers.values())
+        for worker in killed:
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+        assert eventually(
+            lambda: len([w for w in list(pool._workers.values()) if w not in killed]) == 2
+        )
+        rest: list[Any] = []
+        job = threading.Thread(target=lambda: rest.extend(batch.tolist() for batch in epoch))
+        job.start()
+        starves = eventually(lambda: group.state.is_starving() and not engine.load)
+        for _ in range(5):
+            clock.now += STALL
+            group.watch()
+        stalls, doing = group.stalls, group.doing(next(iter(group.peers.values())))
+        file.unlink()
+        job.join()
+        assert starves
+        assert stalls == 0
+        assert doing == "worker processes are starting"
+        assert rest == [[4.0 * n + k for k in range(4)] for n in range(1, 16)]

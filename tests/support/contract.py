@@ -96,3 +96,18 @@ class WaitsForFile:
         while np.ravel(value)[0] >= self.first and not self.path.exists():
             time.sleep(0.01)
         return value
+
+
+class WaitsToLoad:
+    """A map that returns the sample. A worker that starts while the file exists is not ready."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        while self.path.exists():
+            time.sleep(0.01)

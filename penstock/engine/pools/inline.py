@@ -14,6 +14,7 @@ class InlinePool:
     kind: ClassVar[str] = "none"
     own_process: ClassVar[bool] = False
     restarts = 0
+    starting = False
 
     def __init__(self, work: Work, seed: int) -> None:
         self.size = 0

@@ -40,6 +40,10 @@ class Pool(Protocol):
     own_process: ClassVar[bool]
     restarts: int
 
+    @property
+    def starting(self) -> bool:
+        """Whether workers were started, or will be started again, and none takes tasks yet."""
+
     def start(self, desk: Desk) -> None:
         """Start the workers, without waiting until they are ready."""
 

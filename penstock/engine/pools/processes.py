@@ -141,6 +141,15 @@ class ProcessPool:
 
     # What the engine calls.
 
+    @property
+    def starting(self) -> bool:
+        # Without the lock, which is held while a dead worker is waited for.
+        return (
+            self._reader is not None
+            and not self._given_up
+            and not any(worker.ready for worker in list(self._workers.values()))
+        )
+
     def start(self, desk: Desk) -> None:
         if self._reader is not None:
             return

@@ -38,6 +38,7 @@ class ThreadPool:
     kind: ClassVar[str] = "threads"
     own_process: ClassVar[bool] = False
     restarts = 0
+    starting = False
 
     def __init__(
         self, work: Work, size: int, seed: int, clock: Callable[[], float] = time.monotonic
