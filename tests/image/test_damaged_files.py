@@ -154,6 +154,112 @@ def test_a_damaged_colour_profile_is_no_reason_to_refuse_a_jpeg(way: Callable[..
     np.testing.assert_array_equal(way(bad), way(good))
 
 
+def flat_jpeg(*factors: int, restart: int = 0, frame: int = 0xC0) -> bytes:
+    """A JPEG of 40 x 56 pixels with these sampling factors, in flat blocks of 8 x 8 samples."""
+    across, down = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
+    units = -(-56 // (8 * across)) * -(-40 // (8 * down))
+    levels = np.random.default_rng(0)
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+    def coded(count: int) -> bytes:
+        bits, last = "", [0] * len(factors)
+        for _ in range(count):
+            for component, factor in enumerate(factors):
+                for _ in range((factor >> 4) * (factor & 15)):
+                    level = int(levels.integers(-60, 60))
+                    change, last[component] = level - last[component], level
+                    length = abs(change).bit_length()
+                    value = change if change > 0 else change + (1 << length) - 1
+                    # The code of a length is the length in 4 bits; a 0 ends the block.
+                    bits += f"{length:04b}" + (f"{value:0{length}b}" if length else "") + "0"
+        bits += "1" * (-len(bits) % 8)
+        packed = int(bits, 2).to_bytes(len(bits) // 8, "big")
+        return packed.replace(b"\xff", b"\xff\0")
+
+    parts = [coded(min(restart or units, units - at)) for at in range(0, units, restart or units)]
+    scan = parts[0]
+    for number, part in enumerate(parts[1:]):
+        scan += bytes([0xFF, 0xD0 + number % 8]) + part
+    frame_header = struct.pack(">BHHB", 8, 40, 56, len(factors))
+    for number, factor in enumerate(factors):
+        frame_header += bytes([number, factor, 0])
+    scan_header = bytes([len(factors)])
+    scan_header += b"".join(bytes([number, 0]) for number in range(len(factors)))
+    return (
+        b"\xff\xd8"
+        + segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
+        + segment(0xDB, bytes([0]) + bytes([8] * 64))
+        + segment(frame, frame_header)
+        + segment(0xC4, bytes([0, 0, 0, 0, 12]) + bytes(12) + bytes(range(12)))
+        + segment(0xC4, bytes([0x10, 1]) + bytes(15) + bytes([0]))
+        + (segment(0xDD, struct.pack(">H", restart)) if restart else b"")
+        + segment(0xDA, scan_header + b"\0\x3f\0")
+        + scan
+        + END
+    )
+
+
+RARE_SAMPLING = {
+    "3x1": flat_jpeg(0x31, 0x11, 0x11),
+    "4x2": flat_jpeg(0x42, 0x11, 0x11),
+    "2x4": flat_jpeg(0x24, 0x11, 0x11),
+    "3x2": flat_jpeg(0x32, 0x11, 0x11),
+    "three resolutions": flat_jpeg(0x22, 0x21, 0x11),
+    "more colour than light": flat_jpeg(0x11, 0x22, 0x22),
+    "restarts": flat_jpeg(0x31, 0x11, 0x11, restart=2),
+    "unknown version": flat_jpeg(0x31, 0x11, 0x11).replace(b"JFIF\0\1", b"JFIF\0\3"),
+    "bytes behind the end": flat_jpeg(0x31, 0x11, 0x11) + b"more",
+    "bytes before the end": flat_jpeg(0x31, 0x11, 0x11)[:-2] + bytes(5) + END,
+    "comment behind the scan": flat_jpeg(0x31, 0x11, 0x11)[:-2] + b"\xff\xfe\0\6word" + END,
+}
+
+
+@pytest.mark.parametrize("name", RARE_SAMPLING)
+def test_a_jpeg_with_colours_of_a_rare_resolution_is_decoded(
+    way: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = RARE_SAMPLING[name]
+    whole = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert whole.std() > 20
+    np.testing.assert_allclose(alone(data), whole, atol=2)
+    found = way(data)
+    if found.shape == (30, 30, 3):
+        np.testing.assert_allclose(found, whole[5:35, 13:43], atol=2)
+    assert found.std() > 10
+    assert capfd.readouterr() == ("", "")
+
+
+RARE = RARE_SAMPLING["3x1"]
+RARE_SCAN = RARE.index(b"\xff\xda") + 14
+DAMAGED_RARE = {
+    "rows missing": RARE[:-9] + END,
+    "most rows missing": RARE[: RARE_SCAN + 3] + END,
+    "no end": RARE[:-9],
+    "undefined code": RARE[:RARE_SCAN] + b"\xfc\xfc\xfc" + RARE[RARE_SCAN + 3 :],
+    "reserved marker": RARE[: RARE_SCAN + 9] + b"\xff\x02" + RARE[RARE_SCAN + 9 :],
+    "other sampling": RARE.replace(b"\0\x31\0\1", b"\0\x51\0\1"),
+    "too many blocks": flat_jpeg(0x44, 0x11, 0x11),
+    "table missing": RARE.replace(b"\3\0\0\1", b"\3\0\x11\1"),
+    "table cut short": RARE.replace(b"\xff\xc4\0\x14\x10\1", b"\xff\xc4\0\x14\x10\2"),
+    "colour twice": RARE.replace(b"\3\0\0\1\0\2", b"\3\0\0\0\0\2"),
+    "progressive": flat_jpeg(0x31, 0x11, 0x11, frame=0xC2),
+    "arithmetic codes": flat_jpeg(0x31, 0x11, 0x11, frame=0xC9),
+    "restart missing": RARE_SAMPLING["restarts"].replace(b"\xff\xd0", b""),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_RARE)
+def test_damage_in_a_jpeg_of_rare_sampling_is_refused_without_a_word_on_stderr(
+    way: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert DAMAGED_RARE[name] not in RARE_SAMPLING.values()
+    with pytest.raises(SourceError, match="bytes that begin"):
+        way(DAMAGED_RARE[name])
+    assert capfd.readouterr() == ("", "")
+
+
 def many_scans(count: int) -> bytes:
     """A progressive JPEG in which the last scan is repeated."""
     good = encode(picture(64, 96), "progressive")
