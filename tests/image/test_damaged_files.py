@@ -513,6 +513,82 @@ def test_a_peculiar_header_is_no_reason_to_refuse_a_jpeg(
     assert np.abs(way(data).astype(int) - way(plain).astype(int)).mean() < 2.0
 
 
+def tiff_of(pixels: bytes, *added: tuple[int, int, int, bytes], **changed: Any) -> bytes:
+    """An RGB TIFF of 50 x 40 pixels; ``changed``: tags to add or to leave out, as in ``t277``."""
+    usual: dict[str, Any] = {"t256": (50,), "t257": (40,), "t258": (8, 8, 8), "t259": (1,)}
+    usual |= {"t262": (2,), "t273": (8,), "t277": (3,), "t278": (40,), "t279": (len(pixels),)}
+    tags = [
+        (int(name[1:]), 4, len(values), struct.pack(f"<{len(values)}I", *values))
+        for name, values in (usual | changed).items()
+        if values is not None
+    ]
+    tags = sorted([*tags, *added])
+    at = 8 + len(pixels)
+    values_at = at + 6 + 12 * len(tags)
+    entries, content = struct.pack("<H", len(tags)), b""
+    for number, kind, count, raw in tags:
+        entries += struct.pack("<HHI", number, kind, count)
+        if len(raw) > 4:
+            entries += struct.pack("<I", values_at + len(content))
+            content += raw
+        else:
+            entries += raw.ljust(4, b"\0")
+    return b"II*\0" + struct.pack("<I", at) + pixels + entries + bytes(4) + content
+
+
+def odd_tiffs() -> dict[str, bytes]:
+    rgb = PICTURE.tobytes()
+    alpha = PICTURE.copy()
+    alpha.putalpha(PICTURE.convert("L"))
+    planes = b"".join(plane.tobytes() for plane in alpha.split())
+    four: dict[str, Any] = {"t258": (8, 8, 8, 8), "t277": (4,)}
+    starts = tuple(8 + 2000 * plane for plane in range(4))
+    return {
+        "tiff, transparency not declared": tiff_of(alpha.tobytes(), **four),
+        "tiff, planes, transparency not declared": tiff_of(
+            planes, **four, t273=starts, t279=(2000,) * 4, t284=(2,)
+        ),
+        "tiff, no lengths": tiff_of(rgb, t279=None),
+        "tiff, no lengths of several strips": tiff_of(
+            rgb, t278=(15,), t273=(8, 8 + 2250, 8 + 4500), t279=None
+        ),
+        "tiff, no lengths of planes": tiff_of(planes, **four, t273=starts, t279=None, t284=(2,)),
+        "tiff, tag of an unknown type": tiff_of(rgb, (50000, 200, 1, b"\1")),
+        "tiff, tag of type 0": tiff_of(rgb, (65000, 0, 1, b"\1")),
+        "tiff, empty tag": tiff_of(rgb, (305, 2, 0, b"")),
+        "tiff, repeated tag": tiff_of(rgb, (305, 2, 2, b"a\0"), (305, 2, 2, b"b\0")),
+    }
+
+
+@pytest.mark.parametrize("name", odd_tiffs())
+def test_an_odd_directory_is_no_reason_to_refuse_a_tiff(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.testing.assert_array_equal(alone(odd_tiffs()[name]), np.asarray(PICTURE))
+    assert capfd.readouterr() == ("", "")
+
+
+DAMAGED_TIFFS = {
+    "needed tag of an unknown type": tiff_of(PICTURE.tobytes(), (277, 200, 1, b"\3"), t277=None),
+    "needed tag repeated": tiff_of(PICTURE.tobytes(), (277, 3, 1, b"\3\0")),
+    "needed tag empty": tiff_of(PICTURE.tobytes(), (277, 3, 0, b""), t277=None),
+    "two colours too many": tiff_of(PICTURE.tobytes() * 2, t258=(8,) * 5, t277=(5,)),
+    "no lengths, cut short": tiff_of(PICTURE.tobytes()[:-600], t279=None, t257=(50,)),
+    "no lengths, compressed": tiff_of(PICTURE.tobytes(), t279=None, t259=(5,)),
+    "no lengths, no rows in a strip": tiff_of(PICTURE.tobytes(), t279=None, t278=(0,)),
+    "no lengths, absurd bits": tiff_of(PICTURE.tobytes(), t279=None, t258=(1 << 31,) * 3),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_TIFFS)
+def test_a_tiff_with_a_damaged_directory_is_refused(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SourceError, match="bytes that begin"):
+        alone(DAMAGED_TIFFS[name])
+    assert capfd.readouterr() == ("", "")
+
+
 def good_files() -> dict[str, bytes]:
     exif = PIL.Image.Exif()
     exif[0x112] = 6
@@ -536,6 +612,7 @@ def good_files() -> dict[str, bytes]:
         "gif, two frames": saved(
             PICTURE.quantize(), "GIF", save_all=True, append_images=[PICTURE.rotate(90).quantize()]
         ),
+        **odd_tiffs(),
         "tiff, two pages": saved(PICTURE, "TIFF", save_all=True, append_images=[grey]),
         "tiff, fax": saved(grey.convert("1"), "TIFF", compression="group3"),
         "tiff, cmyk": saved(PICTURE.convert("CMYK"), "TIFF"),
