@@ -318,6 +318,15 @@ DAMAGED = {
     "png, unknown filter": png_with_stream(
         lambda stream: zlib.compress(b"\x09" + zlib.decompress(stream)[1:])
     ),
+    "png, a byte missing": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream)[:-1])
+    ),
+    "png, megabytes behind the last row": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream) + bytes((1 << 20) + 1))
+    ),
+    "png, bytes behind the last row and no checksum": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream) + bytes(9))[:-4]
+    ),
     "png, no end": PNG[:-12],
     "webp, length": WEBP[:4] + struct.pack("<I", len(WEBP)) + WEBP[8:],
     "webp, cut short": WEBP[:-30],
@@ -513,6 +522,40 @@ def test_a_peculiar_header_is_no_reason_to_refuse_a_jpeg(
     assert np.abs(way(data).astype(int) - way(plain).astype(int)).mean() < 2.0
 
 
+def long_palette(colours: int, bits: int) -> bytes:
+    """A PNG of few bits, with a palette of 256 colours."""
+    chunks = png_chunks(saved(PICTURE.quantize(colours), "PNG", bits=bits))
+    return png_of(
+        [
+            (name, content.ljust(768, b"x") if name == b"PLTE" else content)
+            for name, content in chunks
+        ]
+    )
+
+
+def odd_pngs() -> dict[str, bytes]:
+    def longer(by: int) -> bytes:
+        return png_with_stream(lambda stream: zlib.compress(zlib.decompress(stream) + bytes(by)))
+
+    return {
+        "png, palette too long for 4 bits": long_palette(12, 4),
+        "png, palette too long for 1 bit": long_palette(2, 1),
+        "png, a byte behind the last row": longer(1),
+        "png, rows behind the last row": longer(1500),
+        "png, a megabyte behind the last row": longer(1 << 20),
+    }
+
+
+@pytest.mark.parametrize("name", odd_pngs())
+def test_a_png_with_more_than_it_needs_is_decoded(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = odd_pngs()[name]
+    expected = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(alone(data), expected)
+    assert capfd.readouterr() == ("", "")
+
+
 def tiff_of(pixels: bytes, *added: tuple[int, int, int, bytes], **changed: Any) -> bytes:
     """An RGB TIFF of 50 x 40 pixels; ``changed``: tags to add or to leave out, as in ``t277``."""
     usual: dict[str, Any] = {"t256": (50,), "t257": (40,), "t258": (8, 8, 8), "t259": (1,)}
@@ -608,6 +651,7 @@ def good_files() -> dict[str, bytes]:
         "png, bytes behind the end": PNG + b"more",
         "png, 1 x 1": saved(PICTURE.crop((0, 0, 1, 1)), "PNG"),
         "png, 16 bits": cv2.imencode(".png", deep)[1].tobytes(),
+        **odd_pngs(),
         "webp, bytes behind the end": WEBP + b"more",
         "gif, two frames": saved(
             PICTURE.quantize(), "GIF", save_all=True, append_images=[PICTURE.rotate(90).quantize()]
