@@ -556,6 +556,45 @@ def test_a_png_with_more_than_it_needs_is_decoded(
     assert capfd.readouterr() == ("", "")
 
 
+def masked_bmp(header: int, masks: tuple[int, int, int, int], bits: int = 32) -> bytes:
+    """A BMP whose pixels are red, green, blue and alpha, with a header of this length."""
+    alpha = PICTURE.copy()
+    alpha.putalpha(PICTURE.convert("L"))
+    info = struct.pack("<IiiHHIIiiII", header, 50, -40, 1, bits, 3, 0, 0, 0, 0, 0)
+    info = (info + struct.pack("<4I", *masks)).ljust(header, b"\0")
+    pixels: bytes = alpha.tobytes()
+    begin = 14 + len(info)
+    return b"BM" + struct.pack("<IHHI", begin + len(pixels), 0, 0, begin) + info + pixels
+
+
+RED_FIRST = (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+
+
+@pytest.mark.parametrize("header", [56, 108, 124])
+def test_a_bmp_with_transparency_may_begin_with_red(
+    header: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = masked_bmp(header, RED_FIRST)
+    np.testing.assert_array_equal(alone(data), np.asarray(PICTURE))
+    np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(data)).convert("RGB"), PICTURE)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        masked_bmp(108, (0xFF, 0xFF00, 0xFF0000, 0)),
+        masked_bmp(108, (0xFF, 0xFF0000, 0xFF00, 0xFF000000)),
+        masked_bmp(108, RED_FIRST, bits=16),
+        # The fourth mask is not part of a header this short.
+        masked_bmp(40, RED_FIRST),
+    ],
+)
+def test_a_bmp_with_an_unknown_order_of_colours_is_refused(data: bytes) -> None:
+    with pytest.raises(SourceError, match="unknown order of colours"):
+        alone(data)
+
+
 def tiff_of(pixels: bytes, *added: tuple[int, int, int, bytes], **changed: Any) -> bytes:
     """An RGB TIFF of 50 x 40 pixels; ``changed``: tags to add or to leave out, as in ``t277``."""
     usual: dict[str, Any] = {"t256": (50,), "t257": (40,), "t258": (8, 8, 8), "t259": (1,)}
@@ -653,6 +692,7 @@ def good_files() -> dict[str, bytes]:
         "png, 16 bits": cv2.imencode(".png", deep)[1].tobytes(),
         **odd_pngs(),
         "webp, bytes behind the end": WEBP + b"more",
+        "bmp, red first": masked_bmp(108, RED_FIRST),
         "gif, two frames": saved(
             PICTURE.quantize(), "GIF", save_all=True, append_images=[PICTURE.rotate(90).quantize()]
         ),
