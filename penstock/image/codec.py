@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock import config
 from penstock.errors import PipelineError, SourceError
 from penstock.image import arguments, formats
 from penstock.image.pixels import UINT8
-from penstock.native import Image, load_cv2, with_channels
+from penstock.native import Image, with_channels
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec, file_bytes
 
 
@@ -67,13 +65,10 @@ class Decode(Operation):
             found = formats.identify(data)
             self.check_size(*found.size(data))
             whole = found.checked(data)
-            if found is formats.jpeg:
-                return with_channels(
-                    formats.jpeg.decode(whole, "RGB" if self.mode == "rgb" else "GRAY")
-                )
+            decoder = formats.jpeg if found is formats.jpeg else formats.opencv
+            return with_channels(decoder.decode(whole, "RGB" if self.mode == "rgb" else "GRAY"))
         except formats.Damaged as error:
             raise unreadable(data, str(error)) from None
-        return self._by_opencv(data, whole)
 
     def check_size(self, height: int, width: int) -> None:
         """Raise SourceError if a picture of this size is above the limit."""
@@ -85,21 +80,6 @@ class Decode(Operation):
                 "decode(max_pixels=...) or the environment variable PENSTOCK_MAX_PIXELS; "
                 "otherwise leave it out."
             )
-
-    def _by_opencv(self, data: memoryview, whole: bytes | memoryview) -> Image:
-        cv2 = load_cv2()
-        flags = cv2.IMREAD_COLOR if self.mode == "rgb" else cv2.IMREAD_GRAYSCALE
-        try:
-            image = cv2.imdecode(
-                np.frombuffer(whole, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION
-            )
-        except cv2.error as error:
-            raise unreadable(data, "OpenCV cannot decode its pixels") from error
-        if image is None:
-            raise unreadable(data, "OpenCV cannot decode its pixels")
-        if self.mode == "rgb":
-            cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
-        return with_channels(image)
 
 
 def unreadable(data: memoryview, why: str) -> SourceError:

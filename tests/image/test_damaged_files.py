@@ -154,6 +154,112 @@ def test_a_damaged_colour_profile_is_no_reason_to_refuse_a_jpeg(way: Callable[..
     np.testing.assert_array_equal(way(bad), way(good))
 
 
+def flat_jpeg(*factors: int, restart: int = 0, frame: int = 0xC0) -> bytes:
+    """A JPEG of 40 x 56 pixels with these sampling factors, in flat blocks of 8 x 8 samples."""
+    across, down = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
+    units = -(-56 // (8 * across)) * -(-40 // (8 * down))
+    levels = np.random.default_rng(0)
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+    def coded(count: int) -> bytes:
+        bits, last = "", [0] * len(factors)
+        for _ in range(count):
+            for component, factor in enumerate(factors):
+                for _ in range((factor >> 4) * (factor & 15)):
+                    level = int(levels.integers(-60, 60))
+                    change, last[component] = level - last[component], level
+                    length = abs(change).bit_length()
+                    value = change if change > 0 else change + (1 << length) - 1
+                    # The code of a length is the length in 4 bits; a 0 ends the block.
+                    bits += f"{length:04b}" + (f"{value:0{length}b}" if length else "") + "0"
+        bits += "1" * (-len(bits) % 8)
+        packed = int(bits, 2).to_bytes(len(bits) // 8, "big")
+        return packed.replace(b"\xff", b"\xff\0")
+
+    parts = [coded(min(restart or units, units - at)) for at in range(0, units, restart or units)]
+    scan = parts[0]
+    for number, part in enumerate(parts[1:]):
+        scan += bytes([0xFF, 0xD0 + number % 8]) + part
+    frame_header = struct.pack(">BHHB", 8, 40, 56, len(factors))
+    for number, factor in enumerate(factors):
+        frame_header += bytes([number, factor, 0])
+    scan_header = bytes([len(factors)])
+    scan_header += b"".join(bytes([number, 0]) for number in range(len(factors)))
+    return (
+        b"\xff\xd8"
+        + segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
+        + segment(0xDB, bytes([0]) + bytes([8] * 64))
+        + segment(frame, frame_header)
+        + segment(0xC4, bytes([0, 0, 0, 0, 12]) + bytes(12) + bytes(range(12)))
+        + segment(0xC4, bytes([0x10, 1]) + bytes(15) + bytes([0]))
+        + (segment(0xDD, struct.pack(">H", restart)) if restart else b"")
+        + segment(0xDA, scan_header + b"\0\x3f\0")
+        + scan
+        + END
+    )
+
+
+RARE_SAMPLING = {
+    "3x1": flat_jpeg(0x31, 0x11, 0x11),
+    "4x2": flat_jpeg(0x42, 0x11, 0x11),
+    "2x4": flat_jpeg(0x24, 0x11, 0x11),
+    "3x2": flat_jpeg(0x32, 0x11, 0x11),
+    "three resolutions": flat_jpeg(0x22, 0x21, 0x11),
+    "more colour than light": flat_jpeg(0x11, 0x22, 0x22),
+    "restarts": flat_jpeg(0x31, 0x11, 0x11, restart=2),
+    "unknown version": flat_jpeg(0x31, 0x11, 0x11).replace(b"JFIF\0\1", b"JFIF\0\3"),
+    "bytes behind the end": flat_jpeg(0x31, 0x11, 0x11) + b"more",
+    "bytes before the end": flat_jpeg(0x31, 0x11, 0x11)[:-2] + bytes(5) + END,
+    "comment behind the scan": flat_jpeg(0x31, 0x11, 0x11)[:-2] + b"\xff\xfe\0\6word" + END,
+}
+
+
+@pytest.mark.parametrize("name", RARE_SAMPLING)
+def test_a_jpeg_with_colours_of_a_rare_resolution_is_decoded(
+    way: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = RARE_SAMPLING[name]
+    whole = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert whole.std() > 20
+    np.testing.assert_allclose(alone(data), whole, atol=2)
+    found = way(data)
+    if found.shape == (30, 30, 3):
+        np.testing.assert_allclose(found, whole[5:35, 13:43], atol=2)
+    assert found.std() > 10
+    assert capfd.readouterr() == ("", "")
+
+
+RARE = RARE_SAMPLING["3x1"]
+RARE_SCAN = RARE.index(b"\xff\xda") + 14
+DAMAGED_RARE = {
+    "rows missing": RARE[:-9] + END,
+    "most rows missing": RARE[: RARE_SCAN + 3] + END,
+    "no end": RARE[:-9],
+    "undefined code": RARE[:RARE_SCAN] + b"\xfc\xfc\xfc" + RARE[RARE_SCAN + 3 :],
+    "reserved marker": RARE[: RARE_SCAN + 9] + b"\xff\x02" + RARE[RARE_SCAN + 9 :],
+    "other sampling": RARE.replace(b"\0\x31\0\1", b"\0\x51\0\1"),
+    "too many blocks": flat_jpeg(0x44, 0x11, 0x11),
+    "table missing": RARE.replace(b"\3\0\0\1", b"\3\0\x11\1"),
+    "table cut short": RARE.replace(b"\xff\xc4\0\x14\x10\1", b"\xff\xc4\0\x14\x10\2"),
+    "colour twice": RARE.replace(b"\3\0\0\1\0\2", b"\3\0\0\0\0\2"),
+    "progressive": flat_jpeg(0x31, 0x11, 0x11, frame=0xC2),
+    "arithmetic codes": flat_jpeg(0x31, 0x11, 0x11, frame=0xC9),
+    "restart missing": RARE_SAMPLING["restarts"].replace(b"\xff\xd0", b""),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_RARE)
+def test_damage_in_a_jpeg_of_rare_sampling_is_refused_without_a_word_on_stderr(
+    way: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert DAMAGED_RARE[name] not in RARE_SAMPLING.values()
+    with pytest.raises(SourceError, match="bytes that begin"):
+        way(DAMAGED_RARE[name])
+    assert capfd.readouterr() == ("", "")
+
+
 def many_scans(count: int) -> bytes:
     """A progressive JPEG in which the last scan is repeated."""
     good = encode(picture(64, 96), "progressive")
@@ -211,6 +317,15 @@ DAMAGED = {
     ),
     "png, unknown filter": png_with_stream(
         lambda stream: zlib.compress(b"\x09" + zlib.decompress(stream)[1:])
+    ),
+    "png, a byte missing": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream)[:-1])
+    ),
+    "png, megabytes behind the last row": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream) + bytes((1 << 20) + 1))
+    ),
+    "png, bytes behind the last row and no checksum": png_with_stream(
+        lambda stream: zlib.compress(zlib.decompress(stream) + bytes(9))[:-4]
     ),
     "png, no end": PNG[:-12],
     "webp, length": WEBP[:4] + struct.pack("<I", len(WEBP)) + WEBP[8:],
@@ -407,6 +522,155 @@ def test_a_peculiar_header_is_no_reason_to_refuse_a_jpeg(
     assert np.abs(way(data).astype(int) - way(plain).astype(int)).mean() < 2.0
 
 
+def long_palette(colours: int, bits: int) -> bytes:
+    """A PNG of few bits, with a palette of 256 colours."""
+    chunks = png_chunks(saved(PICTURE.quantize(colours), "PNG", bits=bits))
+    return png_of(
+        [
+            (name, content.ljust(768, b"x") if name == b"PLTE" else content)
+            for name, content in chunks
+        ]
+    )
+
+
+def odd_pngs() -> dict[str, bytes]:
+    def longer(by: int) -> bytes:
+        return png_with_stream(lambda stream: zlib.compress(zlib.decompress(stream) + bytes(by)))
+
+    return {
+        "png, palette too long for 4 bits": long_palette(12, 4),
+        "png, palette too long for 1 bit": long_palette(2, 1),
+        "png, a byte behind the last row": longer(1),
+        "png, rows behind the last row": longer(1500),
+        "png, a megabyte behind the last row": longer(1 << 20),
+    }
+
+
+@pytest.mark.parametrize("name", odd_pngs())
+def test_a_png_with_more_than_it_needs_is_decoded(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = odd_pngs()[name]
+    expected = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(alone(data), expected)
+    assert capfd.readouterr() == ("", "")
+
+
+def masked_bmp(header: int, masks: tuple[int, int, int, int], bits: int = 32) -> bytes:
+    """A BMP whose pixels are red, green, blue and alpha, with a header of this length."""
+    alpha = PICTURE.copy()
+    alpha.putalpha(PICTURE.convert("L"))
+    info = struct.pack("<IiiHHIIiiII", header, 50, -40, 1, bits, 3, 0, 0, 0, 0, 0)
+    info = (info + struct.pack("<4I", *masks)).ljust(header, b"\0")
+    pixels: bytes = alpha.tobytes()
+    begin = 14 + len(info)
+    return b"BM" + struct.pack("<IHHI", begin + len(pixels), 0, 0, begin) + info + pixels
+
+
+RED_FIRST = (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+
+
+@pytest.mark.parametrize("header", [56, 108, 124])
+def test_a_bmp_with_transparency_may_begin_with_red(
+    header: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = masked_bmp(header, RED_FIRST)
+    np.testing.assert_array_equal(alone(data), np.asarray(PICTURE))
+    np.testing.assert_array_equal(PIL.Image.open(io.BytesIO(data)).convert("RGB"), PICTURE)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        masked_bmp(108, (0xFF, 0xFF00, 0xFF0000, 0)),
+        masked_bmp(108, (0xFF, 0xFF0000, 0xFF00, 0xFF000000)),
+        masked_bmp(108, RED_FIRST, bits=16),
+        # The fourth mask is not part of a header this short.
+        masked_bmp(40, RED_FIRST),
+    ],
+)
+def test_a_bmp_with_an_unknown_order_of_colours_is_refused(data: bytes) -> None:
+    with pytest.raises(SourceError, match="unknown order of colours"):
+        alone(data)
+
+
+def tiff_of(pixels: bytes, *added: tuple[int, int, int, bytes], **changed: Any) -> bytes:
+    """An RGB TIFF of 50 x 40 pixels; ``changed``: tags to add or to leave out, as in ``t277``."""
+    usual: dict[str, Any] = {"t256": (50,), "t257": (40,), "t258": (8, 8, 8), "t259": (1,)}
+    usual |= {"t262": (2,), "t273": (8,), "t277": (3,), "t278": (40,), "t279": (len(pixels),)}
+    tags = [
+        (int(name[1:]), 4, len(values), struct.pack(f"<{len(values)}I", *values))
+        for name, values in (usual | changed).items()
+        if values is not None
+    ]
+    tags = sorted([*tags, *added])
+    at = 8 + len(pixels)
+    values_at = at + 6 + 12 * len(tags)
+    entries, content = struct.pack("<H", len(tags)), b""
+    for number, kind, count, raw in tags:
+        entries += struct.pack("<HHI", number, kind, count)
+        if len(raw) > 4:
+            entries += struct.pack("<I", values_at + len(content))
+            content += raw
+        else:
+            entries += raw.ljust(4, b"\0")
+    return b"II*\0" + struct.pack("<I", at) + pixels + entries + bytes(4) + content
+
+
+def odd_tiffs() -> dict[str, bytes]:
+    rgb = PICTURE.tobytes()
+    alpha = PICTURE.copy()
+    alpha.putalpha(PICTURE.convert("L"))
+    planes = b"".join(plane.tobytes() for plane in alpha.split())
+    four: dict[str, Any] = {"t258": (8, 8, 8, 8), "t277": (4,)}
+    starts = tuple(8 + 2000 * plane for plane in range(4))
+    return {
+        "tiff, transparency not declared": tiff_of(alpha.tobytes(), **four),
+        "tiff, planes, transparency not declared": tiff_of(
+            planes, **four, t273=starts, t279=(2000,) * 4, t284=(2,)
+        ),
+        "tiff, no lengths": tiff_of(rgb, t279=None),
+        "tiff, no lengths of several strips": tiff_of(
+            rgb, t278=(15,), t273=(8, 8 + 2250, 8 + 4500), t279=None
+        ),
+        "tiff, no lengths of planes": tiff_of(planes, **four, t273=starts, t279=None, t284=(2,)),
+        "tiff, tag of an unknown type": tiff_of(rgb, (50000, 200, 1, b"\1")),
+        "tiff, tag of type 0": tiff_of(rgb, (65000, 0, 1, b"\1")),
+        "tiff, empty tag": tiff_of(rgb, (305, 2, 0, b"")),
+        "tiff, repeated tag": tiff_of(rgb, (305, 2, 2, b"a\0"), (305, 2, 2, b"b\0")),
+    }
+
+
+@pytest.mark.parametrize("name", odd_tiffs())
+def test_an_odd_directory_is_no_reason_to_refuse_a_tiff(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.testing.assert_array_equal(alone(odd_tiffs()[name]), np.asarray(PICTURE))
+    assert capfd.readouterr() == ("", "")
+
+
+DAMAGED_TIFFS = {
+    "needed tag of an unknown type": tiff_of(PICTURE.tobytes(), (277, 200, 1, b"\3"), t277=None),
+    "needed tag repeated": tiff_of(PICTURE.tobytes(), (277, 3, 1, b"\3\0")),
+    "needed tag empty": tiff_of(PICTURE.tobytes(), (277, 3, 0, b""), t277=None),
+    "two colours too many": tiff_of(PICTURE.tobytes() * 2, t258=(8,) * 5, t277=(5,)),
+    "no lengths, cut short": tiff_of(PICTURE.tobytes()[:-600], t279=None, t257=(50,)),
+    "no lengths, compressed": tiff_of(PICTURE.tobytes(), t279=None, t259=(5,)),
+    "no lengths, no rows in a strip": tiff_of(PICTURE.tobytes(), t279=None, t278=(0,)),
+    "no lengths, absurd bits": tiff_of(PICTURE.tobytes(), t279=None, t258=(1 << 31,) * 3),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_TIFFS)
+def test_a_tiff_with_a_damaged_directory_is_refused(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SourceError, match="bytes that begin"):
+        alone(DAMAGED_TIFFS[name])
+    assert capfd.readouterr() == ("", "")
+
+
 def good_files() -> dict[str, bytes]:
     exif = PIL.Image.Exif()
     exif[0x112] = 6
@@ -426,10 +690,13 @@ def good_files() -> dict[str, bytes]:
         "png, bytes behind the end": PNG + b"more",
         "png, 1 x 1": saved(PICTURE.crop((0, 0, 1, 1)), "PNG"),
         "png, 16 bits": cv2.imencode(".png", deep)[1].tobytes(),
+        **odd_pngs(),
         "webp, bytes behind the end": WEBP + b"more",
+        "bmp, red first": masked_bmp(108, RED_FIRST),
         "gif, two frames": saved(
             PICTURE.quantize(), "GIF", save_all=True, append_images=[PICTURE.rotate(90).quantize()]
         ),
+        **odd_tiffs(),
         "tiff, two pages": saved(PICTURE, "TIFF", save_all=True, append_images=[grey]),
         "tiff, fax": saved(grey.convert("1"), "TIFF", compression="group3"),
         "tiff, cmyk": saved(PICTURE.convert("CMYK"), "TIFF"),

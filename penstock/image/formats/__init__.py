@@ -2,7 +2,7 @@
 
 Decoders disagree about damage. OpenCV paints what it cannot read grey, and some of its libraries
 print to stderr. So a file is checked here before a decoder sees it, and a file that PIL refuses is
-refused. Each module of this package is one format and has two functions:
+refused. Each format has a module with two functions:
 
 - ``size(data)`` returns height and width from the header, in a few microseconds.
 - ``checked(data)`` returns the bytes to give to the decoder: the first picture of the file, without
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from penstock.image.formats import bmp, gif, jpeg, png, tiff, webp
+from penstock.image.formats import bmp, gif, jpeg, opencv, png, tiff, webp
 from penstock.image.formats.damaged import Damaged
 
 NAMES = "JPEG, PNG, WebP, BMP, GIF and TIFF"
@@ -39,4 +39,4 @@ def identify(data: memoryview) -> ModuleType:
     raise Damaged(f"it does not begin like an image; decode reads {NAMES} files")
 
 
-__all__ = ["Damaged", "identify", "jpeg"]
+__all__ = ["Damaged", "identify", "jpeg", "opencv"]

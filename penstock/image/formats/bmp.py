@@ -20,6 +20,8 @@ _KNOWN_MASKS = {
     32: ((0xFF0000, 0xFF00, 0xFF),),
 }
 _ALPHA_MASKS = (0, 0xFF000000)
+_RED_FIRST = (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+"""Masks of red, green, blue and alpha in files with transparency whose first byte is red."""
 
 
 def size(data: memoryview) -> tuple[int, int]:
@@ -75,6 +77,8 @@ def _check_masks(data: memoryview, header: int, depth: int) -> None:
         raise Damaged("its header is cut short")
     masks = struct.unpack_from("<III", data, 54)
     alpha = struct.unpack_from("<I", data, 66)[0] if header >= 56 else 0
+    if depth == 32 and (*masks, alpha) == _RED_FIRST:
+        return
     if masks not in _KNOWN_MASKS[depth] or (depth == 32 and alpha not in _ALPHA_MASKS):
         raise Damaged("its header states an unknown order of colours")
 

@@ -5,6 +5,9 @@ becomes grey. simplejpeg, when strict, makes every warning an error. A few warni
 bytes without a meaning in the header or behind the last pixel, a damaged colour profile, an unknown
 version of JFIF, and parameters of a scan that only a progressive file may have. Some cameras and
 programs write such files.
+
+simplejpeg does not read colours of a rare resolution. The codes of such a file are checked here,
+and OpenCV decodes it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from penstock.image.formats import huffman, opencv
 from penstock.image.formats.damaged import Damaged
 from penstock.native import Image, load_simplejpeg
 
@@ -19,6 +23,8 @@ MOST_SCANS = 500
 """Each scan of a progressive file is a pass over all pixels, and takes few bytes: without a limit,
 a small file takes minutes. Encoders write about 10 scans; libjpeg-turbo's fuzzers stop at 500."""
 
+_HUFFMAN_TABLES = 0xC4
+_SEQUENTIAL = (0xC0, 0xC1)
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SKIPPED = frozenset((0xC4, 0xCC, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
@@ -30,10 +36,20 @@ _PROFILE = 0xE2
 
 _JFIF_SEGMENT, _JFIF = 0xE0, b"JFIF\0"
 
+_MOST_BLOCKS = 10
+"""Blocks of all colours in a unit, by the standard."""
+
 _WHOLE_SPECTRUM = b"\x00\x3f\x00"
 """The end of the header of a scan that is not progressive: coefficients 0 to 63, all bits."""
 
 _SQUARE = (b"\x11\x11\x11", b"\x22\x11\x11")
+
+_KNOWN_SAMPLING = (
+    *(bytes([luma, 0x11, 0x11]) for luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)),
+    *(bytes([equal] * 3) for equal in (0x21, 0x12, 0x31, 0x13)),
+    *(b"\x22\x21\x21", b"\x22\x12\x12"),
+)
+"""Sampling factors of three components that simplejpeg reads; it refuses all others."""
 
 _MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
 """A marker in entropy-coded data, where 0xFF is followed by 0."""
@@ -55,7 +71,9 @@ class Header(NamedTuple):
     half of it in both directions. ``scan_at``: offset behind the header of the first scan.
     ``restart``: units between two restarts, or 0. ``units``: units of the whole picture. ``stray``:
     where bytes without a meaning begin and end. ``profiles``: the same of colour profiles.
-    ``version_at``: offset of the version of JFIF, or 0.
+    ``version_at``: offset of the version of JFIF, or 0. ``tables``: where Huffman tables begin and
+    end. ``known_sampling``: simplejpeg reads colours of this resolution. ``sequential``:
+    Huffman codes, and not progressive.
     """
 
     height: int
@@ -71,6 +89,9 @@ class Header(NamedTuple):
     stray: Parts
     profiles: Parts
     version_at: int
+    tables: Parts
+    known_sampling: bool
+    sequential: bool
 
 
 def size(data: memoryview) -> tuple[int, int]:
@@ -96,6 +117,9 @@ def decode(data: memoryview | bytes, colours: str) -> Image:
         return image
     header = read_header(memoryview(data))
     mended = _mended(memoryview(data), header)
+    if not header.known_sampling:
+        whole = _with_whole_scan(memoryview(mended), read_header(memoryview(mended)))
+        return opencv.decode(whole, colours)
     if mended != data:
         try:
             data = mended
@@ -136,6 +160,7 @@ def read_header(data: memoryview) -> Header:
     at, frame, frame_at, restart, version_at = 2, 0, 0, 0, 0
     stray: list[tuple[int, int]] = []
     profiles: list[tuple[int, int]] = []
+    tables: list[tuple[int, int]] = []
     try:
         while True:
             if data[at] != 0xFF or data[at + 1] == 0:
@@ -163,6 +188,8 @@ def read_header(data: memoryview) -> Header:
                 raise Damaged(f"its header has an unexpected marker 0x{marker:02x}")
             elif marker == _PROFILE:
                 profiles.append((at, end))
+            elif marker == _HUFFMAN_TABLES:
+                tables.append((at + 4, end))
             elif marker == _JFIF_SEGMENT and bytes(data[at + 4 : at + 9]) == _JFIF:
                 version_at = at + 9
             at = end
@@ -194,6 +221,9 @@ def read_header(data: memoryview) -> Header:
         tuple(stray),
         tuple(profiles),
         version_at,
+        tuple(tables),
+        components != 3 or factors in _KNOWN_SAMPLING,
+        frame in _SEQUENTIAL,
     )
 
 
@@ -243,6 +273,36 @@ def _check_after_scan(data: memoryview, at: int) -> None:
         if bytes(data[at : at + 2]) == b"\xff\xd9":
             return
     raise Damaged("Corrupt JPEG data: a marker within a scan")
+
+
+def _with_whole_scan(data: memoryview, header: Header) -> bytes:
+    """The file without bytes behind its last block; every code of its only scan is checked."""
+    frame = bytes(data[header.at + 5 : header.at + 5 + 3 * header.components])
+    scan = bytes(data[header.scan_at - 4 - 2 * header.components : header.scan_at])
+    if header.several_scans or not header.sequential or scan[0] != header.components:
+        raise Damaged("its colours have an unusual resolution, which is supported in one scan only")
+    check_scan(data, header)
+    tables: dict[int, huffman.Table] = {}
+    for begin, end in header.tables:
+        huffman.read_tables(bytes(data[begin:end]), tables)
+    factors = dict(zip(frame[::3], frame[1::3], strict=True))
+    blocks = []
+    for component, chosen in zip(scan[1:-3:2], scan[2:-3:2], strict=True):
+        first, others = tables.get(chosen >> 4), tables.get(0x10 | chosen & 15)
+        if component not in factors or first is None or others is None:
+            raise Damaged("its scan names a colour or a Huffman table that is missing")
+        factor = factors.pop(component)
+        blocks += [(first, others)] * ((factor >> 4) * (factor & 15))
+    if not 0 < len(blocks) <= _MOST_BLOCKS:
+        raise Damaged(f"its header states {len(blocks)} blocks in a unit")
+    end = next(
+        found.start()
+        for found in _MARKER.finditer(data, header.scan_at)
+        if not 0xD0 <= found[1][0] <= 0xD7
+    )
+    scan = bytes(data[header.scan_at : end])
+    whole = huffman.whole_scan(scan, blocks, header.units, header.restart)
+    return bytes(data[: header.scan_at]) + whole + b"\xff\xd9"
 
 
 def _count_scans(data: memoryview, header: Header) -> None:

@@ -48,6 +48,9 @@ _LAST_FILTER = 4
 _MOST_TEXT = 1 << 26
 """Bytes that compressed texts and profiles may unpack to, all together."""
 
+_MOST_BEHIND = 1 << 20
+"""Bytes that may follow the last row, after unpacking. Some encoders write a few."""
+
 PngChunk = tuple[bytes, memoryview | bytes]
 
 
@@ -73,7 +76,7 @@ def checked(data: memoryview) -> bytes:
     stream = [content for name, content in chunks if name == b"IDAT"]
     if names[first : first + len(stream)] != [b"IDAT"] * len(stream):
         raise Damaged("its pixels are interrupted")
-    _check_palette(chunks[:first], names, depth, colour)
+    _check_palette(chunks[:first], names, colour)
     _check_texts(chunks)
     _check_animation(chunks, height, width)
     bits = depth * _CHANNELS[colour]
@@ -87,7 +90,12 @@ def checked(data: memoryview) -> bytes:
         (rows, 1 + -(-columns * bits // 8)) for rows, columns in sides if rows > 0 and columns > 0
     ]
     pixels = _unpacked(stream, passes)
-    palette = [chunk for chunk in chunks if chunk[0] == b"PLTE" and colour == _PALETTE]
+    palette: list[PngChunk] = [
+        # Pixels cannot name the colours beyond, and libpng complains about them.
+        (name, content[: 3 << depth])
+        for name, content in chunks
+        if name == b"PLTE" and colour == _PALETTE
+    ]
     kept = [chunks[0], *palette, (b"IDAT", zlib.compress(pixels, 0)), (b"IEND", b"")]
     return bytes(data[:_SIGNATURE]) + b"".join(_packed(*chunk) for chunk in kept)
 
@@ -121,7 +129,7 @@ def _packed(name: bytes, content: memoryview | bytes) -> bytes:
     return struct.pack(">I4s", len(content), name) + content + struct.pack(">I", checksum)
 
 
-def _check_palette(before: list[PngChunk], names: list[bytes], depth: int, colour: int) -> None:
+def _check_palette(before: list[PngChunk], names: list[bytes], colour: int) -> None:
     palettes = [len(content) for name, content in before if name == b"PLTE"]
     if len(palettes) != names.count(b"PLTE") or len(palettes) > 1:
         raise Damaged("its palette is in a wrong place")
@@ -129,8 +137,6 @@ def _check_palette(before: list[PngChunk], names: list[bytes], depth: int, colou
         raise Damaged("its palette is missing")
     if palettes and (palettes[0] % 3 or not 0 < palettes[0] <= 3 * 256):
         raise Damaged(f"its palette has {palettes[0]} bytes")
-    if colour == _PALETTE and palettes[0] > 3 << depth:
-        raise Damaged("its palette has more colours than its pixels can name")
     least = {0: 2, 2: 6, 3: 1}.get(colour, 0)
     for name, content in before:
         if name == b"tRNS" and len(content) < least:
@@ -180,15 +186,16 @@ def _check_animation(chunks: list[PngChunk], height: int, width: int) -> None:
 
 
 def _unpacked(stream: list[memoryview | bytes], passes: list[tuple[int, int]]) -> bytes:
-    """The pixels of a zlib stream, which must be these passes of (rows, bytes in a row)."""
+    """The pixels of a zlib stream, which must begin with these passes of (rows, bytes in a row)."""
     expected = sum(rows * length for rows, length in passes)
     unpack = zlib.decompressobj()
     try:
-        pixels = unpack.decompress(b"".join(stream), expected + 1)
+        pixels = unpack.decompress(b"".join(stream), expected + _MOST_BEHIND + 1)
     except zlib.error as error:
         raise Damaged(f"its pixels are damaged ({error})") from None
-    if len(pixels) != expected or not unpack.eof:
-        raise Damaged("it has too few or too many pixels, or their checksum is missing")
+    if not expected <= len(pixels) <= expected + _MOST_BEHIND or not unpack.eof:
+        raise Damaged("it has too few or far too many pixels, or their checksum is missing")
+    pixels = pixels[:expected]
     levels = np.frombuffer(pixels, np.uint8)
     at = 0
     for rows, length in passes:

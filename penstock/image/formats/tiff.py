@@ -25,8 +25,9 @@ _KEPT = (
     *(_STRIP_BYTES, _PLANAR, _T4, _T6, _PREDICTOR, _PALETTE, _TILE_WIDTH, _TILE_HEIGHT, _TILES),
     *(_TILE_BYTES, _EXTRA, _SAMPLE_FORMAT, _JPEG_TABLES, _SUBSAMPLING, _REFERENCE),
 )
-_NUMBERS = (3, 4, 16)
-"""Types of whole numbers: SHORT, LONG and LONG8."""
+_SHORT, _LONG, _LONG8 = 3, 4, 16
+_NUMBERS = (_SHORT, _LONG, _LONG8)
+"""Types of whole numbers."""
 
 _TYPES = {
     1: (1, "B"),
@@ -95,7 +96,7 @@ def _size(directory: _TagDirectory) -> tuple[int, int]:
 
 
 def checked(data: memoryview) -> bytes:
-    directory = _directory(data)
+    directory = _completed(_directory(data))
     _check_pixels(data, directory)
     return _with_directory(data, directory)
 
@@ -120,9 +121,11 @@ def _directory(data: memoryview) -> _TagDirectory:
         entry, inline = (20, 8) if big else (12, 4)
         for here in range(at, at + entry * count, entry):
             number, kind, values = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, here)
+            if number not in _KEPT and (kind not in _TYPES or not values):
+                continue  # readers skip tags of a type that they do not know
             if kind not in _TYPES:
                 raise Damaged(f"tag {number} has type {kind}")
-            if number in tags:
+            if number in tags and number in _KEPT:
                 raise Damaged(f"tag {number} is there twice")
             length = values * _TYPES[kind][0]
             place = here + entry - inline
@@ -134,6 +137,31 @@ def _directory(data: memoryview) -> _TagDirectory:
     except struct.error:
         raise Damaged("its directory is cut short") from None
     return _TagDirectory(order, big, tags)
+
+
+def _completed(directory: _TagDirectory) -> _TagDirectory:
+    """The directory with tags that some programs leave out, where the others imply them."""
+    order, big, tags = directory
+    number = directory.number
+    samples = number(_SAMPLES, 1)
+    added = {}
+    if number(_COLOURS) == _RGB and samples == 4 and _EXTRA not in tags:
+        added[_EXTRA] = _Tag(_SHORT, 1, bytes(2))
+    plain = number(_COMPRESSION, _NONE) == _NONE
+    if plain and _STRIPS in tags and _STRIP_BYTES not in tags:
+        height, width = _size(directory)
+        rows = max(1, min(number(_ROWS, height), height))
+        in_row = width * max(directory.numbers(_BITS, (1,)))
+        in_row *= samples if number(_PLANAR, 1) == 1 else 1
+        down = -(-height // rows)
+        lengths = [
+            min(rows, height - index % down * rows) * -(-in_row // 8)
+            for index in range(len(directory.numbers(_STRIPS)))
+        ]
+        if max(lengths) < 1 << 32:
+            raw = struct.pack(f"{order}{len(lengths)}I", *lengths)
+            added[_STRIP_BYTES] = _Tag(_LONG, len(lengths), raw)
+    return _TagDirectory(order, big, {**tags, **added})
 
 
 def _check_pixels(data: memoryview, directory: _TagDirectory) -> None:
