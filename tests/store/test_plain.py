@@ -19,10 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.serialize import Packed, pack
+from penstock.serialize import Packed, pack, unpack
 from penstock.store import HeapStore, LmdbStore
 from penstock.store.catalogue import on_disk, verify
 from penstock.store.plain import NotPlain, pack_plain, pack_sample, unpack_sample
+
+torch: Any
+try:
+    import torch
+except ImportError:
+    torch = None
 
 MB = 1_000_000
 
@@ -153,8 +159,11 @@ def test_a_tree_that_is_too_deep_is_pickled() -> None:
     assert unpack_sample(packed.tobytes(), lambda: True) == deep
 
 
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
+
+
+@needs_torch
 def test_tensors_are_plain() -> None:
-    torch = pytest.importorskip("torch")
     for tensor in (
         torch.arange(6).reshape(2, 3),
         torch.ones(3, dtype=torch.bfloat16),
@@ -167,6 +176,37 @@ def test_tensors_are_plain() -> None:
         assert torch.equal(found, tensor)
     with pytest.raises(ValueError, match="no dtype"):
         read(_frame(_ext(3, (_described("|u1", [1]), "load")), b"x"))
+
+
+@needs_torch
+def test_tensors_that_are_computed_when_they_are_read_are_plain() -> None:
+    number = torch.tensor([1 + 2j, 3])
+    for tensor in (number.conj(), number.conj().imag):
+        packed = pack_sample(tensor)
+        assert not packed.pickled
+        assert torch.equal(read(packed.tobytes()), tensor)
+        assert torch.equal(unpack(pack(tensor).tobytes()), tensor)
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_an_empty_tensor_of_a_dtype_that_numpy_lacks_is_plain(shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape, dtype=torch.bfloat16)
+    packed = pack_sample(tensor)
+    assert not packed.pickled
+    for found in (read(packed.tobytes()), unpack(pack(tensor).tobytes())):
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_quantized_tensor_keeps_its_scale() -> None:
+    tensor = torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.quint8)
+    packed = pack_sample(tensor)
+    assert packed.pickled
+    found = unpack_sample(packed.tobytes(), lambda: True)
+    assert (found.q_scale(), found.q_zero_point()) == (0.5, 1)
+    assert found.int_repr().tolist() == [3, 3, 3]
 
 
 def test_arrays_are_views_of_the_frame_and_can_be_written() -> None:
