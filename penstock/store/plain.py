@@ -182,7 +182,8 @@ class _PlainWriter:
             return _ext(_TEXT, str(node).encode("utf-8", "surrogatepass"))
         if kind is np.bytes_:
             return _ext(_BYTES, bytes(node))
-        if isinstance(node, np.generic) and _is_plain(node.dtype) and node.dtype.kind not in "SU":
+        # A subclass of a NumPy scalar would be read as that scalar.
+        if isinstance(node, np.generic) and kind is node.dtype.type and _is_scalar(node.dtype):
             return _ext(_SCALAR, self.packed((node.dtype.str, node.tobytes())))
         if kind is Raw:
             return _ext(_RAW, _number(self._buffer(memoryview(node.data).cast("B"))))
@@ -198,7 +199,12 @@ class _PlainWriter:
         flags = array.flags
         fortran = flags.f_contiguous and not flags.c_contiguous
         row = array.T if fortran else np.ascontiguousarray(array)
-        number = self._buffer(row.reshape(-1).view(np.uint8).data if row.size else memoryview(b""))
+        content = row.reshape(-1).view(np.uint8) if row.size else np.empty(0, np.uint8)
+        if dtype.kind == "b" and row.size and content.max() > 1:
+            # A mask of 0 and 255 seen as truth values. The reader accepts only 0 and 1.
+            content = (content != 0).view(np.uint8)
+        _check_content(content, dtype)
+        number = self._buffer(content.data)
         head = _ARRAY_HEAD.pack(number, fortran, len(shape))
         name: str = dtype.str
         return head + struct.pack(f"<{len(shape)}Q", *shape) + name.encode()
@@ -271,7 +277,7 @@ class _PlainReader:
             raise ValueError("the buffer of an array has another size than its shape")
         if not size:
             return np.empty(shape, dtype)
-        _check_content(buffer, dtype)
+        _check_content(np.frombuffer(buffer, np.uint8), dtype)
         array = np.frombuffer(buffer, dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
@@ -303,6 +309,11 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
     )
 
 
+def _is_scalar(dtype: np.dtype[Any]) -> bool:
+    """Whether scalars are written with this dtype. Text and bytes have types of their own."""
+    return _is_plain(dtype) and dtype.kind not in "SU"
+
+
 @lru_cache(maxsize=256)
 def _dtype(name: bytes) -> np.dtype[Any]:
     """The dtype of this name. Raises ValueError."""
@@ -312,11 +323,14 @@ def _dtype(name: bytes) -> np.dtype[Any]:
     return dtype
 
 
-def _check_content(buffer: memoryview, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError for bytes that NumPy relies on never to occur."""
-    if dtype.kind == "b" and np.frombuffer(buffer, np.uint8).max() > 1:
+def _check_content(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: np.dtype[Any]) -> None:
+    """Raise ValueError for bytes that NumPy relies on never to occur. Writers check too: a sample
+    that cannot be read must not be stored."""
+    if not content.size:
+        return
+    if dtype.kind == "b" and content.max() > 1:
         raise ValueError("an array of truth values has other values")
     if dtype.kind == "U":
-        characters = np.frombuffer(buffer, np.dtype("u4").newbyteorder(dtype.byteorder))
+        characters = content.view(np.dtype("u4").newbyteorder(dtype.byteorder))
         if characters.max() > _LAST_CHARACTER:
             raise ValueError("a text has characters that do not exist")

@@ -53,11 +53,23 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, np.generic):
         return bool(one.dtype == other.dtype) and one.tobytes() == other.tobytes()
+    if torch is not None and isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.is_quantized == other.is_quantized
+            and _content(one) == _content(other)
+        )
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other) or one != one
+
+
+def _content(tensor: Any) -> bytes:
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
 PLAIN: list[Any] = [
@@ -115,6 +127,102 @@ def test_a_plain_sample_is_read_as_it_was_without_a_pickle(sample: Any) -> None:
 def _strided(sample: Any) -> bool:
     """Whether it is an array with gaps, which is stored without them."""
     return isinstance(sample, np.ndarray) and not sample.flags.forc
+
+
+def test_truth_values_of_other_bytes_are_read_as_truth_values() -> None:
+    mask = np.array([[0, 255, 1], [2, 0, 128]], np.uint8)
+    for sample in (mask.view(bool), mask.T.view(bool), mask[:, ::2].copy().view(bool)):
+        packed = pack_sample(sample)
+        assert not packed.pickled
+        found = read(packed.tobytes())
+        assert found.tolist() == sample.tolist()
+        assert found.view(np.uint8).max() == 1
+    assert mask.max() == 255
+
+
+def test_a_text_of_impossible_characters_is_pickled() -> None:
+    with pytest.raises(NotPlain, match="characters"):
+        pack_plain(np.array([0x110000], np.uint32).view("U1"))
+
+
+class Metres(np.float64):
+    """A number of a class of its own."""
+
+
+DTYPES = ["?", "u1", "<i2", ">i4", "<f2", "<f8", "<c8", "S3", "<U2", ">U1", "<M8[ms]", "<m8[25s]"]
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    """Arrays of any bytes, in the orders in which NumPy keeps them."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    if dtype.kind == "U" and draw(st.booleans()):
+        raw = bytearray(np.array(["ab"] * size, dtype).tobytes()[:size])
+    array: Any = np.frombuffer(raw, dtype) if size else np.empty(0, dtype)
+    array = array.reshape(shape)
+    if draw(st.booleans()):
+        array = array.T
+    return array[::2] if array.ndim and draw(st.booleans()) else array
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Any:
+    kinds = [torch.bool, torch.uint8, torch.float32, torch.complex64, torch.bfloat16]
+    dtype = draw(st.sampled_from([*kinds, torch.float8_e4m3fn]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    width = torch.empty(0, dtype=dtype).element_size()
+    size = int(np.prod(shape)) * width
+    raw = draw(st.binary(min_size=size, max_size=size))
+    tensor = torch.tensor(list(raw), dtype=torch.uint8).view(dtype).reshape(shape)
+    if dtype is torch.complex64:
+        tensor = draw(st.sampled_from([tensor, tensor.conj(), tensor.conj().imag]))
+    return tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+
+
+def _leaves() -> Any:
+    keys = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+    scalars = arrays().filter(lambda a: a.size and a.dtype.kind != "U").map(lambda a: a.flat[0])
+    leaves = keys | st.complex_numbers() | arrays() | scalars | st.just(Metres(2))
+    leaves |= st.lists(st.floats()) | st.lists(st.integers()).map(tuple)
+    return leaves if torch is None else leaves | tensors()
+
+
+TREES = st.recursive(
+    _leaves(),
+    lambda children: (
+        st.lists(children)
+        | st.lists(children).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.booleans()), children)
+    ),
+    max_leaves=8,
+)
+
+
+def _normal(node: Any) -> Any:
+    """The tree as it is read: arrays without gaps, truth values of the bytes 0 and 1."""
+    if isinstance(node, np.ndarray):
+        node = np.array(node, order="K" if node.flags.forc else "C")
+        return np.asarray(node.view(np.uint8) != 0) if node.dtype == bool else node
+    if torch is not None and isinstance(node, torch.Tensor) and node.dtype is torch.bool:
+        return node.contiguous().view(torch.uint8) != 0
+    if isinstance(node, (list, tuple)):
+        return type(node)(map(_normal, node))
+    if isinstance(node, dict):
+        return {key: _normal(child) for key, child in node.items()}
+    return node
+
+
+@settings(max_examples=300, deadline=None)
+@given(TREES)
+def test_every_sample_that_is_written_as_plain_is_read_equal(sample: Any) -> None:
+    try:
+        packed = pack_plain(sample)
+    except NotPlain:
+        return
+    assert same(read(packed.tobytes()), _normal(sample))
 
 
 class Point(NamedTuple):
