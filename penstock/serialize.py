@@ -195,7 +195,7 @@ def tensor_parts(tensor: Any) -> tuple[Any, str | None] | None:
 
 
 def rebuild_tensor(array: Any, dtype: str | None) -> Any:
-    """The tensor of ``tensor_parts``. Raises ValueError if ``dtype`` is not one of torch's."""
+    """The tensor of ``tensor_parts``. Raises ValueError if it never gives this ``dtype``."""
     # torch is imported here: only a process that receives a tensor needs it.
     torch = importlib.import_module("torch")
     if not array.flags.writeable:
@@ -204,8 +204,9 @@ def rebuild_tensor(array: Any, dtype: str | None) -> Any:
     if dtype is None:
         return tensor
     named = getattr(torch, dtype, None)
-    if not isinstance(named, torch.dtype):
-        raise ValueError(f"torch has no dtype {dtype!r}")
+    # Any byte can be seen as a number, but not as a truth value or as a quantized number.
+    if not isinstance(named, torch.dtype) or named is torch.bool or dtype.startswith("q"):
+        raise ValueError(f"no tensor of dtype {dtype!r} is written as raw bytes")
     if not array.size:
         # torch refuses a view of another dtype because of the strides of an empty array.
         *sides, last = array.shape

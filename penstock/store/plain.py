@@ -36,7 +36,9 @@ _PLAIN = b"\x01"
 # Codes of msgpack's extension types. Tuples are msgpack's own arrays: most samples are tuples.
 _LIST, _ARRAY, _TENSOR, _SCALAR, _TEXT, _BYTES, _COMPLEX, _INT, _RAW, _CALL, _LARGE = range(1, 12)
 
-_DTYPE = re.compile(r"[<>|](?:[biufc]|[SU]|[mM])[0-9]{1,9}(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
+# The number before a unit of time is not 0: NumPy divides by it, which would end the process.
+_UNIT = r"\[(?:[1-9][0-9]{0,8})?[A-Za-z]{1,2}\]"
+_DTYPE = re.compile(rf"[<>|](?:[biufc]|[SU]|[mM])[1-9][0-9]{{0,8}}(?:{_UNIT})?")
 _MOST_DIMENSIONS = 32
 _DEEPEST = 32
 """Lists in lists. Each is read by a call of its own, and the stack of a thread is finite."""
@@ -248,8 +250,7 @@ class _PlainReader:
                 raise ValueError("the dtype of a tensor is not a name")
             return rebuild_tensor(self._array(described), dtype)
         if code == _SCALAR:
-            name, raw = self.read(data)
-            return np.frombuffer(raw, _dtype(name.encode()), 1)[0]
+            return self._scalar(*self.read(data))
         if code == _TEXT:
             return np.str_(data.decode("utf-8", "surrogatepass"))
         if code == _BYTES:
@@ -281,6 +282,13 @@ class _PlainReader:
         array = np.frombuffer(buffer, dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
+    def _scalar(self, name: str, raw: bytes) -> Any:
+        dtype = _dtype(name.encode())
+        if not _is_scalar(dtype) or len(raw) != dtype.itemsize:
+            raise ValueError(f"a scalar of {len(raw)} bytes has the dtype {name}")
+        _check_content(np.frombuffer(raw, np.uint8), dtype)
+        return np.frombuffer(raw, dtype)[0]
+
 
 def _fit(numbers: tuple[int, ...]) -> bool:
     """Whether msgpack can write all these integers."""
@@ -299,14 +307,16 @@ def _ext(code: int, data: bytes) -> Any:
     return msgpack.ExtType(code, data)
 
 
-@lru_cache(maxsize=256)
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return (
-        dtype.kind in "biufcSUmM"
-        and dtype.itemsize > 0
-        and dtype.metadata is None
-        and _DTYPE.fullmatch(dtype.str) is not None
-    )
+    """Whether the name of a dtype says all of it. A dtype that a library registered has no name."""
+    return dtype.metadata is None and dtype.isbuiltin != 2 and _is_plain_name(dtype.str)
+
+
+# Names are remembered, not dtypes: a dtype equals the same one with metadata, and to compare dtypes
+# NumPy divides by the number before a unit of time.
+@lru_cache(maxsize=256)
+def _is_plain_name(name: str) -> bool:
+    return _DTYPE.fullmatch(name) is not None
 
 
 def _is_scalar(dtype: np.dtype[Any]) -> bool:
@@ -318,7 +328,7 @@ def _is_scalar(dtype: np.dtype[Any]) -> bool:
 def _dtype(name: bytes) -> np.dtype[Any]:
     """The dtype of this name. Raises ValueError."""
     text = name.decode("ascii")
-    if _DTYPE.fullmatch(text) is None or not _is_plain(dtype := np.dtype(text)):
+    if not _is_plain_name(text) or not _is_plain(dtype := np.dtype(text)):
         raise ValueError(f"unknown dtype {text!r}")
     return dtype
 

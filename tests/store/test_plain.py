@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import struct
@@ -24,11 +25,7 @@ from penstock.store import HeapStore, LmdbStore
 from penstock.store.catalogue import on_disk, verify
 from penstock.store.plain import NotPlain, pack_plain, pack_sample, unpack_sample
 
-torch: Any
-try:
-    import torch
-except ImportError:
-    torch = None
+torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
 MB = 1_000_000
 
@@ -282,8 +279,25 @@ def test_tensors_are_plain() -> None:
         found, one = read(packed.tobytes())
         assert (found.dtype, found.shape, one) == (tensor.dtype, tensor.shape, 1)
         assert torch.equal(found, tensor)
-    with pytest.raises(ValueError, match="no dtype"):
-        read(_frame(_ext(3, (_described("|u1", [1]), "load")), b"x"))
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["load", "bool", "quint8"])
+def test_a_tensor_of_a_dtype_that_is_never_written_is_an_error(dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"no tensor of dtype '{dtype}'"):
+        read(_frame(_ext(3, (_described("|u1", [1]), dtype)), b"\x02"))
+
+
+def test_a_dtype_that_cannot_be_read_is_pickled() -> None:
+    with pytest.raises(NotPlain, match="an array of"):
+        pack_plain(np.zeros(1, "M8[0s]"))
+
+
+def test_a_dtype_with_metadata_is_pickled_though_it_equals_one_without() -> None:
+    assert not pack_sample(np.zeros(1, "f4")).pickled
+    described = np.zeros(1, np.dtype("f4", metadata={"unit": "m"}))
+    packed = pack_sample(described)
+    assert packed.pickled
 
 
 @needs_torch
@@ -369,6 +383,13 @@ HOSTILE = [
     _frame(_array("<f4", [0, 1 << 62, 1 << 62]), b""),
     _frame(_array("<f4", [1] * 40), b"1234"),
     _frame(_ext(2, [])),
+    _frame(_array("<M8[0s]", [1]), b"12345678"),  # NumPy divides by the 0
+    _frame(_array("<m8[00s]", [1]), b"12345678"),
+    _frame(_ext(4, ["<M8[0s]", b"12345678"])),
+    _frame(_ext(4, ["<U4", b"\xff" * 16])),
+    _frame(_ext(4, ["|S4", b"1234"])),
+    _frame(_ext(4, ["|b1", b"\x02"])),
+    _frame(_ext(4, ["<i4", b"12345678"])),
     _frame(_ext(4, ["|O", b"12345678"])),
     _frame(_ext(10, ["to_pil", 1])),
     _frame(_ext(99, [])),
