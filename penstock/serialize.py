@@ -176,11 +176,16 @@ def tensor_parts(tensor: Any) -> tuple[Any, str | None] | None:
     if (
         plain.device.type != "cpu"
         or plain.layout != torch.strided
+        or plain.is_quantized  # its scale is not in an array
         or plain.requires_grad is not tensor.requires_grad
     ):
         return None
     try:
+        # A view that conjugates or negates when it is read has no array before it is computed.
+        plain = plain.resolve_conj().resolve_neg()
         return plain.numpy(), None
+    except RuntimeError:
+        return None
     except TypeError:  # a dtype that NumPy does not have, such as bfloat16
         try:
             raw = plain.contiguous().view(torch.uint8 if plain.dim() else plain.dtype).numpy()
@@ -190,7 +195,7 @@ def tensor_parts(tensor: Any) -> tuple[Any, str | None] | None:
 
 
 def rebuild_tensor(array: Any, dtype: str | None) -> Any:
-    """The tensor of ``tensor_parts``. Raises ValueError if ``dtype`` is not one of torch's."""
+    """The tensor of ``tensor_parts``. Raises ValueError if it never gives this ``dtype``."""
     # torch is imported here: only a process that receives a tensor needs it.
     torch = importlib.import_module("torch")
     if not array.flags.writeable:
@@ -199,6 +204,12 @@ def rebuild_tensor(array: Any, dtype: str | None) -> Any:
     if dtype is None:
         return tensor
     named = getattr(torch, dtype, None)
-    if not isinstance(named, torch.dtype):
-        raise ValueError(f"torch has no dtype {dtype!r}")
+    # Any byte can be seen as a number, but not as a truth value or as a quantized number.
+    if not isinstance(named, torch.dtype) or named is torch.bool or dtype.startswith("q"):
+        raise ValueError(f"no tensor of dtype {dtype!r} is written as raw bytes")
+    if not array.size:
+        # torch refuses a view of another dtype because of the strides of an empty array.
+        *sides, last = array.shape
+        width = torch.empty(0, dtype=named).element_size()
+        return torch.empty((*sides, last * array.itemsize // width), dtype=named)
     return tensor.view(named)

@@ -36,7 +36,9 @@ _PLAIN = b"\x01"
 # Codes of msgpack's extension types. Tuples are msgpack's own arrays: most samples are tuples.
 _LIST, _ARRAY, _TENSOR, _SCALAR, _TEXT, _BYTES, _COMPLEX, _INT, _RAW, _CALL, _LARGE = range(1, 12)
 
-_DTYPE = re.compile(r"[<>|](?:[biufc]|[SU]|[mM])[0-9]{1,9}(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
+# The number before a unit of time is not 0: NumPy divides by it, which would end the process.
+_UNIT = r"\[(?:[1-9][0-9]{0,8})?[A-Za-z]{1,2}\]"
+_DTYPE = re.compile(rf"[<>|](?:[biufc]|[SU]|[mM])[1-9][0-9]{{0,8}}(?:{_UNIT})?")
 _MOST_DIMENSIONS = 32
 _DEEPEST = 32
 """Lists in lists. Each is read by a call of its own, and the stack of a thread is finite."""
@@ -182,7 +184,8 @@ class _PlainWriter:
             return _ext(_TEXT, str(node).encode("utf-8", "surrogatepass"))
         if kind is np.bytes_:
             return _ext(_BYTES, bytes(node))
-        if isinstance(node, np.generic) and _is_plain(node.dtype) and node.dtype.kind not in "SU":
+        # A subclass of a NumPy scalar would be read as that scalar.
+        if isinstance(node, np.generic) and kind is node.dtype.type and _is_scalar(node.dtype):
             return _ext(_SCALAR, self.packed((node.dtype.str, node.tobytes())))
         if kind is Raw:
             return _ext(_RAW, _number(self._buffer(memoryview(node.data).cast("B"))))
@@ -198,7 +201,12 @@ class _PlainWriter:
         flags = array.flags
         fortran = flags.f_contiguous and not flags.c_contiguous
         row = array.T if fortran else np.ascontiguousarray(array)
-        number = self._buffer(row.reshape(-1).view(np.uint8).data if row.size else memoryview(b""))
+        content = row.reshape(-1).view(np.uint8) if row.size else np.empty(0, np.uint8)
+        if dtype.kind == "b" and row.size and content.max() > 1:
+            # A mask of 0 and 255 seen as truth values. The reader accepts only 0 and 1.
+            content = (content != 0).view(np.uint8)
+        _check_content(content, dtype)
+        number = self._buffer(content.data)
         head = _ARRAY_HEAD.pack(number, fortran, len(shape))
         name: str = dtype.str
         return head + struct.pack(f"<{len(shape)}Q", *shape) + name.encode()
@@ -242,8 +250,7 @@ class _PlainReader:
                 raise ValueError("the dtype of a tensor is not a name")
             return rebuild_tensor(self._array(described), dtype)
         if code == _SCALAR:
-            name, raw = self.read(data)
-            return np.frombuffer(raw, _dtype(name.encode()), 1)[0]
+            return self._scalar(*self.read(data))
         if code == _TEXT:
             return np.str_(data.decode("utf-8", "surrogatepass"))
         if code == _BYTES:
@@ -271,9 +278,16 @@ class _PlainReader:
             raise ValueError("the buffer of an array has another size than its shape")
         if not size:
             return np.empty(shape, dtype)
-        _check_content(buffer, dtype)
+        _check_content(np.frombuffer(buffer, np.uint8), dtype)
         array = np.frombuffer(buffer, dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+
+    def _scalar(self, name: str, raw: bytes) -> Any:
+        dtype = _dtype(name.encode())
+        if not _is_scalar(dtype) or len(raw) != dtype.itemsize:
+            raise ValueError(f"a scalar of {len(raw)} bytes has the dtype {name}")
+        _check_content(np.frombuffer(raw, np.uint8), dtype)
+        return np.frombuffer(raw, dtype)[0]
 
 
 def _fit(numbers: tuple[int, ...]) -> bool:
@@ -293,30 +307,40 @@ def _ext(code: int, data: bytes) -> Any:
     return msgpack.ExtType(code, data)
 
 
-@lru_cache(maxsize=256)
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    return (
-        dtype.kind in "biufcSUmM"
-        and dtype.itemsize > 0
-        and dtype.metadata is None
-        and _DTYPE.fullmatch(dtype.str) is not None
-    )
+    """Whether the name of a dtype says all of it. A dtype that a library registered has no name."""
+    return dtype.metadata is None and dtype.isbuiltin != 2 and _is_plain_name(dtype.str)
+
+
+# Names are remembered, not dtypes: a dtype equals the same one with metadata, and to compare dtypes
+# NumPy divides by the number before a unit of time.
+@lru_cache(maxsize=256)
+def _is_plain_name(name: str) -> bool:
+    return _DTYPE.fullmatch(name) is not None
+
+
+def _is_scalar(dtype: np.dtype[Any]) -> bool:
+    """Whether scalars are written with this dtype. Text and bytes have types of their own."""
+    return _is_plain(dtype) and dtype.kind not in "SU"
 
 
 @lru_cache(maxsize=256)
 def _dtype(name: bytes) -> np.dtype[Any]:
     """The dtype of this name. Raises ValueError."""
     text = name.decode("ascii")
-    if _DTYPE.fullmatch(text) is None or not _is_plain(dtype := np.dtype(text)):
+    if not _is_plain_name(text) or not _is_plain(dtype := np.dtype(text)):
         raise ValueError(f"unknown dtype {text!r}")
     return dtype
 
 
-def _check_content(buffer: memoryview, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError for bytes that NumPy relies on never to occur."""
-    if dtype.kind == "b" and np.frombuffer(buffer, np.uint8).max() > 1:
+def _check_content(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: np.dtype[Any]) -> None:
+    """Raise ValueError for bytes that NumPy relies on never to occur. Writers check too: a sample
+    that cannot be read must not be stored."""
+    if not content.size:
+        return
+    if dtype.kind == "b" and content.max() > 1:
         raise ValueError("an array of truth values has other values")
     if dtype.kind == "U":
-        characters = np.frombuffer(buffer, np.dtype("u4").newbyteorder(dtype.byteorder))
+        characters = content.view(np.dtype("u4").newbyteorder(dtype.byteorder))
         if characters.max() > _LAST_CHARACTER:
             raise ValueError("a text has characters that do not exist")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import struct
@@ -19,10 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.serialize import Packed, pack
+from penstock.serialize import Packed, pack, unpack
 from penstock.store import HeapStore, LmdbStore
 from penstock.store.catalogue import on_disk, verify
 from penstock.store.plain import NotPlain, pack_plain, pack_sample, unpack_sample
+
+torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
 MB = 1_000_000
 
@@ -47,11 +50,23 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, np.generic):
         return bool(one.dtype == other.dtype) and one.tobytes() == other.tobytes()
+    if torch is not None and isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.is_quantized == other.is_quantized
+            and _content(one) == _content(other)
+        )
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other) or one != one
+
+
+def _content(tensor: Any) -> bytes:
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
 PLAIN: list[Any] = [
@@ -111,6 +126,102 @@ def _strided(sample: Any) -> bool:
     return isinstance(sample, np.ndarray) and not sample.flags.forc
 
 
+def test_truth_values_of_other_bytes_are_read_as_truth_values() -> None:
+    mask = np.array([[0, 255, 1], [2, 0, 128]], np.uint8)
+    for sample in (mask.view(bool), mask.T.view(bool), mask[:, ::2].copy().view(bool)):
+        packed = pack_sample(sample)
+        assert not packed.pickled
+        found = read(packed.tobytes())
+        assert found.tolist() == sample.tolist()
+        assert found.view(np.uint8).max() == 1
+    assert mask.max() == 255
+
+
+def test_a_text_of_impossible_characters_is_pickled() -> None:
+    with pytest.raises(NotPlain, match="characters"):
+        pack_plain(np.array([0x110000], np.uint32).view("U1"))
+
+
+class Metres(np.float64):
+    """A number of a class of its own."""
+
+
+DTYPES = ["?", "u1", "<i2", ">i4", "<f2", "<f8", "<c8", "S3", "<U2", ">U1", "<M8[ms]", "<m8[25s]"]
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    """Arrays of any bytes, in the orders in which NumPy keeps them."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    if dtype.kind == "U" and draw(st.booleans()):
+        raw = bytearray(np.array(["ab"] * size, dtype).tobytes()[:size])
+    array: Any = np.frombuffer(raw, dtype) if size else np.empty(0, dtype)
+    array = array.reshape(shape)
+    if draw(st.booleans()):
+        array = array.T
+    return array[::2] if array.ndim and draw(st.booleans()) else array
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Any:
+    kinds = [torch.bool, torch.uint8, torch.float32, torch.complex64, torch.bfloat16]
+    dtype = draw(st.sampled_from([*kinds, torch.float8_e4m3fn]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    width = torch.empty(0, dtype=dtype).element_size()
+    size = int(np.prod(shape)) * width
+    raw = draw(st.binary(min_size=size, max_size=size))
+    tensor = torch.tensor(list(raw), dtype=torch.uint8).view(dtype).reshape(shape)
+    if dtype is torch.complex64:
+        tensor = draw(st.sampled_from([tensor, tensor.conj(), tensor.conj().imag]))
+    return tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+
+
+def _leaves() -> Any:
+    keys = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+    scalars = arrays().filter(lambda a: a.size and a.dtype.kind != "U").map(lambda a: a.flat[0])
+    leaves = keys | st.complex_numbers() | arrays() | scalars | st.just(Metres(2))
+    leaves |= st.lists(st.floats()) | st.lists(st.integers()).map(tuple)
+    return leaves if torch is None else leaves | tensors()
+
+
+TREES = st.recursive(
+    _leaves(),
+    lambda children: (
+        st.lists(children)
+        | st.lists(children).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.booleans()), children)
+    ),
+    max_leaves=8,
+)
+
+
+def _normal(node: Any) -> Any:
+    """The tree as it is read: arrays without gaps, truth values of the bytes 0 and 1."""
+    if isinstance(node, np.ndarray):
+        node = np.array(node, order="K" if node.flags.forc else "C")
+        return np.asarray(node.view(np.uint8) != 0) if node.dtype == bool else node
+    if torch is not None and isinstance(node, torch.Tensor) and node.dtype is torch.bool:
+        return node.contiguous().view(torch.uint8) != 0
+    if isinstance(node, (list, tuple)):
+        return type(node)(map(_normal, node))
+    if isinstance(node, dict):
+        return {key: _normal(child) for key, child in node.items()}
+    return node
+
+
+@settings(max_examples=300, deadline=None)
+@given(TREES)
+def test_every_sample_that_is_written_as_plain_is_read_equal(sample: Any) -> None:
+    try:
+        packed = pack_plain(sample)
+    except NotPlain:
+        return
+    assert same(read(packed.tobytes()), _normal(sample))
+
+
 class Point(NamedTuple):
     x: int
     y: int
@@ -153,8 +264,11 @@ def test_a_tree_that_is_too_deep_is_pickled() -> None:
     assert unpack_sample(packed.tobytes(), lambda: True) == deep
 
 
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
+
+
+@needs_torch
 def test_tensors_are_plain() -> None:
-    torch = pytest.importorskip("torch")
     for tensor in (
         torch.arange(6).reshape(2, 3),
         torch.ones(3, dtype=torch.bfloat16),
@@ -165,8 +279,56 @@ def test_tensors_are_plain() -> None:
         found, one = read(packed.tobytes())
         assert (found.dtype, found.shape, one) == (tensor.dtype, tensor.shape, 1)
         assert torch.equal(found, tensor)
-    with pytest.raises(ValueError, match="no dtype"):
-        read(_frame(_ext(3, (_described("|u1", [1]), "load")), b"x"))
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["load", "bool", "quint8"])
+def test_a_tensor_of_a_dtype_that_is_never_written_is_an_error(dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"no tensor of dtype '{dtype}'"):
+        read(_frame(_ext(3, (_described("|u1", [1]), dtype)), b"\x02"))
+
+
+def test_a_dtype_that_cannot_be_read_is_pickled() -> None:
+    with pytest.raises(NotPlain, match="an array of"):
+        pack_plain(np.zeros(1, "M8[0s]"))
+
+
+def test_a_dtype_with_metadata_is_pickled_though_it_equals_one_without() -> None:
+    assert not pack_sample(np.zeros(1, "f4")).pickled
+    described = np.zeros(1, np.dtype("f4", metadata={"unit": "m"}))
+    packed = pack_sample(described)
+    assert packed.pickled
+
+
+@needs_torch
+def test_tensors_that_are_computed_when_they_are_read_are_plain() -> None:
+    number = torch.tensor([1 + 2j, 3])
+    for tensor in (number.conj(), number.conj().imag):
+        packed = pack_sample(tensor)
+        assert not packed.pickled
+        assert torch.equal(read(packed.tobytes()), tensor)
+        assert torch.equal(unpack(pack(tensor).tobytes()), tensor)
+
+
+@needs_torch
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_an_empty_tensor_of_a_dtype_that_numpy_lacks_is_plain(shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape, dtype=torch.bfloat16)
+    packed = pack_sample(tensor)
+    assert not packed.pickled
+    for found in (read(packed.tobytes()), unpack(pack(tensor).tobytes())):
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_quantized_tensor_keeps_its_scale() -> None:
+    tensor = torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.quint8)
+    packed = pack_sample(tensor)
+    assert packed.pickled
+    found = unpack_sample(packed.tobytes(), lambda: True)
+    assert (found.q_scale(), found.q_zero_point()) == (0.5, 1)
+    assert found.int_repr().tolist() == [3, 3, 3]
 
 
 def test_arrays_are_views_of_the_frame_and_can_be_written() -> None:
@@ -221,6 +383,13 @@ HOSTILE = [
     _frame(_array("<f4", [0, 1 << 62, 1 << 62]), b""),
     _frame(_array("<f4", [1] * 40), b"1234"),
     _frame(_ext(2, [])),
+    _frame(_array("<M8[0s]", [1]), b"12345678"),  # NumPy divides by the 0
+    _frame(_array("<m8[00s]", [1]), b"12345678"),
+    _frame(_ext(4, ["<M8[0s]", b"12345678"])),
+    _frame(_ext(4, ["<U4", b"\xff" * 16])),
+    _frame(_ext(4, ["|S4", b"1234"])),
+    _frame(_ext(4, ["|b1", b"\x02"])),
+    _frame(_ext(4, ["<i4", b"12345678"])),
     _frame(_ext(4, ["|O", b"12345678"])),
     _frame(_ext(10, ["to_pil", 1])),
     _frame(_ext(99, [])),
