@@ -346,8 +346,13 @@ class Loader:
             )
         self.find_ranks()
         cursor, generations = self._cursor, self._assembly.keepers.generations
+        described = self._describe(self.pipeline)
+        if self._loaded_dealing is not None:
+            # The rest of the epoch is still that of the loaded checkpoint. Whether this loader can
+            # deal it is checked when the loop begins.
+            described["dealing"] = deepcopy(self._loaded_dealing)
         return {
-            **self._describe(self.pipeline),
+            **described,
             "cursor": cursor.as_dict(),
             "plan": self._plan.epoch_state(cursor.epoch),
             "first_batch": self._plan.first(cursor),

@@ -233,9 +233,14 @@ def test_an_echoed_epoch_is_resumed_by_as_many_ranks(group: Group) -> None:
             group(0, 0)
     with make() as loader:
         loader.load_state_dict(state)
-        for _ in range(2):
-            with pytest.raises(StateError, match="the number of ranks"):
-                iter(loader)
+        again = loader.state_dict()
+        assert again == state
+    for saved in (state, again):
+        with make() as loader:
+            loader.load_state_dict(saved)
+            for _ in range(2):
+                with pytest.raises(StateError, match="the number of ranks"):
+                    iter(loader)
 
 
 def test_ranks_without_a_seed_agree_on_the_order(group: Group) -> None:
