@@ -194,11 +194,8 @@ class Loader:
             # The last loop was left before its end; a new loop is a new epoch.
             self._go_to_epoch(self._cursor.epoch + 1)
         self.find_ranks("loop")
-        if self._custom.recheck and self._cursor.batch == 0 and self._description is not None:
-            # The dataset may have been changed; the time that this takes belongs to the epoch's
-            # start, not to the next checkpoint.
-            self._description = None
-            self._data.renew()
+        if self._description is not None and self._forget_dataset():
+            # The time that this takes belongs to the epoch's start, not to the next checkpoint.
             self._describe(self.pipeline)
         self._in_epoch = True
         self._epoch_count += 1
@@ -336,7 +333,7 @@ class Loader:
         """The position of the loader as plain data, for a checkpoint.
 
         The first call hashes the code of the pipeline, and data that is not in files. Later ones
-        only add the position.
+        only add the position; between epochs they hash a dataset that may have been changed again.
         """
         if not self.options.in_order and self._in_epoch and self._cursor.batch:
             raise StateError(
@@ -345,9 +342,16 @@ class Loader:
                 "epochs, or leave in_order=False out."
             )
         self.find_ranks()
+        if not self._in_epoch:
+            self._forget_dataset()
         cursor, generations = self._cursor, self._assembly.keepers.generations
+        described = self._describe(self.pipeline)
+        if self._loaded_dealing is not None:
+            # The rest of the epoch is still that of the loaded checkpoint. Whether this loader can
+            # deal it is checked when the loop begins.
+            described["dealing"] = deepcopy(self._loaded_dealing)
         return {
-            **self._describe(self.pipeline),
+            **described,
             "cursor": cursor.as_dict(),
             "plan": self._plan.epoch_state(cursor.epoch),
             "first_batch": self._plan.first(cursor),
@@ -407,6 +411,14 @@ class Loader:
             "samples": len(source) if source.indexed else None,
             "data": self._data.parts(),
         }
+
+    def _forget_dataset(self) -> bool:
+        """Drop the description if the user may have changed the dataset since the last epoch."""
+        if not self._custom.recheck or self._cursor.batch:
+            return False
+        self._description = None
+        self._data.renew()
+        return True
 
     def _verify(self, state: Mapping[str, Any]) -> None:
         """Compare the data with that of a checkpoint, once the identity of all files is known."""

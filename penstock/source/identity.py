@@ -117,7 +117,8 @@ class DataIdentity:
 
     def _known(self) -> IdentityParts:
         if self._error is not None:
-            raise self._error
+            # One object is raised each time, and its traceback would grow.
+            raise self._error.with_traceback(None)
         # A copy in one step, because the thread adds parts.
         return dict(self._parts)
 

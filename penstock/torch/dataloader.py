@@ -20,7 +20,7 @@ from penstock.engine.pools.launch import StartMethod
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
 from penstock.options import Options, is_whole
-from penstock.order import Cursor, Sampled
+from penstock.order import Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
 from penstock.source import is_stream
@@ -288,16 +288,18 @@ class DataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; see ``Loader.load_state_dict``.
 
-        A loader that was made without a seed takes the seed of the checkpoint. If the checkpoint
-        does not belong to this loader, an error is raised and the loader stays as it was.
+        A loader that was made without a seed takes the seed of the checkpoint. One of several ranks
+        takes it only within an epoch: a new epoch has the seed that all ranks without one share. If
+        the checkpoint does not belong to this loader, an error is raised and the loader stays as it
+        was.
         """
         loader, ranks = self._loader, self._ranks
         loader.find_ranks()
         takes_seed = (
             not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
         )
-        # Before the first batch a seed that nobody gave may still change: each rank may have
-        # another one, and they must agree.
+        # Before the first batch of an epoch a seed that nobody gave may still change: each rank
+        # may have another one, and they must agree.
         open_seed = takes_seed and state.get("seed_given") is False and _is_at_start(state)
         if open_seed and loader.options.world > 1:
             state = {**state, "seed": loader.options.seed}
@@ -410,7 +412,9 @@ def _plan(
 
 
 def _is_at_start(state: Mapping[str, Any]) -> bool:
-    return state.get("cursor") == Cursor().as_dict()
+    """Whether a checkpoint is at the start of an epoch, the first or a later one."""
+    cursor = state.get("cursor")
+    return isinstance(cursor, Mapping) and cursor.get("position") == cursor.get("batch") == 0
 
 
 def _start_method(context: Any) -> StartMethod:

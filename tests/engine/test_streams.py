@@ -48,6 +48,44 @@ def test_bad_samples_of_a_stream_are_skipped_and_counted(workers: int) -> None:
         list(loader)
 
 
+class Outage:
+    """Numbers that a stream reads, or a map passes on; number 9 fails as long as ``lasts``."""
+
+    def __init__(self) -> None:
+        self.lasts = True
+
+    def pass_on(self, value: int) -> int:
+        if value == 9 and self.lasts:
+            raise OSError("the server does not answer")
+        return value
+
+    def stream(self) -> Iterator[int]:
+        return map(self.pass_on, range(23))
+
+
+@pytest.mark.parametrize("place", ["stream", "map"])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_stream_that_failed_goes_on_with_the_batch_that_failed(place: str, resumed: bool) -> None:
+    outage = Outage()
+    if place == "stream":
+        pipeline = ps.from_dataset(outage.stream)
+    else:
+        pipeline = ps.from_dataset(lambda: iter(range(23))).map(outage.pass_on, random=False)
+    with pipeline.batch(4).loader(workers=0) as loader:
+        epoch = iter(loader)
+        seen = [*next(epoch).tolist(), *next(epoch).tolist()]
+        state = loader.state_dict()
+        with pytest.raises((SampleError, OSError), match="does not answer"):
+            next(epoch)
+        outage.lasts = False
+        if resumed:
+            loader.load_state_dict(state)
+            epoch = iter(loader)
+        for batch in epoch:
+            seen += batch.tolist()
+    assert seen == list(range(23))
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

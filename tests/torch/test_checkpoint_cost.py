@@ -1,4 +1,4 @@
-"""Checkpoints of the drop-in hash once an epoch at most, and notice a dataset that was changed."""
+"""Checkpoints of the drop-in hash nothing within an epoch, and notice a changed dataset."""
 
 from __future__ import annotations
 
@@ -93,3 +93,29 @@ def test_a_dataset_changed_between_epochs_is_noticed(workers: int) -> None:
         pytest.raises(StateError, match="the data is not the same"),
     ):
         fresh.load_state_dict(after)
+
+
+def test_a_checkpoint_between_epochs_describes_the_dataset_as_it_is_then() -> None:
+    dataset = Numbers(30)
+    with DataLoader(dataset, batch_size=5, seed=1) as loader:
+        list(loader)
+        before = loader.state_dict()
+        dataset.samples = dataset.samples[::-1]
+        after = loader.state_dict()
+        rest = [batch.tolist() for batch in loader]
+    with DataLoader(dataset, batch_size=5, seed=1) as fresh:
+        with pytest.raises(StateError, match="the data is not the same"):
+            fresh.load_state_dict(before)
+        fresh.load_state_dict(after)
+        assert [batch.tolist() for batch in fresh] == rest
+
+
+def test_a_dataset_that_stays_is_hashed_once(hashed: list[str]) -> None:
+    with DataLoader(Numbers(30), batch_size=5, num_workers=1, persistent_workers=True) as loader:
+        for _ in range(2):
+            list(loader)
+            loader.state_dict()
+        del hashed[:]
+        for _ in range(100):
+            loader.state_dict()
+        assert hashed == []

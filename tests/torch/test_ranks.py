@@ -233,9 +233,14 @@ def test_an_echoed_epoch_is_resumed_by_as_many_ranks(group: Group) -> None:
             group(0, 0)
     with make() as loader:
         loader.load_state_dict(state)
-        for _ in range(2):
-            with pytest.raises(StateError, match="the number of ranks"):
-                iter(loader)
+        again = loader.state_dict()
+        assert again == state
+    for saved in (state, again):
+        with make() as loader:
+            loader.load_state_dict(saved)
+            for _ in range(2):
+                with pytest.raises(StateError, match="the number of ranks"):
+                    iter(loader)
 
 
 def test_ranks_without_a_seed_agree_on_the_order(group: Group) -> None:
@@ -256,6 +261,38 @@ def test_ranks_without_a_seed_agree_on_the_order(group: Group) -> None:
         with drop_in(shuffle=True, rank=rank, world=2) as loader:
             parts += seen(loader)
     assert sorted(parts) == list(range(12))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_agree_on_an_epoch_that_their_checkpoints_have_not_begun(
+    group: Group, known: bool
+) -> None:
+    parts = []
+    for rank in range(2):
+        group(0, 0)
+        torch.manual_seed(rank)
+        with drop_in(shuffle=True) as loader:
+            loader.set_epoch(1)
+            state = loader.state_dict()
+        with drop_in(shuffle=True) as loader:
+            if known:
+                group(rank, 2)
+            loader.load_state_dict(state)
+            group(rank, 2)
+            parts += seen(loader)
+    assert sorted(parts) == list(range(12))
+
+
+def test_one_process_resumes_between_epochs_with_the_seed_of_the_checkpoint() -> None:
+    torch.manual_seed(7)
+    with drop_in(shuffle=True) as loader:
+        seen(loader)
+        state = loader.state_dict()
+        rest = seen(loader)
+    torch.manual_seed(8)
+    with drop_in(shuffle=True) as loader:
+        loader.load_state_dict(state)
+        assert seen(loader) == rest
 
 
 def test_a_checkpoint_of_one_process_brings_its_seed_to_ranks(group: Group) -> None:

@@ -268,6 +268,8 @@ class Runner:
             self._stream = source.open(skip=number * rows)
         elif self._stream_states is not None:
             self._stream_states.restore()
+        # After an error the stream is somewhere within a batch, so it has to be opened again.
+        self._streamed = self._stream_states = None
         return self._stream
 
     def _stream_kept_apart(self, needed: bool) -> AbstractContextManager[None]:
