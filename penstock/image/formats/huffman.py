@@ -16,12 +16,12 @@ _WINDOW = 16
 _MOST_BITS = 15
 """Bits of the largest difference between two blocks, and of the largest coefficient."""
 
-Table = list[int]
+HuffmanTable = list[int]
 """For each possible window of bits: bits of the code at its begin, with those behind the code that
 belong to its value; and the symbol in the lowest 8 bits. 0: no such code."""
 
 
-def read_tables(segment: bytes, tables: dict[int, Table]) -> None:
+def read_tables(segment: bytes, tables: dict[int, HuffmanTable]) -> None:
     """Add the tables of a segment under their class (0x00 or 0x10) and number."""
     at = 0
     while at < len(segment):
@@ -29,7 +29,7 @@ def read_tables(segment: bytes, tables: dict[int, Table]) -> None:
         symbols = segment[at + 17 : at + 17 + sum(counts)]
         if len(counts) < 16 or len(symbols) < sum(counts):
             raise Damaged("a Huffman table is cut short")
-        table: Table = []
+        table: HuffmanTable = []
         left = iter(symbols)
         for length, count in enumerate(counts, 1):
             for symbol in (next(left) for _ in range(count)):
@@ -40,7 +40,9 @@ def read_tables(segment: bytes, tables: dict[int, Table]) -> None:
         at += 17 + len(symbols)
 
 
-def whole_scan(scan: bytes, blocks: list[tuple[Table, Table]], units: int, restart: int) -> bytes:
+def whole_scan(
+    scan: bytes, blocks: list[tuple[HuffmanTable, HuffmanTable]], units: int, restart: int
+) -> bytes:
     """The scan without bytes behind its last block; raises ``Damaged`` if a block is not whole.
 
     ``scan``: from the header of the scan to the next marker that is not a restart. ``blocks``: the
@@ -63,7 +65,7 @@ def whole_scan(scan: bytes, blocks: list[tuple[Table, Table]], units: int, resta
     return whole
 
 
-def _length(part: bytes, blocks: list[tuple[Table, Table]], units: int) -> int:
+def _length(part: bytes, blocks: list[tuple[HuffmanTable, HuffmanTable]], units: int) -> int:
     """Bytes of this many units."""
     at, end = 0, 8 * len(part)
     part += bytes(4)

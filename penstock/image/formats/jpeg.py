@@ -282,7 +282,7 @@ def _with_whole_scan(data: memoryview, header: Header) -> bytes:
     if header.several_scans or not header.sequential or scan[0] != header.components:
         raise Damaged("its colours have an unusual resolution, which is supported in one scan only")
     check_scan(data, header)
-    tables: dict[int, huffman.Table] = {}
+    tables: dict[int, huffman.HuffmanTable] = {}
     for begin, end in header.tables:
         huffman.read_tables(bytes(data[begin:end]), tables)
     factors = dict(zip(frame[::3], frame[1::3], strict=True))
