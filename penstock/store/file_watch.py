@@ -185,8 +185,10 @@ class FileWatch:
         other threads may be reading just now."""
         with suppress(OSError):
             for fd, nbytes in ((self._data, self._largest), (self._lock, self._lock_nbytes)):
-                if os.fstat(fd).st_size < nbytes:
-                    os.truncate(fd, nbytes)
+                present = os.fstat(fd).st_size
+                if present < nbytes:
+                    # Not by truncate: another process may have made the file longer meanwhile.
+                    os.posix_fallocate(fd, present, nbytes - present)
 
     def close(self) -> None:
         for fd in (self._data, self._lock):

@@ -193,7 +193,7 @@ def file_problem(guard: Guard, *, trusting: bool = True) -> str:
         stat, record = os.fstat(fd), guard.read_record()
         if trusting and record is not None and _describes(record, stat):
             return ""
-        _extend_file(fd, stat.st_size)
+        _extend_file(fd)
         check_index(fd, _DATABASES)
     except IndexDamage as damage:
         return f"its index is damaged ({damage})"
@@ -217,14 +217,19 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _extend_file(fd: int, present: int) -> None:
-    """Extend the file to its full size. Raises IndexDamage if it was truncated."""
+def _extend_file(fd: int) -> None:
+    """Extend the file to its full size. Raises IndexDamage if it was truncated.
+
+    Another process may write to it at the same time: pages first, then the record of the full size.
+    So the size is asked for after the record is read, and the file is never made shorter.
+    """
     full = full_size(fd)
+    present = os.fstat(fd).st_size
     if full - present > _LOOSE_TAIL:
         raise IndexDamage(f"its file was truncated by {full - present} bytes")
     if full > present:
         # Reading past the end of a mapped file kills the process; an empty page is only an error.
-        os.truncate(fd, full)
+        os.posix_fallocate(fd, present, full - present)
 
 
 def _record_files(guard: Guard) -> None:

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.wire import MappedSlots
+from penstock.engine.pools.worker import WorkerSlot
 from penstock.engine.slots import FEWEST, OPEN_SLOTS, SPARE, WINDOW, Ring, Slot
 from penstock.errors import SlotError
 from penstock.loader import Loader
@@ -200,3 +201,15 @@ def test_both_ends_of_a_wire_forget_the_same_slots() -> None:
     assert not mapped.forget(1)
     assert mapped.touch(3) == (False, None)
     assert mapped.touch(4) == (False, 2)
+
+
+def test_a_worker_that_needs_a_longer_slot_does_not_shorten_it_for_others() -> None:
+    slot = Slot(1, 4096, shared=True)
+    first, second = (WorkerSlot(1, os.dup(slot.fd)) for _ in range(2))
+    second.grow(40_960)
+    first.grow(8_192)
+    assert os.fstat(slot.fd).st_size == first.size == second.size == 40_960
+    second.map[40_959] = 7
+    assert first.map[40_959] == 7
+    first.close()
+    second.close()

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,9 @@ def main(root: Path, kind: Any, seed: int, rounds: int) -> None:
                 if epoch == 0 and rng.random() < 0.3 and (place / "data.mdb").is_file():
                     shutil.copy(place / "data.mdb", root / "old data.mdb")
                 if epoch < 2 and rng.random() < 0.7:
+                    # Between two accesses: no check can help against damage during one.
+                    while loader.queue().unfinished:
+                        time.sleep(0.01)
                     done.append("in use: " + damage(place, rng, IN_USE))
                     report(done[-1])
         while rng.random() < 0.6:

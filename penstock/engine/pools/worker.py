@@ -45,8 +45,13 @@ class WorkerSlot(Slot):
         self.map = map_shared(fd, self.size)
 
     def grow(self, nbytes: int) -> None:
-        os.ftruncate(self.fd, nbytes)
+        """Make the slot at least ``nbytes`` long."""
+        # Another worker may have made it longer, and may write to all of it again: to shorten it
+        # would kill that worker.
         self.refresh()
+        if self.size < nbytes:
+            os.ftruncate(self.fd, nbytes)
+            self.refresh()
 
     def close(self) -> None:
         os.close(self.fd)
