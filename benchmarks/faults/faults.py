@@ -45,8 +45,8 @@ class FaultOutcome:
 
     ``others`` and ``it``: seconds by which the longest wait of the other members, and of the
     affected one, exceeds the usual wait, where that is measured. ``prepared``: batches prepared in
-    total, of ``distinct`` different batches; 0 where that is not counted. ``hung``: somebody made
-    no progress for too long. ``defects``: whatever else went wrong.
+    total, of ``distinct`` different batches; both are 0 for faults that do not count them.
+    ``hung``: 1 if a job received no batch for longer than the limit. ``defects``: other failures.
     """
 
     verdict: Verdict
@@ -209,7 +209,7 @@ def make_result(
         f"killed {UNSAVED} batches after its checkpoint, and those batches are not counted",
         "faults: members request a few batches ahead, even past the last epoch, so more batches "
         "are prepared than received",
-        f"faults: hung counts the runs in which somebody made no progress for {options.hang:g} s",
+        f"faults: hung counts the runs in which a job received no batch for {options.hang:g} s",
     )
     return Result((Table(title, heads, tuple(rows)),), notes, tuple(wrong), {"faults": data})
 

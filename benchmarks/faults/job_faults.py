@@ -6,7 +6,7 @@ import signal
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -43,14 +43,22 @@ def _hang(run: FaultRun, options: Namespace) -> Event:
 
 
 def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
-    defects = []
+    return Event(defects=tuple(bad_sample_defects(run, trouble, SKIP, shared=False)))
+
+
+def bad_sample_defects(
+    run: FaultRun, trouble: Literal["crash", "hang"], options: dict[str, Any], *, shared: bool
+) -> list[str]:
+    """Run a job with a bad first sample, then one with a bad sample in the middle."""
+    defects: list[str] = []
     for bad in (0, 33):
         work = NumberedSamples(64, 4, "processes", trouble=trouble, bad=bad)
         name = f"bad-{bad}"
-        run.start_and_go(name, work=work, group=None, epochs=1, options=SKIP)
-        # The other position is tried whatever happens to this one.
+        group = name if shared else None
+        run.start_and_go(name, work=work, group=group, epochs=1, options=options)
+        # The second job runs even if the first one fails.
         defects += run.defects_of_end(name)
-    return Event(defects=tuple(defects))
+    return defects
 
 
 def _kill_parent_of_busy(run: FaultRun, options: Namespace) -> Event:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgpack
 
 from benchmarks.faults.fault import Event, Fault
+from benchmarks.faults.job_faults import bad_sample_defects
 from benchmarks.faults.process_table import Footprint
 from benchmarks.faults.run import FaultRun, NodeSettings
 from benchmarks.faults.small_disk import SmallDisk
@@ -85,13 +86,7 @@ def _hang(run: FaultRun, options: Namespace) -> Event:
 
 def _bad_sample(run: FaultRun, trouble: Literal["crash", "hang"]) -> Event:
     node = _start_beside(run)
-    defects = []
-    for bad in (0, 33):
-        work = NumberedSamples(64, 4, "processes", trouble=trouble, bad=bad)
-        name = f"bad-{bad}"
-        run.start_and_go(name, work=work, group=name, epochs=1, options=SKIP)
-        # The other position is tried whatever happens to this one.
-        defects += run.defects_of_end(name)
+    defects = bad_sample_defects(run, trouble, SKIP, shared=True)
     return Event(defects=(*defects, *_end_beside(run, node)))
 
 

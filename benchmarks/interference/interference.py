@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import count
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import Contestant, Lane, Make, Prepare, peer_names, race, select
 from benchmarks.harness.photographs import BY_HAND, DALI, DROP_IN, GRAIN, PIL, PIPELINE, SPDL
@@ -205,7 +206,7 @@ def too_slow(name: str, lanes: Sequence[Lane], rate: float) -> list[str]:
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--asleep-workers", type=int, default=8, help="workers of the loaders that sleep (8)"
+        "--asleep-workers", type=count, default=8, help="workers of the loaders that sleep (8)"
     )
 
 

@@ -26,7 +26,7 @@ FileStats = NDArray[np.int64]
 none."""
 
 SAMPLE = 1024
-"""Files in a sample. With so many, a change of 1 % of all files is missed once in 29,000 times."""
+"""Files in a sample. If 1 % of all files change, a sample misses that in 1 of 29,000 cases."""
 
 SLICE = 4096
 """Files in one request: about 4 ms on a local file system."""

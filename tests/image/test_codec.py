@@ -143,10 +143,10 @@ def test_what_simplejpeg_refuses_goes_to_no_other_decoder(
     picture: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise ValueError("a message that nobody knows")
+        raise ValueError("an unknown error of simplejpeg")
 
     monkeypatch.setattr(native.load_simplejpeg(), "decode_jpeg", refuse)
-    with pytest.raises(SourceError, match="a message that nobody knows"):
+    with pytest.raises(SourceError, match="an unknown error of simplejpeg"):
         decode().apply(encode(picture, "JPEG"), None)
 
 
