@@ -21,7 +21,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
-_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"]
+_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-pthread"]
+# Products and sums must be rounded each, as Python rounds them: drawn parameters depend on it.
+_FLAGS += ["-ffp-contract=off"]
 _LIBRARIES = ["-ljpeg", "-lm"]
 
 # The stable ABI has the buffer protocol from 3.11 on, and free-threaded Python has no stable ABI. A

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define LONGEST_PATH 4096
+
 /* Size of the first buffer for files without a known size. */
 #define UNKNOWN_SIZE (1 << 16)
 
@@ -38,28 +40,39 @@ static void read_into(int fd, size_t expected, File *file) {
   }
 }
 
-static File read_whole(const char *path) {
-  File file = {NULL, 0, 0, 0};
+/* Read a file into memory that may be there already: `data` of `room` bytes, or NULL. */
+static void read_file(const char *path, File *file) {
   int fd;
+  file->length = 0;
+  file->error = 0;
   do fd = open(path, O_RDONLY | O_CLOEXEC);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) {
-    file.error = errno;
-    return file;
+    file->error = errno;
+    return;
   }
   struct stat about;
   if (fstat(fd, &about)) {
-    file.error = errno;
+    file->error = errno;
   } else {
     size_t expected = about.st_size > 0 ? (size_t)about.st_size : 0;
-    file.room = expected ? expected + 1 : UNKNOWN_SIZE;
-    file.data = malloc(file.room);
-    if (file.data)
-      read_into(fd, expected, &file);
+    size_t wanted = expected ? expected + 1 : UNKNOWN_SIZE;
+    if (file->room < wanted) {
+      free(file->data);
+      file->data = malloc(wanted);
+      file->room = file->data ? wanted : 0;
+    }
+    if (file->data)
+      read_into(fd, expected, file);
     else
-      file.error = ENOMEM;
+      file->error = ENOMEM;
   }
   close(fd);
+}
+
+static File read_whole(const char *path) {
+  File file = {NULL, 0, 0, 0};
+  read_file(path, &file);
   return file;
 }
 
@@ -121,8 +134,6 @@ free_all:
   PyMem_Free(reads);
   return results;
 }
-
-#define LONGEST_PATH 4096
 
 /* Size and modification time of one file; if it has none, -1 and the negative errno. */
 static void stat_one(int folder, const char *name, size_t length, int64_t *result) {

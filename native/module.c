@@ -3,14 +3,19 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stddef.h>
+
 #include "jpeg/region.h"
+#include "jpeg/index.h"
 #include "augment/augment.h"
 #include "key.h"
 #include "lzw.h"
 #include "files.h"
+#include "queue.h"
 
 typedef struct {
   PyObject *damaged, *unsupported;
+  PyObject *program, *paths, *index, *job, *queue; /* types */
 } State;
 
 static PyObject *fail(PyObject *module, int kind, const char *why) {
@@ -345,14 +350,25 @@ free_changes:
   return result;
 }
 
+#include "queue_types.h"
+
 static int add_error(PyObject *module, const char *full, const char *name, PyObject **kept) {
   *kept = PyErr_NewException(full, PyExc_ValueError, NULL);
   if (!*kept) return -1;
   return PyModule_AddObjectRef(module, name, *kept);
 }
 
+static int add_type(PyObject *module, PyType_Spec *spec, PyObject **kept) {
+  *kept = PyType_FromModuleAndSpec(module, spec, NULL);
+  return *kept ? PyModule_AddType(module, (PyTypeObject *)*kept) : -1;
+}
+
 static int kernel_exec(PyObject *module) {
   State *state = PyModule_GetState(module);
+  if (add_type(module, &program_spec, &state->program) ||
+      add_type(module, &paths_spec, &state->paths) || add_type(module, &index_spec, &state->index) ||
+      add_type(module, &job_spec, &state->job) || add_type(module, &queue_spec, &state->queue))
+    return -1;
   if (add_error(module, "penstock._kernel.Damaged", "Damaged", &state->damaged)) return -1;
   return add_error(module, "penstock._kernel.Unsupported", "Unsupported", &state->unsupported);
 }
@@ -361,6 +377,11 @@ static int kernel_traverse(PyObject *module, visitproc visit, void *arg) {
   State *state = PyModule_GetState(module);
   Py_VISIT(state->damaged);
   Py_VISIT(state->unsupported);
+  Py_VISIT(state->program);
+  Py_VISIT(state->paths);
+  Py_VISIT(state->index);
+  Py_VISIT(state->job);
+  Py_VISIT(state->queue);
   return 0;
 }
 
@@ -368,6 +389,11 @@ static int kernel_clear(PyObject *module) {
   State *state = PyModule_GetState(module);
   Py_CLEAR(state->damaged);
   Py_CLEAR(state->unsupported);
+  Py_CLEAR(state->program);
+  Py_CLEAR(state->paths);
+  Py_CLEAR(state->index);
+  Py_CLEAR(state->job);
+  Py_CLEAR(state->queue);
   return 0;
 }
 
@@ -388,6 +414,8 @@ static PyMethodDef methods[] = {
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {"augment", kernel_augment, METH_VARARGS,
      "augment(image, steps, fill, table, out) -> whether out was written"},
+    {"nap", kernel_nap, METH_O,
+     "nap(seconds) -> None: queues sleep that long for a sample, instead of preparing it"},
     {0},
 };
 

@@ -107,6 +107,11 @@ class Keyed:
     def __reduce__(self) -> tuple[object, ...]:
         return Keyed, (self.seed, self.stage)
 
+    @property
+    def key(self) -> bytes:
+        """Seed and stage as the 16 bytes that key the generator, for the compiled kernel."""
+        return self._key.tobytes()
+
     def at(self, key: Key) -> np.random.Generator:
         """The generator for one key, valid in this thread until the next call of any ``at``."""
         local = _local

@@ -97,6 +97,13 @@ class Operation:
         """Apply the operation with these parameters. Never modifies ``value``."""
         raise NotImplementedError
 
+    def kernel_work(self, key: bytes) -> Any:
+        """The operation as a ``KernelWork``; ``None`` if the compiled kernel cannot run it alone.
+
+        ``key``: that of its random numbers; see ``Keyed.key``.
+        """
+        return None
+
     def apply_to(self, value: Any, params: Any, out: NDArray[Any] | None) -> Any:
         """Like ``apply``, but may write the result into ``out`` if its shape and type fit.
 

@@ -61,7 +61,7 @@ class Engine:
         self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
-        self._schedule = Schedule(pool.size)
+        self._schedule = Schedule(pool.size, cuts=not pool.divides_tasks)
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
         self._open_batches: OrderedDict[int, OpenBatch] = OrderedDict()
@@ -269,7 +269,9 @@ class Engine:
     def _depth(self) -> int:
         if self._prefetch is not None:
             return self._prefetch
-        return batches_ahead(0 if self._layout is None else self._layout.nbytes)
+        if self._layout is None:
+            return batches_ahead(0)
+        return batches_ahead(self._layout.nbytes, self._layout.rows, self.pool.size)
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
@@ -463,6 +465,7 @@ class Engine:
             if not batch.running:
                 batch.give_back(self.ring)
         self._open_batches.clear()
+        self.pool.cancel([task for task, (batch, _) in self._tasks.items() if batch.dropped])
 
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)

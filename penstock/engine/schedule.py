@@ -64,9 +64,19 @@ def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
     return 1 if reading > READING_SHARE * cost else min(left, preferred)
 
 
-def batches_ahead(nbytes: int) -> int:
-    """The default for ``prefetch``: how many batches of this size are prepared ahead."""
-    return AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
+SAMPLES_AHEAD = 8
+"""Samples for each worker that are prepared ahead. 64 workers finish a batch of 64 in the time of
+one sample; with two batches they would wait for the loop to take one and open the next."""
+
+
+def batches_ahead(nbytes: int, rows: int = 0, workers: int = 0) -> int:
+    """The default for ``prefetch``: how many batches of this size are prepared ahead.
+
+    >>> batches_ahead(10**7, rows=64, workers=2), batches_ahead(10**7, rows=64, workers=64)
+    (2, 8)
+    """
+    ahead = AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
+    return max(ahead, -(-SAMPLES_AHEAD * workers // rows)) if rows else ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +97,11 @@ class Piece:
 
 
 class Schedule:
-    """The pieces of the open batches."""
+    """The pieces of the open batches. ``cuts``: batches are cut; without it they are one piece."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, cuts: bool = True) -> None:
         self.workers = max(1, workers)
+        self._cuts = cuts
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._next = 0
         self._waiting: deque[Piece] = deque()
@@ -99,7 +110,7 @@ class Schedule:
 
     def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
         """Add a batch. Only ``"rows"`` are cut into pieces; the other kinds are one piece."""
-        size = self.piece_size(rows) if kind == "rows" else max(1, rows)
+        size = self.piece_size(rows) if kind == "rows" and self._cuts else max(1, rows)
         self._left[batch] = 0
         for first in range(0, max(1, rows), size):
             count = min(size, rows - first)

@@ -30,6 +30,7 @@ from penstock.image import arguments, kernel
 from penstock.image.lazy_image import LazyImage
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
+from penstock.image.program import ImageWork, KernelAugment
 from penstock.image.tone import Table
 from penstock.native import Image
 from penstock.operation import Operation, Spec, counted, fits
@@ -122,6 +123,10 @@ class Space:
         else:
             most = self.tone
         return AugmentStep(name, -most * strength if negative else most * strength)
+
+
+def _kernel_space(space: Space) -> tuple[float, float, bool, float, float, int]:
+    return space.shear, space.shift, space.shift_of_side, space.turn, space.tone, space.bits
 
 
 NARROW = Space(shear=0.3, shift=150 / 331, shift_of_side=True, turn=30.0, tone=0.9, bits=4)
@@ -268,6 +273,22 @@ def apply_and_normalize(
     return normalize.look_up(image, levels, out)
 
 
+_RAND_AUGMENT, _AUTO_AUGMENT, _TRIVIAL_AUGMENT = 1, 2, 3
+"""The numbers of the kinds in the compiled kernel."""
+
+_MOST_CHANGES = 32
+"""Changes of a sample that the compiled kernel has room for when it draws them itself."""
+
+
+def _kernel_policy(pairs: Sequence[PolicyPair]) -> bytes:
+    rows = [[NUMBERS[name], chance, strength] for pair in pairs for name, chance, strength in pair]
+    return np.array(rows, dtype=np.float64).tobytes()
+
+
+def _kernel_fill(fill: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(map(round, fill if len(fill) == 3 else fill * 3))
+
+
 def _kernel_supports(image: Image, smooth: bool) -> bool:
     """Whether the kernel handles this image.
 
@@ -290,9 +311,8 @@ def _apply_by_kernel(
     table: NDArray[np.float32] | None,
 ) -> bool:
     numbered = [(NUMBERS[name], magnitude) for name, magnitude in steps]
-    red, green, blue = map(round, fill if len(fill) == 3 else fill * 3)
     image = np.ascontiguousarray(image)
-    return kernel.augment(image, numbered, (red, green, blue), out, table=table)
+    return kernel.augment(image, numbered, _kernel_fill(fill), out, table=table)
 
 
 def _build_lazy_image(
@@ -368,6 +388,19 @@ class RandAugment(Operation):
         image = check_image("rand_augment", value)
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        augment = self.for_kernel(key)
+        return None if augment is None else ImageWork(augment=augment)
+
+    def for_kernel(self, key: bytes) -> KernelAugment | None:
+        if self.interpolation != "nearest" or self.num_ops > _MOST_CHANGES:
+            return None
+        strength = self.magnitude / (self.bins - 1)
+        space, fill = _kernel_space(NARROW), _kernel_fill(self._fill)
+        return KernelAugment(
+            _RAND_AUGMENT, self.num_ops, self.bins, strength, space, None, fill, key
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AutoAugment(Operation):
@@ -436,6 +469,17 @@ class AutoAugment(Operation):
         image = check_image("auto_augment", value)
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        augment = self.for_kernel(key)
+        return None if augment is None else ImageWork(augment=augment)
+
+    def for_kernel(self, key: bytes) -> KernelAugment | None:
+        if self.interpolation != "nearest":
+            return None
+        policy = _kernel_policy(POLICIES[self.policy])
+        space, fill = _kernel_space(NARROW), _kernel_fill(self._fill)
+        return KernelAugment(_AUTO_AUGMENT, 2, 2, 0.0, space, policy, fill, key)
+
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugment(Operation):
@@ -486,6 +530,16 @@ class TrivialAugment(Operation):
     def apply(self, value: Any, params: AugmentSteps) -> Image:
         image = check_image("trivial_augment", value)
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
+
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        augment = self.for_kernel(key)
+        return None if augment is None else ImageWork(augment=augment)
+
+    def for_kernel(self, key: bytes) -> KernelAugment | None:
+        if self.interpolation != "nearest":
+            return None
+        space, fill = _kernel_space(WIDE), _kernel_fill(self._fill)
+        return KernelAugment(_TRIVIAL_AUGMENT, 1, self.bins, 0.0, space, None, fill, key)
 
 
 def _sides(shape: tuple[int, ...] | None) -> tuple[int, int]:

@@ -70,9 +70,14 @@ class Decode(Operation):
         except formats.Damaged as error:
             raise unreadable(data, str(error)) from None
 
+    @property
+    def most_pixels(self) -> int:
+        """The limit on the size of a picture."""
+        return config.max_pixels() if self.max_pixels is None else self.max_pixels
+
     def check_size(self, height: int, width: int) -> None:
         """Raise SourceError if a picture of this size is above the limit."""
-        most = config.max_pixels() if self.max_pixels is None else self.max_pixels
+        most = self.most_pixels
         if height * width > most:
             raise SourceError(
                 f"decode found a picture of {width:,} x {height:,} = {height * width:,} pixels; "

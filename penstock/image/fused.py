@@ -27,10 +27,20 @@ from penstock.image.geometry import (
 from penstock.image.kernel import RegionRequest
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import check_image
+from penstock.image.program import ImageWork
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import Operation, fits
 from penstock.stops.field import Field, On
-from penstock.stops.stop import Joined, StageFailure, Step, StepContext, Stop, Upstream, each
+from penstock.stops.stop import (
+    Joined,
+    KernelWork,
+    StageFailure,
+    Step,
+    StepContext,
+    Stop,
+    Upstream,
+    each,
+)
 
 _RESIZING = (Resize, RandomResizedCrop)
 
@@ -145,15 +155,37 @@ class Fused(Joined):
 
         return step
 
+    def for_kernel(self, seed: int) -> KernelWork | None:
+        if self.decode is None or self.on not in (None, 0) or not native.kernel_available():
+            return None
+        keys = [Keyed(seed, f"map/{ordinal}").key for ordinal in self.ordinals]
+        framing = []
+        for operation, key in zip(self.framing, keys[1:], strict=False):
+            framed = operation.for_kernel(key)
+            if framed is None:
+                return None
+            framing.append(framed)
+        return ImageWork(
+            decodes=True,
+            most_pixels=self.decode.most_pixels,
+            framing=tuple(framing),
+            flip=None if self.flip is None else (self.flip.p, keys[1 + len(framing)]),
+            table=None if self.normalize is None else self.normalize.table(3),
+            indexed=self._crops,
+        )
+
+    @property
+    def _crops(self) -> bool:
+        # Without a crop every row is read anyway, so the JPEG index would save nothing.
+        return not all(isinstance(operation, Resize) for operation in self.framing)
+
     def _size_and_decoder(self) -> tuple[Callable[[Any], tuple[int, int, int]], DecodeAll]:
         """A function for the size of a picture, and one that decodes regions."""
         if self.decode is None:
             return _array_size, _sequentially(kernel.resize)
         if not native.kernel_available():
             return partial.size, _sequentially(partial.region)
-        # Without a crop every row is read anyway, so the JPEG index would save nothing.
-        whole = all(isinstance(operation, Resize) for operation in self.framing)
-        return kernel.size, kernel.regions if whole else jpeg_index.regions
+        return kernel.size, jpeg_index.regions if self._crops else kernel.regions
 
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
         """The frame and the flip of one sample, drawn as the single operations draw them."""
@@ -283,6 +315,14 @@ class FusedAugment(Joined):
     def note(self) -> str:
         """How the step runs, for ``Pipeline.explain``."""
         return "in one step: every level is looked up once for both"
+
+    def for_kernel(self, seed: int) -> KernelWork | None:
+        if self.on not in (None, 0) or self.normalize.layout != "chw":
+            return None
+        augment = self.augment.for_kernel(Keyed(seed, f"map/{self.ordinal}").key)
+        if augment is None:
+            return None
+        return ImageWork(augment=augment, table=self.normalize.table(3))
 
     def step(self, context: StepContext) -> Step:
         keyed = Keyed(context.seed, f"map/{self.ordinal}")

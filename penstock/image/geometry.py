@@ -13,6 +13,7 @@ from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
 from penstock.image.pixels import check_image, need_image
+from penstock.image.program import KernelFraming
 from penstock.image.resample import resize
 from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, counted, fits
@@ -69,6 +70,11 @@ class Frame(NamedTuple):
             return None
         box = Box(self.box.top + self.part.top, self.box.left + self.part.left, *self.size)
         return Frame(box, (height, width), Box(0, 0, height, width))
+
+
+_RESIZE, _RESIZE_SHORT, _CENTER_CROP, _RANDOM_CROP, _RANDOM_RESIZED_CROP = range(5)
+"""The numbers of the kinds in the compiled kernel."""
+_NO_RANGES = (0.0, 0.0, 0.0, 0.0)
 
 
 class PaddedBox(NamedTuple):
@@ -133,6 +139,10 @@ class Resize(Operation):
     def frame(self, frame: Frame, params: Any) -> Frame | None:
         return frame.resized(*self._target(*frame.size))
 
+    def for_kernel(self, key: bytes) -> KernelFraming | None:
+        kind = _RESIZE_SHORT if self._short else _RESIZE
+        return KernelFraming(kind, *self._pair, _NO_RANGES, key)
+
     def _target(self, height: int, width: int) -> tuple[int, int]:
         if not self._short:
             return self._pair
@@ -179,6 +189,9 @@ class CenterCrop(Operation):
 
     def frame(self, frame: Frame, params: Any) -> Frame | None:
         return frame.cut(Box(*self._corner(*frame.size), *self._pair))
+
+    def for_kernel(self, key: bytes) -> KernelFraming | None:
+        return KernelFraming(_CENTER_CROP, *self._pair, _NO_RANGES, key)
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
         height, width = self._pair
@@ -277,6 +290,10 @@ class RandomResizedCrop(Operation):
         part = frame.cut(params)
         return None if part is None else part.resized(*self._pair)
 
+    def for_kernel(self, key: bytes) -> KernelFraming | None:
+        ranges = (*self.scale, *self.ratio)
+        return KernelFraming(_RANDOM_RESIZED_CROP, *self._pair, ranges, key)
+
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(Operation):
@@ -363,6 +380,10 @@ class RandomCrop(Operation):
 
     def frame(self, frame: Frame, params: PaddedBox) -> Frame | None:
         return None if any(params.padding) else frame.cut(params.box)
+
+    def for_kernel(self, key: bytes) -> KernelFraming | None:
+        # The kernel does not pad.
+        return None if any(self._sides) else KernelFraming(_RANDOM_CROP, *self._pair, _NO_RANGES, key)
 
     def _padded(self, image: Image, left: int, top: int, right: int, bottom: int) -> Image:
         cv2 = load_cv2()

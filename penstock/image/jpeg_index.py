@@ -10,48 +10,47 @@ pixels have the same bits, because entries belong to exact contents: files are i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock import config
 from penstock.image import kernel
 
 OVERHEAD = 180
-"""Bytes of memory that a file takes in addition to its entries."""
+"""Bytes of memory that a file takes in addition to its entries. The same number is in the kernel."""
 
 FEWEST_BYTES = 8_192
-"""Smaller files are not indexed: there is little data to skip."""
+"""Smaller files are not indexed: there is little data to skip. The same number is in the kernel."""
 
 
 class JpegIndex:
     """Index entries of many files, up to ``budget`` bytes. Files that came first stay.
 
-    Threads share an index without a lock: if two add the same file, the longer entries stay.
+    The compiled kernel holds them: its own worker threads use them without the GIL. If two threads
+    add the same file, the longer entries stay.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.used = 0
-        self._entries: dict[bytes, bytes] = {}
+        self.held: Any = kernel.index(budget)
+        """The index of the compiled kernel."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.held)
+
+    @property
+    def used(self) -> int:
+        """Bytes that the entries take."""
+        used: int = self.held.used
+        return used
 
     def entries(self, key: bytes) -> bytes | None:
         """The entries of a file: empty if there are none yet, ``None`` if the budget is used up."""
-        entries = self._entries.get(key)
-        if entries is None and self.used < self.budget:
-            return b""
+        entries: bytes | None = self.held.entries(key)
         return entries
 
     def add(self, key: bytes, entries: bytes) -> None:
         """Store the entries of a file, unless as many are stored already."""
-        before = self._entries.get(key)
-        if before is None:
-            self.used += OVERHEAD + len(entries)
-        elif len(entries) <= len(before):
-            return
-        else:
-            self.used += len(entries) - len(before)
-        self._entries[key] = entries
+        self.held.add(key, entries)
 
 
 _jpeg_index: JpegIndex | None = None

@@ -114,6 +114,11 @@ def key(data: Any) -> bytes:
     return digest
 
 
+def index(budget: int) -> Any:
+    """A JPEG index of the compiled module; see ``JpegIndex``."""
+    return _kernel().Index(budget)
+
+
 def resize(
     image: NDArray[np.uint8],
     box: tuple[int, int, int, int],
@@ -143,7 +148,7 @@ def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[A
 def augment(
     image: NDArray[np.uint8],
     steps: Sequence[tuple[int, float]],
-    fill: tuple[int, int, int],
+    fill: tuple[int, ...],
     out: NDArray[Any],
     *,
     table: NDArray[np.float32] | None = None,

@@ -16,7 +16,7 @@ from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
-from penstock.source.source import Source
+from penstock.source.source import FileSamples, Source
 
 
 class FilesSource(Source):
@@ -64,6 +64,14 @@ class FilesSource(Source):
     @property
     def listing(self) -> Listing:
         return Listing(self._paths)
+
+    def file_samples(self) -> FileSamples | None:
+        labels = self._labels
+        if labels is None:
+            return FileSamples(self.listing, None)
+        if not isinstance(labels, np.ndarray):
+            return None
+        return FileSamples(self.listing, labels.take)
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
         return fingerprint(("files", self._paths, stats, self._labels))

@@ -15,7 +15,7 @@ from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.files import read_files
 from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
-from penstock.source.source import Source
+from penstock.source.source import FileSamples, Source
 
 IMAGE_EXTENSIONS = (
     ".jpg",
@@ -156,6 +156,13 @@ class FolderSource(Source):
     @property
     def listing(self) -> Listing:
         return Listing(self._names, self.root, self._folders, self._ends)
+
+    def file_samples(self) -> FileSamples | None:
+        def labels(indices: NDArray[np.int64]) -> NDArray[Any]:
+            found: NDArray[Any] = self._labels[self._ends.searchsorted(indices, side="right")]
+            return found
+
+        return FileSamples(self.listing, None if self.classes is None else labels)
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
         return fingerprint(

@@ -75,6 +75,16 @@ class Listing:
     def _folder(self, place: int) -> str:
         return os.path.join(self._root, self._folders[place])
 
+    def kernel_paths(self) -> Any:
+        """The paths for the compiled kernel, which reads files without Python."""
+        names, folders, ends = self._names, self._folders, self._ends
+        root = os.fsencode(self._root)
+        if not self._root:  # the names are paths
+            folders, ends = Names([]), np.empty(0, np.int64)
+        return native.kernel().Paths(
+            root.rstrip(b"/"), folders.text, folders.ends, ends, names.text, names.ends
+        )
+
     def sample(self) -> list[int]:
         """At most ``SAMPLE`` indices that depend on the number of files only.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,17 @@ from numpy.typing import NDArray
 
 from penstock.operation import Spec
 from penstock.source.listing import Listing
+
+
+@dataclass(frozen=True)
+class FileSamples:
+    """Samples that are the contents of files: bytes, or ``(bytes, label)``.
+
+    ``labels`` returns the labels of these indices; ``None``: samples have none.
+    """
+
+    listing: Listing
+    labels: Callable[[NDArray[np.int64]], NDArray[Any]] | None
 
 
 class Source:
@@ -59,6 +71,10 @@ class Source:
     def identify(self, stats: NDArray[np.int64] | None) -> str:
         """A fingerprint of the listing and these stats of its files; ``None``: of the names."""
         raise NotImplementedError
+
+    def file_samples(self) -> FileSamples | None:
+        """The files, if each sample is one; the compiled kernel then reads them by itself."""
+        return None
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         """What is known of a sample before it is read, by field; ``None`` if nothing is known."""

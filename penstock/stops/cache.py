@@ -103,48 +103,77 @@ class Cache(Hold):
         return room
 
     def step(self, context: StepContext) -> Step:
-        store, number, tally, lends = self.store, self.number, context.tally, self.lends
-        if store is None:
+        access = self.access(context)
+
+        def step(keys: Keys, upstream: Upstream) -> list[Any]:
+            samples, missing = access.find(keys)
+            access.count(len(samples) - len(missing), len(missing))
+            if missing:
+                wanted = keys.pick(missing)
+                fresh = upstream(wanted)
+                for i, sample in zip(missing, fresh, strict=True):
+                    samples[i] = sample
+                access.keep(wanted.indices, fresh)
+            return samples
+
+        return step
+
+    def access(self, context: StepContext) -> CacheAccess:
+        """The samples of the cache, for one worker."""
+        if self.store is None:
             raise PipelineError(
                 "cache() has no store, because the pipeline was not opened by a loader: a pipeline "
                 "runs only through a loader. Iterate pipeline.loader()."
             )
+        return CacheAccess(self.store, self.number, self.lends, context)
 
-        def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            before = store.corrupt
-            samples: list[Any] = []
-            missing: list[int] = []
-            unreadable: list[int] = []
-            for i, frame in enumerate(store.get_many(keys.indices)):
-                samples.append(None)
-                try:
-                    if frame is None:
-                        missing.append(i)
-                    else:
-                        samples[i] = from_stored(frame, store)
-                except ValueError:
+
+class CacheAccess:
+    """Finds samples in the store of a cache, and puts in the ones that were missing."""
+
+    def __init__(self, store: SampleStore, number: int, lends: bool, context: StepContext) -> None:
+        self._store = store
+        self._number = number
+        self._lends = lends
+        self._context = context
+
+    def find(self, keys: Keys) -> tuple[list[Any], list[int]]:
+        """The samples, ``None`` for missing ones, and the places of those."""
+        store = self._store
+        before = store.corrupt
+        samples: list[Any] = []
+        missing: list[int] = []
+        unreadable: list[int] = []
+        for i, frame in enumerate(store.get_many(keys.indices)):
+            samples.append(None)
+            try:
+                if frame is None:
                     missing.append(i)
-                    unreadable.append(keys.indices[i])
-            if unreadable:
-                store.drop_unreadable(unreadable)
-            tally.corrupt += store.corrupt - before
-            tally.hits[number] += len(samples) - len(missing)
-            tally.misses[number] += len(missing)
-            if not missing:
-                return samples
-            wanted = keys.pick(missing)
-            fresh = upstream(wanted)
-            for i, sample in zip(missing, fresh, strict=True):
-                samples[i] = sample
-            if not store.sealed and not context.trial:
-                values: list[Any] = [_stored_at_packed_size(sample, lends) for sample in fresh]
-                stored = store.put_many(list(zip(wanted.indices, values, strict=True)))
-                for index, value, put in zip(wanted.indices, values, stored, strict=True):
-                    if put:
-                        context.offers.append((number, index, store.cost(value.nbytes)))
-            return samples
+                else:
+                    samples[i] = from_stored(frame, store)
+            except ValueError:
+                missing.append(i)
+                unreadable.append(keys.indices[i])
+        if unreadable:
+            store.drop_unreadable(unreadable)
+        self._context.tally.corrupt += store.corrupt - before
+        return samples, missing
 
-        return step
+    def count(self, hits: int, misses: int) -> None:
+        self._context.tally.hits[self._number] += hits
+        self._context.tally.misses[self._number] += misses
+
+    def keep(self, indices: Sequence[int], fresh: Sequence[Any]) -> None:
+        """Put fresh samples into the store, unless it is full, and offer them to the keeper."""
+        store = self._store
+        if store.sealed or self._context.trial:
+            return
+        values: list[Any] = [_stored_at_packed_size(sample, self._lends) for sample in fresh]
+        stored = store.put_many(list(zip(indices, values, strict=True)))
+        for index, value, put in zip(indices, values, stored, strict=True):
+            if put:
+                offer = (self._number, index, store.cost(value.nbytes))
+                self._context.offers.append(offer)
 
 
 class CacheKeeper(Keeper):

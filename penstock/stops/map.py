@@ -12,7 +12,7 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Keyed, seed_globals
 from penstock.operation import Operation
 from penstock.stops.field import Field, On, no_field
-from penstock.stops.stop import Fields, Rows, Step, StepContext, Stop, each
+from penstock.stops.stop import Fields, KernelWork, Rows, Step, StepContext, Stop, each
 
 Function = Operation | Callable[..., Any]
 
@@ -81,6 +81,12 @@ class Map(Stop):
         if self.version is not None:
             return fingerprint(("map", self.name, self.version, self.on))
         return fingerprint(("map", self.function, self.on, self.random))
+
+    def for_kernel(self, seed: int) -> KernelWork | None:
+        if not isinstance(self.function, Operation) or self.on not in (None, 0):
+            return None
+        work: KernelWork | None = self.function.kernel_work(Keyed(seed, f"map/{self.ordinal}").key)
+        return work
 
     def step(self, context: StepContext) -> Step:
         call = self._call(context)

@@ -93,6 +93,27 @@ class StageFailure(Exception):
         self.index = index
 
 
+class KernelWork:
+    """The work of one or more stops in a form that the compiled kernel runs by itself."""
+
+    def joined(self, below: KernelWork) -> KernelWork | None:
+        """This work and that of the stop below as one; ``None`` if the kernel cannot do that."""
+        raise NotImplementedError
+
+    @property
+    def complete(self) -> bool:
+        """Whether it goes from the bytes of a file to a row of the batch."""
+        raise NotImplementedError
+
+    def program(self) -> Any:
+        """The program of the compiled kernel."""
+        raise NotImplementedError
+
+    def index(self) -> Any:
+        """The index that the program uses; ``None``: it needs none."""
+        return None
+
+
 class Stop:
     """One stage of a pipeline. Implementations are frozen dataclasses that can be pickled.
 
@@ -162,6 +183,10 @@ class Stop:
     def step(self, context: StepContext) -> Step:
         """The function that runs this stop in one worker."""
         raise NotImplementedError
+
+    def for_kernel(self, seed: int) -> KernelWork | None:
+        """Its work for the compiled kernel; ``None`` if Python has to do it."""
+        return None
 
     def fingerprint(self) -> str | None:
         """Identifies what it does to samples; ``None`` if nothing. Raises FingerprintError."""

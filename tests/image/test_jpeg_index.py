@@ -127,17 +127,27 @@ def test_bytes_that_cannot_be_entries_are_refused() -> None:
 
 
 def test_files_that_came_first_stay_within_the_budget() -> None:
-    index = JpegIndex(2 * (OVERHEAD + 100))
-    assert index.entries(b"1") == b""
-    index.add(b"1", bytes(100))
-    index.add(b"2", bytes(50))
-    assert index.entries(b"3") == b""  # within the budget
-    index.add(b"2", bytes(120))
-    index.add(b"2", bytes(60))  # from another thread that had read less
-    assert index.used == 2 * OVERHEAD + 220
-    assert index.entries(b"3") is None
-    assert (index.entries(b"1"), index.entries(b"2")) == (bytes(100), bytes(120))
+    index = JpegIndex(2 * (OVERHEAD + 10 * ENTRY))
+    first, second, third = (bytes([number]) * 16 for number in (1, 2, 3))
+    assert index.entries(first) == b""
+    index.add(first, bytes(10 * ENTRY))
+    index.add(second, bytes(5 * ENTRY))
+    assert index.entries(third) == b""  # within the budget
+    index.add(second, bytes(12 * ENTRY))
+    index.add(second, bytes(6 * ENTRY))  # from another thread that had read less
+    assert index.used == 2 * OVERHEAD + 22 * ENTRY
+    assert index.entries(third) is None
+    assert (index.entries(first), index.entries(second)) == (bytes(10 * ENTRY), bytes(12 * ENTRY))
     assert len(index) == 2
+
+
+def test_an_index_of_many_files_finds_each_of_them() -> None:
+    index = JpegIndex(1 << 30)
+    keys = [number.to_bytes(8, "little") + bytes(8) for number in range(5_000)]
+    for number, key in enumerate(keys):
+        index.add(key, bytes([number % 251]) * ENTRY)
+    assert [index.entries(key) for key in keys] == [bytes([n % 251]) * ENTRY for n in range(5_000)]
+    assert len(index) == 5_000
 
 
 @pytest.fixture

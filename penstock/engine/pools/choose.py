@@ -8,6 +8,8 @@ from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.native_road import native_road
+from penstock.engine.pools.native_threads import NativePool
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.runner import Work, WorkerInit
@@ -116,5 +118,8 @@ def make_pool(
     if choice.kind == "none":
         return InlinePool(work, seed)
     if choice.kind == "threads":
+        road = native_road(work.road, stacked=work.collate is None)
+        if road is not None:
+            return NativePool(work, choice.workers, seed, road)
         return ThreadPool(work, choice.workers, seed)
     return ProcessPool(work, choice.workers, seed, init, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 from penstock.engine.pools.pool import Desk
@@ -13,6 +14,7 @@ class InlinePool:
 
     kind: ClassVar[str] = "none"
     own_process: ClassVar[bool] = False
+    divides_tasks: ClassVar[bool] = False
     restarts = 0
     starting = False
 
@@ -33,6 +35,9 @@ class InlinePool:
             return False
         self._desk.done(task.id, self._runner.run(task))
         return True
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        pass
 
     def watch(self, limit: float | None) -> None:
         pass

@@ -6,6 +6,7 @@ do. To the engine, pools of all kinds look the same.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Protocol
 
 from penstock.engine.pools.runner import Outcome, Task
@@ -33,11 +34,15 @@ class Desk(Protocol):
 
 
 class Pool(Protocol):
-    """Workers of one kind. ``start`` may be called again after ``close``."""
+    """Workers of one kind. ``start`` may be called again after ``close``.
+
+    ``divides_tasks``: its workers share a task, so the engine need not cut batches for them.
+    """
 
     kind: ClassVar[str]
     size: int
     own_process: ClassVar[bool]
+    divides_tasks: ClassVar[bool]
     restarts: int
 
     @property
@@ -52,6 +57,9 @@ class Pool(Protocol):
 
     def help(self) -> bool:
         """Do one task in the caller's thread. Returns false if there is none, or workers do it."""
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        """Skip what is left of these tasks, if possible: their outcomes are no longer wanted."""
 
     def watch(self, limit: float | None) -> None:
         """Look for workers that have been at one task for more than ``limit`` seconds."""

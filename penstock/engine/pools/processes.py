@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import ClassVar
 
 from penstock.engine.pools.launch import (
@@ -103,6 +103,7 @@ class ProcessPool:
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
+    divides_tasks: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -193,6 +194,9 @@ class ProcessPool:
 
     def help(self) -> bool:
         return False
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        pass
 
     def watch(self, limit: float | None) -> None:
         now = self._clock()

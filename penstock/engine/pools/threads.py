@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar
 
 from penstock.engine.pools.pool import Desk
@@ -37,6 +37,7 @@ class ThreadPool:
 
     kind: ClassVar[str] = "threads"
     own_process: ClassVar[bool] = False
+    divides_tasks: ClassVar[bool] = False
     restarts = 0
     starting = False
 
@@ -80,17 +81,25 @@ class ThreadPool:
     def help(self) -> bool:
         return False
 
-    def watch(self, limit: float | None) -> None:
+    def cancel(self, tasks: Collection[int]) -> None:
+        pass
+
+    def _working(self) -> Iterator[tuple[int, Task, float]]:
+        """Each thread that works: its number, its task, and for how many seconds."""
         now = self._clock()
         for number, (task, since) in list(self._current.items()):
-            if limit is not None and now - since > limit:
+            yield number, task, now - since
+
+    def watch(self, limit: float | None) -> None:
+        for number, task, seconds in self._working():
+            if limit is not None and seconds > limit:
                 raise WorkerError(
                     f"thread {number} has been working on {_samples_of(task)} for more than the "
                     f"loader's timeout of {limit:g} s, and a thread cannot be ended from outside. "
                     'Give a longer timeout=, or kind="processes", whose workers are killed and '
                     f"their samples tried again. The thread is here:\n{self._stack(number)}"
                 )
-            if now - since > WARN_AFTER and task.id not in self._warned:
+            if seconds > WARN_AFTER and task.id not in self._warned:
                 self._warned.add(task.id)
                 warnings.warn(
                     f"thread {number} has been working on {_samples_of(task)} for more than "
@@ -125,11 +134,10 @@ class ThreadPool:
             wait = min(2 * wait, 1.0)
             if not thread.is_alive():
                 return None
-            running = self._current.get(number)
-            if running is None:
+            working = {who: (task, seconds) for who, task, seconds in self._working()}
+            if number not in working:
                 continue  # it is between two tasks, and ends before it takes another
-            task, since = running
-            seconds = self._clock() - since
+            task, seconds = working[number]
             if limit is not None and seconds > limit:
                 _log.warning(
                     "thread %d is left running: it has been working on %s for %.0f s, longer than "
@@ -160,7 +168,7 @@ class ThreadPool:
             desk = self._desk()
             if desk is None:
                 return
-            task = desk.take(number)
+            task = take_task(desk, number)
             if task is None:
                 patience = IDLE_WAIT
                 if desk.starved:
@@ -172,13 +180,27 @@ class ThreadPool:
                 continue
             retry = FIRST_RETRY
             current[number] = (task, self._clock())
-            try:
-                outcome = runner.run(task)
-            except BaseException as error:  # it must not end this thread without a word
-                outcome = Outcome(runner.unfinished(), error=_not_an_exception(task, error))
+            outcome = run_task(runner, task)
             del current[number]
             desk.done(task.id, outcome)
             del desk, task, outcome
+
+
+def take_task(desk: Desk, number: int) -> Task | None:
+    """The next task for a thread. An error, such as no memory for a slot, ends the epoch."""
+    try:
+        return desk.take(number)
+    except Exception as error:
+        desk.broken(error)
+        return None
+
+
+def run_task(runner: Runner, task: Task) -> Outcome:
+    """Run a task in a thread, which nothing that the task raises may end without a word."""
+    try:
+        return runner.run(task)
+    except BaseException as error:
+        return Outcome(runner.unfinished(), error=_not_an_exception(task, error))
 
 
 def _not_an_exception(task: Task, error: BaseException) -> WorkerError:

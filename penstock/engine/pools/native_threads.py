@@ -1,0 +1,134 @@
+"""Worker threads that stay in the compiled kernel, for roads that it runs by itself.
+
+All threads share each task, which is a whole batch, sample by sample. None of that needs the GIL:
+Python runs once per batch, so many workers neither wait for the GIL nor take it from the training
+loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
+
+from penstock import native
+from penstock.engine.pools.native_road import NativeRoad, NativeTask
+from penstock.engine.pools.runner import Outcome, Runner, Task, TaskReport, Work
+from penstock.engine.pools.threads import (
+    FIRST_RETRY,
+    IDLE_WAIT,
+    LONGEST_RETRY,
+    ThreadPool,
+    run_task,
+    take_task,
+)
+
+_CLOSED, _TAKE, _DONE, _SAMPLE = range(4)
+"""Why a worker comes back to Python: ``Reason`` in ``native/queue.h``."""
+
+
+class NativePool(ThreadPool):
+    """Threads of the training process that prepare samples in the compiled kernel."""
+
+    divides_tasks: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        work: Work,
+        size: int,
+        seed: int,
+        road: NativeRoad,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(work, size, seed, clock)
+        self._road = road
+        self._queue: Any = None
+        self._jobs: dict[int, Any] = {}
+        self._retry = FIRST_RETRY
+
+    def start(self, desk: Any) -> None:
+        if not self._threads:
+            self._queue, self._jobs = native.kernel().Queue(self.size), {}
+        super().start(desk)
+
+    def notify(self) -> None:
+        queue = self._queue
+        if queue is None:
+            return
+        if self._closing:
+            queue.close()
+        else:
+            queue.ask()
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        for number in tasks:
+            job = self._jobs.get(number)
+            if job is not None:
+                self._queue.cancel(job)
+
+    def _working(self) -> Iterator[tuple[int, Task, float]]:
+        yield from super()._working()
+        queue, jobs = self._queue, self._jobs
+        for number, task_id, row, seconds in queue.running() if queue is not None else ():
+            job = jobs.get(task_id)
+            if job is not None:
+                yield number, _one_sample(job.tag.task, row), seconds
+
+    def _serve(self, number: int, runner: Runner) -> None:
+        queue, current, threads = self._queue, self._current, self._threads
+        while not self._closing and self._threads is threads:
+            reason, job, row = queue.work(number, IDLE_WAIT)
+            if reason == _CLOSED:
+                return
+            if reason == _SAMPLE:
+                held: NativeTask = job.tag
+                current[number] = (_one_sample(held.task, row), self._clock())
+                self._road.run_in_python(held, row, runner)
+                del current[number]
+                if held.failed:
+                    queue.cancel(job)
+                queue.settle(job)
+                del job, held
+                continue
+            desk = self._desk()
+            if desk is None:
+                return
+            if reason == _DONE:
+                task = job.tag.task
+                del self._jobs[task.id]
+                desk.done(task.id, self._outcome(job))
+            del job
+            self._take_tasks(desk, number, runner)
+            del desk
+
+    def _outcome(self, job: Any) -> Outcome:
+        try:
+            return self._road.outcome(job)
+        except Exception as error:
+            return Outcome(TaskReport(), error=error)
+
+    def _take_tasks(self, desk: Any, number: int, runner: Runner) -> None:
+        """Put all tasks that there are into the queue."""
+        while (task := take_task(desk, number)) is not None:
+            self._retry = FIRST_RETRY
+            if not self._road.accepts(task):
+                self._current[number] = (task, self._clock())
+                outcome = run_task(runner, task)
+                del self._current[number]
+                desk.done(task.id, outcome)
+                continue
+            try:
+                job = self._jobs[task.id] = self._road.job(task)
+            except Exception as error:
+                desk.done(task.id, Outcome(TaskReport(), error=error))
+                continue
+            self._queue.submit(job)
+        if desk.starved:
+            retry, self._retry = self._retry, min(2 * self._retry, LONGEST_RETRY)
+            self._queue.ask(retry)
+
+
+def _one_sample(task: Task, row: int) -> Task:
+    """A task of one sample of this task, for messages."""
+    keys = task.keys.cut(row, 1)
+    return Task(task.id, task.kind, keys, task.first + row, None, None, (), task.number)

@@ -1,0 +1,93 @@
+"""Image operations as one program of the compiled kernel, which runs them without Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import native
+from penstock.image import jpeg_index
+from penstock.stops.stop import KernelWork
+
+
+class KernelFraming(NamedTuple):
+    """A crop or resize as the compiled kernel runs it; its fields are those in ``native/program.h``.
+
+    ``key`` is that of ``Keyed``. ``ranges``: lowest and highest scale, lowest and highest ratio.
+    """
+
+    kind: int
+    height: int
+    width: int
+    ranges: tuple[float, float, float, float]
+    key: bytes
+
+
+class KernelAugment(NamedTuple):
+    """An automatic augmentation as the compiled kernel draws it; its fields are those in ``native/program.h``."""
+
+    kind: int
+    number: int
+    bins: int
+    strength: float
+    space: tuple[float, float, bool, float, float, int]
+    policy: bytes | None
+    fill: tuple[int, ...]
+    key: bytes
+
+
+@dataclass(frozen=True)
+class ImageWork(KernelWork):
+    """Decode, crop, resize, flip, augment and normalize, as far as they are given, in this order.
+
+    - ``decodes``: samples are the bytes of files, not pixels.
+    - ``most_pixels``: larger pictures are left to Python, which refuses them with a message.
+    - ``flip``: the probability of a flip, and the key of its random numbers.
+    - ``table``: that of normalize.
+    - ``indexed``: a crop reads a part of the file, so the JPEG index saves time.
+    """
+
+    decodes: bool = False
+    most_pixels: int = 0
+    framing: tuple[KernelFraming, ...] = ()
+    flip: tuple[float, bytes] | None = None
+    augment: KernelAugment | None = None
+    table: NDArray[np.float32] | None = None
+    indexed: bool = False
+
+    def joined(self, below: KernelWork) -> ImageWork | None:
+        if not isinstance(below, ImageWork) or self.augment is not None or self.table is not None:
+            return None
+        if below.decodes or below.framing or below.flip is not None:
+            return None
+        return ImageWork(
+            self.decodes,
+            self.most_pixels,
+            self.framing,
+            self.flip,
+            below.augment,
+            below.table,
+            self.indexed,
+        )
+
+    @property
+    def complete(self) -> bool:
+        # The kernel writes each row by framing it: without a frame there is nothing to write.
+        return bool(self.framing) and self.decodes
+
+    def program(self) -> Any:
+        return native.kernel().Program(
+            self.decodes,
+            self.most_pixels,
+            self.framing,
+            self.flip,
+            self.augment,
+            self.table,
+            self.indexed,
+        )
+
+    def index(self) -> Any:
+        return jpeg_index.process_index().held if self.indexed else None
