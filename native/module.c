@@ -414,6 +414,8 @@ static PyMethodDef methods[] = {
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {"augment", kernel_augment, METH_VARARGS,
      "augment(image, steps, fill, table, out) -> whether out was written"},
+    {"count_naps", kernel_count_naps, METH_VARARGS,
+     "count_naps(nap, seconds) -> how many naps a thread takes in that time"},
     {"nap", kernel_nap, METH_O,
      "nap(seconds) -> None: queues sleep that long for a sample, instead of preparing it"},
     {0},

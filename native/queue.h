@@ -74,6 +74,11 @@ static struct timespec as_timespec(uint64_t ns) {
   return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
 }
 
+static void sleep_for(uint64_t ns) {
+  struct timespec left = as_timespec(ns);
+  while (nanosleep(&left, &left) && errno == EINTR) continue;
+}
+
 static void queue_begin(Queue *q) {
   memset(q, 0, sizeof *q);
   pthread_mutex_init(&q->lock, NULL);
@@ -137,8 +142,7 @@ typedef struct {
 static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
   uint64_t started = now_ns();
   if (nap_ns) {
-    struct timespec left = as_timespec(nap_ns);
-    while (nanosleep(&left, &left) && errno == EINTR) continue;
+    sleep_for(nap_ns);
     spent->working = now_ns() - started;
     return FINE;
   }

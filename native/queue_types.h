@@ -746,6 +746,19 @@ static PyType_Slot queue_slots[] = {
 static PyType_Spec queue_spec = {"penstock._kernel.Queue", sizeof(QueueObject), 0,
                                  Py_TPFLAGS_DEFAULT, queue_slots};
 
+/* For benchmarks: how often a thread can sleep in a time, without the GIL. */
+static PyObject *kernel_count_naps(PyObject *module, PyObject *args) {
+  (void)module;
+  double nap, seconds;
+  if (!PyArg_ParseTuple(args, "dd:count_naps", &nap, &seconds)) return NULL;
+  long count = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  uint64_t end = now_ns() + (uint64_t)(seconds * 1e9);
+  for (; now_ns() < end; count++) sleep_for((uint64_t)(nap * 1e9));
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLong(count);
+}
+
 /* For benchmarks. */
 static PyObject *kernel_nap(PyObject *module, PyObject *given) {
   (void)module;

@@ -1,8 +1,9 @@
 """A kernel that sleeps instead of working, so that a small machine stands in for one of many cores.
 
 ``TimedKernel`` measures what each function of the compiled kernel takes for an item.
-``SleepingKernel`` sleeps for that long, without the GIL, and returns at once what callers need. All
-that is left is Python, which is what limits a machine of many cores.
+``SleepingKernel`` sleeps for that long, without the GIL, and returns at once what callers need. Its
+queue, in which worker threads stay, sleeps for the sum of them for a sample. All that is left is
+Python, which is what limits a machine of many cores.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class SleepingKernel:
         self._costs = dict(costs)
         self._files: dict[str, bytes] = {}
         self.log = SleepLog()
+        self.nap = sum(self._costs.values())
+        """Seconds that the queue sleeps for a sample."""
+        real.nap(self.nap)
 
     def __getattr__(self, name: str) -> Any:
         if name in ITEMS:

@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,10 @@ def install(kernel: Any) -> None:
 
 
 def time_kernel(road: str, work: Photos) -> dict[str, float]:
-    """Seconds per item of each kernel function, measured in one thread. Runs in its own process."""
+    """Seconds per item of each kernel function, measured in one thread. Runs in its own process.
+
+    Without workers, Penstock calls the functions from Python, where they can be timed.
+    """
     from penstock import native
 
     timed = TimedKernel(native.kernel())
@@ -102,14 +105,16 @@ def run_wide(
         images += _rows(next(batches))
     passed = time.perf_counter() - started
     loop, cpu = time.thread_time() - loop, _cpu() - cpu
-    if sleeping is None or before is None:
-        calls, nap = float(images), ASLEEP_SECONDS
-    else:
+    calls, nap, sleep = float(images), ASLEEP_SECONDS, sleep_in_python
+    if sleeping is not None and before is not None:
         after = sleeping.log.total()
-        calls = after.calls - before.calls
-        nap = (after.seconds - before.seconds) / calls
+        if after.calls > before.calls:
+            calls = after.calls - before.calls
+            nap = (after.seconds - before.seconds) / calls
+        else:
+            nap, sleep = sleeping.nap, native.kernel().count_naps
     batches.close()
-    naps, bare_cpu = bare_threads(work.workers, nap, seconds)
+    naps, bare_cpu = bare_threads(work.workers, nap, seconds, sleep)
     per_image = calls / images
     return WideRun(
         images / passed,
@@ -119,28 +124,38 @@ def run_wide(
     )
 
 
-def bare_threads(count: int, nap: float, seconds: float) -> tuple[float, float]:
-    """Sleeps a second of threads that do nothing else, and the CPU seconds of a sleep."""
+CountNaps = Callable[[float, float], int]
+"""Sleeps for (first argument) again and again for (second argument) seconds; returns how often."""
+
+
+def sleep_in_python(nap: float, seconds: float) -> int:
+    count, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        time.sleep(nap)
+        count += 1
+    return count
+
+
+def bare_threads(
+    count: int, nap: float, seconds: float, sleep: CountNaps = sleep_in_python
+) -> tuple[float, float]:
+    """Sleeps a second of threads that do nothing else, and the CPU seconds of a sleep.
+
+    ``sleep``: as the workers slept, in Python or in the kernel.
+    """
     done = [0] * count
-    ending = threading.Event()
 
-    def sleep(number: int) -> None:
-        while not ending.is_set():
-            time.sleep(nap)
-            done[number] += 1
+    def sleep_often(number: int) -> None:
+        done[number] = sleep(nap, seconds)
 
-    threads = [threading.Thread(target=sleep, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=sleep_often, args=(number,)) for number in range(count)]
+    cpu, started = time.process_time(), time.perf_counter()
     for thread in threads:
         thread.start()
-    time.sleep(0.2)
-    cpu, naps, started = time.process_time(), sum(done), time.perf_counter()
-    time.sleep(seconds)
-    naps, cpu = sum(done) - naps, time.process_time() - cpu
-    passed = time.perf_counter() - started
-    ending.set()
     for thread in threads:
         thread.join()
-    return naps / passed, cpu / max(1, naps)
+    passed, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return sum(done) / passed, cpu / max(1, sum(done))
 
 
 def _forever(loader: Any) -> Generator[Any, None, None]:
@@ -205,7 +220,7 @@ def _costs(road: str, options: Namespace) -> dict[str, float]:
     if not ROADS[road].native:
         return {}
     progress(f"wide: timing the kernel: {road}")
-    work = _work(options.data, options.batch, 1)
+    work = _work(options.data, options.batch, 0)
     found: dict[str, float] = run_alone(time_kernel, road, work, timeout=180).value
     progress("  " + ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in found.items()))
     return found

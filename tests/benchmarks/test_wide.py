@@ -16,6 +16,10 @@ class FakeKernel:
 
     def __init__(self) -> None:
         self.read: list[tuple[str, ...]] = []
+        self.naps: list[float] = []
+
+    def nap(self, seconds: float) -> None:
+        self.naps.append(seconds)
 
     def size(self, data: bytes) -> tuple[int, int, int]:
         return len(data), 1, 3
@@ -46,6 +50,7 @@ def test_a_sleeping_kernel_sleeps_for_each_item_and_reads_each_file_once(naps: l
     assert real.read == [("a", "b"), ("c",)]
     total = kernel.log.total()
     assert (total.calls, total.seconds) == (3, 23.0)
+    assert real.naps == [7.0]  # a sample in the queue: both
 
 
 def test_a_sleeping_kernel_runs_short_functions_and_refuses_untimed_ones(naps: list[float]) -> None:
