@@ -15,7 +15,7 @@
 
 typedef struct {
   PyObject *damaged, *unsupported;
-  PyObject *program, *paths, *index, *job, *queue; /* types */
+  PyObject *program, *paths, *index, *pixels, *job, *queue; /* types */
 } State;
 
 static PyObject *fail(PyObject *module, int kind, const char *why) {
@@ -367,6 +367,7 @@ static int kernel_exec(PyObject *module) {
   State *state = PyModule_GetState(module);
   if (add_type(module, &program_spec, &state->program) ||
       add_type(module, &paths_spec, &state->paths) || add_type(module, &index_spec, &state->index) ||
+      add_type(module, &pixels_spec, &state->pixels) ||
       add_type(module, &job_spec, &state->job) || add_type(module, &queue_spec, &state->queue))
     return -1;
   if (add_error(module, "penstock._kernel.Damaged", "Damaged", &state->damaged)) return -1;
@@ -380,6 +381,7 @@ static int kernel_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(state->program);
   Py_VISIT(state->paths);
   Py_VISIT(state->index);
+  Py_VISIT(state->pixels);
   Py_VISIT(state->job);
   Py_VISIT(state->queue);
   return 0;
@@ -392,6 +394,7 @@ static int kernel_clear(PyObject *module) {
   Py_CLEAR(state->program);
   Py_CLEAR(state->paths);
   Py_CLEAR(state->index);
+  Py_CLEAR(state->pixels);
   Py_CLEAR(state->job);
   Py_CLEAR(state->queue);
   return 0;

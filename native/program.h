@@ -273,6 +273,10 @@ static int write_frame(const Program *program, Input input, const Frame *f, Targ
   uint64_t key[2];
   IndexEntries known = {NULL, 0}, entries;
   int indexed = program->indexed && index && input.length >= FEWEST_INDEXED;
+  if (indexed && !memory->entries) {
+    memory->entries = malloc(MOST_ENTRIES * sizeof *memory->entries);
+    indexed = memory->entries != NULL;
+  }
   if (indexed) {
     key_of(input.data, input.length, key);
     indexed = index_find(index, key, memory->entries, &known.count);
@@ -293,23 +297,26 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Prepare one sample. Returns FINE, or LEFT if Python must do it. `framed`: when its pixels were there,
-   if they are augmented after that. */
-static int run_program(const Program *program, SampleKey sample, Input input, Place place,
-                       JpegIndex *index, Memory *memory, uint64_t *framed) {
-  char why[JMSG_LENGTH_MAX];
+/* The frame of one input, and whether to flip it; LEFT if Python must do it. */
+static int frame_of(const Program *program, SampleKey sample, Input input, Frame *f, int *flip) {
   int rows = input.height, columns = input.width, components;
   if (program->decodes && frame_size(input.data, input.length, &rows, &columns, &components))
     return LEFT;
-  if ((int64_t)rows * columns > program->most_pixels) return LEFT;
-  Frame frame;
-  Target to = {.height = place.height, .width = place.width};
-  if (draw_frame(program, sample, rows, columns, &frame, &to.flip)) return LEFT;
-  if (frame.part.height != place.height || frame.part.width != place.width) return LEFT;
-  to.full_height = frame.full_height;
-  to.full_width = frame.full_width;
-  to.top = frame.part.top;
-  to.left = frame.part.left;
+  if (program->decodes && (int64_t)rows * columns > program->most_pixels) return LEFT;
+  return draw_frame(program, sample, rows, columns, f, flip);
+}
+
+/* Write a framed sample to its place. Returns FINE, or LEFT if Python must do it. `framed`: when its
+   pixels were there, if they are augmented after that. */
+static int write_sample(const Program *program, SampleKey sample, Input input, const Frame *f,
+                        int flip, Place place, JpegIndex *index, Memory *memory,
+                        uint64_t *framed) {
+  char why[JMSG_LENGTH_MAX];
+  Target to = {.height = place.height, .width = place.width, .flip = flip};
+  to.full_height = f->full_height;
+  to.full_width = f->full_width;
+  to.top = f->part.top;
+  to.left = f->part.left;
   if (program->augment.kind) {
     if (grow_to(&memory->pixels, &memory->pixels_room, (size_t)place.height * place.width * 3))
       return LEFT;
@@ -320,8 +327,38 @@ static int run_program(const Program *program, SampleKey sample, Input input, Pl
   } else {
     to.bytes = place.at;
   }
-  if (write_frame(program, input, &frame, to, index, memory, why)) return LEFT;
+  if (write_frame(program, input, f, to, index, memory, why)) return LEFT;
   if (!program->augment.kind) return FINE;
   *framed = now_ns();
   return finish_sample(program, sample, memory->pixels, place) ? LEFT : FINE;
+}
+
+/* Prepare one sample in its row. Returns FINE, or LEFT if Python must do it. */
+static int run_program(const Program *program, SampleKey sample, Input input, Place place,
+                       JpegIndex *index, Memory *memory, uint64_t *framed) {
+  Frame f;
+  int flip;
+  if (frame_of(program, sample, input, &f, &flip)) return LEFT;
+  if (f.part.height != place.height || f.part.width != place.width) return LEFT;
+  return write_sample(program, sample, input, &f, flip, place, index, memory, framed);
+}
+
+/* Pixels of a size that is known when the sample is read. */
+typedef struct {
+  uint8_t *at;
+  int height, width;
+} Pixels;
+
+/* Prepare one sample in memory of its own, which the caller frees. */
+static int run_head(const Program *program, SampleKey sample, Input input, JpegIndex *index,
+                    Memory *memory, Pixels *made) {
+  Frame f;
+  int flip;
+  uint64_t framed;
+  if (frame_of(program, sample, input, &f, &flip)) return LEFT;
+  *made = (Pixels){NULL, f.part.height, f.part.width};
+  made->at = malloc((size_t)made->height * made->width * 3);
+  if (!made->at) return LEFT;
+  Place place = {made->height, made->width, made->at};
+  return write_sample(program, sample, input, &f, flip, place, index, memory, &framed);
 }

@@ -25,20 +25,24 @@ typedef struct {
 typedef struct Job {
   struct Job *next;
   int64_t id;
-  const Program *program;
+  const Program *program, *head; /* `head`: from a file to pixels that are kept; may be NULL */
   const Paths *paths;
   JpegIndex *index;
   size_t count, taken, left; /* samples; those that workers took; those that are not finished */
   int64_t *indices, *replicas; /* replicas: NULL if all are 0 */
+  int64_t *versions; /* the epoch that keys the head, for each sample */
   uint64_t epoch;
   Input *inputs; /* data NULL: read the file; the whole array NULL: read all files */
+  Pixels *pixels; /* what the head made, of samples whose number in `kept` is not 0 */
+  int64_t *kept;
   int keeps;     /* keep the content of the files that were read */
   File *files;
   uint8_t *out;
   size_t row_bytes;
   int height, width;
   int cancelled;
-  uint64_t reading, working, augmenting; /* nanoseconds; `working` includes augmenting */
+  /* Nanoseconds; `working` is without reading, and includes the head and augmenting. */
+  uint64_t reading, working, heading, augmenting;
   uint64_t bytes;
   size_t read; /* files */
 } Job;
@@ -134,50 +138,65 @@ static int read_input(const Job *job, size_t row, Memory *memory, Input *input) 
 }
 
 typedef struct {
-  uint64_t reading, working, augmenting;
+  uint64_t reading, working, heading, augmenting;
   size_t bytes, read;
 } Spent;
 
+/* The input of a sample: pixels that were kept, bytes that were kept, or the file. */
+static int find_input(Job *job, size_t row, Memory *memory, Spent *spent, Input *input) {
+  if (job->inputs && job->inputs[row].data) {
+    *input = job->inputs[row];
+    return FINE;
+  }
+  uint64_t started = now_ns();
+  if (!job->paths || read_input(job, row, memory, input)) return LEFT;
+  spent->reading = now_ns() - started;
+  spent->bytes = input->length;
+  spent->read = 1;
+  if (!job->keeps) return FINE;
+  File *file = job->files + row;
+  file->data = malloc(input->length ? input->length : 1);
+  if (!file->data) return LEFT;
+  memcpy(file->data, input->data, input->length);
+  file->length = input->length;
+  return FINE;
+}
+
 /* Prepare one sample of a job; FINE or LEFT. */
 static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
-  uint64_t started = now_ns();
+  uint64_t started = now_ns(), framed = 0;
   if (nap_ns) {
     sleep_for(nap_ns);
     spent->working = now_ns() - started;
     return FINE;
   }
   Input input = {0};
-  if (job->inputs && job->inputs[row].data) {
-    input = job->inputs[row];
-  } else {
-    if (!job->paths || read_input(job, row, memory, &input)) return LEFT;
-    uint64_t now = now_ns();
-    spent->reading = now - started;
-    spent->bytes = input.length;
-    spent->read = 1;
-    started = now;
-    if (job->keeps) {
-      File *kept = job->files + row;
-      kept->data = malloc(input.length ? input.length : 1);
-      if (!kept->data) return LEFT;
-      memcpy(kept->data, input.data, input.length);
-      kept->length = input.length;
-    }
+  Pixels made = {0};
+  int kind = find_input(job, row, memory, spent, &input);
+  uint64_t index = (uint64_t)job->indices[row];
+  if (!kind && job->head && !input.height) {
+    SampleKey version = {index, job->versions ? (uint64_t)job->versions[row] : job->epoch, 0};
+    uint64_t began = now_ns();
+    kind = run_head(job->head, version, input, job->index, memory, &made);
+    spent->heading = now_ns() - began;
+    input = (Input){made.at, 0, made.height, made.width};
   }
-  if (!memory->entries) memory->entries = malloc(MOST_ENTRIES * sizeof *memory->entries);
-  if (!memory->entries) return LEFT;
-  Place place = {job->height, job->width, job->out + row * job->row_bytes};
-  SampleKey sample = {(uint64_t)job->indices[row], job->epoch,
-                      job->replicas ? (uint64_t)job->replicas[row] : 0};
-  uint64_t framed = 0;
-  int kind = run_program(job->program, sample, input, place, job->index, memory, &framed);
-  uint64_t ended = now_ns();
-  if (kind == LEFT) {
+  if (!kind) {
+    Place place = {job->height, job->width, job->out + row * job->row_bytes};
+    SampleKey sample = {index, job->epoch, job->replicas ? (uint64_t)job->replicas[row] : 0};
+    kind = run_program(job->program, sample, input, place, job->index, memory, &framed);
+  }
+  if (!kind && job->kept && job->kept[row])
+    job->pixels[row] = made;
+  else
+    free(made.at);
+  if (kind) {
     /* Python counts the sample, its time and its file. */
     *spent = (Spent){0};
     return LEFT;
   }
-  spent->working = ended - started;
+  uint64_t ended = now_ns();
+  spent->working = ended - started - spent->reading;
   spent->augmenting = framed ? ended - framed : 0;
   return FINE;
 }
@@ -318,6 +337,7 @@ static Event queue_work(Queue *q, Worker *worker, uint64_t patience) {
     pthread_mutex_lock(&q->lock);
     job->reading += spent.reading;
     job->working += spent.working;
+    job->heading += spent.heading;
     job->augmenting += spent.augmenting;
     job->bytes += spent.bytes;
     job->read += spent.read;

@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   Job job;
-  PyObject *program, *paths, *index, *tag;
+  PyObject *program, *head, *paths, *index, *tag;
   Py_buffer out;
   Py_buffer *inputs; /* those of the job, which hold its data; obj NULL: none */
 } JobObject;
@@ -395,6 +395,47 @@ static PyType_Slot index_slots[] = {
 static PyType_Spec index_spec = {"penstock._kernel.Index", sizeof(IndexObject), 0,
                                  Py_TPFLAGS_DEFAULT, index_slots};
 
+/* --------------------------------------------------------------------------------------- pixels */
+
+typedef struct {
+  PyObject_HEAD
+  Pixels pixels;
+  Py_ssize_t shape[3], strides[3];
+} PixelsObject;
+
+static void pixels_dealloc(PyObject *self) {
+  free(((PixelsObject *)self)->pixels.at);
+  free_object(self);
+}
+
+static int pixels_get_buffer(PyObject *self, Py_buffer *view, int flags) {
+  PixelsObject *object = (PixelsObject *)self;
+  const Pixels *pixels = &object->pixels;
+  Py_ssize_t row = (Py_ssize_t)pixels->width * 3;
+  if (PyBuffer_FillInfo(view, self, pixels->at, pixels->height * row, 0, flags)) return -1;
+  object->shape[0] = pixels->height;
+  object->shape[1] = pixels->width;
+  object->shape[2] = object->strides[1] = 3;
+  object->strides[0] = row;
+  object->strides[2] = 1;
+  if ((flags & PyBUF_ND) == PyBUF_ND) {
+    view->ndim = 3;
+    view->shape = object->shape;
+  }
+  if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = object->strides;
+  return 0;
+}
+
+static PyType_Slot pixels_slots[] = {
+    {Py_tp_dealloc, pixels_dealloc},
+    {Py_bf_getbuffer, pixels_get_buffer},
+    {Py_tp_doc, "Pixels (height, width, 3) in memory of the kernel; supports the buffer protocol."},
+    {0, NULL},
+};
+static PyType_Spec pixels_spec = {"penstock._kernel.Pixels", sizeof(PixelsObject), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                  pixels_slots};
+
 /* ----------------------------------------------------------------------------------------- jobs */
 
 static void job_dealloc(PyObject *self) {
@@ -403,32 +444,39 @@ static void job_dealloc(PyObject *self) {
   for (size_t i = 0; i < job->count; i++) {
     if (object->inputs && object->inputs[i].obj) PyBuffer_Release(object->inputs + i);
     if (job->files) free(job->files[i].data);
+    if (job->pixels) free(job->pixels[i].at);
   }
   free(object->inputs);
   free(job->inputs);
   free(job->files);
   free(job->indices);
   free(job->replicas);
+  free(job->versions);
+  free(job->pixels);
+  free(job->kept);
   if (object->out.obj) PyBuffer_Release(&object->out);
   Py_XDECREF(object->program);
+  Py_XDECREF(object->head);
   Py_XDECREF(object->paths);
   Py_XDECREF(object->index);
   Py_XDECREF(object->tag);
   free_object(self);
 }
 
-/* A copy of an array of int64, or NULL with an exception set. */
-static int64_t *copy_numbers(PyObject *given, size_t *count) {
+/* Copy an array with an int64 for each sample; None gives NULL. */
+static int copy_numbers(PyObject *given, int64_t **numbers, size_t count) {
+  if (given == Py_None) return 0;
   Py_buffer view;
-  if (PyObject_GetBuffer(given, &view, PyBUF_SIMPLE)) return NULL;
-  *count = (size_t)view.len / sizeof(int64_t);
-  int64_t *copy = malloc(view.len ? (size_t)view.len : 1);
-  if (copy)
-    memcpy(copy, view.buf, (size_t)view.len);
-  else
+  if (PyObject_GetBuffer(given, &view, PyBUF_SIMPLE)) return -1;
+  int fits = (size_t)view.len == count * sizeof **numbers;
+  if (!fits)
+    PyErr_SetString(PyExc_ValueError, "a number is needed for each sample");
+  else if (!(*numbers = malloc(view.len ? (size_t)view.len : 1)))
     PyErr_NoMemory();
+  else
+    memcpy(*numbers, view.buf, (size_t)view.len);
   PyBuffer_Release(&view);
-  return copy;
+  return *numbers ? 0 : -1;
 }
 
 static int take_inputs(JobObject *object, PyObject *given) {
@@ -448,7 +496,8 @@ static int take_inputs(JobObject *object, PyObject *given) {
     PyObject *one = PyList_GetItem(given, (Py_ssize_t)i);
     Py_buffer *view = object->inputs + i;
     if (one == Py_None) continue;
-    int decodes = job->program->decodes;
+    /* With a head, bytes are files and arrays are pixels that were kept. */
+    int decodes = job->head ? PyBytes_Check(one) : job->program->decodes;
     if (PyObject_GetBuffer(one, view, decodes ? PyBUF_SIMPLE : PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
       return -1;
     if (!decodes && !is_rgb(view)) return -1;
@@ -490,18 +539,19 @@ static int check_class(PyObject *given, PyObject *type, const char *name) {
 }
 
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *names[] = {"program", "paths", "index", "tag",  "number", "indices",
-                          "epoch",   "replicas", "inputs", "keeps", "out", NULL};
-  PyObject *program, *paths, *index, *tag, *indices, *replicas, *inputs, *out;
+  static char *names[] = {"program", "head",     "paths",    "index",  "tag",  "number", "indices",
+                          "epoch",   "versions", "replicas", "inputs", "keeps", "kept", "out", NULL};
+  PyObject *program, *head, *paths, *index, *tag, *indices, *versions, *replicas, *inputs, *kept, *out;
   unsigned long long epoch;
   long long number;
   int keeps;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOLOKOOpO:Job", names, &program, &paths, &index,
-                                   &tag, &number, &indices, &epoch, &replicas, &inputs, &keeps,
-                                   &out))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOLOKOOOpOO:Job", names, &program, &head,
+                                   &paths, &index, &tag, &number, &indices, &epoch, &versions,
+                                   &replicas, &inputs, &keeps, &kept, &out))
     return NULL;
   State *state = PyType_GetModuleState(type);
   if (check_class(program, state->program, "a Program") ||
+      (head != Py_None && check_class(head, state->program, "a Program, or None,")) ||
       (paths != Py_None && check_class(paths, state->paths, "Paths, or None,")) ||
       (index != Py_None && check_class(index, state->index, "an Index, or None,")))
     return NULL;
@@ -509,23 +559,30 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
   if (!self) return NULL;
   Job *job = &self->job;
   Py_INCREF(self->program = program);
+  Py_INCREF(self->head = head);
   Py_INCREF(self->paths = paths);
   Py_INCREF(self->index = index);
   Py_INCREF(self->tag = tag);
   job->id = number;
   job->program = &((ProgramObject *)program)->program;
+  job->head = head == Py_None ? NULL : &((ProgramObject *)head)->program;
   job->paths = paths == Py_None ? NULL : &((PathsObject *)paths)->paths;
   job->index = index == Py_None ? NULL : &((IndexObject *)index)->index;
   job->epoch = epoch;
   job->keeps = keeps;
-  size_t count = 0, copies = 0;
-  if (!(job->indices = copy_numbers(indices, &count))) goto failed;
-  if (replicas != Py_None && !(job->replicas = copy_numbers(replicas, &copies))) goto failed;
-  if (job->replicas && copies != count) {
-    PyErr_SetString(PyExc_ValueError, "replicas must be as many as indices");
+  if (job->head && (!job->head->decodes || job->head->normal || job->program->decodes)) {
+    PyErr_SetString(PyExc_ValueError, "a head goes from files to bytes, and the program from there");
     goto failed;
   }
-  if (keeps && !(job->files = calloc(count ? count : 1, sizeof *job->files))) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)) goto failed;
+  size_t count = (size_t)view.len / sizeof(int64_t);
+  PyBuffer_Release(&view);
+  if (copy_numbers(indices, &job->indices, count) || copy_numbers(versions, &job->versions, count) ||
+      copy_numbers(replicas, &job->replicas, count) || copy_numbers(kept, &job->kept, count))
+    goto failed;
+  if ((keeps && !(job->files = calloc(count ? count : 1, sizeof *job->files))) ||
+      (job->kept && !(job->pixels = calloc(count ? count : 1, sizeof *job->pixels)))) {
     PyErr_NoMemory();
     goto failed;
   }
@@ -548,8 +605,8 @@ static PyObject *job_tag(PyObject *self, void *unused) {
 static PyObject *job_spent(PyObject *self, void *unused) {
   (void)unused;
   const Job *job = &((JobObject *)self)->job;
-  return Py_BuildValue("(dddKn)", 1e-9 * (double)job->reading, 1e-9 * (double)job->working,
-                       1e-9 * (double)job->augmenting, (unsigned long long)job->bytes,
+  return Py_BuildValue("(ddddKn)", 1e-9 * (double)job->reading, 1e-9 * (double)job->working,
+                       1e-9 * (double)job->heading, 1e-9 * (double)job->augmenting, (unsigned long long)job->bytes,
                        (Py_ssize_t)job->read);
 }
 
@@ -570,13 +627,39 @@ static PyObject *job_files(PyObject *self, PyObject *unused) {
   return files;
 }
 
+/* The pixels that the head made for each sample whose number in `kept` is not 0, or None. The job
+   gives them away: a second call returns none. */
+static PyObject *job_pixels(PyObject *self, PyObject *unused) {
+  (void)unused;
+  Job *job = &((JobObject *)self)->job;
+  State *state = PyType_GetModuleState(Py_TYPE(self));
+  PyObject *list = PyList_New((Py_ssize_t)job->count);
+  for (size_t i = 0; list && i < job->count; i++) {
+    PyObject *one = Py_None;
+    if (job->pixels && job->pixels[i].at) {
+      one = new_object((PyTypeObject *)state->pixels);
+      if (!one) {
+        Py_CLEAR(list);
+        break;
+      }
+      ((PixelsObject *)one)->pixels = job->pixels[i];
+      job->pixels[i].at = NULL;
+    } else {
+      Py_INCREF(one);
+    }
+    PyList_SetItem(list, (Py_ssize_t)i, one);
+  }
+  return list;
+}
+
 static PyMethodDef job_methods[] = {
+    {"pixels", job_pixels, METH_NOARGS, "pixels() -> what the head made for each sample, or None"},
     {"files", job_files, METH_NOARGS, "files() -> the content of each file that was read, or None"},
     {0},
 };
 static PyGetSetDef job_attributes[] = {
     {"tag", job_tag, NULL, "the object that was given", NULL},
-    {"spent", job_spent, NULL, "seconds of reading, of work, of augmenting within it; bytes and files read", NULL},
+    {"spent", job_spent, NULL, "seconds of reading and of work, of the head and of augmenting within it; bytes and files read", NULL},
     {0},
 };
 static PyType_Slot job_slots[] = {

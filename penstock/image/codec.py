@@ -9,6 +9,7 @@ from penstock import config
 from penstock.errors import PipelineError, SourceError
 from penstock.image import arguments, formats
 from penstock.image.pixels import UINT8
+from penstock.image.program import ImageWork
 from penstock.native import Image, with_channels
 from penstock.operation import ArraySpec, BytesSpec, Operation, Spec, file_bytes
 
@@ -69,6 +70,11 @@ class Decode(Operation):
             return with_channels(decoder.decode(whole, "RGB" if self.mode == "rgb" else "GRAY"))
         except formats.Damaged as error:
             raise unreadable(data, str(error)) from None
+
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        if self.mode != "rgb":
+            return None
+        return ImageWork(decodes=True, most_pixels=self.most_pixels)
 
     @property
     def most_pixels(self) -> int:

@@ -156,22 +156,22 @@ class Fused(Joined):
         return step
 
     def for_kernel(self, seed: int) -> KernelWork | None:
-        if self.decode is None or self.on not in (None, 0) or not native.kernel_available():
+        if self.on not in (None, 0) or not native.kernel_available():
             return None
-        keys = [Keyed(seed, f"map/{ordinal}").key for ordinal in self.ordinals]
-        framing = []
-        for operation, key in zip(self.framing, keys[1:], strict=False):
-            framed = operation.for_kernel(key)
-            if framed is None:
-                return None
-            framing.append(framed)
+        keys = iter([Keyed(seed, f"map/{ordinal}").key for ordinal in self.ordinals])
+        decode, flip, normalize = self.decode, self.flip, self.normalize
+        if decode is not None:
+            next(keys)
+        framing = [operation.for_kernel(next(keys)) for operation in self.framing]
+        if None in framing:
+            return None
         return ImageWork(
-            decodes=True,
-            most_pixels=self.decode.most_pixels,
-            framing=tuple(framing),
-            flip=None if self.flip is None else (self.flip.p, keys[1 + len(framing)]),
-            table=None if self.normalize is None else self.normalize.table(3),
-            indexed=self._crops,
+            decodes=decode is not None,
+            most_pixels=0 if decode is None else decode.most_pixels,
+            framing=tuple(framed for framed in framing if framed is not None),
+            flip=None if flip is None else (flip.p, next(keys)),
+            table=None if normalize is None else normalize.table(3),
+            indexed=decode is not None and self._crops,
         )
 
     @property

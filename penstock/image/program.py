@@ -74,9 +74,17 @@ class ImageWork(KernelWork):
         )
 
     @property
-    def complete(self) -> bool:
-        # The kernel writes each row by framing it: without a frame there is nothing to write.
-        return bool(self.framing) and self.decodes
+    def reads_files(self) -> bool:
+        return self.decodes
+
+    @property
+    def fills_rows(self) -> bool:
+        # Rows have one size; only a frame makes it of pictures of all sizes.
+        return bool(self.framing)
+
+    @property
+    def makes_pixels(self) -> bool:
+        return self.table is None
 
     def program(self) -> Any:
         return native.kernel().Program(

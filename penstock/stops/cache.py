@@ -16,7 +16,7 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.stats import CacheStats, Held
-from penstock.stops.hold import Hold, Keeper, Opening, from_stored, lend
+from penstock.stops.hold import Found, Hold, Keeper, Opening, from_stored, lend
 from penstock.stops.stop import Step, StepContext, Stop, Upstream
 from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
@@ -106,17 +106,21 @@ class Cache(Hold):
         access = self.access(context)
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            samples, missing = access.find(keys)
+            found = access.find(keys)
+            samples, missing = found.samples, found.missing
             access.count(len(samples) - len(missing), len(missing))
             if missing:
                 wanted = keys.pick(missing)
                 fresh = upstream(wanted)
                 for i, sample in zip(missing, fresh, strict=True):
                     samples[i] = sample
-                access.keep(wanted.indices, fresh)
+                access.keep(wanted.indices, (), fresh)
             return samples
 
         return step
+
+    def lent(self, context: StepContext) -> CacheAccess | None:
+        return self.access(context) if self.lends and self.in_memory else None
 
     def access(self, context: StepContext) -> CacheAccess:
         """The samples of the cache, for one worker."""
@@ -137,8 +141,8 @@ class CacheAccess:
         self._lends = lends
         self._context = context
 
-    def find(self, keys: Keys) -> tuple[list[Any], list[int]]:
-        """The samples, ``None`` for missing ones, and the places of those."""
+    def find(self, keys: Keys) -> Found:
+        """See ``Access.find``."""
         store = self._store
         before = store.corrupt
         samples: list[Any] = []
@@ -157,14 +161,15 @@ class CacheAccess:
         if unreadable:
             store.drop_unreadable(unreadable)
         self._context.tally.corrupt += store.corrupt - before
-        return samples, missing
+        return Found(samples, missing, [] if store.sealed else missing)
 
     def count(self, hits: int, misses: int) -> None:
+        """See ``Access.count``."""
         self._context.tally.hits[self._number] += hits
         self._context.tally.misses[self._number] += misses
 
-    def keep(self, indices: Sequence[int], fresh: Sequence[Any]) -> None:
-        """Put fresh samples into the store, unless it is full, and offer them to the keeper."""
+    def keep(self, indices: Sequence[int], versions: Sequence[int], fresh: Sequence[Any]) -> None:
+        """See ``Access.keep``; nothing is kept if the store is full."""
         store = self._store
         if store.sealed or self._context.trial:
             return

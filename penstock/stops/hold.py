@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 import numpy as np
 
 from penstock.config import disk_dir
 from penstock.errors import FingerprintError
 from penstock.fingerprint import fingerprint
+from penstock.keyed import Keys
 from penstock.order import BatchKeys, Generations
 from penstock.serialize import Packed
 from penstock.stats import Held
-from penstock.stops.stop import Stop
+from penstock.stops.stop import StepContext, Stop
 from penstock.store import LmdbStore, SampleStore, ThreadClaims
 from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.shared import SharedStores
@@ -58,12 +59,44 @@ class Hold(Stop):
         """The same stop with this store, for a measurement in which every sample is new."""
         raise NotImplementedError
 
+    def lent(self, context: StepContext) -> Access | None:
+        """Access to its samples if it hands them out without a copy; ``None`` if it does not."""
+        return None
+
     def hit_share(self, room: float) -> float | None:
         """The share of samples that it finds in its store, 0 to 1; ``None``: not known yet.
 
         ``room``: the share of all samples that the store has room for.
         """
         raise NotImplementedError
+
+
+@dataclass
+class Found:
+    """The samples that a hold has of some keys.
+
+    - ``samples``: ``None`` in the places of samples that it does not have.
+    - ``missing``: these places; ``keep``: those of them whose samples it will keep.
+    - ``versions``: which version of each sample is wanted, where samples have versions.
+    """
+
+    samples: list[Any]
+    missing: list[int]
+    keep: list[int]
+    versions: list[int] | None = None
+
+
+class Access(Protocol):
+    """The samples of a hold, for one worker."""
+
+    def find(self, keys: Keys) -> Found:
+        """The samples of these keys that it has."""
+
+    def count(self, hits: int, misses: int) -> None:
+        """Count samples that were found, and samples that were not."""
+
+    def keep(self, indices: Sequence[int], versions: Sequence[int], fresh: Sequence[Any]) -> None:
+        """Keep samples that were missing, each of its version, and offer them to the keeper."""
 
 
 def keeps_samples(stop: Stop) -> TypeGuard[Hold]:

@@ -22,13 +22,11 @@ from penstock.fingerprint import fingerprint
 from penstock.keyed import Key, Keyed, Keys
 from penstock.order import Balanced, BatchKeys, Generations, Order, Shuffled
 from penstock.stats import Held, RefurbishStats
-from penstock.stops.hold import Hold, Keeper, Opening, store_key, to_stored
+from penstock.stops.hold import Found, Hold, Keeper, Opening, store_key, to_stored
 from penstock.stops.stop import StageFailure, Step, StepContext, Stop, Upstream
 from penstock.store import LmdbStore, SampleStore, ThreadClaims, claims_of, memory_store
 from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
-
-_MISSING = object()
 
 UNBOUNDED = 1 << 40
 """The budget of a store on disk without ``size``: the disk is the limit."""
@@ -37,6 +35,9 @@ WEIGHED, FILLED = 16, 0.85
 """With a budget: samples that are prepared to learn their size, and the share of the budget that
 kept samples are expected to fill. 16 samples give the size within a tenth, a sample is there in two
 generations while one replaces the other, and the file is a tenth larger than its content."""
+
+_MANY = 16
+"""From this many samples on, generations are computed for all of them at once."""
 
 Wanted = list[tuple[int, int]]
 """Samples by (index, generation)."""
@@ -186,57 +187,8 @@ class Refurbish(Hold):
         return None if self.reuse == "auto" else room * (1 - 1 / self.reuse)
 
     def step(self, context: StepContext) -> Step:
-        store, generations, number, tally = self.store, self.generations, self.number, context.tally
-        if store is None or generations is None:
-            raise PipelineError(
-                "refurbish() has no store, because the pipeline was not opened by a loader: a "
-                "pipeline runs only through a loader. Iterate pipeline.loader()."
-            )
-        encoding = Encoding(self.encode)
-        generation_of, keeps = generations.generation, generations.keeps
-        reused = generations.reuse > 1
-        lends = self.lends and encoding.name == "raw"
+        access = self.access(context)
         claims = claims_of(self.claims)
-
-        def look_up(wanted: Wanted) -> list[Any]:
-            """These samples from the store; ``_MISSING`` for those it does not have."""
-            before = store.corrupt
-            keys = [store_key(index, generation) for index, generation in wanted]
-            values = store.get_tagged(keys, [generation for _, generation in wanted])
-            samples: list[Any] = []
-            unreadable: list[int] = []
-            for key, value in zip(keys, values, strict=True):
-                try:
-                    if type(value) is Lent:
-                        samples.append(value.sample)
-                    elif value is None:
-                        samples.append(_MISSING)
-                    else:
-                        samples.append(encoding.decode(value, store.holds_pickles))
-                except ValueError:
-                    samples.append(_MISSING)
-                    unreadable.append(key)
-            if unreadable:
-                store.drop_unreadable(unreadable)
-            tally.corrupt += store.corrupt - before
-            return samples
-
-        def keep(wanted: Wanted, fresh: list[Any]) -> list[Any]:
-            """Put fresh samples into the store. Returns them as the store would return them."""
-            packed: list[Any] = []
-            for (index, _), sample in zip(wanted, fresh, strict=True):
-                try:
-                    packed.append(to_stored(sample, True) if lends else encoding.packed(sample))
-                except Exception as error:
-                    raise StageFailure(self.name, index) from error
-            store.put_tagged(
-                [
-                    (store_key(index, generation), generation, value)
-                    for (index, generation), value in zip(wanted, packed, strict=True)
-                ]
-            )
-            # A lossy encoding changes a sample. It must do so whether the sample was kept or not.
-            return [encoding.decode(v.tobytes()) for v in packed] if encoding.lossy else fresh
 
         def prepare(wanted: Wanted, upstream: Upstream) -> list[Any]:
             """These samples from upstream, with one call for each generation."""
@@ -245,7 +197,7 @@ class Refurbish(Hold):
                 indices = [index for index, other in wanted if other == generation]
                 samples = upstream(Keys(generation, indices))
                 fresh.update(zip(indices, samples, strict=True))
-            tally.misses[number] += len(wanted)
+            access.count(0, len(wanted))
             return [fresh[index] for index, _ in wanted]
 
         def renew(wanted: Wanted, upstream: Upstream) -> list[Any]:
@@ -256,25 +208,21 @@ class Refurbish(Hold):
                 # Without duplicates: a worker that claims a key twice would wait for itself.
                 for key in sorted({store_key(index, generation) for index, generation in wanted}):
                     claimed.enter_context(claims.claim(key))
-                samples = look_up(wanted)
-                missing = [i for i, sample in enumerate(samples) if sample is _MISSING]
+                samples = access.look_up(wanted)
+                missing = [i for i, sample in enumerate(samples) if sample is None]
                 if missing:
                     due = [wanted[i] for i in missing]
-                    for i, sample in zip(missing, keep(due, prepare(due, upstream)), strict=True):
+                    fresh = access.store(due, prepare(due, upstream))
+                    for i, sample in zip(missing, fresh, strict=True):
                         samples[i] = sample
                 # Counted last: after a failure the samples are tried one by one, and counted then.
-                tally.hits[number] += len(samples) - len(missing)
+                access.count(len(samples) - len(missing), 0)
                 return samples
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            epoch = keys.epoch
-            wanted = [(index, generation_of(index, epoch)) for index in keys.indices]
-            samples: list[Any] = [_MISSING] * len(wanted)
-            kept = [i for i, (index, _) in enumerate(wanted) if reused and keeps(index)]
-            for i, sample in zip(kept, look_up([wanted[i] for i in kept]), strict=True):
-                samples[i] = sample
-            missing = [i for i, sample in enumerate(samples) if sample is _MISSING]
-            to_keep = set() if context.trial else set(kept)
+            found = access.find(keys)
+            samples, missing, to_keep = found.samples, found.missing, set(found.keep)
+            wanted = list(zip(keys.indices, found.versions or (), strict=True))
             for get, part in (
                 (renew, [i for i in missing if i in to_keep]),
                 (prepare, [i for i in missing if i not in to_keep]),
@@ -282,10 +230,106 @@ class Refurbish(Hold):
                 fresh = get([wanted[i] for i in part], upstream) if part else []
                 for i, sample in zip(part, fresh, strict=True):
                     samples[i] = sample
-            tally.hits[number] += len(samples) - len(missing)
+            access.count(len(samples) - len(missing), 0)
             return samples
 
         return step
+
+    def lent(self, context: StepContext) -> RefurbishAccess | None:
+        access = self.access(context)
+        return access if access.lends and self.in_memory else None
+
+    def access(self, context: StepContext) -> RefurbishAccess:
+        """The kept samples, for one worker."""
+        if self.store is None or self.generations is None:
+            raise PipelineError(
+                "refurbish() has no store, because the pipeline was not opened by a loader: a "
+                "pipeline runs only through a loader. Iterate pipeline.loader()."
+            )
+        return RefurbishAccess(self, self.store, self.generations, context)
+
+
+class RefurbishAccess:
+    """Finds kept samples by index and generation, and keeps fresh ones."""
+
+    def __init__(
+        self, stop: Refurbish, store: SampleStore, generations: Generations, context: StepContext
+    ) -> None:
+        self._name = stop.name
+        self._number = stop.number
+        self._store = store
+        self._generations = generations
+        self._encoding = Encoding(stop.encode)
+        self._context = context
+        self.lends = stop.lends and self._encoding.name == "raw"
+
+    def find(self, keys: Keys) -> Found:
+        """See ``Access.find``; a version is a generation."""
+        generations, indices, epoch = self._generations, keys.indices, keys.epoch
+        if len(indices) < _MANY:
+            versions = [generations.generation(index, epoch) for index in indices]
+        else:
+            versions = generations.generations(np.array(indices, np.int64), epoch).tolist()
+        samples: list[Any] = [None] * len(indices)
+        kept: Sequence[int] = ()
+        if generations.reuse > 1:
+            kept = [i for i, index in enumerate(indices) if generations.keeps(index)]
+        wanted = [(indices[i], versions[i]) for i in kept]
+        for i, sample in zip(kept, self.look_up(wanted), strict=True):
+            samples[i] = sample
+        missing = [i for i, sample in enumerate(samples) if sample is None]
+        to_keep = set() if self._context.trial else set(kept)
+        return Found(samples, missing, [i for i in missing if i in to_keep], versions)
+
+    def count(self, hits: int, misses: int) -> None:
+        """See ``Access.count``."""
+        self._context.tally.hits[self._number] += hits
+        self._context.tally.misses[self._number] += misses
+
+    def keep(self, indices: Sequence[int], versions: Sequence[int], fresh: Sequence[Any]) -> None:
+        """See ``Access.keep``."""
+        self.store(list(zip(indices, versions, strict=True)), list(fresh))
+
+    def look_up(self, wanted: Wanted) -> list[Any]:
+        """These samples from the store; ``None`` for those it does not have."""
+        store, encoding = self._store, self._encoding
+        before = store.corrupt
+        keys = [store_key(index, generation) for index, generation in wanted]
+        values = store.get_tagged(keys, [generation for _, generation in wanted])
+        samples: list[Any] = []
+        unreadable: list[int] = []
+        for key, value in zip(keys, values, strict=True):
+            try:
+                if type(value) is Lent:
+                    samples.append(value.sample)
+                elif value is None:
+                    samples.append(None)
+                else:
+                    samples.append(encoding.decode(value, store.holds_pickles))
+            except ValueError:
+                samples.append(None)
+                unreadable.append(key)
+        if unreadable:
+            store.drop_unreadable(unreadable)
+        self._context.tally.corrupt += store.corrupt - before
+        return samples
+
+    def store(self, wanted: Wanted, fresh: list[Any]) -> list[Any]:
+        """Put fresh samples into the store. Returns them as the store would return them."""
+        encoding, packed = self._encoding, list[Any]()
+        for (index, _), sample in zip(wanted, fresh, strict=True):
+            try:
+                packed.append(to_stored(sample, True) if self.lends else encoding.packed(sample))
+            except Exception as error:
+                raise StageFailure(self._name, index) from error
+        self._store.put_tagged(
+            [
+                (store_key(index, generation), generation, value)
+                for (index, generation), value in zip(wanted, packed, strict=True)
+            ]
+        )
+        # A lossy encoding changes a sample. It must do so whether the sample was kept or not.
+        return [encoding.decode(v.tobytes()) for v in packed] if encoding.lossy else fresh
 
 
 class RefurbishKeeper(Keeper):

@@ -101,8 +101,18 @@ class KernelWork:
         raise NotImplementedError
 
     @property
-    def complete(self) -> bool:
-        """Whether it goes from the bytes of a file to a row of the batch."""
+    def reads_files(self) -> bool:
+        """Whether its input is the bytes of files, and not pixels."""
+        raise NotImplementedError
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether its output can be a row of the batch."""
+        raise NotImplementedError
+
+    @property
+    def makes_pixels(self) -> bool:
+        """Whether its output can be the input of work that does not read files."""
         raise NotImplementedError
 
     def program(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,50 +14,99 @@ from penstock import native
 from penstock.engine.pools.runner import LayoutChanged, Outcome, Runner, Task, TaskReport
 from penstock.keyed import Keys
 from penstock.stats import Tally
-from penstock.stops.hold import keeps_samples
+from penstock.stops.hold import Access, Found, Hold, keeps_samples
 from penstock.stops.road import Road
 from penstock.stops.stop import KernelWork, Offer, StepContext, Stop
+
+Labels = Callable[[NDArray[np.int64]], NDArray[Any]]
+
+
+@dataclass
+class Lookup:
+    """What one hold has of the samples of a task. ``places``: of the samples that it was asked for,
+    in the task."""
+
+    access: Access
+    places: list[int]
+    found: Found
+
+    def missing(self) -> list[int]:
+        return [self.places[i] for i in self.found.missing]
+
+    def to_keep(self) -> list[int]:
+        return [self.places[i] for i in self.found.keep]
+
+    def count(self, left_out: set[int]) -> None:
+        """Count hits and misses, except for samples that Python prepared, and so counted."""
+        missing = set(self.missing())
+        counted = [place for place in self.places if place not in left_out]
+        misses = sum(place in missing for place in counted)
+        self.access.count(len(counted) - misses, misses)
 
 
 @dataclass
 class NativeTask:
     """A task in the kernel's queue.
 
-    - ``missing``: places of samples that a cache did not have; the kernel reads their files.
+    - ``files``, ``pixels``: what a cache of files, and a hold of pixels, have of its samples.
+    - ``versions``: of the pixels, by place; empty if they have none.
     - ``reports``: by place, of the samples that the kernel left to Python.
     - ``errors``: by place, what was raised for them.
     """
 
     task: Task
     context: StepContext
-    access: Any = None
-    missing: list[int] = field(default_factory=list)
+    files: Lookup | None = None
+    pixels: Lookup | None = None
     reports: dict[int, TaskReport] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
     @property
-    def failed(self) -> bool:
-        return bool(self.errors)
+    def versions(self) -> list[int]:
+        return [] if self.pixels is None else self.pixels.found.versions or []
+
+    def claims(self) -> set[tuple[int, int]]:
+        """The samples that this task will keep: (index, version)."""
+        if self.pixels is None:
+            return set()
+        indices, versions = self.task.keys.indices, self.versions
+        return {
+            (indices[place], versions[place] if versions else 0) for place in self.pixels.to_keep()
+        }
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """The parts of a native road: files, a cache of them, a head, a hold of its pixels, the rest.
+
+    ``head`` and ``hold`` are both there, or neither.
+    """
+
+    cache: Hold | None
+    head: KernelWork | None
+    hold: Hold | None
+    work: KernelWork
+    stages_above_hold: int
 
 
 class NativeRoad:
-    """A road whose samples the compiled kernel prepares: files, perhaps a cache, image operations."""
+    """A road whose samples the compiled kernel prepares. Shared by the workers of a pool."""
 
     def __init__(
-        self,
-        road: Road,
-        work: KernelWork,
-        paths: Any,
-        labels: Callable[[NDArray[np.int64]], NDArray[Any]] | None,
-        cache: Any,
+        self, road: Road, segments: _Segments, paths: Any, labels: Labels | None
     ) -> None:
         self._road = road
-        self._program = work.program()
-        self._index = work.index()
+        self._segments = segments
+        head = segments.head
+        self._program = segments.work.program()
+        self._head = None if head is None else head.program()
+        self._index = segments.work.index() if head is None else head.index()
         self._paths = paths
         self._labels = labels
-        self._cache = cache
         self._job_type = native.kernel().Job
+        self._lock = threading.Lock()
+        self._claimed: set[tuple[int, int]] = set()
+        """Samples that tasks in the queue will keep."""
 
     def accepts(self, task: Task) -> bool:
         """Whether the kernel can write the rows of this task."""
@@ -66,33 +116,71 @@ class NativeRoad:
         images = task.columns[0]
         return images is not None and images.ndim == 4 and images.flags.c_contiguous
 
-    def job(self, task: Task) -> Any:
-        """The job of the kernel's queue for a task."""
-        road, keys = self._road, task.keys
+    def job(self, task: Task) -> Any | None:
+        """The job of the kernel's queue for a task.
+
+        ``None``: a task in the queue is about to keep a sample that this one needs, too. The last
+        batches of an epoch and the first ones of the next may share samples.
+        """
+        with self._lock:
+            held = self._look_up(task)
+            claims = held.claims()
+            if not claims.isdisjoint(self._claimed):
+                return None
+            self._claimed |= claims
+        return self._make_job(held)
+
+    def _look_up(self, task: Task) -> NativeTask:
+        road, segments = self._road, self._segments
+        held = NativeTask(task, StepContext(road.seed, Tally(len(road.stages), road.holds)))
+        places = list(range(len(task.keys)))
+        if segments.hold is not None:
+            held.pixels = _look_up(segments.hold, held.context, task.keys, places)
+            places = held.pixels.missing()
+        if segments.cache is not None:
+            held.files = _look_up(segments.cache, held.context, task.keys, places)
+        return held
+
+    def _make_job(self, held: NativeTask) -> Any:
+        task, keys = held.task, held.task.keys
         rows = slice(task.first, task.first + len(keys))
         indices = np.array(keys.indices, dtype=np.int64)
         if self._labels is not None:
             task.columns[1][rows] = self._labels(indices)
-        held = NativeTask(task, StepContext(road.seed, Tally(len(road.stages), road.holds)))
-        inputs = None
-        if self._cache is not None:
-            held.access = self._cache.access(held.context)
-            samples, held.missing = held.access.find(keys)
-            inputs = samples if self._labels is None else [s and s[0] for s in samples]
-        replicas = keys.replicas
         return self._job_type(
             self._program,
+            self._head,
             self._paths,
             self._index,
             held,
             task.id,
             indices,
             keys.epoch,
-            None if replicas is None else np.array(replicas, dtype=np.int64),
-            inputs,
-            bool(held.missing),
+            np.array(held.versions, dtype=np.int64) if held.versions else None,
+            None if keys.replicas is None else np.array(keys.replicas, dtype=np.int64),
+            self._inputs(held),
+            held.files is not None and bool(held.files.found.keep),
+            self._kept(held),
             task.columns[0][rows],
         )
+
+    def _inputs(self, held: NativeTask) -> list[Any] | None:
+        """What the holds have of each sample; ``None`` for a file that is to be read."""
+        inputs: list[Any] = [None] * len(held.task.keys)
+        lookups = [lookup for lookup in (held.pixels, held.files) if lookup is not None]
+        for lookup in lookups:
+            for place, sample in zip(lookup.places, lookup.found.samples, strict=True):
+                if sample is not None:
+                    inputs[place] = sample if self._labels is None else sample[0]
+        return inputs if lookups else None
+
+    def _kept(self, held: NativeTask) -> NDArray[np.int64] | None:
+        """1 for each sample whose pixels will be kept."""
+        if held.pixels is None:
+            return None
+        kept = np.zeros(len(held.task.keys), dtype=np.int64)
+        kept[held.pixels.to_keep()] = 1
+        return kept
 
     def run_in_python(self, held: NativeTask, place: int, runner: Runner) -> None:
         """Prepare a sample that the kernel left to Python."""
@@ -110,7 +198,11 @@ class NativeRoad:
     def outcome(self, job: Any) -> Outcome:
         """The outcome of a task whose job is done."""
         held: NativeTask = job.tag
-        report = self._report(held, job)
+        try:
+            report = self._report(held, job)
+        finally:
+            with self._lock:
+                self._claimed -= held.claims()
         if held.errors:
             error = held.errors[min(held.errors)]
             if isinstance(error, LayoutChanged):
@@ -121,19 +213,9 @@ class NativeRoad:
         return Outcome(report)
 
     def _report(self, held: NativeTask, job: Any) -> TaskReport:
-        task, count = held.task, len(held.task.keys)
-        reading, working, augmenting, nbytes, files = job.spent
         offers = self._keep(held, job)
-        tally = held.context.tally
-        by_kernel = count - len(held.reports)
-        tally.samples[:] = [files] + [by_kernel] * (len(tally.samples) - 1)
-        # Seconds of a stage include those of the stages above it.
-        first = 1 if self._cache is None else 2
-        framed = reading + working - augmenting
-        tally.seconds[:] = [reading] * first + [framed] * (len(tally.seconds) - first)
-        tally.seconds[-1] = reading + working
-        tally.bytes_read = nbytes
-        report = TaskReport(rows=count, busy=reading + working, tally=tally.as_list())
+        tally, count = self._tally(held, job), len(held.task.keys)
+        report = TaskReport(rows=count, busy=tally.seconds[-1], tally=tally.as_list())
         for place, part in sorted(held.reports.items()):
             report.busy += part.busy
             report.bad += part.bad
@@ -146,30 +228,63 @@ class NativeRoad:
         report.offers = [offer for place in sorted(offers) for offer in offers[place]]
         return report
 
+    def _tally(self, held: NativeTask, job: Any) -> Tally:
+        reading, working, heading, augmenting, nbytes, files = job.spent
+        segments, tally = self._segments, held.context.tally
+        by_python = held.reports.keys()
+        count = len(held.task.keys) - len(by_python)
+        above = count
+        if held.pixels is not None:
+            above = sum(place not in by_python for place in held.pixels.missing())
+        stages = len(tally.samples)
+        head = segments.stages_above_hold
+        tally.samples[:] = [files] + [above] * (head - 1) + [count] * (stages - head)
+        # Seconds of a stage include those of the stages above it.
+        framed = reading + working - augmenting
+        first = 1 if segments.cache is None else 2
+        tally.seconds[:] = [reading] * first + [framed] * (stages - first)
+        if segments.hold is not None:
+            tally.seconds[first : head + 1] = [reading + heading] * (head + 1 - first)
+        tally.seconds[-1] = reading + working
+        tally.bytes_read = nbytes
+        return tally
+
     def _keep(self, held: NativeTask, job: Any) -> dict[int, list[Offer]]:
-        """Put the files that were read into the cache. Returns the offers by place."""
-        if held.access is None:
-            return {}
-        keys: Keys = held.task.keys
-        places = [place for place in held.missing if place not in held.reports]
-        hits = len(keys) - len(held.missing) - sum(p not in held.missing for p in held.reports)
-        held.access.count(hits, len(places))
-        if not places or held.failed:
-            return {}
-        files = job.files()
-        places = [place for place in places if files[place] is not None]
+        """Put what is new into the holds. Returns the offers by place."""
+        offers: dict[int, list[Offer]] = {}
+        for lookup, results in ((held.files, job.files), (held.pixels, job.pixels)):
+            if lookup is None:
+                continue
+            lookup.count(set(held.reports))
+            places = [place for place in lookup.to_keep() if place not in held.reports]
+            if places and not held.errors:
+                for place, offer in self._keep_in(lookup, held, places, results()):
+                    offers.setdefault(place, []).append(offer)
+        return offers
+
+    def _keep_in(
+        self, lookup: Lookup, held: NativeTask, places: list[int], results: list[Any]
+    ) -> list[tuple[int, Offer]]:
+        """Keep the results of these places. Returns the offers that were made for them."""
+        # A task that was cancelled has not prepared all of them.
+        places = [place for place in places if results[place] is not None]
+        keys = held.task.keys
         indices = [keys.indices[place] for place in places]
-        samples: list[Any] = [files[place] for place in places]
+        samples: list[Any] = [results[place] for place in places]
+        if lookup is held.pixels:
+            samples = [np.asarray(sample) for sample in samples]
         if self._labels is not None:
             labels = self._labels(np.array(indices, dtype=np.int64)).tolist()
             samples = list(zip(samples, labels, strict=True))
-        held.access.keep(indices, samples)
-        by_index = {offer[1]: offer for offer in held.context.offers}
-        return {
-            place: [by_index[index]]
+        versions = [held.versions[place] for place in places] if held.versions else ()
+        before = len(held.context.offers)
+        lookup.access.keep(indices, versions, samples)
+        made = {offer[1]: offer for offer in held.context.offers[before:]}
+        return [
+            (place, made[index])
             for place, index in zip(places, indices, strict=True)
-            if index in by_index
-        }
+            if index in made
+        ]
 
 
 def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
@@ -178,19 +293,38 @@ def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
     ``stacked``: samples are stacked into batches in place, without a collate function.
     """
     files = road.source.file_samples() if stacked and native.kernel_available() else None
-    if files is None:
+    segments = None if files is None else _segments(road)
+    if files is None or segments is None:
         return None
+    return NativeRoad(road, segments, files.listing.kernel_paths(), files.labels)
+
+
+def _segments(road: Road) -> _Segments | None:
     stops = list(road.stops)
-    cache = stops.pop(0) if stops and _is_lending_cache(stops[0]) else None
-    work = _joined(stops, road.seed)
-    if work is None or not work.complete:
+    cache = _lender(stops[0], road) if stops else None
+    if cache is not None:
+        del stops[0]
+    place = next((i for i, stop in enumerate(stops) if keeps_samples(stop)), None)
+    if place is None:
+        work = _joined(stops, road.seed)
+        if work is None or not work.reads_files or not work.fills_rows:
+            return None
+        return _Segments(cache, None, None, work, 1)
+    hold = _lender(stops[place], road)
+    head, work = _joined(stops[:place], road.seed), _joined(stops[place + 1 :], road.seed)
+    if hold is None or head is None or work is None:
         return None
-    return NativeRoad(road, work, files.listing.kernel_paths(), files.labels, cache)
+    if not (head.reads_files and head.makes_pixels and work.fills_rows) or work.reads_files:
+        return None
+    return _Segments(cache, head, hold, work, 1 + len(road.stops[: road.stops.index(hold)]))
 
 
-def _is_lending_cache(stop: Stop) -> bool:
-    """Whether this is a cache that hands out its samples without a copy."""
-    return keeps_samples(stop) and stop.transparent and stop.in_memory and stop.lends
+def _lender(stop: Stop, road: Road) -> Hold | None:
+    """The stop if it keeps samples, and hands them out without a copy."""
+    if not keeps_samples(stop) or stop.store is None:
+        return None
+    context = StepContext(road.seed, Tally(len(road.stages), road.holds))
+    return stop if stop.lent(context) is not None else None
 
 
 def _joined(stops: list[Stop], seed: int) -> KernelWork | None:
@@ -205,11 +339,17 @@ def _joined(stops: list[Stop], seed: int) -> KernelWork | None:
     return whole
 
 
+def _look_up(hold: Hold, context: StepContext, keys: Keys, places: list[int]) -> Lookup:
+    access = hold.lent(context)
+    if access is None:
+        raise TypeError(f"{hold.name} does not lend its samples any more")
+    return Lookup(access, places, access.find(keys.pick(places)))
+
+
 def _close_gaps(task: Task, report: TaskReport) -> None:
     """Move rows up over the rows that skipped samples left empty."""
-    count = len(task.keys)
     gone = set(report.missing)
-    good = [task.first + place for place in range(count) if place not in gone]
+    good = [task.first + place for place in range(len(task.keys)) if place not in gone]
     for column in task.columns:
         column[task.first : task.first + len(good)] = column[good]
 

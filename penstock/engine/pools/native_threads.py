@@ -8,11 +8,13 @@ loop.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar
 
 from penstock import native
 from penstock.engine.pools.native_road import NativeRoad, NativeTask
+from penstock.engine.pools.pool import Desk
 from penstock.engine.pools.runner import Outcome, Runner, Task, TaskReport, Work
 from penstock.engine.pools.threads import (
     FIRST_RETRY,
@@ -44,11 +46,14 @@ class NativePool(ThreadPool):
         self._road = road
         self._queue: Any = None
         self._jobs: dict[int, Any] = {}
+        self._deferred: deque[Task] = deque()
+        """Tasks that need a sample which a task in the queue is about to keep."""
         self._retry = FIRST_RETRY
 
-    def start(self, desk: Any) -> None:
+    def start(self, desk: Desk) -> None:
         if not self._threads:
             self._queue, self._jobs = native.kernel().Queue(self.size), {}
+            self._deferred.clear()
         super().start(desk)
 
     def notify(self) -> None:
@@ -85,7 +90,7 @@ class NativePool(ThreadPool):
                 current[number] = (_one_sample(held.task, row), self._clock())
                 self._road.run_in_python(held, row, runner)
                 del current[number]
-                if held.failed:
+                if held.errors:
                     queue.cancel(job)
                 queue.settle(job)
                 del job, held
@@ -97,6 +102,8 @@ class NativePool(ThreadPool):
                 task = job.tag.task
                 del self._jobs[task.id]
                 desk.done(task.id, self._outcome(job))
+                for _ in range(len(self._deferred)):
+                    self._submit(desk, self._deferred.popleft())
             del job
             self._take_tasks(desk, number, runner)
             del desk
@@ -107,7 +114,7 @@ class NativePool(ThreadPool):
         except Exception as error:
             return Outcome(TaskReport(), error=error)
 
-    def _take_tasks(self, desk: Any, number: int, runner: Runner) -> None:
+    def _take_tasks(self, desk: Desk, number: int, runner: Runner) -> None:
         """Put all tasks that there are into the queue."""
         while (task := take_task(desk, number)) is not None:
             self._retry = FIRST_RETRY
@@ -117,15 +124,23 @@ class NativePool(ThreadPool):
                 del self._current[number]
                 desk.done(task.id, outcome)
                 continue
-            try:
-                job = self._jobs[task.id] = self._road.job(task)
-            except Exception as error:
-                desk.done(task.id, Outcome(TaskReport(), error=error))
-                continue
-            self._queue.submit(job)
+            self._submit(desk, task)
         if desk.starved:
             retry, self._retry = self._retry, min(2 * self._retry, LONGEST_RETRY)
             self._queue.ask(retry)
+
+    def _submit(self, desk: Desk, task: Task) -> None:
+        """Put a task into the queue, or defer it."""
+        try:
+            job = self._road.job(task)
+        except Exception as error:
+            desk.done(task.id, Outcome(TaskReport(), error=error))
+            return
+        if job is None:
+            self._deferred.append(task)
+            return
+        self._jobs[task.id] = job
+        self._queue.submit(job)
 
 
 def _one_sample(task: Task, row: int) -> Task:
