@@ -351,14 +351,13 @@ typedef struct {
 
 /* Prepare one sample in memory of its own, which the caller frees. */
 static int run_head(const Program *program, SampleKey sample, Input input, JpegIndex *index,
-                    Memory *memory, Pixels *made) {
+                    Memory *memory, Pixels *made, uint64_t *framed) {
   Frame f;
   int flip;
-  uint64_t framed;
   if (frame_of(program, sample, input, &f, &flip)) return LEFT;
   *made = (Pixels){NULL, f.part.height, f.part.width};
   made->at = malloc((size_t)made->height * made->width * 3);
   if (!made->at) return LEFT;
   Place place = {made->height, made->width, made->at};
-  return write_sample(program, sample, input, &f, flip, place, index, memory, &framed);
+  return write_sample(program, sample, input, &f, flip, place, index, memory, framed);
 }

@@ -42,7 +42,7 @@ typedef struct Job {
   int height, width;
   int cancelled;
   /* Nanoseconds; `working` is without reading, and includes the head and augmenting. */
-  uint64_t reading, working, heading, augmenting;
+  uint64_t reading, working, heading, head_augmenting, augmenting;
   uint64_t bytes;
   size_t read; /* files */
 } Job;
@@ -138,7 +138,7 @@ static int read_input(const Job *job, size_t row, Memory *memory, Input *input) 
 }
 
 typedef struct {
-  uint64_t reading, working, heading, augmenting;
+  uint64_t reading, working, heading, head_augmenting, augmenting;
   size_t bytes, read;
 } Spent;
 
@@ -177,8 +177,11 @@ static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
   if (!kind && job->head && !input.height) {
     SampleKey version = {index, job->versions ? (uint64_t)job->versions[row] : job->epoch, 0};
     uint64_t began = now_ns();
-    kind = run_head(job->head, version, input, job->index, memory, &made);
-    spent->heading = now_ns() - began;
+    kind = run_head(job->head, version, input, job->index, memory, &made, &framed);
+    uint64_t ended = now_ns();
+    spent->heading = ended - began;
+    spent->head_augmenting = framed ? ended - framed : 0;
+    framed = 0;
     input = (Input){made.at, 0, made.height, made.width};
   }
   if (!kind) {
@@ -338,6 +341,7 @@ static Event queue_work(Queue *q, Worker *worker, uint64_t patience) {
     job->reading += spent.reading;
     job->working += spent.working;
     job->heading += spent.heading;
+    job->head_augmenting += spent.head_augmenting;
     job->augmenting += spent.augmenting;
     job->bytes += spent.bytes;
     job->read += spent.read;

@@ -605,8 +605,9 @@ static PyObject *job_tag(PyObject *self, void *unused) {
 static PyObject *job_spent(PyObject *self, void *unused) {
   (void)unused;
   const Job *job = &((JobObject *)self)->job;
-  return Py_BuildValue("(ddddKn)", 1e-9 * (double)job->reading, 1e-9 * (double)job->working,
-                       1e-9 * (double)job->heading, 1e-9 * (double)job->augmenting, (unsigned long long)job->bytes,
+  return Py_BuildValue("(dddddKn)", 1e-9 * (double)job->reading, 1e-9 * (double)job->working,
+                       1e-9 * (double)job->heading, 1e-9 * (double)job->head_augmenting,
+                       1e-9 * (double)job->augmenting, (unsigned long long)job->bytes,
                        (Py_ssize_t)job->read);
 }
 
@@ -659,7 +660,8 @@ static PyMethodDef job_methods[] = {
 };
 static PyGetSetDef job_attributes[] = {
     {"tag", job_tag, NULL, "the object that was given", NULL},
-    {"spent", job_spent, NULL, "seconds of reading and of work, of the head and of augmenting within it; bytes and files read", NULL},
+    {"spent", job_spent, NULL, "seconds of reading, of work, within it of the head, of its augmenting, of augmenting below; "
+     "bytes and files read", NULL},
     {0},
 };
 static PyType_Slot job_slots[] = {

@@ -207,3 +207,10 @@ def test_only_one_sample_is_prepared_to_learn_the_layout(kind: str) -> None:
         next(iter(loader))
     assert read.count(0.0) == 2
     assert max(read.count(value) for value in read if value) == 1
+
+
+def test_padding_leaves_numbers_beside_the_arrays_alone() -> None:
+    pairs = [(np.arange(n + 1), n) for n in range(3)]
+    ((arrays, labels),) = ps.from_dataset(pairs).batch(3, pad=-1).loader(workers=0, shuffle=False)
+    assert arrays.tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
+    assert labels.tolist() == [0, 1, 2]

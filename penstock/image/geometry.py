@@ -13,7 +13,7 @@ from penstock.errors import PipelineError
 from penstock.image import arguments
 from penstock.image.boxes import Sizes
 from penstock.image.pixels import check_image, need_image
-from penstock.image.program import KernelFraming
+from penstock.image.program import ImageWork, KernelFraming, framed_by
 from penstock.image.resample import resize
 from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, counted, fits
@@ -139,6 +139,9 @@ class Resize(Operation):
     def frame(self, frame: Frame, params: Any) -> Frame | None:
         return frame.resized(*self._target(*frame.size))
 
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        return framed_by(self.for_kernel(key))
+
     def for_kernel(self, key: bytes) -> KernelFraming | None:
         kind = _RESIZE_SHORT if self._short else _RESIZE
         return KernelFraming(kind, *self._pair, _NO_RANGES, key)
@@ -189,6 +192,9 @@ class CenterCrop(Operation):
 
     def frame(self, frame: Frame, params: Any) -> Frame | None:
         return frame.cut(Box(*self._corner(*frame.size), *self._pair))
+
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        return framed_by(self.for_kernel(key))
 
     def for_kernel(self, key: bytes) -> KernelFraming | None:
         return KernelFraming(_CENTER_CROP, *self._pair, _NO_RANGES, key)
@@ -290,6 +296,9 @@ class RandomResizedCrop(Operation):
         part = frame.cut(params)
         return None if part is None else part.resized(*self._pair)
 
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        return framed_by(self.for_kernel(key))
+
     def for_kernel(self, key: bytes) -> KernelFraming | None:
         ranges = (*self.scale, *self.ratio)
         return KernelFraming(_RANDOM_RESIZED_CROP, *self._pair, ranges, key)
@@ -381,9 +390,14 @@ class RandomCrop(Operation):
     def frame(self, frame: Frame, params: PaddedBox) -> Frame | None:
         return None if any(params.padding) else frame.cut(params.box)
 
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        return framed_by(self.for_kernel(key))
+
     def for_kernel(self, key: bytes) -> KernelFraming | None:
         # The kernel does not pad.
-        return None if any(self._sides) else KernelFraming(_RANDOM_CROP, *self._pair, _NO_RANGES, key)
+        return (
+            None if any(self._sides) else KernelFraming(_RANDOM_CROP, *self._pair, _NO_RANGES, key)
+        )
 
     def _padded(self, image: Image, left: int, top: int, right: int, bottom: int) -> Image:
         cv2 = load_cv2()
@@ -448,6 +462,9 @@ class RandomFlip(Operation):
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> bool:
         return bool(rng.random() < self.p)
+
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        return None if self.vertical else ImageWork(flip=(self.p, key))
 
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
         """2 if the image may or may not be mirrored, else 1."""

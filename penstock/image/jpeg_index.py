@@ -16,10 +16,10 @@ from penstock import config
 from penstock.image import kernel
 
 OVERHEAD = 180
-"""Bytes of memory that a file takes in addition to its entries. The same number is in the kernel."""
+"""Bytes of memory that a file takes in addition to its entries, as the kernel counts them."""
 
 FEWEST_BYTES = 8_192
-"""Smaller files are not indexed: there is little data to skip. The same number is in the kernel."""
+"""Smaller files are not indexed, here and in the kernel: there is little data to skip."""
 
 
 class JpegIndex:

@@ -15,6 +15,7 @@ from penstock import native
 from penstock.errors import PipelineError
 from penstock.image import arguments, kernel
 from penstock.image.pixels import FLOAT32, check_image, need_image
+from penstock.image.program import ImageWork
 from penstock.image.scratch import Scratch
 from penstock.native import Image, load_cv2, with_channels
 from penstock.operation import ArraySpec, Operation, Spec, fits
@@ -72,6 +73,12 @@ class Normalize(Operation):
         if self.layout == "chw":
             return ArraySpec((channels, height, width), FLOAT32)
         return ArraySpec((height, width, channels), FLOAT32)
+
+    def kernel_work(self, key: bytes) -> ImageWork | None:
+        channels = max(len(self._mean), len(self._std))
+        if self.layout != "chw" or channels not in (1, 3):
+            return None
+        return ImageWork(table=self.table(3))
 
     def apply(self, value: Any, params: Any) -> NDArray[np.float32]:
         return self.apply_to(value, params, None)

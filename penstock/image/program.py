@@ -14,7 +14,7 @@ from penstock.stops.stop import KernelWork
 
 
 class KernelFraming(NamedTuple):
-    """A crop or resize as the compiled kernel runs it; its fields are those in ``native/program.h``.
+    """A crop or resize as the compiled kernel runs it: ``Framing`` in ``native/program.h``.
 
     ``key`` is that of ``Keyed``. ``ranges``: lowest and highest scale, lowest and highest ratio.
     """
@@ -27,7 +27,7 @@ class KernelFraming(NamedTuple):
 
 
 class KernelAugment(NamedTuple):
-    """An automatic augmentation as the compiled kernel draws it; its fields are those in ``native/program.h``."""
+    """An automatic augmentation as the compiled kernel draws it: ``Augment`` there."""
 
     kind: int
     number: int
@@ -59,19 +59,37 @@ class ImageWork(KernelWork):
     indexed: bool = False
 
     def joined(self, below: KernelWork) -> ImageWork | None:
-        if not isinstance(below, ImageWork) or self.augment is not None or self.table is not None:
-            return None
-        if below.decodes or below.framing or below.flip is not None:
+        if not isinstance(below, ImageWork) or self._last >= below._first:
             return None
         return ImageWork(
-            self.decodes,
-            self.most_pixels,
-            self.framing,
-            self.flip,
-            below.augment,
-            below.table,
-            self.indexed,
+            self.decodes or below.decodes,
+            max(self.most_pixels, below.most_pixels),
+            self.framing or below.framing,
+            self.flip or below.flip,
+            self.augment or below.augment,
+            self.table if below.table is None else below.table,
+            self.indexed or below.indexed,
         )
+
+    @property
+    def _parts(self) -> list[int]:
+        """The numbers of its parts, in the order in which the kernel runs them."""
+        given = (
+            self.decodes,
+            bool(self.framing),
+            self.flip is not None,
+            self.augment is not None,
+            self.table is not None,
+        )
+        return [number for number, part in enumerate(given) if part]
+
+    @property
+    def _first(self) -> int:
+        return min(self._parts)
+
+    @property
+    def _last(self) -> int:
+        return max(self._parts)
 
     @property
     def reads_files(self) -> bool:
@@ -99,3 +117,8 @@ class ImageWork(KernelWork):
 
     def index(self) -> Any:
         return jpeg_index.process_index().held if self.indexed else None
+
+
+def framed_by(framing: KernelFraming | None) -> ImageWork | None:
+    """The work of one crop or resize; ``None`` if the kernel cannot do it."""
+    return None if framing is None else ImageWork(framing=(framing,))

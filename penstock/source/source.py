@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,11 +17,13 @@ from penstock.source.listing import Listing
 class FileSamples:
     """Samples that are the contents of files: bytes, or ``(bytes, label)``.
 
-    ``labels`` returns the labels of these indices; ``None``: samples have none.
+    ``labels`` returns the labels of these indices; ``None``: samples have none. ``contents``: files
+    that are in memory already, by index.
     """
 
     listing: Listing
     labels: Callable[[NDArray[np.int64]], NDArray[Any]] | None
+    contents: Mapping[int, bytes] = field(default_factory=dict)
 
 
 class Source:

@@ -75,8 +75,8 @@ class Pad:
         shape = tuple(max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True))
         dtype = np.result_type(*arrays)
         out = np.full((len(arrays), *shape), self.value, dtype=dtype)
-        for row, array in zip(out, arrays, strict=True):
-            row[tuple(slice(0, n) for n in array.shape)] = array
+        for row, array in enumerate(arrays):
+            out[(row, *(slice(0, n) for n in array.shape))] = array
         return out
 
 

@@ -21,13 +21,16 @@ from penstock.diagnose.profile.measure import measure
 from penstock.diversity.auto import placed, settle
 from penstock.engine.build import Recipe, layout_of
 from penstock.engine.pools.choose import PoolKind
+from penstock.engine.pools.native_road import native_road
 from penstock.engine.schedule import batches_ahead, piece_size
 from penstock.errors import PenstockError, ReportError
 from penstock.loader import Loader
 from penstock.operation import Spec
 from penstock.order.shuffle import shuffled
 from penstock.pipeline import Pipeline
-from penstock.source.source import Source
+from penstock.source.listing import Listing
+from penstock.source.names import Names
+from penstock.source.source import FileSamples, Source
 from penstock.source.stream import StreamSource
 from penstock.stops.batch import stack
 from penstock.stops.cache import Cache
@@ -81,6 +84,18 @@ class ChosenSamples(Source):
     def fields(self) -> dict[str | int, Spec] | Spec:
         return self._source.fields()
 
+    def file_samples(self) -> FileSamples | None:
+        files, indices = self._source.file_samples(), np.array(self._indices, dtype=np.int64)
+        if files is None or self._delays is not None:
+            return None
+        labels = files.labels
+        kept = ((at, self._kept.get(index)) for at, index in enumerate(self._indices))
+        return FileSamples(
+            Listing(Names(files.listing.path(index) for index in self._indices)),
+            None if labels is None else lambda places: labels(indices[places]),
+            {at: _content(sample) for at, sample in kept if sample is not None},
+        )
+
     def reading(self, threads: int) -> Iterator[int]:
         """Read all samples with ``threads`` threads, endlessly; yield the bytes of each read."""
 
@@ -92,6 +107,12 @@ class ChosenSamples(Source):
             return sum(nbytes_of(sample) for sample in samples)
 
         return by_threads(read_some, cycle(range(0, len(self), size)), threads)
+
+
+def _content(sample: Any) -> bytes:
+    """The content of the file of a sample: bytes, or ``(bytes, label)``."""
+    content: bytes = sample if isinstance(sample, bytes) else sample[0]
+    return content
 
 
 def nbytes_of(sample: Any) -> int:
@@ -159,6 +180,13 @@ class LoaderSubject:
             choice = Recipe(loader.pipeline, alone, stack).choice()
         self._workers = choice.workers
         self._kind: PoolKind = choice.kind
+        road = self._pipeline.road(loader.options.seed)
+        # The workers of such a road share each batch, sample by sample.
+        self._divided = choice.kind == "threads" and (
+            native_road(road, stacked=not one_by_one) is not None
+        )
+        if self._divided:
+            self._piece = self._together = 1
 
     @property
     def setup(self) -> Setup:
@@ -169,7 +197,7 @@ class LoaderSubject:
             batch=self._batch,
             workers=workers,
             kind=self._kind if workers else "none",
-            ahead=options.prefetch or batches_ahead(self._batch_bytes()),
+            ahead=options.prefetch or batches_ahead(self._batch_bytes(), self._batch, workers),
             piece=self._piece,
             cores=config.cores(),
             sample_bytes=self._sample_bytes,
@@ -309,7 +337,7 @@ class LoaderSubject:
         if timed and stats.batches:
             self._times = loader.batch_times()
             cost = stats.pool.busy / max(1, stats.samples)
-            self._piece = piece_size(self._batch, cost)
+            self._piece = 1 if self._divided else piece_size(self._batch, cost)
 
     # Measurements.
 

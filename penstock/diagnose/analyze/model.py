@@ -169,7 +169,7 @@ def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float
         workers=workers,
         cores=cores,
         batch=setup.batch,
-        piece=setup.batch if setup.of_torch else None,
+        piece=setup.batch if setup.of_torch else 1 if setup.piece == 1 else None,
         ahead=setup.ahead_with(workers),
         prep=prep,
         hit_rate=hit_rate,

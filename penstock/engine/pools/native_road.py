@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +12,11 @@ from numpy.typing import NDArray
 from penstock import native
 from penstock.engine.pools.runner import LayoutChanged, Outcome, Runner, Task, TaskReport
 from penstock.keyed import Keys
+from penstock.source.source import FileSamples
 from penstock.stats import Tally
 from penstock.stops.hold import Access, Found, Hold, keeps_samples
 from penstock.stops.road import Road
 from penstock.stops.stop import KernelWork, Offer, StepContext, Stop
-
-Labels = Callable[[NDArray[np.int64]], NDArray[Any]]
 
 
 @dataclass
@@ -92,17 +90,16 @@ class _Segments:
 class NativeRoad:
     """A road whose samples the compiled kernel prepares. Shared by the workers of a pool."""
 
-    def __init__(
-        self, road: Road, segments: _Segments, paths: Any, labels: Labels | None
-    ) -> None:
+    def __init__(self, road: Road, segments: _Segments, files: FileSamples) -> None:
         self._road = road
         self._segments = segments
         head = segments.head
         self._program = segments.work.program()
         self._head = None if head is None else head.program()
         self._index = segments.work.index() if head is None else head.index()
-        self._paths = paths
-        self._labels = labels
+        self._paths = files.listing.kernel_paths()
+        self._labels = files.labels
+        self._contents = files.contents
         self._job_type = native.kernel().Job
         self._lock = threading.Lock()
         self._claimed: set[tuple[int, int]] = set()
@@ -172,7 +169,11 @@ class NativeRoad:
             for place, sample in zip(lookup.places, lookup.found.samples, strict=True):
                 if sample is not None:
                     inputs[place] = sample if self._labels is None else sample[0]
-        return inputs if lookups else None
+        if self._contents:
+            for place, index in enumerate(held.task.keys.indices):
+                if inputs[place] is None:
+                    inputs[place] = self._contents.get(index)
+        return inputs if lookups or self._contents else None
 
     def _kept(self, held: NativeTask) -> NDArray[np.int64] | None:
         """1 for each sample whose pixels will be kept."""
@@ -229,7 +230,7 @@ class NativeRoad:
         return report
 
     def _tally(self, held: NativeTask, job: Any) -> Tally:
-        reading, working, heading, augmenting, nbytes, files = job.spent
+        reading, working, heading, head_augmenting, augmenting, nbytes, files = job.spent
         segments, tally = self._segments, held.context.tally
         by_python = held.reports.keys()
         count = len(held.task.keys) - len(by_python)
@@ -244,7 +245,9 @@ class NativeRoad:
         first = 1 if segments.cache is None else 2
         tally.seconds[:] = [reading] * first + [framed] * (stages - first)
         if segments.hold is not None:
-            tally.seconds[first : head + 1] = [reading + heading] * (head + 1 - first)
+            decoded = reading + heading - head_augmenting
+            tally.seconds[first : head - 1] = [decoded] * (head - 1 - first)
+            tally.seconds[head - 1 : head + 1] = [reading + heading] * 2
         tally.seconds[-1] = reading + working
         tally.bytes_read = nbytes
         return tally
@@ -296,7 +299,7 @@ def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
     segments = None if files is None else _segments(road)
     if files is None or segments is None:
         return None
-    return NativeRoad(road, segments, files.listing.kernel_paths(), files.labels)
+    return NativeRoad(road, segments, files)
 
 
 def _segments(road: Road) -> _Segments | None:

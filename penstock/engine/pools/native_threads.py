@@ -86,14 +86,17 @@ class NativePool(ThreadPool):
             if reason == _CLOSED:
                 return
             if reason == _SAMPLE:
-                held: NativeTask = job.tag
-                current[number] = (_one_sample(held.task, row), self._clock())
-                self._road.run_in_python(held, row, runner)
-                del current[number]
-                if held.errors:
-                    queue.cancel(job)
+                # A thread that was left behind has no right to the rows any more.
+                if not self._closing and self._threads is threads:
+                    held: NativeTask = job.tag
+                    current[number] = (_one_sample(held.task, row), self._clock())
+                    self._road.run_in_python(held, row, runner)
+                    del current[number]
+                    if held.errors:
+                        queue.cancel(job)
+                    del held
                 queue.settle(job)
-                del job, held
+                del job
                 continue
             desk = self._desk()
             if desk is None:
