@@ -7,9 +7,11 @@
  */
 #define PENSTOCK_FUZZ
 #include "../jpeg/region.h"
+#include "../jpeg/index.h"
 #include "../augment/augment.h"
 #include "../key.h"
 #include "../lzw.h"
+#include "../program.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -368,6 +370,69 @@ static void measure_one(void) {
   measured++;
 }
 
+static JpegIndex shared_index;
+static long programs, written;
+
+static Framing some_framing(void) {
+  Framing framing = {.kind = (int)below(FRAMINGS),
+                     .height = some_side(below(8) ? 60 : 700),
+                     .width = some_side(below(8) ? 60 : 700),
+                     .key = {{draw(), draw()}}};
+  framing.scale[0] = 1e-3 + (double)below(1000) / 1000;
+  framing.scale[1] = framing.scale[0] + (double)below(1000) / 1000;
+  framing.ratio[0] = 0.01 + (double)below(1000) / 300;
+  framing.ratio[1] = framing.ratio[0] * (1 + (double)below(1000) / 10);
+  return framing;
+}
+
+/* A whole program on a broken file: within its memory, and the same result twice. The file is in the
+   index, or not, as other files of this run left it. */
+static void run_program_on(Bytes file) {
+  Program program = {.decodes = 1, .most_pixels = (int64_t)below(1 << 20), .indexed = (int)below(2)};
+  program.framings = (int)below(4);
+  for (int i = 0; i < program.framings; i++) program.framing[i] = some_framing();
+  program.flips = (int)below(2);
+  program.flip = 0.5;
+  program.normal = !below(3);
+  Augment *by = &program.augment;
+  by->kind = (int)below(4);
+  by->number = (int)below(5);
+  by->bins = 2 + (int)below(40);
+  by->strength = (double)below(100) / 99;
+  by->space = (Space){0.99, below(2) ? 32 : 0.45, 135, 0.99, 6, (int)below(2)};
+  for (int i = 0; i < 2 * POLICY_PAIRS; i++)
+    by->policy[i / 2][i % 2] = (PolicyChange){below(CHANGES), 0.5, below(STRENGTHS)};
+  Memory memory = {0};
+  SampleKey sample = {below(1000), below(9), below(3)};
+  Input input = {file.bytes, file.length, 0, 0};
+  Frame f;
+  int flip;
+  uint64_t framed;
+  if (!frame_of(&program, sample, input, &f, &flip) && f.part.height <= 800 && f.part.width <= 800) {
+    size_t size = (size_t)f.part.height * f.part.width * 3 * (program.normal ? sizeof(float) : 1);
+    uint8_t *out = malloc(size), *again = malloc(size);
+    memset(out, 1, size);
+    memset(again, 2, size);
+    Place place = {f.part.height, f.part.width, out};
+    int kind = run_program(&program, sample, input, place, &shared_index, &memory, &framed);
+    demand(kind == FINE || kind == LEFT, "an unexpected outcome of a program");
+    place.at = again;
+    demand(run_program(&program, sample, input, place, &shared_index, &memory, &framed) == kind,
+           "another outcome of the same program");
+    if (kind == FINE) demand(!memcmp(out, again, size), "other pixels of the same program");
+    written += kind == FINE;
+    Pixels made = {0};
+    program.normal = 0;
+    int head = run_head(&program, sample, input, &shared_index, &memory, &made, &framed);
+    demand(head == kind, "the head of a program has another outcome");
+    free(made.at);
+    free(out);
+    free(again);
+  }
+  free_memory(&memory);
+  programs++;
+}
+
 static void run(long number, uint64_t seed) {
   state = seed * 0x2545F4914F6CDD1Du + (uint64_t)number;
   current_number = number;
@@ -393,6 +458,7 @@ static void run(long number, uint64_t seed) {
   free(b.bytes);
   current = exact;
 
+  if (!below(4)) run_program_on(exact);
   int full_height = 40, full_width = 40, components = 0;
   frame_size(exact.bytes, exact.length, &full_height, &full_width, &components);
   Box box = some_box(full_height, full_width);
@@ -451,16 +517,18 @@ int main(int argc, char **argv) {
   __sanitizer_set_death_callback(keep_finding);
 #endif
   signal(SIGALRM, on_alarm);
+  if (index_begin(&shared_index, 1 << 20)) return 1;
   for (long n = first; n < first + count; n++) {
     alarm(SECONDS_FOR_ONE);
     run(n, strtoull(argv[3], NULL, 10));
   }
   for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
+  index_end(&shared_index);
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; ", counts[NO_MEMORY]);
   printf("%ld decoded without libjpeg; ", decoded_without_libjpeg);
   printf("%ld with index entries; %ld augmented, %ld resized, ", indexed, augmented, resampled);
-  printf("%ld streams of LZW\n", measured);
+  printf("%ld streams of LZW, %ld programs of which %ld wrote a row\n", measured, programs, written);
   return 0;
 }

@@ -76,7 +76,7 @@ class Pad:
         dtype = np.result_type(*arrays)
         out = np.full((len(arrays), *shape), self.value, dtype=dtype)
         for row, array in enumerate(arrays):
-            out[(row, *(slice(0, n) for n in array.shape))] = array
+            out[row, ...][tuple(slice(0, n) for n in array.shape)] = array
         return out
 
 
