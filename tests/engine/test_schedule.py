@@ -71,7 +71,7 @@ def test_a_piece_put_back_is_the_next_one_again() -> None:
     assert first is not None
     schedule.put_back(first.id)
     assert first.id not in schedule
-    assert schedule.outstanding(0) == 4
+    assert schedule.outstanding(0) == 2  # this piece, and the rest of the batch
     assert schedule.take(1) == first
 
 
