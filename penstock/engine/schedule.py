@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 PIECE_SECONDS = 4e-3
 """The least time that a piece should take. Longer ones leave workers idle at the end of a batch."""
@@ -65,11 +65,12 @@ def piece_seconds(workers: int, handing: float = HANDING_TO_THREADS) -> float:
     return max(PIECE_SECONDS, workers * handing / HANDING_SHARE)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a piece is cut from, and for whom.
 
     - ``workers``: how many there are; ``handing``: see ``piece_seconds``.
+    - ``mean``: seconds that recent samples took on average. Where a cache has some of them, most of
+      the time goes into the others, which a long piece may meet.
     - ``open``: samples of the open batches that are not done; ``waiting``: those of them that no
       worker has.
     - ``urgent``: the training loop has no finished batch to take next.
@@ -77,6 +78,7 @@ class Demand:
 
     workers: int
     handing: float
+    mean: float
     open: int
     waiting: int
     urgent: bool
@@ -92,14 +94,13 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
 
     ``cost``: seconds per sample, 0 if unknown. ``demand``: ``None`` if no other batch is open.
 
-    >>> from dataclasses import replace
-    >>> steady = Demand(12, HANDING, open=1024, waiting=512, urgent=True)
+    >>> steady = Demand(12, HANDING, mean=4e-3, open=1024, waiting=512, urgent=True)
     >>> piece_size(256, 4e-3, steady)
     23
-    >>> few = replace(steady, waiting=60)
-    >>> piece_size(256, 4e-3, replace(steady, open=432)), piece_size(60, 4e-3, few)
+    >>> few = steady._replace(waiting=60)
+    >>> piece_size(256, 4e-3, steady._replace(open=432)), piece_size(60, 4e-3, few)
     (12, 6)
-    >>> piece_size(60, 4e-3, replace(few, urgent=False))
+    >>> piece_size(60, 4e-3, few._replace(urgent=False))
     30
     """
     if cost <= 0:
@@ -108,7 +109,7 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
     if demand is None:
         wanted = least
     else:
-        wanted = piece_seconds(demand.workers, demand.handing) / cost
+        wanted = piece_seconds(demand.workers, demand.handing) / max(cost, demand.mean)
         if demand.urgent:
             shared = max(demand.waiting / demand.workers, wanted / SMALLEST)
             wanted = min(wanted, demand.open / (HELD * demand.workers), shared)
@@ -205,7 +206,8 @@ class Schedule:
         waiting = sum([piece.count for piece in self._waiting])
         running = sum([piece.count for piece in self._running.values()])
         urgent = 0 not in self._left.values()
-        demand = Demand(self.workers, self._handing, waiting + running, waiting, urgent)
+        mean = sum(self._recent) / len(self._recent)
+        demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
         return piece_size(left, min(self._recent), demand)
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,14 +205,14 @@ def test_a_probe_its_worker_had_not_begun_comes_back_whole() -> None:
 
 # The size of a piece.
 
-PLENTY = Demand(12, HANDING, open=10**6, waiting=10**6, urgent=True)
+PLENTY = Demand(12, HANDING, mean=0.0, open=10**6, waiting=10**6, urgent=True)
 
 
 @given(workers=st.integers(1, 256), cost=st.floats(1e-6, 10.0), urgent=st.booleans())
 def test_all_workers_together_cost_the_training_process_a_stated_share_of_a_core(
     workers: int, cost: float, urgent: bool
 ) -> None:
-    demand = replace(PLENTY, workers=workers, urgent=urgent, open=10**12, waiting=10**12)
+    demand = Demand(workers, HANDING, cost, 10**12, 10**12, urgent)
     size = piece_size(10**8, cost, demand)
     pieces_a_second = workers / (size * cost)
     assert pieces_a_second * HANDING <= HANDING_SHARE * 1.6
@@ -234,25 +232,33 @@ def test_a_piece_has_at_least_one_sample_and_at_most_those_left(
     left: int, cost: float, workers: int, more: int, running: int, urgent: bool
 ) -> None:
     waiting = left + more
-    demand = Demand(workers, HANDING, waiting + running, waiting, urgent)
+    demand = Demand(workers, HANDING, cost, waiting + running, waiting, urgent)
     assert 1 <= piece_size(left, cost, demand) <= left
 
 
 def test_pieces_shrink_when_the_loop_is_about_to_wait_and_little_is_left() -> None:
     cost = 4e-3
-    sizes = [piece_size(256, cost, replace(PLENTY, waiting=w)) for w in (1000, 200, 100, 10)]
+    sizes = [piece_size(256, cost, PLENTY._replace(waiting=w)) for w in (1000, 200, 100, 10)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[1] > sizes[2]
     assert sizes[-1] == round(piece_seconds(12, HANDING) / cost / SMALLEST)
     # A loop that has a batch to take needs nothing soon, and long pieces cost it less.
-    assert piece_size(256, cost, replace(PLENTY, waiting=10, urgent=False)) == sizes[0]
+    assert piece_size(256, cost, PLENTY._replace(waiting=10, urgent=False)) == sizes[0]
 
 
 def test_all_workers_get_pieces_of_what_is_open() -> None:
-    few = replace(PLENTY, open=12 * 12, waiting=12 * 12)
+    few = PLENTY._replace(open=12 * 12, waiting=12 * 12)
     assert piece_size(256, 4e-3, few) == 4
     # But a piece is not cut into less than is worth handing out.
     assert piece_size(256, 0.2e-3, few) == round(256 / round(256 / (PIECE_SECONDS / 0.2e-3)))
+
+
+def test_long_pieces_follow_the_mean_cost_and_short_ones_the_least() -> None:
+    # A cache has most samples: a piece of 64 cheap ones could have to read 64 others.
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=1e-3)) > 90
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=8e-3)) == 12
+    # Interrupted workers seem slow, and smaller pieces would only add to the load.
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=1.0)) == 4
 
 
 def test_a_finished_batch_that_the_loop_has_not_taken_makes_pieces_longer() -> None:

@@ -60,7 +60,8 @@ GIL for about a fifth of its time: more threads than this would wait for each ot
 
 REST, LONGEST_REST = 0.2, 0.02
 """The thread of the pool rests after it has received messages, for this share of the time that a
-task takes and at most this many seconds, while all workers have tasks: messages collect."""
+task takes and at most this many seconds, while all workers have tasks in advance: so messages
+collect."""
 
 REST_FROM = 4
 """Tasks that workers do at the same time, from which on resting saves anything."""
@@ -459,6 +460,16 @@ class ProcessPool:
     def _fill(self, desk: Desk, workers: list[_WorkerHandle]) -> None:
         """Give tasks to these workers, in one message each."""
         taken: dict[_WorkerHandle, list[Task]] = {}
+        try:
+            self._take(desk, workers, taken)
+        finally:
+            for worker, tasks in taken.items():
+                self._send(worker, tasks)
+
+    def _take(
+        self, desk: Desk, workers: list[_WorkerHandle], taken: dict[_WorkerHandle, list[Task]]
+    ) -> None:
+        """Take tasks for these workers, as many as they lack."""
         # One task for each thread, then a second one: a few tasks go to different workers.
         for depth in range(1, TASKS_AHEAD + 1):
             for worker in workers:
@@ -470,13 +481,7 @@ class ProcessPool:
                 else:
                     continue
                 if not self._pinned:
-                    break  # nor is there a task for another
-            else:
-                continue
-            if not self._pinned:
-                break
-        for worker, tasks in taken.items():
-            self._send(worker, tasks)
+                    return  # nor is there a task for another
 
     def _assign(self, worker: _WorkerHandle, task: Task, tasks: list[Task]) -> None:
         """Give the worker a task: add it to ``tasks``, which are to be sent, or keep it back."""
@@ -557,13 +562,15 @@ class ProcessPool:
                 pause = max(0.0, min(self._due.values()) - self._clock())
             if self._selector is None:
                 return
-            served = []
-            for event, _ in self._selector.select(pause):
-                if event.data is None:
-                    os.read(event.fd, 1)
-                elif not self._closing and self._receive_from(event.data):
-                    served.append(event.data)
-            if served:
+            served: list[_WorkerHandle] = []
+            events = self._selector.select(pause)
+            try:
+                for event, _ in events:
+                    if event.data is None:
+                        os.read(event.fd, 1)
+                    elif not self._closing and self._receive_from(event.data):
+                        served.append(event.data)
+            finally:
                 self._serve(served)
             now = self._clock()
             due = [number for number, at in self._due.items() if at <= now]
@@ -574,15 +581,16 @@ class ProcessPool:
             self._report_broken(error)
 
     def _serve(self, workers: list[_WorkerHandle]) -> None:
-        """Give workers that have finished tasks others, and rest if all of them have some."""
+        """Give workers that have finished tasks others, and rest if all have some in advance."""
         desk = self._desk()
-        if desk is None:
+        if desk is None or not workers:
             return
         with self._lock:
             if self._closing:
                 return
             self._fill(desk, workers)
-            busy = all(worker.tasks for worker in self._workers.values() if worker.ready)
+            ready = [worker for worker in self._workers.values() if worker.ready]
+            busy = all(len(worker.tasks) > worker.threads for worker in ready)
         del desk
         if busy and not self._due and self.size >= REST_FROM:
             time.sleep(min(LONGEST_REST, REST * self._pace))
