@@ -325,7 +325,7 @@ class Loader:
         """
         if not self._plan.ahead or not self._settled:
             return False
-        return not (self._custom.recheck and self.choice.kind == "processes")
+        return not (self._custom.recheck and self.choice.own_processes)
 
     # State.
 

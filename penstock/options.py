@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock import config
 from penstock.errors import PipelineError
 from penstock.order import Order, Sequential, Shuffled
+
+Kind = Literal["auto", "threads", "processes", "crew"]
+"""The kinds of workers that can be asked for."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Options:
     """The arguments of ``Pipeline.loader``, checked. The torch adapter also sets ``in_order``."""
 
     workers: int | Literal["auto"] = "auto"
-    kind: Literal["auto", "threads", "processes"] = "auto"
+    kind: Kind = "auto"
     seed: int = 0
     shuffle: bool = True
     order: Order | None = None
@@ -25,6 +28,8 @@ class Options:
     # None: four batches ahead, one in preparation and three to bridge the slowest of a few
     # hundred. A batch that is collated as a whole occupies a worker, so then two per worker.
     prefetch: int | None = None
+    # "auto": by the cost of samples and the number of workers, see engine/schedule.py.
+    tiny_batch: int | Literal["auto"] = "auto"
     on_error: Literal["raise", "skip", "substitute"] = "raise"
     timeout: float | None = None
     # None: half of the machine's memory. A training loop that holds more batches is a mistake.
@@ -40,7 +45,7 @@ class Options:
             raise PipelineError(
                 f'workers is {self.workers!r}; give a whole number, 0 or more, or "auto".'
             )
-        _one_of("kind", self.kind, ("auto", "threads", "processes"))
+        _one_of("kind", self.kind, get_args(Kind))
         _one_of("on_error", self.on_error, ("raise", "skip", "substitute"))
         _one_of("tail", self.tail, ("pad", "drop"))
         if not is_whole(self.seed):
@@ -48,6 +53,11 @@ class Options:
         if self.prefetch is not None and (not is_whole(self.prefetch) or self.prefetch < 1):
             raise PipelineError(
                 f"prefetch is {self.prefetch!r}; give a number of batches, 1 or more, or None."
+            )
+        if self.tiny_batch != "auto" and (not is_whole(self.tiny_batch) or self.tiny_batch < 1):
+            raise PipelineError(
+                f"tiny_batch is {self.tiny_batch!r}; give a number of samples, 1 or more, or "
+                '"auto".'
             )
         if self.timeout is not None and not self.timeout > 0:
             raise PipelineError(

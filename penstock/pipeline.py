@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PipelineError
 from penstock.operation import Operation
-from penstock.options import Options
+from penstock.options import Kind, Options
 from penstock.order import Order
 from penstock.source import (
     DatasetSource,
@@ -189,7 +189,7 @@ class Pipeline:
         self,
         *,
         workers: int | Literal["auto"] = "auto",
-        kind: Literal["auto", "threads", "processes"] = "auto",
+        kind: Kind = "auto",
         seed: int = 0,
         shuffle: bool = True,
         order: Order | None = None,
@@ -197,6 +197,7 @@ class Pipeline:
         world: int = 1,
         tail: Literal["pad", "drop"] = "pad",
         prefetch: int | None = None,
+        tiny_batch: int | Literal["auto"] = "auto",
         on_error: Literal["raise", "skip", "substitute"] = "raise",
         timeout: float | None = None,
         memory: int | str | None = None,
@@ -211,6 +212,8 @@ class Pipeline:
         them and the reason. ``seed`` fixes everything random. ``rank`` and ``world`` give this
         process its part of every epoch. ``timeout`` is the number of seconds after which a worker
         that is busy with a few samples counts as hung. ``memory`` bounds the memory of batches.
+        ``tiny_batch`` is the number of samples that a worker gets at a time, by default chosen by
+        their cost; it changes no batch.
 
         ``share`` names a group of jobs on this machine. A background process prepares their batches
         once for all of them. For a job that falls behind by more batches than there is room for,
@@ -232,6 +235,7 @@ class Pipeline:
             world=world,
             tail=tail,
             prefetch=prefetch,
+            tiny_batch=tiny_batch,
             on_error=on_error,
             timeout=timeout,
             memory=memory,

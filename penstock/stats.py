@@ -394,8 +394,12 @@ def _summary(stats: Stats) -> list[Cells]:
 
 def _workers(pool: PoolStats) -> str:
     names = {"none": "none, the training loop prepares batches", "node": "those of the node"}
-    singular = {"threads": "thread", "processes": "process"}.get(pool.kind, pool.kind)
-    workers = names.get(pool.kind) or many(pool.workers, singular, pool.kind)
+    singular, plural = {
+        "threads": ("thread", "threads"),
+        "processes": ("process", "processes"),
+        "crew": ("thread of a crew", "threads of a crew"),
+    }.get(pool.kind, (pool.kind, pool.kind))
+    workers = names.get(pool.kind) or many(pool.workers, singular, plural)
     busy = "" if pool.kind == "node" else f", busy {pool.utilisation:.0%} of the time"
     restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return workers + busy + restarts

@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind",
-        choices=("auto", "threads", "processes"),
+        choices=("auto", "threads", "processes", "crew"),
         default="auto",
         help="kind of workers (default: %(default)s)",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,7 @@ class Recipe:
             options.kind,
             cores or config.cores(),
             gil_enabled(),
+            beside_training="torch" in sys.modules,
         )
 
 
@@ -136,6 +138,7 @@ class Assembly:
             Ring(options.memory_budget, shared=staged or pool.own_process),
             self.meter,
             prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
+            tiny_batch=None if options.tiny_batch == "auto" else options.tiny_batch,
             layout=layout,
             timeout=options.timeout,
             keepers=self.keepers,

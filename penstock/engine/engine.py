@@ -7,6 +7,7 @@ the engine owns the lock, the slots and the waiting.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,7 +18,15 @@ from penstock.engine.keepers import Keepers
 from penstock.engine.open_batch import OpenBatch, resolve_deadly_piece
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
-from penstock.engine.schedule import Piece, Schedule, TaskKind, batches_ahead
+from penstock.engine.schedule import (
+    HANDING,
+    HANDING_TO_THREADS,
+    SAMPLES_AHEAD,
+    Piece,
+    Schedule,
+    TaskKind,
+    batches_ahead,
+)
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
 from penstock.order.plan import BatchKeys
@@ -28,6 +37,7 @@ class Engine:
     """Prepares batches ahead of the training loop. ``next`` is called from one thread at a time.
 
     - ``prefetch``: batches to prepare ahead; ``None``: chosen by their size.
+    - ``tiny_batch``: samples of a task; ``None``: chosen by their cost.
     - ``layout``: the layout of batches; ``None``: learnt from the first sample.
     - ``in_order``: hand out batches in the order of the plan, not as they are finished.
     - ``timeout``: seconds that a worker may take for a task.
@@ -43,6 +53,7 @@ class Engine:
         meter: Meter,
         *,
         prefetch: int | None,
+        tiny_batch: int | None = None,
         layout: Layout | None,
         in_order: bool = True,
         timeout: float | None = None,
@@ -61,7 +72,12 @@ class Engine:
         self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
-        self._schedule = Schedule(pool.size, cuts=not pool.divides_tasks)
+        self._schedule = Schedule(
+            pool.size,
+            handing=HANDING if pool.own_process else HANDING_TO_THREADS,
+            tiny_batch=tiny_batch,
+            cuts=not pool.divides_tasks,
+        )
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
         self._open_batches: OrderedDict[int, OpenBatch] = OrderedDict()
@@ -271,7 +287,13 @@ class Engine:
             return self._prefetch
         if self._layout is None:
             return batches_ahead(0)
-        return batches_ahead(self._layout.nbytes, self._layout.rows, self.pool.size)
+        rows, nbytes = self._layout.rows, self._layout.nbytes
+        if self.pool.divides_tasks:
+            return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * self.pool.size / rows))
+        # Threads share the memory of the loop, where one more large batch costs more than a worker
+        # that waits.
+        samples = self._schedule.samples_in_demand if self.pool.own_process else 0
+        return batches_ahead(nbytes, rows, samples)
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""

@@ -83,7 +83,17 @@ class OpenBatch:
             columns = self.layout.new_columns(piece.count)
             self.early_rows[first] = EarlyRows(piece.count, columns)
             first = 0
-        return Task(piece.id, piece.kind, keys, first, self.slot, self.layout, columns, number)
+        return Task(
+            piece.id,
+            piece.kind,
+            keys,
+            first,
+            self.slot,
+            self.layout,
+            columns,
+            number,
+            piece.strikes > 0,
+        )
 
     def add_report(self, piece: Piece, report: TaskReport) -> None:
         """Record that a piece is done."""

@@ -1,20 +1,27 @@
 """Decides which worker does what next: pure, events in and decisions out.
 
 Batches are cut into pieces: tiny-batches of a few samples. Workers take the oldest piece first, so
-all of them work on the batch that is needed next. If a worker dies, its pieces are dealt again. The
+all of them work on the batch that is needed next. Pieces are cut when they are taken, as large as
+what is left then allows. If a worker dies, its pieces are dealt again. The
 piece it was working on is dealt sample by sample, so that the sample that kills workers is found.
 A batch that is collated as a whole is tried sample by sample and then prepared again.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 PIECE_SECONDS = 4e-3
-"""The time that a piece should take. Handing one out costs about 0.1 ms, which is 2-3% of this;
-longer pieces leave workers idle at the end of a batch."""
+"""The least time that a piece should take. Longer ones leave workers idle at the end of a batch."""
+
+HANDING, HANDING_TO_THREADS, HANDING_SHARE = 80e-6, 10e-6, 0.01
+"""Seconds of the training process for handing out one piece and taking it back: to a worker process
+(with what a thread costs that wakes and finds its caches cold) and to a thread. Pieces are so long
+that all workers together cost it at most ``HANDING_SHARE`` of a core: whatever it spends on them
+holds up the training loop."""
 
 SMALL, GROUP = 200e-6, 64
 """A sample that takes longer than ``SMALL`` seconds runs alone, or in the group size that a stop
@@ -34,18 +41,79 @@ AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
 Two batches of 38 MB are as fast as four, because workers share a batch and are never idle between
 two, and they take 75 MB less."""
 
+MOST_AHEAD = 16
+"""Batches that are prepared ahead where workers are many and batches small."""
+
+HELD = 3
+"""Pieces for each worker in the open batches: one it works on, one it has in advance, and one that
+waits. With fewer, workers are idle whenever the training loop is late."""
+
+SMALLEST = 4
+"""The smallest piece that is cut because little is left is a fourth of a long one."""
+
 TaskKind = Literal["rows", "whole", "probe", "pull"]
 
 
-def piece_size(rows: int, cost: float) -> int:
-    """Samples of a piece: enough to be worth handing out, few enough to share a batch.
+def piece_seconds(workers: int, handing: float = HANDING_TO_THREADS) -> float:
+    """The time that a piece should take where nothing is about to run out.
 
-    ``rows``: samples of the batch. ``cost``: seconds per sample, 0 if unknown.
+    ``handing``: seconds of the training process for each piece.
+
+    >>> piece_seconds(1), round(piece_seconds(12, HANDING), 3)
+    (0.004, 0.096)
     """
-    wanted = round(PIECE_SECONDS / cost) if cost > 0 else rows
-    if wanted >= rows / 2:
-        return rows
-    return max(1, wanted)
+    return max(PIECE_SECONDS, workers * handing / HANDING_SHARE)
+
+
+class Demand(NamedTuple):
+    """What a piece is cut from, and for whom.
+
+    - ``workers``: how many there are; ``handing``: see ``piece_seconds``.
+    - ``mean``: seconds that recent samples took on average. Where a cache has some of them, most of
+      the time goes into the others, which a long piece may meet.
+    - ``open``: samples of the open batches that are not done; ``waiting``: those of them that no
+      worker has.
+    - ``urgent``: the training loop has no finished batch to take next.
+    """
+
+    workers: int
+    handing: float
+    mean: float
+    open: int
+    waiting: int
+    urgent: bool
+
+
+def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
+    """Samples of the next piece of a batch that has ``left`` samples.
+
+    Enough to be worth handing out. If the training loop is about to wait, also few enough that all
+    workers have pieces, and fewer the less there is left to hand out: then workers finish what is
+    needed next at about the same time. But never so few that handing out takes several times its
+    share.
+
+    ``cost``: seconds per sample, 0 if unknown. ``demand``: ``None`` if no other batch is open.
+
+    >>> steady = Demand(12, HANDING, mean=4e-3, open=1024, waiting=512, urgent=True)
+    >>> piece_size(256, 4e-3, steady)
+    23
+    >>> few = steady._replace(waiting=60)
+    >>> piece_size(256, 4e-3, steady._replace(open=432)), piece_size(60, 4e-3, few)
+    (12, 6)
+    >>> piece_size(60, 4e-3, few._replace(urgent=False))
+    30
+    """
+    if cost <= 0:
+        return left
+    least = PIECE_SECONDS / cost
+    if demand is None:
+        wanted = least
+    else:
+        wanted = piece_seconds(demand.workers, demand.handing) / max(cost, demand.mean)
+        if demand.urgent:
+            shared = max(demand.waiting / demand.workers, wanted / SMALLEST)
+            wanted = min(wanted, demand.open / (HELD * demand.workers), shared)
+    return round(left / max(1, round(left / max(wanted, least, 1.0))))
 
 
 def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
@@ -65,23 +133,30 @@ def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
 
 
 SAMPLES_AHEAD = 8
-"""Samples for each worker that are prepared ahead. 64 workers finish a batch of 64 in the time of
-one sample; with two batches they would wait for the loop to take one and open the next."""
+"""Samples for each worker that are prepared ahead, where workers share each batch. 64 workers end
+a batch of 64 in the time of one sample; with two batches they would wait for the loop to take one
+and open the next."""
 
 
-def batches_ahead(nbytes: int, rows: int = 0, workers: int = 0) -> int:
+def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
     """The default for ``prefetch``: how many batches of this size are prepared ahead.
 
-    >>> batches_ahead(10**7, rows=64, workers=2), batches_ahead(10**7, rows=64, workers=64)
-    (2, 8)
+    ``rows``: samples of a batch. ``samples``: how many keep all workers busy. Where the usual
+    number of batches has fewer, more are prepared ahead, in no more memory.
+
+    >>> batches_ahead(1 << 20), batches_ahead(9 << 20), batches_ahead(1 << 20, rows=32, samples=400)
+    (4, 2, 13)
     """
-    ahead = AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
-    return max(ahead, -(-SAMPLES_AHEAD * workers // rows)) if rows else ahead
+    usual = AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
+    in_memory = AHEAD * LARGE // max(1, nbytes)
+    return max(usual, min(MOST_AHEAD, in_memory, math.ceil(samples / max(1, rows))))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """``count`` samples of a batch from row ``first`` on, prepared by one worker in one task.
+
+    Never changed, but not frozen either: making a frozen one takes three times as long.
 
     ``pin``: the only worker that may take it. ``strikes``: how many workers died while working on
     it.
@@ -97,38 +172,73 @@ class Piece:
 
 
 class Schedule:
-    """The pieces of the open batches. ``cuts``: batches are cut; without it they are one piece."""
+    """The pieces of the open batches.
 
-    def __init__(self, workers: int, *, cuts: bool = True) -> None:
+    ``handing``: seconds of the training process for each piece. ``tiny_batch``: samples of every
+    piece, in place of a number that follows their cost. ``cuts``: batches are cut; without it
+    each is one piece.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        handing: float = HANDING_TO_THREADS,
+        tiny_batch: int | None = None,
+        cuts: bool = True,
+    ) -> None:
         self.workers = max(1, workers)
+        self._handing = handing
+        self._tiny_batch = tiny_batch
         self._cuts = cuts
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._guess = 1
+        """Samples of a piece while nothing is known of their cost: two pieces for each worker."""
         self._next = 0
         self._waiting: deque[Piece] = deque()
         self._running: dict[int, Piece] = {}
         self._left: dict[int, int] = {}
 
     def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
-        """Add a batch. Only ``"rows"`` are cut into pieces; the other kinds are one piece."""
-        size = self.piece_size(rows) if kind == "rows" and self._cuts else max(1, rows)
+        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece."""
         self._left[batch] = 0
-        for first in range(0, max(1, rows), size):
-            count = min(size, rows - first)
-            self._waiting.append(self._piece(kind, batch, first, count, pin))
-
-    def piece_size(self, rows: int) -> int:
-        """Samples of a piece, by the cost of recent samples."""
+        self._waiting.append(self._piece(kind, batch, 0, rows, pin))
         if not self._recent:
-            return max(1, -(-rows // (2 * self.workers)))
-        return piece_size(rows, min(self._recent))
+            self._guess = math.ceil(rows / (2 * self.workers))
+
+    def piece_size(self, left: int) -> int:
+        """Samples of the next piece of a batch that has ``left`` samples."""
+        if not self._cuts:
+            return left
+        if self._tiny_batch is not None:
+            return min(left, self._tiny_batch)
+        if not self._recent:
+            return min(left, max(1, self._guess))
+        waiting = sum([piece.count for piece in self._waiting])
+        running = sum([piece.count for piece in self._running.values()])
+        urgent = 0 not in self._left.values()
+        mean = sum(self._recent) / len(self._recent)
+        demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
+        return piece_size(left, min(self._recent), demand)
+
+    @property
+    def samples_in_demand(self) -> int:
+        """Samples that open batches should have, so that no worker is ever idle; 0: any number."""
+        if self.workers <= AHEAD or not self._recent or self._tiny_batch is not None:
+            return 0  # each worker has a batch to work on
+        seconds = HELD * self.workers * piece_seconds(self.workers, self._handing)
+        return math.ceil(seconds / max(1e-9, min(self._recent)))
 
     def take(self, worker: int) -> Piece | None:
         """The next piece for this worker; ``None`` if there is none."""
         for i, piece in enumerate(self._waiting):
             if piece.pin is None or piece.pin == worker:
+                size = piece.count
+                if piece.kind == "rows" and piece.count > 1:
+                    size = self.piece_size(piece.count)
                 del self._waiting[i]
                 self._running[piece.id] = piece
-                return piece
+                return piece if size >= piece.count else self.cut(piece.id, size)
         return None
 
     def put_back(self, piece: int) -> None:
@@ -142,7 +252,9 @@ class Schedule:
             first, left = taken.first + count, taken.count - count
             rest = self._piece(taken.kind, taken.batch, first, left, taken.pin, taken.strikes)
             self._waiting.appendleft(rest)
-            taken = self._running[piece] = replace(taken, count=count)
+            taken = self._running[piece] = Piece(
+                taken.id, taken.kind, taken.batch, taken.first, count, taken.pin, taken.strikes
+            )
         return taken
 
     def done(self, piece: int, seconds: float) -> bool:

@@ -65,6 +65,11 @@ class SlotPolicy:
         """
         first = True
         for batch in batches:
+            if batch.slot is not None:
+                if batch is wanted:
+                    break
+                first = False
+                continue
             wait = self._waits_for_returned_slot(batch, first=first, piece=piece)
             if not self._ensure_slot(batch, make=not wait):
                 return _early_count(batch, piece) if wait and batch is wanted else 0

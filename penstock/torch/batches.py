@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.loader import Custom, Loader, Ranks
-from penstock.options import Options
+from penstock.options import Kind, Options
 from penstock.order import Order
 from penstock.pipeline import Pipeline
 from penstock.source import StreamSource
@@ -77,7 +77,7 @@ def loader(
     *,
     pin_memory: bool = False,
     workers: int | Literal["auto"] = "auto",
-    kind: Literal["auto", "threads", "processes"] = "auto",
+    kind: Kind = "auto",
     seed: int = 0,
     shuffle: bool = True,
     order: Order | None = None,
@@ -85,6 +85,7 @@ def loader(
     world: int | None = None,
     tail: Literal["pad", "drop"] = "pad",
     prefetch: int | None = None,
+    tiny_batch: int | Literal["auto"] = "auto",
     on_error: Literal["raise", "skip", "substitute"] = "raise",
     timeout: float | None = None,
     memory: int | str | None = None,
@@ -122,6 +123,7 @@ def loader(
         world=own_world,
         tail=tail,
         prefetch=prefetch,
+        tiny_batch=tiny_batch,
         on_error=on_error,
         timeout=timeout,
         memory=memory,

@@ -19,7 +19,7 @@ from torch.utils.data._utils.collate import default_convert
 from penstock.engine.pools.launch import StartMethod
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
-from penstock.options import Options, is_whole
+from penstock.options import Kind, Options, is_whole
 from penstock.order import Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
@@ -52,7 +52,9 @@ class DataLoader:
       torch's initial seed.
     - ``random``: ``False`` says that the dataset draws no random numbers. Then the global
       generators are not seeded before each sample.
-    - ``kind``: ``"threads"`` or ``"processes"``, instead of an automatic choice.
+    - ``kind``: ``"threads"``, ``"processes"`` or ``"crew"`` (processes with several threads each),
+      instead of an automatic choice.
+    - ``tiny_batch``: how many samples a worker gets at a time, instead of an automatic choice.
     - ``on_error``: ``"raise"``, ``"skip"`` or ``"substitute"`` for samples that fail.
     - ``native``: an ``ImageFolder`` is taken apart, and operations of ``penstock.image`` replace
       torchvision's transforms where they are equivalent. ``False`` keeps torchvision's transforms.
@@ -109,7 +111,8 @@ class DataLoader:
         cache_where: str = "memory",
         seed: int | None = None,
         random: bool | None = None,
-        kind: Literal["auto", "threads", "processes"] = "auto",
+        kind: Kind = "auto",
+        tiny_batch: int | Literal["auto"] = "auto",
         on_error: Literal["raise", "skip", "substitute"] = "raise",
         native: bool = True,
         memory: int | str | None = None,
@@ -172,8 +175,11 @@ class DataLoader:
         self.in_order = in_order
 
         if worker_init_fn is not None and num_workers != 0:
-            if kind == "threads":
-                refuse('worker_init_fn is for worker processes; leave out kind="threads".')
+            if kind in ("threads", "crew"):
+                refuse(
+                    "worker_init_fn is for worker processes with one thread; leave out "
+                    f'kind="{kind}".'
+                )
             kind = "processes"
         own_sampler = sampler is not None or batch_sampler is not None
         given = given_rank(rank, world)
@@ -234,6 +240,7 @@ class DataLoader:
             rank=own_rank,
             world=own_world,
             prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
+            tiny_batch=tiny_batch,
             on_error=on_error,
             timeout=timeout or None,
             memory=memory,

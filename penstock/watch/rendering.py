@@ -101,10 +101,11 @@ def _queue(standing: Standing) -> str:
 
 def _workers(stats: Stats, utilisation: float) -> str:
     pool = stats.pool
-    kinds = {"threads": "thread", "processes": "process"}
+    kinds = {"threads": "thread", "processes": "process", "crew": "thread of a crew"}
     workers = "none, the training loop prepares the batches"
     if pool.kind != "none":
-        workers = many(pool.workers, kinds.get(pool.kind, pool.kind), pool.kind)
+        plural = "threads of a crew" if pool.kind == "crew" else pool.kind
+        workers = many(pool.workers, kinds.get(pool.kind, pool.kind), plural)
     restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return f"{workers}, busy {utilisation:.0%} of the time{restarts}"
 

@@ -115,7 +115,12 @@ def test_a_cache_put_into_a_pipeline_changes_no_sample() -> None:
 
 
 def test_breaking_off_an_epoch_starts_the_next_one(expected: Any) -> None:
-    for pool in (Workers(0, "auto"), Workers(2, "threads"), Workers(2, "processes")):
+    for pool in (
+        Workers(0, "auto"),
+        Workers(2, "threads"),
+        Workers(2, "processes"),
+        Workers(2, "crew"),
+    ):
         with PIPELINES["random map"].loader(**pool._asdict(), seed=5) as loader:
             for _ in loader:
                 break

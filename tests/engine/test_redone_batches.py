@@ -42,6 +42,7 @@ def test_an_old_piece_does_not_write_into_a_batch_that_is_prepared_again(tmp_pat
         .map(ChangesLayout(tmp_path), random=False, version="1")
         .batch(8)
     )
-    with pipeline.loader(workers=2, kind="processes", shuffle=False) as loader:
+    two: Any = {"workers": 2, "kind": "processes", "tiny_batch": 2}
+    with pipeline.loader(**two, shuffle=False) as loader:
         rows = [row for batch in loader for row in batch]
     assert [set(row.tolist()) for row in rows] == [{float(number)} for number in range(16)]

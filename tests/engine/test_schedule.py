@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.schedule import PIECE_SECONDS, Piece, Schedule
+from penstock.engine.schedule import (
+    AHEAD,
+    HANDING,
+    HANDING_SHARE,
+    LARGE,
+    MOST_AHEAD,
+    PIECE_SECONDS,
+    SMALLEST,
+    Demand,
+    Piece,
+    Schedule,
+    batches_ahead,
+    piece_seconds,
+    piece_size,
+)
 
 
 @given(rows=st.integers(1, 200), workers=st.integers(1, 16), cost=st.floats(1e-7, 1.0))
@@ -71,7 +86,7 @@ def test_a_piece_put_back_is_the_next_one_again() -> None:
     assert first is not None
     schedule.put_back(first.id)
     assert first.id not in schedule
-    assert schedule.outstanding(0) == 4
+    assert schedule.outstanding(0) == 2  # this piece, and the rest of the batch
     assert schedule.take(1) == first
 
 
@@ -186,3 +201,102 @@ def test_a_probe_its_worker_had_not_begun_comes_back_whole() -> None:
     (probe,) = taken(schedule)
     assert schedule.lost(probe.id, guilty=False) is None
     assert [(p.kind, p.count, p.strikes) for p in taken(schedule)] == [("probe", 8, 0)]
+
+
+# The size of a piece.
+
+PLENTY = Demand(12, HANDING, mean=0.0, open=10**6, waiting=10**6, urgent=True)
+
+
+@given(workers=st.integers(1, 256), cost=st.floats(1e-6, 10.0), urgent=st.booleans())
+def test_all_workers_together_cost_the_training_process_a_stated_share_of_a_core(
+    workers: int, cost: float, urgent: bool
+) -> None:
+    demand = Demand(workers, HANDING, cost, 10**12, 10**12, urgent)
+    size = piece_size(10**8, cost, demand)
+    pieces_a_second = workers / (size * cost)
+    assert pieces_a_second * HANDING <= HANDING_SHARE * 1.6
+    # Nor are pieces longer than that takes, or than one sample.
+    assert size == 1 or size * cost <= 1.01 * piece_seconds(workers, HANDING) + cost
+
+
+@given(
+    left=st.integers(1, 10**4),
+    cost=st.floats(0.0, 10.0),
+    workers=st.integers(1, 64),
+    more=st.integers(0, 10**4),
+    running=st.integers(0, 10**4),
+    urgent=st.booleans(),
+)
+def test_a_piece_has_at_least_one_sample_and_at_most_those_left(
+    left: int, cost: float, workers: int, more: int, running: int, urgent: bool
+) -> None:
+    waiting = left + more
+    demand = Demand(workers, HANDING, cost, waiting + running, waiting, urgent)
+    assert 1 <= piece_size(left, cost, demand) <= left
+
+
+def test_pieces_shrink_when_the_loop_is_about_to_wait_and_little_is_left() -> None:
+    cost = 4e-3
+    sizes = [piece_size(256, cost, PLENTY._replace(waiting=w)) for w in (1000, 200, 100, 10)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert sizes[-1] == round(piece_seconds(12, HANDING) / cost / SMALLEST)
+    # A loop that has a batch to take needs nothing soon, and long pieces cost it less.
+    assert piece_size(256, cost, PLENTY._replace(waiting=10, urgent=False)) == sizes[0]
+
+
+def test_all_workers_get_pieces_of_what_is_open() -> None:
+    few = PLENTY._replace(open=12 * 12, waiting=12 * 12)
+    assert piece_size(256, 4e-3, few) == 4
+    # But a piece is not cut into less than is worth handing out.
+    assert piece_size(256, 0.2e-3, few) == round(256 / round(256 / (PIECE_SECONDS / 0.2e-3)))
+
+
+def test_long_pieces_follow_the_mean_cost_and_short_ones_the_least() -> None:
+    # A cache has most samples: a piece of 64 cheap ones could have to read 64 others.
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=1e-3)) > 90
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=8e-3)) == 12
+    # Interrupted workers seem slow, and smaller pieces would only add to the load.
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=1.0)) == 4
+
+
+def test_a_finished_batch_that_the_loop_has_not_taken_makes_pieces_longer() -> None:
+    schedule = Schedule(12, handing=HANDING)
+    schedule.open(0, 24)
+    while (piece := schedule.take(0)) is not None:
+        schedule.done(piece.id, 4e-3 * piece.count)
+    schedule.open(1, 48)
+    relaxed = schedule.piece_size(48)
+    schedule.drop(0)  # the loop took it
+    assert schedule.piece_size(48) < relaxed == 24
+
+
+@given(rows=st.integers(1, 60), size=st.integers(1, 70), cost=st.floats(1e-7, 1.0))
+def test_a_given_tiny_batch_is_the_size_of_every_piece(rows: int, size: int, cost: float) -> None:
+    schedule = Schedule(3, handing=HANDING, tiny_batch=size)
+    for batch in range(2):
+        schedule.open(batch, rows)
+        counts = []
+        while (piece := schedule.take(0)) is not None:
+            counts.append(piece.count)
+            schedule.done(piece.id, cost * piece.count)
+        assert counts == [size] * (rows // size) + [rows % size] * (rows % size > 0)
+
+
+def test_small_batches_are_opened_further_ahead_for_many_workers() -> None:
+    few, many = Schedule(AHEAD, handing=HANDING), Schedule(3 * AHEAD, handing=HANDING)
+    for schedule in (few, many):
+        schedule.open(0, 8)
+        assert schedule.samples_in_demand == 0  # nothing is known yet
+        piece = schedule.take(0)
+        assert piece is not None
+        schedule.done(piece.id, piece.count * 4e-3)
+    assert few.samples_in_demand == 0
+    wanted = many.samples_in_demand
+    assert wanted == pytest.approx(3 * 12 * piece_seconds(12, HANDING) / 4e-3, abs=1)
+    assert batches_ahead(1000, 8, wanted) == MOST_AHEAD
+    assert batches_ahead(1000, 128, wanted) == 7
+    assert batches_ahead(1000, 512, wanted) == AHEAD
+    # Not in more memory than the usual number of large batches takes.
+    assert batches_ahead(LARGE // 2, 8, wanted) == 2 * AHEAD

@@ -30,6 +30,7 @@ POOLS = [
     Workers(3, "threads"),
     Workers(1, "processes"),
     Workers(3, "processes"),
+    Workers(6, "crew"),
 ]
 
 

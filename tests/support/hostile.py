@@ -31,7 +31,7 @@ def jitter(value: float, rng: Any) -> float:
 def deadly(value: float, home: int) -> float:
     in_a_worker(value, home)
     if value == DEADLY:
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)  # in this thread, as native code does
     return value
 
 

@@ -197,7 +197,7 @@ class LoaderSubject:
             batch=self._batch,
             workers=workers,
             kind=self._kind if workers else "none",
-            ahead=options.prefetch or batches_ahead(self._batch_bytes(), self._batch, workers),
+            ahead=options.prefetch or batches_ahead(self._batch_bytes()),
             piece=self._piece,
             cores=config.cores(),
             sample_bytes=self._sample_bytes,
@@ -272,7 +272,7 @@ class LoaderSubject:
     def with_refurbish(self) -> tuple[Iterator[Any], int] | None:
         if any(stop.keeps for stop in self._pipeline.stops):
             return None
-        shared = self._kind == "processes"
+        shared = self._kind in ("processes", "crew")
         try:
             written = replace(self._pipeline_over(self._kept), batching=None).refurbish("auto")
             _, chosen = settle(written, self._loader.options.seed, shared=shared, quiet=True)
@@ -314,7 +314,7 @@ class LoaderSubject:
         options = replace(
             self._loader.options.without_share(),
             workers=self._workers if workers is None else workers,
-            kind=self._kind if self._kind in ("threads", "processes") else "auto",
+            kind=self._kind if self._kind in ("threads", "processes", "crew") else "auto",
             order=None,
             shuffle=shuffle,
             rank=0,

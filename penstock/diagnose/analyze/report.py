@@ -77,7 +77,7 @@ class Setup:
     samples: int
     batch: int
     workers: int
-    kind: Literal["processes", "threads", "none", "node"]
+    kind: Literal["processes", "threads", "crew", "none", "node"]
     ahead: int
     piece: int
     cores: int

@@ -21,7 +21,7 @@ def worker_counts(setup: Setup) -> list[int]:
     workers, cores = setup.workers, setup.cores
     if not workers:
         return []
-    if setup.kind == "processes":  # many of them take long to start
+    if setup.kind in ("processes", "crew"):  # many of them take long to start
         return sorted({1, workers, min(cores, 4 * workers)})
     return sorted({1, workers, cores, 2 * cores})
 
@@ -37,7 +37,7 @@ def sweep_workers(
     setup, started = subject.setup, clock()
     rates: dict[int, list[float]] = {workers: [] for workers in counts}
     # Processes take too long to start to be started for every turn.
-    turns = 1 if setup.kind == "processes" else TURNS
+    turns = 1 if setup.kind in ("processes", "crew") else TURNS
     for turn in range(turns):
         if turn and clock() - started > seconds * len(counts):
             break

@@ -16,13 +16,15 @@ from penstock.stops.stop import Offer
 class WorkerSetup(NamedTuple):
     """To a new worker: which worker it is. The descriptor of its work comes along.
 
-    ``path``: ``sys.path`` of the training process.
+    ``path``: ``sys.path`` of the training process. ``number``: of its first thread among all
+    ``workers``; ``threads``: how many of these it is.
     """
 
     path: list[str]
     number: int
     workers: int
     seed: int
+    threads: int
 
 
 class Started(NamedTuple):
@@ -40,11 +42,11 @@ class EndWorker(NamedTuple):
 
 
 class TaskSent(NamedTuple):
-    """To a worker: a task. A slot that is new to the worker comes along as a descriptor.
+    """One of the tasks of a message.
 
-    ``freed``: slots that are not used any more, for the worker to unmap.
-    ``layout``: packed, if it is not that of the last task. ``batch``: the number of the batch in
-    the worker's own stream, if it reads one.
+    ``slot``: where its rows go; ``new_slot``: it is new to the worker, and its descriptor comes
+    along with the message. ``layout``: packed, if it is not that of the last task. ``batch``: the
+    number of the batch in the worker's own stream, if it reads one.
     """
 
     id: int
@@ -54,23 +56,39 @@ class TaskSent(NamedTuple):
     replicas: list[int] | None
     first: int
     slot: int | None
+    new_slot: bool
     layout: bytes | None
     batch: int
+
+
+class TasksSent(NamedTuple):
+    """To a worker: tasks (the fields of ``TaskSent``), to be done in this order.
+
+    ``freed``: slots that are not used any more, for the worker to unmap.
+    """
+
+    tasks: list[tuple[Any, ...]]
     freed: list[int]
 
 
 class TaskDone(NamedTuple):
-    """From a worker: the outcome of a task.
-
-    ``nbytes``: size of the collated batch in the slot. ``objects``, ``layout`` and ``error`` are
-    packed.
-    """
+    """From a worker: the outcome of a task. ``more``: the fields of ``Particulars``, if any."""
 
     id: int
     rows: int
     taken: int
     busy: float
     tally: list[Any]
+    more: list[Any] | None
+
+
+class Particulars(NamedTuple):
+    """What most outcomes do not have.
+
+    ``nbytes``: size of the collated batch in the slot. ``objects``, ``layout`` and ``error`` are
+    packed.
+    """
+
     offers: list[Offer]
     bad: list[tuple[int, str, str, str]]
     objects: bytes | None
@@ -85,7 +103,7 @@ VOCABULARY = Vocabulary(
     started=Started,
     cannot_start=CannotStart,
     end=EndWorker,
-    task=TaskSent,
+    tasks=TasksSent,
     done=TaskDone,
 )
 
@@ -104,39 +122,39 @@ def done_message(task: int, outcome: Outcome, nbytes: int | None) -> TaskDone:
     """The message for an outcome."""
     report = outcome.report
     error, layout, objects = outcome.error, outcome.layout, report.objects
-    return TaskDone(
-        task,
-        report.rows,
-        report.taken,
-        report.busy,
-        report.tally,
-        report.offers,
-        report.bad,
-        bytes(pack(objects).tobytes()) if objects else None,
-        nbytes,
-        bytes(pack(layout).tobytes()) if layout is not None else None,
-        outcome.changed,
-        pack_error(error) if error is not None else None,
-    )
+    more: list[Any] | None = None
+    unusual = (error, layout, nbytes) != (None, None, None) or outcome.changed
+    if unusual or report.offers or report.bad or objects:
+        more = list(
+            Particulars(
+                report.offers,
+                report.bad,
+                bytes(pack(objects).tobytes()) if objects else None,
+                nbytes,
+                bytes(pack(layout).tobytes()) if layout is not None else None,
+                outcome.changed,
+                pack_error(error) if error is not None else None,
+            )
+        )
+    return TaskDone(task, report.rows, report.taken, report.busy, report.tally, more)
 
 
 def outcome_of(message: TaskDone) -> Outcome:
     """The outcome in a message."""
-    report = TaskReport(
-        message.rows,
-        message.taken,
-        message.busy,
-        message.tally,
-        [(number, index, cost) for number, index, cost in message.offers],
-        [(index, name, stage, error) for index, name, stage, error in message.bad],
-        objects=unpack(message.objects) if message.objects is not None else {},
-    )
+    report = TaskReport(message.rows, message.taken, message.busy, message.tally)
+    if message.more is None:
+        return Outcome(report)
+    more = Particulars(*message.more)
+    report.offers = [(number, index, cost) for number, index, cost in more.offers]
+    report.bad = [(index, name, stage, error) for index, name, stage, error in more.bad]
+    if more.objects is not None:
+        report.objects = unpack(more.objects)
     return Outcome(
         report,
-        value=InSlot(message.nbytes) if message.nbytes is not None else None,
-        layout=unpack(message.layout) if message.layout is not None else None,
-        error=unpack_error(message.error) if message.error is not None else None,
-        changed=message.changed,
+        value=InSlot(more.nbytes) if more.nbytes is not None else None,
+        layout=unpack(more.layout) if more.layout is not None else None,
+        error=unpack_error(more.error) if more.error is not None else None,
+        changed=more.changed,
     )
 
 

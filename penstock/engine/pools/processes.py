@@ -1,4 +1,11 @@
-"""Worker processes: for code that holds the GIL, or that draws from the global generators."""
+"""Worker processes: for code that holds the GIL, or that draws from the global generators.
+
+And crews: worker processes with several threads each.
+
+What the training process does for its workers holds up the training loop: every message is received
+and answered with the GIL, by a thread that wakes for it. So a message to a worker has all that it
+lacks, and the thread of the pool lets messages collect while all workers have tasks in advance.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.engine.pools.launch import (
     Fork,
@@ -31,6 +38,7 @@ from penstock.engine.pools.messages import (
     Started,
     TaskDone,
     TaskSent,
+    TasksSent,
     WorkerSetup,
     outcome_of,
 )
@@ -44,7 +52,22 @@ from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
 
 TASKS_AHEAD = 2
-"""Tasks that a worker has at a time: one to work on, and the next, so that it never waits."""
+"""Tasks that each thread of a worker has: one to work on, and the next, so that it never waits."""
+
+CREW_THREADS = 4
+"""Threads of a worker process of a crew. Decoding, cropping and augmenting a photograph holds the
+GIL for about a fifth of its time: more threads than this would wait for each other."""
+
+REST, LONGEST_REST = 0.2, 0.02
+"""The thread of the pool rests after it has received messages, for this share of the time that a
+task takes and at most this many seconds, while all workers have tasks in advance: so messages
+collect."""
+
+REST_FROM = 4
+"""Tasks that workers do at the same time, from which on resting saves anything."""
+
+MOST_NEW_SLOTS = 6
+"""Slots new to a worker in one message, which has room for 8 descriptors."""
 
 START_LIMIT = 300.0
 """Seconds after which a worker that is not ready yet is warned about, or, if the loader has a
@@ -55,7 +78,11 @@ network disk."""
 class _WorkerHandle:
     """A worker process as the pool sees it.
 
-    - ``tasks``: each with the time since which the worker may work on it, in the order of sending.
+    - ``first``: the number of its first thread among all workers; ``threads``: how many it has.
+    - ``tasks``: each with the time since which the worker may work on it, in the order of sending;
+      ``None``: all its threads work on tasks before it.
+    - ``kept_back``: a task of ``tasks`` that is to run alone, and is sent when the others are done.
+    - ``alone``: such a task was sent. ``late``: the tasks for which the pool killed it.
     - ``since``: the time at which it was started.
     - ``slots``: that it has mapped; ``freed``: those of them that it is to unmap.
     - ``ready``: it has started and takes tasks.
@@ -64,12 +91,25 @@ class _WorkerHandle:
     - ``warned``: tasks that a warning was given for; -1: for its start.
     """
 
-    def __init__(self, number: int, wire: Wire, process: WorkerProcess, since: float) -> None:
+    def __init__(
+        self,
+        number: int,
+        wire: Wire,
+        process: WorkerProcess,
+        since: float,
+        first: int,
+        threads: int,
+    ) -> None:
         self.number = number
+        self.first = first
+        self.threads = threads
         self.wire = wire
         self.process = process
         self.since = since
-        self.tasks: dict[int, tuple[Task, float]] = {}
+        self.tasks: dict[int, tuple[Task, float | None]] = {}
+        self.kept_back: Task | None = None
+        self.alone = False
+        self.late: set[int] = set()
         self.mapped = MappedSlots()
         self.slots: dict[int, weakref.ref[Slot]] = {}
         self.freed: deque[int] = deque()
@@ -78,6 +118,33 @@ class _WorkerHandle:
         self.reason = ""
         self.refused = False
         self.warned: set[int] = set()
+
+    def takes_tasks(self, depth: int) -> bool:
+        """Whether it has fewer than ``depth`` tasks for each thread, and may get another."""
+        return (
+            self.ready
+            and len(self.tasks) < depth * self.threads
+            and not self.alone
+            and self.kept_back is None
+        )
+
+    def add(self, task: Task, now: float) -> None:
+        """Record that the worker has this task too."""
+        self.tasks[task.id] = (task, now if len(self.tasks) < self.threads else None)
+
+    def settle(self, task: int, now: float) -> None:
+        """Record that a task is done: the worker begins the next one that it has."""
+        self.tasks.pop(task, None)
+        self.alone = False
+        for place, (number, (waiting, since)) in enumerate(self.tasks.items()):
+            if place == self.threads:
+                break
+            if since is None and waiting is not self.kept_back:
+                self.tasks[number] = (waiting, now)
+
+    def at_work(self) -> list[tuple[Task, float]]:
+        """The tasks that its threads work on, with the time since which they may do."""
+        return [(task, since) for task, since in self.tasks.values() if since is not None]
 
     def knows(self, slot: Slot) -> None:
         """Record that the worker maps this slot, until the ring frees it."""
@@ -97,6 +164,10 @@ class _WorkerHandle:
 class ProcessPool:
     """Worker processes on this machine, each with a socket of its own.
 
+    ``size``: the number of workers. ``crew``: they are the threads of fewer processes, see
+    ``crew_sizes``. If such a process dies, any of the tasks that its threads worked on may be the
+    reason, so each of them runs alone in a process when it is dealt again.
+
     User code runs in the workers only, never in the process of the pool: a crash or an endless loop
     there would end the training.
     """
@@ -113,8 +184,16 @@ class ProcessPool:
         init: WorkerInit | None = None,
         start: StartMethod = "program",
         clock: Callable[[], float] = time.monotonic,
+        *,
+        crew: bool = False,
     ) -> None:
         self.size = size
+        self._threads = crew_sizes(size) if crew else [1] * size
+        """The threads of each worker process."""
+        self._pinned = not work.road.source.indexed
+        """Some tasks are for one worker only."""
+        self._pace = 0.0
+        """Seconds that recent tasks took."""
         self.restarts = 0
         self._work = work
         self._seed = seed
@@ -168,10 +247,10 @@ class ProcessPool:
         # from the first thread of a program, while that has no other.
         here = outlives_workers()
         if here:
-            self._start_workers(range(self.size))
+            self._start_workers(range(len(self._threads)))
         self._reader = threading.Thread(
             target=self._read,
-            args=(() if here else range(self.size),),
+            args=(() if here else range(len(self._threads)),),
             name="penstock-workers",
             daemon=True,
         )
@@ -184,13 +263,7 @@ class ProcessPool:
         with self._lock:
             if self._closing:
                 return
-            # One task for each worker, then a second one: a few tasks go to different workers.
-            for depth in range(1, TASKS_AHEAD + 1):
-                for worker in list(self._workers.values()):
-                    if worker.ready and len(worker.tasks) < depth:
-                        task = desk.take(worker.number)
-                        if task is not None:
-                            self._send(worker, task)
+            self._fill(desk, list(self._workers.values()))
 
     def help(self) -> bool:
         return False
@@ -207,22 +280,22 @@ class ProcessPool:
             for worker in self._workers.values():
                 if not worker.ready:
                     self._watch_start(worker, now - worker.since, limit)
-                if not worker.tasks:
-                    continue
-                task, since = next(iter(worker.tasks.values()))
-                if limit is not None and now - since > limit:
-                    worker.reason = f"no answer for {limit:g} s"
+                for task, since in worker.at_work():
+                    if limit is not None and now - since > limit:
+                        worker.reason = f"no answer for {limit:g} s"
+                        worker.late.add(task.id)
+                    elif now - since > WARN_AFTER and task.id not in worker.warned:
+                        worker.warned.add(task.id)
+                        warnings.warn(
+                            f"worker {worker.number} (process {worker.process.pid}) has been "
+                            f"working on samples {task.keys.indices[:8]} for more than "
+                            f"{WARN_AFTER:g} s. Give the loader timeout= (seconds) to have such a "
+                            "worker killed and its samples tried again.",
+                            RuntimeWarning,
+                            stacklevel=2,
+                        )
+                if worker.late:
                     _kill(worker)
-                elif now - since > WARN_AFTER and task.id not in worker.warned:
-                    worker.warned.add(task.id)
-                    warnings.warn(
-                        f"worker {worker.number} (process {worker.process.pid}) has been working "
-                        f"on samples {task.keys.indices[:8]} for more than {WARN_AFTER:g} s. "
-                        "Give the loader timeout= (seconds) to have such a worker killed and its "
-                        "samples tried again.",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
         if warning is not None:
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
@@ -331,7 +404,7 @@ class ProcessPool:
         self._given_up = False
         self._failed_starts = FailedStarts()
         now = self._clock()
-        self._due = {n: now for n in range(self.size) if n not in self._workers}
+        self._due = {n: now for n in range(len(self._threads)) if n not in self._workers}
         if self._wake is not None:
             os.write(self._wake[1], b"x")
 
@@ -360,12 +433,16 @@ class ProcessPool:
     def _spawn(self, number: int) -> None:
         ours, theirs = Wire.pair()
         wire = Wire(ours, VOCABULARY)
-        info = WorkerInfo(number, self.size, self._seed, process=True)
+        first, threads = sum(self._threads[:number]), self._threads[number]
         process: WorkerProcess
         try:
             if self._start == "fork":
                 others = [worker.wire.socket for worker in self._workers.values()]
-                process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
+                infos = [
+                    WorkerInfo(first + thread, self.size, self._seed, process=True)
+                    for thread in range(threads)
+                ]
+                process = Fork(theirs, [*others, ours], self._work, infos, self._init, os.getpid())
             else:
                 process = Program(theirs.fileno(), os.getpid())
         except BaseException:
@@ -373,27 +450,83 @@ class ProcessPool:
             raise
         finally:
             theirs.close()
-        worker = _WorkerHandle(number, wire, process, self._clock())
+        worker = _WorkerHandle(number, wire, process, self._clock(), first, threads)
         if self._work_fd is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader thread notices
-                wire.send(
-                    WorkerSetup(list(sys.path), number, self.size, self._seed), [self._work_fd]
-                )
+                setup = WorkerSetup(list(sys.path), first, self.size, self._seed, threads)
+                wire.send(setup, [self._work_fd])
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
 
     # Sending and receiving.
 
-    def _send(self, worker: _WorkerHandle, task: Task) -> None:
-        fds = []
-        slot_id = None
+    def _fill(self, desk: Desk, workers: list[_WorkerHandle]) -> None:
+        """Give tasks to these workers, in one message each."""
+        taken: dict[_WorkerHandle, list[Task]] = {}
+        try:
+            self._take(desk, workers, taken)
+        finally:
+            for worker, tasks in taken.items():
+                self._send(worker, tasks)
+
+    def _take(
+        self, desk: Desk, workers: list[_WorkerHandle], taken: dict[_WorkerHandle, list[Task]]
+    ) -> None:
+        """Take tasks for these workers, as many as they lack."""
+        # One task for each thread, then a second one: a few tasks go to different workers.
+        for depth in range(1, TASKS_AHEAD + 1):
+            for worker in workers:
+                while worker.takes_tasks(depth):
+                    task = desk.take(worker.first)
+                    if task is None:
+                        break
+                    self._assign(worker, task, taken.setdefault(worker, []))
+                else:
+                    continue
+                if not self._pinned:
+                    return  # nor is there a task for another
+
+    def _assign(self, worker: _WorkerHandle, task: Task, tasks: list[Task]) -> None:
+        """Give the worker a task: add it to ``tasks``, which are to be sent, or keep it back."""
+        alone = task.struck and worker.threads > 1
+        if alone and worker.tasks:
+            worker.tasks[task.id] = (task, None)
+            worker.kept_back = task
+            return
+        worker.alone = alone
+        worker.add(task, self._clock())
+        tasks.append(task)
+
+    def _send(self, worker: _WorkerHandle, tasks: list[Task]) -> None:
+        fds: list[int] = []
         freed = worker.forget_freed() if worker.freed else []
+        fields: list[tuple[Any, ...]] = []
+        try:
+            for task in tasks:
+                fields.append(self._sent(worker, task, fds))
+                if len(fds) == MOST_NEW_SLOTS:
+                    worker.wire.send(TasksSent(fields, freed), fds)
+                    fields, freed, fds = [], [], []
+            if fields:
+                worker.wire.send(TasksSent(fields, freed), fds)
+        except ConnectionError:
+            pass  # it is dead: the reader thread deals the tasks again
+        except OSError as error:
+            # Such as too many open files. What the worker knows of slots is no longer certain.
+            worker.reason = f"cannot be sent a task: {error}"
+            _kill(worker)
+            self._report_broken(WorkerError(f"cannot send a task to a worker process: {error}"))
+
+    def _sent(self, worker: _WorkerHandle, task: Task, fds: list[int]) -> TaskSent:
+        """A task as it is sent to a worker. The descriptor of a new slot is added to ``fds``."""
+        slot, new_slot = None, False
         if task.slot is not None:
-            slot_id = task.slot.id
-            mapped, unmapped = worker.mapped.touch(slot_id)
+            slot = task.slot.id
+            mapped, unmapped = worker.mapped.touch(slot)
             if not mapped:
-                fds = [task.slot.fd]
+                new_slot = True
+                fds.append(task.slot.fd)
                 worker.knows(task.slot)
             if unmapped is not None:
                 worker.slots.pop(unmapped, None)
@@ -401,29 +534,19 @@ class ProcessPool:
         if task.layout is not None and worker.layout is not task.layout:
             worker.layout = task.layout
             layout = bytes(pack(task.layout).tobytes())
-        worker.tasks[task.id] = (task, self._clock())
         keys = task.keys
-        message = TaskSent(
+        return TaskSent(
             task.id,
             task.kind,
             keys.epoch,
             keys.indices,
             keys.replicas,
             task.first,
-            slot_id,
+            slot,
+            new_slot,
             layout,
             task.number,
-            freed,
         )
-        try:
-            worker.wire.send(message, fds)
-        except ConnectionError:
-            pass  # it is dead: the reader thread deals the task again
-        except OSError as error:
-            # Such as too many open files. What the worker knows of slots is no longer certain.
-            worker.reason = f"cannot be sent a task: {error}"
-            _kill(worker)
-            self._report_broken(WorkerError(f"cannot send a task to a worker process: {error}"))
 
     def _read(self, starting: Iterable[int]) -> None:
         """Receive messages, and replace workers that end. ``starting``: workers to start first."""
@@ -443,11 +566,16 @@ class ProcessPool:
                 pause = max(0.0, min(self._due.values()) - self._clock())
             if self._selector is None:
                 return
-            for event, _ in self._selector.select(pause):
-                if event.data is None:
-                    os.read(event.fd, 1)
-                elif not self._closing:
-                    self._receive_from(event.data)
+            served: list[_WorkerHandle] = []
+            events = self._selector.select(pause)
+            try:
+                for event, _ in events:
+                    if event.data is None:
+                        os.read(event.fd, 1)
+                    elif not self._closing and self._receive_from(event.data):
+                        served.append(event.data)
+            finally:
+                self._serve(served)
             now = self._clock()
             due = [number for number, at in self._due.items() if at <= now]
             for number in due:
@@ -456,24 +584,41 @@ class ProcessPool:
         except Exception as error:  # only ``close`` may end this thread
             self._report_broken(error)
 
-    def _receive_from(self, worker: _WorkerHandle) -> None:
+    def _serve(self, workers: list[_WorkerHandle]) -> None:
+        """Give workers that have finished tasks others, and rest if all have some in advance."""
+        desk = self._desk()
+        if desk is None or not workers:
+            return
+        with self._lock:
+            if self._closing:
+                return
+            self._fill(desk, workers)
+            ready = [worker for worker in self._workers.values() if worker.ready]
+            busy = all(len(worker.tasks) > worker.threads for worker in ready)
+        del desk
+        if busy and not self._due and self.size >= REST_FROM:
+            time.sleep(min(LONGEST_REST, REST * self._pace))
+
+    def _receive_from(self, worker: _WorkerHandle) -> bool:
+        """Handle a message of this worker. Returns whether the worker has finished a task."""
         try:
-            self._receive(worker)
+            return self._receive(worker)
         except BaseException as error:
             # A message is lost: another worker does the tasks of this one.
             worker.reason = f"its message cannot be received: {error}"
             _kill(worker)
             raise
 
-    def _receive(self, worker: _WorkerHandle) -> None:
+    def _receive(self, worker: _WorkerHandle) -> bool:
         received = worker.wire.receive()
         if received is None:
             self._bury(worker)
-            return
+            return False
         message, _ = received
         if isinstance(message, TaskDone):
             self._take_back(worker, message)
-        elif isinstance(message, Started):
+            return True
+        if isinstance(message, Started):
             worker.ready = True
             self._failed_starts.ready(worker.number)
             self.notify()
@@ -486,18 +631,21 @@ class ProcessPool:
                     "must be importable from there. workers=0 runs the pipeline in this process."
                 )
             )
+        return False
 
     def _take_back(self, worker: _WorkerHandle, message: TaskDone) -> None:
         with self._lock:
-            task, _ = worker.tasks.pop(message.id)
-            for number, (waiting, _) in worker.tasks.items():
-                worker.tasks[number] = (waiting, self._clock())
-                break
+            worker.settle(message.id, self._clock())
+            if worker.kept_back is not None and len(worker.tasks) == 1:
+                task, worker.kept_back = worker.kept_back, None
+                tasks: list[Task] = []
+                del worker.tasks[task.id]
+                self._assign(worker, task, tasks)
+                self._send(worker, tasks)
+        self._pace = message.busy
         desk = self._desk()
         if desk is not None:
-            desk.done(task.id, outcome_of(message))
-            del desk
-            self.notify()
+            desk.done(message.id, outcome_of(message))
 
     def _bury(self, worker: _WorkerHandle) -> None:
         """Deal the tasks of a dead worker again, and start another worker in its place."""
@@ -509,6 +657,7 @@ class ProcessPool:
             worker.wire.close()
             reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
+            guilty = worker.late or {task.id for task, _ in worker.at_work()}
             worker.tasks.clear()
             del self._workers[worker.number]
             if not self._given_up and not worker.refused:
@@ -520,10 +669,10 @@ class ProcessPool:
         desk = self._desk()
         if desk is None:
             return
-        # A worker runs tasks in the order in which they were sent: it died during the first. The
-        # last one is reported first, because each becomes the next to be dealt.
+        # A worker begins tasks in the order in which they were sent. The last one is reported
+        # first, because each becomes the next to be dealt.
         for task in reversed(lost):
-            desk.lost(task, guilty=task == lost[0], reason=reason)
+            desk.lost(task, guilty=task in guilty, reason=reason)
         del desk
         self.notify()
 
@@ -541,6 +690,16 @@ class ProcessPool:
         desk = self._desk()
         if desk is not None:
             desk.broken(error)
+
+
+def crew_sizes(workers: int) -> list[int]:
+    """The number of threads of each process of a crew with this many workers.
+
+    >>> crew_sizes(3), crew_sizes(9), crew_sizes(32)
+    ([3], [3, 3, 3], [4, 4, 4, 4, 4, 4, 4, 4])
+    """
+    processes = -(-workers // CREW_THREADS)
+    return [len(range(number, workers, processes)) for number in range(processes)]
 
 
 def _kill(worker: _WorkerHandle) -> None:

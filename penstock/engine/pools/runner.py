@@ -65,7 +65,7 @@ class Task:
     """Work for one worker: samples to prepare, and where their rows go.
 
     ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
-    stream.
+    stream. ``struck``: a worker died while it worked on it.
     """
 
     id: int
@@ -76,6 +76,7 @@ class Task:
     layout: Layout | None
     columns: Sequence[Any]
     number: int = 0
+    struck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.engine.slots import shared_file
 _PACKET = 1 << 16
 _MOST_DESCRIPTORS = 8
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
+_CUT_OFF, _DESCRIPTORS_CUT_OFF = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
 _INLINE, _IN_MEMFD = b"\0", b"\1"
 """The first byte of a packet: the message follows, or is in the memfd that came along."""
 
@@ -123,12 +124,12 @@ class Wire:
         if not packet and not fds:
             return None
         try:
-            if flags & socket.MSG_CTRUNC:
+            if flags & _DESCRIPTORS_CUT_OFF:
                 raise LostDescriptorsError(
                     f"descriptors of a message were lost: more than {_MOST_DESCRIPTORS} came "
                     "along, or this process has as many open files as it may have (ulimit -n)"
                 )
-            if flags & socket.MSG_TRUNC:
+            if flags & _CUT_OFF:
                 raise ProtocolError(f"a packet of more than {_PACKET} bytes")
             return self._record(packet, fds), fds
         except BaseException:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.engine.pools.messages import (
@@ -58,45 +60,79 @@ class WorkerSlot(Slot):
 
 
 class _TaskLoop:
-    """Receives tasks, runs them and sends their outcomes."""
+    """Receives tasks, runs them and sends their outcomes.
 
-    def __init__(self, wire: Wire, runner: Runner) -> None:
+    With one runner, tasks run in this thread. With several (a crew), each has a thread of its own,
+    and this thread only receives: threads begin tasks in the order in which they came.
+    """
+
+    def __init__(self, wire: Wire, runners: Sequence[Runner]) -> None:
         self.wire = wire
-        self.runner = runner
+        self.runners = runners
         self.layout: Layout | None = None
         self.slots: dict[int, WorkerSlot] = {}
         self.columns: dict[int, tuple[Layout, Any]] = {}
         self.mapped = MappedSlots()
+        self._waiting: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        while True:
-            received = self.wire.receive()
-            if received is None:
-                return
-            message, fds = received
-            if isinstance(message, EndWorker):
-                return
-            task = self._task(message, fds)
-            outcome = self.runner.run(task)
-            nbytes = self._write_into_slot(task, outcome)
-            try:
-                self.wire.send(done_message(task.id, outcome, nbytes))
-            except (BrokenPipeError, ConnectionResetError):
-                return
+        threads = [
+            threading.Thread(target=self._serve, args=(runner,), name=f"penstock-{number}")
+            for number, runner in enumerate(self.runners if len(self.runners) > 1 else ())
+        ]
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        while (tasks := self._receive()) is not None:
+            for task in tasks:
+                if threads:
+                    self._waiting.put(task)
+                elif not self._run(self.runners[0], task):
+                    return
 
-    def _task(self, message: TaskSent, fds: list[int]) -> Task:
-        if message.layout is not None:
-            self.layout = unpack(message.layout)
+    def _receive(self) -> list[Task] | None:
+        """The next tasks; ``None``: end."""
+        received = self.wire.receive()
+        if received is None or isinstance(received[0], EndWorker):
+            return None
+        message, fds = received
         for freed in message.freed:
             if self.mapped.forget(freed):
                 self._unmap(freed)
+        new = iter(fds)
+        return [self._task(TaskSent(*fields), new) for fields in message.tasks]
+
+    def _serve(self, runner: Runner) -> None:
+        while (task := self._waiting.get()) is not None:
+            self._run(runner, task)
+
+    def _run(self, runner: Runner, task: Task) -> bool:
+        """Run a task and send its outcome. Returns false if nobody receives it."""
+        try:
+            outcome = runner.run(task)
+        except BaseException:
+            if len(self.runners) == 1:
+                raise
+            # Code that calls sys.exit() ends a worker process; a thread would end unnoticed.
+            traceback.print_exc()
+            os._exit(1)
+        nbytes = self._write_into_slot(task, outcome)
+        try:
+            self.wire.send(done_message(task.id, outcome, nbytes))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def _task(self, message: TaskSent, fds: Iterator[int]) -> Task:
+        if message.layout is not None:
+            self.layout = unpack(message.layout)
         slot = None
         slot_id = message.slot
         columns: Any = ()
         if slot_id is not None:
-            mapped, unmapped = self.mapped.touch(slot_id)
-            if not mapped:
-                self.slots[slot_id] = WorkerSlot(slot_id, fds[0])
+            _, unmapped = self.mapped.touch(slot_id)
+            if message.new_slot:
+                self.slots[slot_id] = WorkerSlot(slot_id, next(fds))
             if unmapped is not None:
                 self._unmap(unmapped)
             slot = self.slots[slot_id]
@@ -140,9 +176,13 @@ class _TaskLoop:
 
 
 def serve(
-    sock: socket.socket, work: Work, info: WorkerInfo, init: WorkerInit | None, parent: int
+    sock: socket.socket,
+    work: Work,
+    infos: Sequence[WorkerInfo],
+    init: WorkerInit | None,
+    parent: int,
 ) -> None:
-    """Prepare tasks until the socket closes."""
+    """Prepare tasks until the socket closes, with a thread for each of ``infos``."""
     # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -151,7 +191,7 @@ def serve(
     wire.send(Started())
     gc.collect()
     gc.freeze()
-    _TaskLoop(wire, Runner(work, info, init)).run()
+    _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
 
 
 def main() -> None:
@@ -173,9 +213,11 @@ def main() -> None:
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return
-    serve(
-        sock, work, WorkerInfo(setup.number, setup.workers, setup.seed, process=True), init, parent
-    )
+    infos = [
+        WorkerInfo(setup.number + thread, setup.workers, setup.seed, process=True)
+        for thread in range(setup.threads)
+    ]
+    serve(sock, work, infos, init, parent)
     # Skip the interpreter's shutdown: libraries with threads of their own may hang in it.
     sys.stdout.flush()
     sys.stderr.flush()
