@@ -62,6 +62,8 @@ class _WorkerHandle:
     - ``reason``: why the pool killed it, for the error message.
     - ``refused``: it has reported why it cannot start.
     - ``warned``: tasks that a warning was given for; -1: for its start.
+    - ``exit_fd``: readable once the process has ended. Its socket does not tell: a process that it
+      forked may keep that open.
     """
 
     def __init__(self, number: int, wire: Wire, process: WorkerProcess, since: float) -> None:
@@ -78,6 +80,15 @@ class _WorkerHandle:
         self.reason = ""
         self.refused = False
         self.warned: set[int] = set()
+        self.exit_fd: int | None = None
+        if process.pid is not None:
+            with contextlib.suppress(OSError):  # an old kernel, or too many open files
+                self.exit_fd = os.pidfd_open(process.pid)
+
+    def close(self) -> None:
+        self.wire.close()
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
 
     def knows(self, slot: Slot) -> None:
         """Record that the worker maps this slot, until the ring frees it."""
@@ -378,6 +389,8 @@ class ProcessPool:
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
+            if worker.exit_fd is not None:
+                self._selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
 
     # Sending and receiving.
 
@@ -439,11 +452,18 @@ class ProcessPool:
                 pause = max(0.0, min(self._due.values()) - self._clock())
             if self._selector is None:
                 return
-            for event, _ in self._selector.select(pause):
-                if event.data is None:
+            events = self._selector.select(pause)
+            readable = {event.fd for event, _ in events}
+            for event, _ in events:
+                worker: _WorkerHandle | None = event.data
+                if worker is None:
                     os.read(event.fd, 1)
-                elif not self._closing:
-                    self._receive_from(event.data)
+                elif self._closing or self._workers.get(worker.number) is not worker:
+                    continue  # buried because of another event
+                elif event.fd != worker.exit_fd:
+                    self._receive_from(worker)
+                elif worker.wire.socket.fileno() not in readable:  # its last messages come first
+                    self._bury(worker)
             now = self._clock()
             due = [number for number, at in self._due.items() if at <= now]
             for number in due:
@@ -501,8 +521,10 @@ class ProcessPool:
             if self._closing or self._selector is None:
                 return
             self._selector.unregister(worker.wire.socket)
+            if worker.exit_fd is not None:
+                self._selector.unregister(worker.exit_fd)
             code = worker.process.end(1.0)
-            worker.wire.close()
+            worker.close()
             reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
             worker.tasks.clear()
@@ -531,7 +553,7 @@ class ProcessPool:
         for worker in workers:
             # An idle worker ends at once; one that works or still starts is killed at once.
             worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
-            worker.wire.close()
+            worker.close()
 
     def _report_broken(self, error: BaseException) -> None:
         desk = self._desk()
