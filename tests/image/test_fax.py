@@ -107,7 +107,7 @@ def test_pixels_that_are_cut_short_are_refused(kind: str) -> None:
     data = bytearray(saved(random_runs(20, 200, 0), kind))
     (first, *_), (length, *_) = strips(bytes(data))
     data[first + length // 2 : first + length] = bytes(length - length // 2)
-    with pytest.raises(SourceError, match="pixels are (damaged|cut short)"):
+    with pytest.raises(SourceError, match=r"pixels are (damaged|cut short)"):
         decode().apply(bytes(data), None)
 
 
