@@ -149,7 +149,7 @@ def serve(
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
-    gc.collect()
+    # Not collected first: that would touch, and so copy, all memory that a fork shares.
     gc.freeze()
     _TaskLoop(wire, Runner(work, info, init)).run()
 
@@ -173,6 +173,7 @@ def main() -> None:
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return
+    gc.collect()
     serve(
         sock, work, WorkerInfo(setup.number, setup.workers, setup.seed, process=True), init, parent
     )
