@@ -1,4 +1,5 @@
-"""Checks that no test leaves a process, a thread of Penstock or a file in shared memory behind."""
+"""Runs slow tests first, and checks that no test leaves anything behind: no process, no thread of
+Penstock, no file in shared memory."""
 
 from __future__ import annotations
 
@@ -21,11 +22,28 @@ import pytest
 collect_ignore = ["penstock/torch/lightning.py"]
 """It imports Lightning, which may be missing, or may fail to import torchvision."""
 
+SLOW = (
+    "tests/torch/test_share.py",
+    "tests/torch/test_distributed.py",
+    "tests/torch/test_dataloader.py",
+    "tests/torch/test_checkpoint_cost.py",
+    "tests/inject/test_analysis.py",
+    "tests/inject/test_scripts_run.py",
+    "tests/project/test_docs.py",
+    "tests/store/test_damage.py",
+)
+"""Files with tests of many seconds, most of which start processes that import torch. They run
+first, so that short tests are left to fill the last seconds of all workers."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell makes background jobs ignore Ctrl-C, and programs that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
 
 
 def _has_children() -> bool:

@@ -26,12 +26,18 @@ from torch.utils.data import (
 
 import penstock.torch
 from penstock.errors import PipelineError
+from penstock.node.directory import NodeDirectory
 from penstock.node.member import DEPTH
 from penstock.torch import DataLoader
 from tests.node.conftest import node_directory  # noqa: F401
 from tests.support.members import Job, group, jobs, prepared_once
 
-pytestmark = pytest.mark.usefixtures("node_directory")
+
+@pytest.fixture(autouse=True)
+def frugal_node(node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """One worker, and one node for a test: each process of a node takes 2 s to import torch."""
+    monkeypatch.setenv("PENSTOCK_NODE_WORKERS", "1")
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "60")
 
 
 class Noisy(Dataset[Any]):  # type: ignore[misc]
@@ -120,8 +126,12 @@ def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> N
 WAYS: dict[str, dict[str, Any]] = {
     "echo": {"shuffle": True, "echo": 2, "echo_at": "batch"},
     "drop_last": {
-        **{"shuffle": True, "drop_last": True, "num_workers": 2},
-        **{"on_error": "skip", "timeout": 60, "prefetch_factor": 2},
+        "shuffle": True,
+        "drop_last": True,
+        "num_workers": 2,
+        "on_error": "skip",
+        "timeout": 60,
+        "prefetch_factor": 2,
     },
     "no batches": {"batch_size": None},
     "collate_fn": {"collate_fn": len},

@@ -102,7 +102,7 @@ def rows(
     """The rows of a strip or tile. ``low_first``: the first bit of a byte is its lowest.
 
     Raises ``Damaged`` at the first code that is not defined, and for a row that has not exactly
-    ``width`` pixels. It reads about a million changes of colour in a second.
+    ``width`` pixels. It reads more than a million changes of colour in a second.
     """
     bits = _Bits(data.translate(_REVERSED) if low_first else data)
     above = _ended([], width)
