@@ -267,7 +267,10 @@ class Engine:
             if found is None:
                 return
             batch, piece = found
-            self._keepers.lost(batch.keys.cut(piece.first, piece.count).indices)
+            indices = batch.keys.cut(piece.first, piece.count).indices
+            if guilty:
+                self._keepers.check(indices)
+            self._keepers.lost(indices)
             self.meter.retried()
             deadly = self._schedule.lost(piece.id, guilty=guilty)
             if deadly is not None:

@@ -124,6 +124,14 @@ class Keepers:
         for keeper in self._keepers:
             keeper.lost(indices)
 
+    def check(self, indices: Sequence[int]) -> None:
+        """Give up the stores whose damage may have killed the worker that prepared these samples.
+
+        Then their samples are prepared again, and no sample is blamed for a damaged store.
+        """
+        for keeper in self._keepers:
+            keeper.check(indices)
+
     def settled(self) -> bool:
         """Whether the next epoch may begin early. Called once before each start of the loader.
 

@@ -182,6 +182,13 @@ class Keeper:
     def lost(self, indices: Sequence[int]) -> None:
         """Remove samples that a worker may have put in before it died without a report."""
 
+    def check(self, indices: Sequence[int]) -> None:
+        """Give the store up if reading these samples from it may have killed a worker."""
+        if self.stop.by_index:
+            self.store.check(indices)
+        else:
+            self.store.check([store_key(index, version) for index in indices for version in (0, 1)])
+
     def outdated(self, batch: BatchKeys) -> list[int]:
         """The store keys that no batch after this one needs."""
         return []

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +99,16 @@ class SampleTable:
         value = payload(key, first, lambda: self._pieces_after_first(packed))
         return value, value is not None
 
+    def check_readable(self, key: int) -> None:
+        """Raise StoreLost if a page of this value cannot be read, as on a failing disk.
+
+        The kernel kills a process that touches such a page; a system call only gets an error.
+        """
+        packed = pack_key(key)
+        first = self._transaction.get(packed)
+        if first is not None and not all(map(readable, (first, *self._pieces_after_first(packed)))):
+            raise StoreLost("a page of a value cannot be read")
+
     def put(self, key: int, framed: Buffer, tag: int | None) -> None:
         """Store a value, replacing any value under the key."""
         packed, view = pack_key(key), memoryview(framed)
@@ -153,6 +164,20 @@ class SampleTable:
         _, _, flags, pages = _PAGE_HEAD.unpack(ctypes.string_at(address, _PAGE_HEAD.size))
         if flags & _OVERFLOW == 0 or pages != expected:
             raise StoreLost("the first page of a value is damaged")
+
+
+def readable(view: memoryview) -> bool:
+    """Whether all bytes of a view of mapped memory can be read."""
+    fd = os.memfd_create("penstock-check")
+    try:
+        at = 0
+        while at < len(view):
+            at += os.pwrite(fd, view[at : at + PIECE], 0)
+    except OSError as error:
+        return error.errno != errno.EFAULT
+    finally:
+        os.close(fd)
+    return True
 
 
 class Environment:
@@ -258,6 +283,21 @@ class Environment:
         finally:
             del transaction
             self._leave()
+
+    def check_now(self, keys: Sequence[int]) -> None:
+        """Raise StoreLost if the index is damaged, or a value under these keys is unreadable."""
+        self._enter()
+        try:
+            self._watch.check_now()
+        finally:
+            self._leave()
+
+        def look(transaction: Any) -> None:
+            table = self.samples(transaction)
+            for key in keys:
+                table.check_readable(key)
+
+        self.read(look)
 
     def record(self, transaction: Any, name: bytes) -> bytes | None:
         """A record of the store itself, kept next to the samples."""

@@ -118,6 +118,15 @@ class FileWatch:
             finally:
                 unlock_byte(self._data, 0)
 
+    def check_now(self) -> None:
+        """Check the index even if the file looks unchanged. Raises StoreLost."""
+        with self._mutex:
+            lock_byte(self._data, 0)
+            try:
+                self._settle(trusting=False)
+            finally:
+                unlock_byte(self._data, 0)
+
     def wrote(self, transaction: int) -> None:
         """Note the number of a transaction that was committed. Only while ``writing``."""
         self._number = transaction
@@ -134,6 +143,8 @@ class FileWatch:
         """Size and time of change of the data file. Raises StoreLost."""
         if self._lost is not None:
             raise self._lost
+        if self._guard.declared_damaged:
+            self._lose(StoreLost("another process has found it damaged"))
         # Read first: another thread may find the file larger than this one is about to.
         largest = self._largest
         data, lock = os.fstat(self._data), os.fstat(self._lock)
@@ -144,21 +155,22 @@ class FileWatch:
         self._largest = max(self._largest, data.st_size)
         return data.st_size, data.st_ctime_ns
 
-    def _settle(self) -> FileRecord:
-        """Make sure that the file is as its last writer left it. No other process writes now."""
+    def _settle(self, *, trusting: bool = True) -> FileRecord:
+        """Make sure that the file is as its last writer left it. No other process writes now.
+
+        ``trusting``: a file that looks unchanged needs no check.
+        """
         record = self._look()
         last = self._guard.read_record()
-        if last is not None and record == last[:2]:
+        if trusting and last is not None and record == last[:2]:
             self._known = last
             return last
         try:
             transaction = self._check_index(self._data)
         except IndexDamage as damage:
-            self._lose(
-                StoreLost(
-                    f"its file was changed by another program, and its index is damaged: {damage}"
-                )
-            )
+            changed = last is None or record != last[:2]
+            by_whom = "its file was changed by another program, and " if changed else ""
+            self._lose(StoreLost(f"{by_whom}its index is damaged: {damage}"))
         except OSError as error:
             self._lose(StoreLost(f"its file cannot be read: {error}"))
         # A writer that was killed before it could record its change was one transaction ahead, and

@@ -4,7 +4,8 @@ Every process that has a store open holds a shared lock on its guard file. The h
 exclusive lock is alone with the store: it may repair it, or mark it as closed cleanly. The state
 file records what the store holds and how it was left. It is a file of its own, not a record in
 LMDB, because it must be right precisely when LMDB's pages may be lost. The guard file itself
-records how LMDB's files looked after the last change by one of its users.
+records how LMDB's files looked after the last change by one of its users, and whether one of them
+has found the store damaged.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class Guard:
 
     def write(self, state: StoreState, *, durable: bool) -> None:
         """Replace the state atomically. ``durable``: it is on disk when this returns."""
+        os.pwrite(self._fd, bytes([state.damaged]), _RECORD.size)
         partial = self.place / f"{STATE}.{os.getpid()}"
         with open(partial, "w", opener=_private) as file:
             file.write(state.text())
@@ -182,8 +184,13 @@ class Guard:
         """Whether a store of Penstock was made here before."""
         return os.pread(self._fd, len(_MARK), 0) == _MARK
 
+    @property
+    def declared_damaged(self) -> bool:
+        """Whether a user of the store has found it damaged. Takes a microsecond."""
+        return os.pread(self._fd, 1, _RECORD.size) == b"\1"
+
     def declare_damaged(self) -> None:
-        """Have the next process that is alone with the store empty it."""
+        """Have all users give the store up, and the next one that is alone with it empty it."""
         with suppress(OSError, ValueError):
             state = self.read()
             if self.current and state is not None and not state.damaged:

@@ -124,6 +124,9 @@ class HeapStore:
         """True: only this process has put values in, so reading them runs no foreign code."""
         return True
 
+    def check(self, keys: Sequence[int]) -> None:
+        """See ``SampleStore.check``. Does nothing: its values are in the memory of this process."""
+
     def drop_unreadable(self, keys: Sequence[int]) -> None:
         """See ``SampleStore.drop_unreadable``."""
         self.delete_many(keys)

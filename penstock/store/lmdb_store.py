@@ -188,6 +188,18 @@ class LmdbStore:
 
         return self._change(environment, delete, 0)
 
+    def check(self, keys: Sequence[int]) -> None:
+        """See ``SampleStore.check``. The whole index is read, 60 us a page."""
+        environment = self._attached()
+        if environment is None:
+            return
+        try:
+            environment.check_now(keys)
+        except EnvironmentClosed:
+            pass
+        except (environment.lmdb.Error, StoreLost) as error:
+            self._report(environment, error, "the samples it holds are prepared again")
+
     def seal(self) -> None:
         """See ``SampleStore.seal``. A process with a larger budget still stores values."""
         environment = self._attached()

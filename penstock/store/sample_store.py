@@ -88,6 +88,12 @@ class SampleStore(Protocol):
     def drop_unreadable(self, keys: Sequence[int]) -> None:
         """Remove values whose bytes are intact but are no samples; they count as damaged."""
 
+    def check(self, keys: Sequence[int]) -> None:
+        """Give the store up, in all processes, if reading these values could kill a process.
+
+        For the values that a process may have been reading when it died.
+        """
+
     def delete_many(self, keys: Sequence[int]) -> int:
         """Remove the values under these keys; return how many there were."""
 

@@ -136,6 +136,29 @@ def test_samples_are_weighed_for_refurbish_in_workers_only(tmp_path: Path) -> No
     assert kept[0] == kept[1] < 40
 
 
+def test_a_dead_worker_is_noticed_while_a_process_that_it_forked_keeps_its_socket_open(
+    tmp_path: Path,
+) -> None:
+    home = os.getpid()
+
+    def die_beside_a_child(x: float) -> float:
+        if x == 5.0 and os.getpid() != home and not (tmp_path / "child").exists():
+            child = os.fork()
+            if not child:
+                signal.pause()
+            (tmp_path / "child").write_text(str(child))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    pipeline = ps.from_dataset(np.arange(16.0)).map(die_beside_a_child, random=False).batch(8)
+    try:
+        with pipeline.loader(workers=1, kind="processes", shuffle=False) as loader:
+            assert np.concatenate(list(loader)).tolist() == list(map(float, range(16)))
+            assert pool_of(loader).restarts == 1
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
 # Workers end with their parent.
 
 ORPHANS = """

@@ -6,15 +6,21 @@ Runs happen in processes of their own, because damage that is not noticed kills 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.store import LmdbStore
+from penstock.store.environment import readable
+from penstock.store.guard import Guard
 from tests.store import damaged_run
 from tests.store.reading import get, get_many
 
@@ -23,6 +29,7 @@ MB = 1_000_000
 USE = """
 import sys, warnings
 from pathlib import Path
+from typing import Any
 from penstock.store import LmdbStore
 warnings.simplefilter("always")
 store = LmdbStore(Path(sys.argv[1]), budget=10**8, identity="photos", persistent=True)
@@ -259,3 +266,84 @@ def test_training_on_a_damaged_cache_gives_the_right_samples(
         timeout=170,
     )
     assert (run.returncode, run.stdout.count("right\n")) == (0, rounds), run.stdout + run.stderr
+
+
+def _spoil_samples(place: Path) -> None:
+    """Have LMDB look for samples behind the end of the file, unnoticed by a look at its times.
+
+    A failing disk or memory does so. Only the pages of the samples' own index are changed.
+    """
+    path = place / "data.mdb"
+    data = bytearray(path.read_bytes())
+    assert len(data) < 0xFFF0
+    for page in range(2 * 4096, len(data), 4096):
+        if data[page + 10] == 2 and b"samples" not in data[page : page + 4096]:
+            data[page + 16 : page + 100] = b"\xf0\xff" * 42
+    with open(path, "r+b") as file:
+        file.write(data)
+    guard = Guard(place)
+    record = guard.read_record()
+    assert record is not None
+    guard.write_record(record._replace(changed=path.stat().st_ctime_ns))
+    guard.abandon()
+
+
+def _draw(value: int, rng: np.random.Generator) -> int:
+    rng.random()
+    return value
+
+
+@pytest.mark.parametrize("stop", ["cache", "refurbish"])
+def test_a_store_that_kills_workers_is_given_up_and_training_goes_on(
+    tmp_path: Path, stop: str
+) -> None:
+    numbers = ps.from_dataset(np.arange(40), random=False, version="1")
+    kept = (
+        numbers.cache("1MB", where=str(tmp_path / "kept"))
+        if stop == "cache"
+        else numbers.map(_draw, version="1")
+        .refurbish(10, size="1MB", where=str(tmp_path / "kept"))
+        .map(_draw)
+    )
+    options: Any = {"workers": 2, "kind": "processes", "shuffle": False}
+    with kept.batch(4).loader(**options) as loader:
+        assert np.concatenate(list(loader)).tolist() == list(range(40))
+        (place,) = (tmp_path / "kept").iterdir()
+        _spoil_samples(place)
+        with pytest.warns(RuntimeWarning, match=r"index is damaged.*prepared again.*made anew"):
+            assert np.concatenate(list(loader)).tolist() == list(range(40))
+        assert loader.stats().retries > 0
+        assert np.concatenate(list(loader)).tolist() == list(range(40))
+    with (
+        pytest.warns(RuntimeWarning, match="was emptied: it was found damaged"),
+        kept.batch(4).loader(**options) as loader,
+    ):
+        assert np.concatenate(list(loader)).tolist() == list(range(40))
+
+
+def test_what_one_user_finds_damaged_all_users_give_up(
+    place: Path, user: subprocess.Popen[str]
+) -> None:
+    assert use(user) == "[] True\n"
+    store = _store(place)
+    store.check(range(40))
+    assert get(store, 101) == bytes(9000)
+    assert store._environment is not None
+    store._environment.lose()
+    assert use(user) == "[] False\n"
+    assert end(user) == (0, 1)
+    store.close()
+
+
+def test_memory_that_cannot_be_read_is_found_without_touching_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(8 * 4096))
+    with (
+        open(tmp_path / "file", "r+b") as file,
+        mmap.mmap(file.fileno(), 8 * 4096) as mapped,
+        memoryview(mapped) as view,
+    ):
+        assert readable(view)
+        os.truncate(tmp_path / "file", 5 * 4096)
+        with view[: 5 * 4096] as left:
+            assert readable(left)
+        assert not readable(view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random as python_random
 import warnings
@@ -472,6 +473,20 @@ def test_workers_fork_if_asked_to() -> None:
         Samples(make), batch_size=5, num_workers=2, multiprocessing_context="fork"
     ) as loader:
         assert torch.cat(list(loader)).tolist() == [float(i) for i in range(23)]
+
+
+def test_a_forked_worker_does_not_copy_the_memory_that_it_shares() -> None:
+    def make(i: int) -> int:
+        # A collection touches every object, so all their pages are copied.
+        return int(gc.get_stats()[2]["collections"])
+
+    gc.disable()
+    try:
+        before = make(0)
+        with DataLoader(Samples(make), num_workers=1, multiprocessing_context="fork") as loader:
+            assert {int(batch) for batch in loader} == {before}
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

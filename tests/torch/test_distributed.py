@@ -14,6 +14,7 @@ import pytest
 
 from tests.project.test_docs import STAND_INS
 from tests.support import ROOT
+from tests.support.rank import start
 
 SAMPLES = 40
 
@@ -64,17 +65,15 @@ def run_ranks(script: str, place: Path, *, launched: bool = False, world: int = 
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world)} if launched else {}
         words = [str(rank), str(world), str(place / "store"), str(place / f"out-{rank}")]
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(program), *words],
-                env=clean_environment(**variables),
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    for process in processes:
-        error = process.communicate(timeout=150)[1]
-        assert process.returncode == 0, error
+        errors = place / f"errors-{rank}"
+        processes.append(start(program, words, clean_environment(**variables), errors))
+    try:
+        for rank, process in enumerate(processes):
+            process.join(150)
+            assert process.exitcode == 0, (place / f"errors-{rank}").read_text()
+    finally:
+        for process in processes:
+            process.kill()
     return [json.loads((place / f"out-{rank}").read_text()) for rank in range(world)]
 
 

@@ -89,6 +89,8 @@ class _WorkerHandle:
     - ``reason``: why the pool killed it, for the error message.
     - ``refused``: it has reported why it cannot start.
     - ``warned``: tasks that a warning was given for; -1: for its start.
+    - ``exit_fd``: readable once the process has ended. Its socket does not tell: a process that it
+      forked may keep that open.
     """
 
     def __init__(
@@ -118,6 +120,15 @@ class _WorkerHandle:
         self.reason = ""
         self.refused = False
         self.warned: set[int] = set()
+        self.exit_fd: int | None = None
+        if process.pid is not None:
+            with contextlib.suppress(OSError):  # an old kernel, or too many open files
+                self.exit_fd = os.pidfd_open(process.pid)
+
+    def close(self) -> None:
+        self.wire.close()
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
 
     def takes_tasks(self, depth: int) -> bool:
         """Whether it has fewer than ``depth`` tasks for each thread, and may get another."""
@@ -458,6 +469,8 @@ class ProcessPool:
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
+            if worker.exit_fd is not None:
+                self._selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
 
     # Sending and receiving.
 
@@ -568,12 +581,19 @@ class ProcessPool:
                 return
             served: list[_WorkerHandle] = []
             events = self._selector.select(pause)
+            readable = {event.fd for event, _ in events}
             try:
                 for event, _ in events:
-                    if event.data is None:
+                    worker: _WorkerHandle | None = event.data
+                    if worker is None:
                         os.read(event.fd, 1)
-                    elif not self._closing and self._receive_from(event.data):
-                        served.append(event.data)
+                    elif self._closing or self._workers.get(worker.number) is not worker:
+                        continue  # buried because of another event
+                    elif event.fd != worker.exit_fd:
+                        if self._receive_from(worker):
+                            served.append(worker)
+                    elif worker.wire.socket.fileno() not in readable:
+                        self._bury(worker)  # only now: its last messages came first
             finally:
                 self._serve(served)
             now = self._clock()
@@ -653,8 +673,10 @@ class ProcessPool:
             if self._closing or self._selector is None:
                 return
             self._selector.unregister(worker.wire.socket)
+            if worker.exit_fd is not None:
+                self._selector.unregister(worker.exit_fd)
             code = worker.process.end(1.0)
-            worker.wire.close()
+            worker.close()
             reason = worker.reason or how_it_ended(code)
             lost = list(worker.tasks)
             guilty = worker.late or {task.id for task, _ in worker.at_work()}
@@ -684,7 +706,7 @@ class ProcessPool:
         for worker in workers:
             # An idle worker ends at once; one that works or still starts is killed at once.
             worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
-            worker.wire.close()
+            worker.close()
 
     def _report_broken(self, error: BaseException) -> None:
         desk = self._desk()

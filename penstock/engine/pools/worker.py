@@ -189,7 +189,7 @@ def serve(
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
-    gc.collect()
+    # Not collected first: that would touch, and so copy, all memory that a fork shares.
     gc.freeze()
     _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
 
@@ -213,6 +213,7 @@ def main() -> None:
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return
+    gc.collect()
     infos = [
         WorkerInfo(setup.number + thread, setup.workers, setup.seed, process=True)
         for thread in range(setup.threads)

@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from penstock.image.formats import lzw
+from penstock.image.formats import fax, lzw
 from penstock.image.formats.damaged import Damaged
 from penstock.native import load_simplejpeg
 
@@ -51,7 +51,8 @@ _TYPES = {
 
 _MOST_TAGS = 4096
 _NONE, _LZW, _JPEG, _DEFLATE, _OLD_DEFLATE, _PACKBITS = 1, 5, 7, 8, 32946, 32773
-_FAX = (2, 3, 4)
+_FAX: dict[int, fax.Kind] = {2: "group 3, no ends", 3: "group 3", 4: "group 4"}
+_TWO_DIMENSIONAL = 1
 _WHITE_IS_0, _BLACK_IS_0, _RGB, _INDEXED, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _CHANNELS = {_WHITE_IS_0: 1, _BLACK_IS_0: 1, _RGB: 3, _INDEXED: 1, _CMYK: 4, _YCBCR: 3}
 _UNSIGNED, _FLOAT = 1, 3
@@ -119,6 +120,8 @@ def _directory(data: memoryview) -> _TagDirectory:
             raise Damaged(f"its directory has {count} tags")
         tags: dict[int, _Tag] = {}
         entry, inline = (20, 8) if big else (12, 4)
+        if at + entry * count > data.nbytes:
+            raise Damaged("its directory is cut short")
         for here in range(at, at + entry * count, entry):
             number, kind, values = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, here)
             if number not in _KEPT and (kind not in _TYPES or not values):
@@ -211,6 +214,8 @@ def _check_pixels(data: memoryview, directory: _TagDirectory) -> None:
             _check_part(part, here * -(-in_row // 8), compression)
         elif bits != 1 or samples != 1:
             raise Damaged("it is compressed as a fax, and not black and white")
+        else:
+            _check_fax(directory, part, here, columns)
 
 
 def _check_kind(directory: _TagDirectory, colours: int, samples: int) -> int:
@@ -276,6 +281,19 @@ def _packbits_length(part: bytes, enough: int) -> int:
             if at > len(part):
                 raise Damaged("its pixels are cut short")
     return found
+
+
+def _check_fax(directory: _TagDirectory, part: bytes, rows: int, columns: int) -> None:
+    low_first = directory.number(_FILL_ORDER, 1) == 2
+    for _ in fax.rows(part, columns, rows, _fax_kind(directory), low_first=low_first):
+        pass
+
+
+def _fax_kind(directory: _TagDirectory) -> fax.Kind:
+    kind = _FAX[directory.number(_COMPRESSION)]
+    if kind == "group 3" and directory.number(_T4, 0) & _TWO_DIMENSIONAL:
+        return "group 3, two-dimensional"
+    return kind
 
 
 def _check_jpeg(directory: _TagDirectory, part: bytes, rows: int, columns: int) -> None:
