@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, loop, memory, overhead, start
+from benchmarks import cache, checkpoint, files, loop, memory, overhead, start
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
 from benchmarks.echo import echo
@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         interference,
         loop,
         checkpoint,
+        files,
     )
 }
 
