@@ -121,8 +121,9 @@ def drop_in(root: str, workers: int) -> dict[str, float]:
 
     steps = Steps()
     folder = steps.timed("create", lambda: _image_folder(torchvision, root))
-    options = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
-    loader = steps.timed("loader", lambda: DataLoader(folder, **options))
+    loader = steps.timed(
+        "loader", lambda: DataLoader(folder, BATCH, shuffle=True, num_workers=workers)
+    )
     steps.timed("first batch", lambda: first_of(loader))
     state = steps.timed("state_dict", loader.state_dict)
     source = loader._loader.pipeline.source
@@ -155,7 +156,7 @@ def _image_folder(torchvision: Any, root: str) -> Any:
 def dali(root: str, workers: int) -> dict[str, float]:
     from nvidia.dali import fn, pipeline_def
 
-    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)
+    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
         data, label = fn.readers.file(file_root=root, random_shuffle=True)
         return fn.resize(fn.decoders.image(data, device="cpu"), size=[SIDE, SIDE]), label
