@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, memory, overhead, start
+from benchmarks import cache, checkpoint, files, loop, memory, overhead, start
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
 from benchmarks.echo import echo
@@ -45,7 +45,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         start,
         wide,
         interference,
+        loop,
         checkpoint,
+        files,
     )
 }
 

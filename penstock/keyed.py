@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,3 +166,88 @@ def preserved_globals() -> Iterator[None]:
         yield
     finally:
         states.restore()
+
+
+class _Stand:
+    """Stands in for a bit generator while only the rest of a ``RandomState`` is read or set.
+
+    Reading or setting the state of NumPy's Mersenne Twister takes 70 us. The rest of it is a second
+    normally distributed number, which has been computed with the first and is returned next.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"bit_generator": "MT19937", "state": {}}
+
+
+def _kept_normal(generator: Any) -> dict[str, Any]:
+    """The state of a ``RandomState`` without that of its bit generator."""
+    bits, stand = generator._bit_generator, _Stand()
+    generator._bit_generator = stand
+    try:
+        kept: dict[str, Any] = generator.get_state(legacy=False)
+    finally:
+        generator._bit_generator = bits
+    return kept
+
+
+def _keep_normal(generator: Any, kept: dict[str, Any]) -> None:
+    """Set what ``_kept_normal`` has returned."""
+    bits = generator._bit_generator
+    generator._bit_generator = _Stand()
+    try:
+        generator.set_state(kept)
+    finally:
+        generator._bit_generator = bits
+
+
+@lru_cache(maxsize=1)
+def _can_exchange() -> bool:
+    """Whether this NumPy can exchange the bit generator of its global generator, as needed here."""
+    if not hasattr(np.random, "set_bit_generator"):
+        return False
+    tried = np.random.RandomState(0)
+    tried.standard_normal()
+    before: Any = tried.get_state()
+    try:
+        kept = _kept_normal(tried)
+        tried.seed(1)
+        _keep_normal(tried, kept)
+    except Exception:  # another layout of the class
+        return False
+    after: Any = tried.get_state()
+    return bool(before[3:] == after[3:] and after[3] == 1)
+
+
+class SpareGenerators:
+    """``preserved_globals`` for a worker process, in a tenth of the time, for use per sample.
+
+    NumPy's generator is not copied. A spare bit generator takes its place meanwhile: code that
+    seeds the global generators first draws the same numbers from it. Not for a process of the user,
+    where another thread could draw at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._exchanges = _can_exchange()
+        self._spare = np.random.MT19937(0)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore the state of the global generators on leaving."""
+        if not self._exchanges:
+            with preserved_globals():
+                yield
+            return
+        python = _python_random.getstate()
+        torch = sys.modules.get("torch")
+        of_torch = None if torch is None else torch.get_rng_state()
+        generator: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+        kept, bits = _kept_normal(generator), np.random.get_bit_generator()
+        np.random.set_bit_generator(self._spare)
+        try:
+            yield
+        finally:
+            np.random.set_bit_generator(bits)
+            _keep_normal(generator, kept)
+            _python_random.setstate(python)
+            if of_torch is not None:
+                sys.modules["torch"].set_rng_state(of_torch)

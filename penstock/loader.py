@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from penstock.diversity.auto import placed, settle
+from penstock.engine.ahead import Ahead, Convert
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import (
     check_dealing,
@@ -20,7 +21,7 @@ from penstock.engine.checkpoint import (
     parts_of_data,
 )
 from penstock.engine.echo import Echoing
-from penstock.engine.feed import Feed, Queue
+from penstock.engine.feed import Feed, Queue, Ready
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.launch import StartMethod
@@ -62,6 +63,8 @@ class Custom:
     - ``init``: called in each worker before its first task.
     - ``start``: how worker processes are started.
     - ``convert``: turns each batch into what the framework uses.
+    - ``background``: returns a function that a background thread applies to the converted batches,
+      one or two batches ahead of the loop; see ``Ahead``.
     - ``fallback``: collates a batch whose samples do not share one layout.
     - ``order_name``: the order in checkpoints, if a sampler decides it.
     - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
@@ -71,7 +74,8 @@ class Custom:
     plan: Sampling | None = None
     init: WorkerInit | None = None
     start: StartMethod = "program"
-    convert: Callable[[Any], Any] | None = None
+    convert: Convert | None = None
+    background: Callable[[], Convert] | None = None
     fallback: Collate = stack
     order_name: str = ""
     recheck: bool = False
@@ -129,6 +133,9 @@ class Loader:
         self._loaded_dealing: Any = None
         self._stated_length: int | None = None
         self._publisher = Publisher(self)
+        background = self._custom.background
+        self._ahead = None if background is None else Ahead(background)
+        self._end_ahead = None if self._ahead is None else close_at_exit(self, self._ahead)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
         custom = self._custom
@@ -255,9 +262,10 @@ class Loader:
             self._verify(self._unverified)
         feed, plan = self._running_feed(), self._plan
         while epoch.left != 0:
-            self._publisher.asked(self)
+            if not self._ahead:
+                self._publisher.asked(self)
             try:
-                ready = self._echoing.next(feed.next, plan, self._cursor, self._meter)
+                ready = self._take(feed, epoch)
             except BaseException:
                 self._feed_cursor = None
                 self._publisher.moved(self)
@@ -274,8 +282,7 @@ class Loader:
                 continue
             self._check_stated_length(epoch)
             self._publisher.moved(self)
-            convert = self._custom.convert
-            return ready.value if convert is None else convert(ready.value)
+            return ready.value
         epoch_over = self._cursor.epoch
         self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
         self._go_to_epoch(epoch_over + 1)
@@ -283,6 +290,24 @@ class Loader:
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
         raise StopIteration
+
+    def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
+        """The next batch in the form in which the loop gets it; ``None`` after the last."""
+        ahead, convert = self._ahead, self._custom.convert
+
+        def take() -> Ready | None:
+            ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
+            if ready is None or not ready.rows or convert is None:
+                return ready
+            return ready._replace(value=convert(ready.value))
+
+        if ahead is None:
+            return take()
+
+        def may_take(taken: int) -> bool:
+            return (epoch.left is None or epoch.left > taken) and feed.queue().ready
+
+        return ahead.next(take, may_take, self._meter)
 
     def _check_stated_length(self, epoch: _Epoch) -> None:
         """Warn if a stream goes on after the length that ``len`` has returned, as torch does."""
@@ -307,6 +332,8 @@ class Loader:
             self._feed_cursor = None
         if self._feed_cursor != self._cursor:
             self._echoing.restart()
+            if self._ahead is not None:
+                self._ahead.clear()
             if self._custom.recheck and self._cursor.batch == 0:
                 feed.refresh()
             # Called before the first batch: a cache that fills up later may hold samples of
@@ -481,6 +508,8 @@ class Loader:
         self._closed = True
         self._publisher.close()
         self._end_identity()
+        if self._end_ahead is not None:
+            self._end_ahead()
         self._end_feed()
 
     def _end_feed(self) -> None:

@@ -71,6 +71,23 @@ class Tally:
         ]
 
 
+def add_tallies(tallies: Sequence[Sequence[Any]]) -> list[Any]:
+    """The sum of tallies, as ``Tally.as_list`` returns them; empty for none.
+
+    >>> add_tallies([[[1, 1], [0.5, 0.7], 10, [1], [0], 0], [[2, 2], [0.5, 0.5], 20, [0], [2], 1]])
+    [[3, 3], [1.0, 1.2], 30, [1], [2], 1]
+    """
+    if len(tallies) < 2:
+        return list(tallies[0]) if tallies else []
+    sums: list[Any] = []
+    for counters in zip(*tallies, strict=True):
+        if isinstance(counters[0], int):
+            sums.append(sum(counters))
+        else:
+            sums.append([sum(numbers) for numbers in zip(*counters, strict=True)])
+    return sums
+
+
 @dataclass(frozen=True, slots=True)
 class StageStats:
     """One stage: the number of samples that passed it, and the seconds spent in it alone."""

@@ -30,7 +30,7 @@ from penstock.engine.schedule import (
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
 from penstock.order.plan import BatchKeys
-from penstock.stats import BadSample, Meter
+from penstock.stats import Meter
 
 
 class Engine:
@@ -255,7 +255,7 @@ class Engine:
                 if piece.kind != "rows":
                     batch.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
-                    batch.complete = True
+                    batch.finish()
             if opened or self._finished() is not None:
                 self._progressed()
         if opened:
@@ -323,8 +323,8 @@ class Engine:
         return "probe" if self._layout is None else "rows"
 
     def _open_batch(self, batch_keys: BatchKeys, kind: TaskKind) -> None:
-        batch = OpenBatch.of(batch_keys, kind)
-        rows = len(batch.keys)
+        batch = OpenBatch(batch_keys, kind)
+        rows = batch.rows
         if kind == "rows" and self._layout is not None:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
@@ -357,7 +357,7 @@ class Engine:
         if len(batch.keys):
             self._schedule.redo_whole(self._number(batch), len(batch.keys), strikes=1)
         else:
-            batch.complete = True
+            batch.finish()
 
     def _learn_layout(self, batch: OpenBatch, layout: Layout | None) -> None:
         """Use the layout of the first sample, or (``None``) collate every batch as a whole."""
@@ -406,16 +406,13 @@ class Engine:
         if batch.error is not None:
             batch.give_back(self.ring)
             return self._refuse(batch, batch.error)
-        offers = batch.offers()
-        if offers:
-            self._keepers.admit(offers)
-        pieces = batch.pieces()
-        self.meter.batch_times.append(sum(report.busy for _, report in pieces))
-        for _, report in pieces:
-            # Counted when handed out, so that batches prepared ahead count in their own epoch.
-            if report.tally:
-                self.meter.add(report.tally)
-            batch.bad.extend(BadSample(*bad) for bad in report.bad)
+        summary = batch.summary
+        if summary.offers:
+            self._keepers.admit(summary.offers)
+        self.meter.batch_times.append(summary.busy)
+        # Counted when handed out, so that batches prepared ahead count in their own epoch.
+        if summary.tally:
+            self.meter.add(summary.tally)
         for bad in batch.bad:
             self.meter.bad(bad)
         slot = batch.slot
@@ -458,7 +455,7 @@ class Engine:
             if batch.kind == "whole":
                 self._whole_after_trials(batch)
             else:
-                batch.complete = True
+                batch.finish()
 
     def _progressed(self) -> None:
         """Wake the training loop: a batch can be handed out, or more can be opened.

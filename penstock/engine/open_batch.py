@@ -24,7 +24,7 @@ from penstock.errors import DeadlySampleError
 from penstock.keyed import Keys
 from penstock.order.plan import BatchKeys
 from penstock.serialize import unpack
-from penstock.stats import BadSample
+from penstock.stats import BadSample, add_tallies
 from penstock.stops.stop import Offer
 from penstock.tree import fill
 
@@ -39,21 +39,54 @@ class EarlyRows(NamedTuple):
     columns: list[NDArray[Any] | None]
 
 
+class Summary(NamedTuple):
+    """The reports of all pieces of a complete batch, added up by the worker that completed it.
+
+    The thread of the training loop then pays nothing for each piece. ``taken``: samples that a
+    stream gave. ``tally``: as ``Tally.as_list`` returns it, empty if no piece has one. ``offers``
+    and ``objects``, the values of fields of text or bytes: in the order of rows.
+    """
+
+    rows: int
+    taken: int
+    busy: float
+    tally: list[Any]
+    offers: list[Offer]
+    objects: dict[int, list[Any]]
+
+    @classmethod
+    def of(cls, reports: list[TaskReport]) -> Summary:
+        return cls(
+            sum([report.rows for report in reports]),
+            sum([report.taken for report in reports]),
+            sum([report.busy for report in reports]),
+            add_tallies([report.tally for report in reports if report.tally]),
+            [offer for report in reports for offer in report.offers],
+            {
+                number: [value for report in reports for value in report.objects.get(number, ())]
+                for number in {number for report in reports for number in report.objects}
+            },
+        )
+
+
+EMPTY = Summary(0, 0, 0.0, [], [], {})
+
+
 @dataclass(slots=True)
 class OpenBatch:
     """A batch that is being prepared, or is complete and waits for the training loop.
 
-    - ``batch_keys``: the batch in the plan; ``keys``: the samples to prepare.
+    - ``batch_keys``: the batch in the plan.
     - ``early_rows`` and ``reports``: by the first row of each piece.
     - ``value``: a batch that was collated as a whole.
     - ``running``: number of tasks that workers have.
     - ``dropped``: the batch is no longer wanted; its slot is returned after the last task.
     - ``substitutes``: by row, the samples left to try in place of one that kills workers.
     - ``deadly``: rows of a batch collated as a whole whose samples kill workers.
+    - ``summary``: of a complete batch, in place of ``reports``.
     """
 
     batch_keys: BatchKeys
-    keys: Keys
     kind: TaskKind
     slot: Slot | None = None
     layout: Layout | None = None
@@ -68,12 +101,25 @@ class OpenBatch:
     substitutes: dict[int, Iterator[int]] = field(default_factory=dict)
     deadly: set[int] = field(default_factory=set)
     bad: list[BadSample] = field(default_factory=list)
+    summary: Summary = EMPTY
+    _keys: Keys | None = None
 
-    @classmethod
-    def of(cls, batch_keys: BatchKeys, kind: TaskKind) -> OpenBatch:
-        replicas = batch_keys.replicas.tolist() if batch_keys.replicas is not None else None
-        keys = Keys(batch_keys.epoch, batch_keys.indices.tolist(), replicas)
-        return cls(batch_keys, keys.cut(0, PROBED) if kind == "probe" else keys, kind)
+    @property
+    def keys(self) -> Keys:
+        """The samples to prepare. Listed for the first task, not in the thread of the loop."""
+        if self._keys is None:
+            planned = self.batch_keys
+            replicas = None if planned.replicas is None else planned.replicas[: self.rows].tolist()
+            self._keys = Keys(planned.epoch, planned.indices[: self.rows].tolist(), replicas)
+        return self._keys
+
+    @property
+    def rows(self) -> int:
+        """How many samples to prepare."""
+        if self._keys is not None:
+            return len(self._keys)
+        rows = len(self.batch_keys.indices)
+        return min(rows, PROBED) if self.kind == "probe" else rows
 
     def task(self, piece: Piece) -> Task:
         """The task for a piece. Without a slot, its rows get memory of their own."""
@@ -111,34 +157,43 @@ class OpenBatch:
             if column is not None and part is not None:
                 column[first : first + rows] = part[:rows]
 
+    def finish(self) -> None:
+        """Make the batch complete: all its pieces are done."""
+        pieces = self.pieces()
+        reports = [report for _, report in pieces]
+        self.summary = Summary.of(reports)
+        self.bad.extend([BadSample(*bad) for report in reports for bad in report.bad])
+        if self.kind == "rows" and self.layout is not None and self.slot is not None:
+            close_gaps(self.columns, pieces)
+        # Freed here, because freeing hundreds of objects takes as long as adding them up.
+        self.reports.clear()
+        self._keys = None
+        self.complete = True
+
     def pieces(self) -> list[tuple[int, TaskReport]]:
         """The first row and the report of each piece, in the order of rows."""
         return sorted(self.reports.items())
 
     def offers(self) -> list[Offer]:
         """The samples that its pieces put into stores, in the order of rows."""
+        if self.complete:
+            return self.summary.offers
         return [offer for _, report in self.pieces() for offer in report.offers]
-
-    def objects(self, number: int) -> list[Any]:
-        """The values of a field of text or bytes, in the order of rows."""
-        return [v for _, report in self.pieces() for v in report.objects.get(number, ())]
 
     def ready(self, ring: Ring) -> Ready:
         """The finished batch. Its arrays hold a lease on the slot, or the slot goes back."""
-        pieces = self.pieces()
-        rows = sum(report.rows for _, report in pieces)
+        rows = self.summary.rows
         if rows == 0:
             self.give_back(ring)
-            ended = self.kind == "pull" and not any(report.taken for _, report in pieces)
+            ended = self.kind == "pull" and not self.summary.taken
             return Ready(self.batch_keys, None, 0, 0, ended)
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
-            close_gaps(self.columns, pieces)
             leaves: list[Any] = self.layout.columns(ring.lease(self.slot), rows)
             for number, leaf in enumerate(self.layout.leaves):
                 if leaf.dtype is None:
-                    leaves[number] = self.objects(number)
+                    leaves[number] = self.summary.objects.get(number, [])
             value = fill(self.layout.skeleton, leaves)
-            nbytes = sum(leaf.nbytes for leaf in self.layout.leaves) * rows
+            nbytes = self.layout.row_nbytes * rows
         elif isinstance(self.value, InSlot) and self.slot is not None:
             self.slot.refresh()
             nbytes = self.value.nbytes
@@ -151,7 +206,7 @@ class OpenBatch:
 
     def leave_out_deadly(self) -> None:
         """Go on without the samples that kill workers."""
-        self.keys = self.keys.pick([r for r in range(len(self.keys)) if r not in self.deadly])
+        self._keys = self.keys.pick([r for r in range(len(self.keys)) if r not in self.deadly])
         self.deadly.clear()
 
     def use_slot(self, slot: Slot) -> None:

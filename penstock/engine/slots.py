@@ -80,10 +80,13 @@ class Layout:
     rows: int
     places: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The offset of each field, and the end of the last one."""
+    row_nbytes: int = field(init=False, repr=False, compare=False)
+    """The size of one row of all fields."""
 
     def __post_init__(self) -> None:
         sizes = [aligned(leaf.nbytes * self.rows) for leaf in self.leaves]
         object.__setattr__(self, "places", tuple(itertools.accumulate(sizes, initial=0)))
+        object.__setattr__(self, "row_nbytes", sum(leaf.nbytes for leaf in self.leaves))
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.engine import Engine
 from penstock.engine.feed import Ready
-from penstock.engine.open_batch import OpenBatch, close_gaps
+from penstock.engine.open_batch import OpenBatch
 from penstock.engine.pools.runner import InSlot, Outcome, Task
 from penstock.engine.slots import Layout, Slot
 from penstock.errors import SlotError
@@ -337,21 +337,19 @@ class StagingEngine(Engine):
         return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:
-        pieces = batch.pieces()
-        rows = sum(report.rows for _, report in pieces)
+        rows = batch.summary.rows
         bad = [(sample.index, sample.name, sample.stage, sample.error) for sample in batch.bad]
         slot, layout, beside = batch.slot, batch.layout, None
         if rows == 0:
             batch.give_back(self.ring)
             return StagedBatch(None, None, 0, 0, None, bad)
         if batch.kind == "rows" and layout is not None:
-            close_gaps(batch.columns, pieces)
             objects = {
-                number: batch.objects(number)
+                number: batch.summary.objects.get(number, [])
                 for number, leaf in enumerate(layout.leaves)
                 if leaf.dtype is None
             }
-            nbytes = sum(leaf.nbytes for leaf in layout.leaves) * rows
+            nbytes = layout.row_nbytes * rows
             beside = bytes(pack(objects).tobytes()) if objects else None
         elif isinstance(batch.value, InSlot) and slot is not None:
             slot.refresh()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -79,18 +80,18 @@ class FolderSource(Source):
         counts: list[int] = []
         empty: list[str] = []
 
-        def names() -> Iterator[str]:
+        def names() -> Iterator[list[str]]:
             for label, top in enumerate([""] if self.classes is None else self.classes):
                 before = len(counts)
                 for folder, files in sorted(self._walk(top)):
                     folders.append(folder)
                     labels.append(label)
                     counts.append(len(files))
-                    yield from files
+                    yield files
                 if len(counts) == before:
                     empty.append(top)
 
-        self._names = Names(names())
+        self._names = Names(chain.from_iterable(names()))
         self._folders = Names(folders)
         self._labels = np.array(labels, dtype=np.int64)
         self._ends = np.cumsum(counts, dtype=np.int64)
@@ -108,10 +109,11 @@ class FolderSource(Source):
             f"(their labels would shift all others), or {remedy}."
         )
 
-    def _wanted(self, name: str) -> bool:
-        if self._extensions is None:
-            return not name.startswith(".")
-        return name.lower().endswith(self._extensions)
+    def _wanted(self, names: list[str]) -> list[str]:
+        wanted = self._extensions
+        if wanted is None:
+            return [name for name in names if not name.startswith(".")]
+        return [name for name in names if name.endswith(wanted) or name.lower().endswith(wanted)]
 
     def _list(self, folder: str) -> tuple[list[str], list[str]]:
         """The names of the files with one of the extensions, and of the sub-folders."""
@@ -120,14 +122,13 @@ class FolderSource(Source):
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.is_dir():
-                        if not (entry.is_symlink() and _points_upwards(entry.path)):
-                            folders.append(entry.name)
-                    elif self._wanted(entry.name):
+                    if not entry.is_dir():
                         names.append(entry.name)
+                    elif not (entry.is_symlink() and _points_upwards(entry.path)):
+                        folders.append(entry.name)
         except OSError as error:
             raise unreadable(folder, error) from error
-        return names, folders
+        return self._wanted(names), folders
 
     def _walk(self, top: str) -> Iterator[tuple[str, list[str]]]:
         """Each folder that holds files, relative to the root, with its sorted file names."""

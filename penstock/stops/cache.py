@@ -216,7 +216,7 @@ class CacheKeeper(Keeper):
         if admission is None:
             return
         with self._admitting:
-            refused = [index for index, cost in offers if not admission.offer(index, cost)]
+            refused = admission.offer_many(offers)
         if refused:
             if not self.store.sealed:
                 self.store.seal()

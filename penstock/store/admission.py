@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import PipelineError
 
 
@@ -49,6 +51,30 @@ class Admission:
         self._admitted += 1
         self._used += cost
         return True
+
+    def offer_many(self, offers: Sequence[tuple[int, int]]) -> list[int]:
+        """Offer samples in this order. Returns the keys of those that are refused.
+
+        The thread of the training loop calls it for every batch until the cache is full.
+        """
+        costs = [cost for _, cost in offers]
+        if self._closed or min(costs, default=0) < 0 or self._used + sum(costs) > self._budget:
+            return [key for key, cost in offers if not self.offer(key, cost)]
+        # All of them fit, so no order has to be kept.
+        bits = self._bits
+        missing = max([key for key, _ in offers], default=0) // 8 + 1 - len(bits)
+        if missing > 0:
+            bits.extend(bytes(max(missing, len(bits))))
+        admitted = used = 0
+        for key, cost in offers:
+            place, bit = key >> 3, 1 << (key & 7)
+            if not bits[place] & bit:
+                bits[place] |= bit
+                admitted += 1
+                used += cost
+        self._admitted += admitted
+        self._used += used
+        return []
 
     def __contains__(self, key: int) -> bool:
         return key // 8 < len(self._bits) and bool(self._bits[key // 8] >> key % 8 & 1)

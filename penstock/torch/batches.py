@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from penstock.options import Kind, Options
 from penstock.order import Order
 from penstock.pipeline import Pipeline
 from penstock.source import StreamSource
+from penstock.torch.pinning import can_pin, pin_batches, same_mapping
 from penstock.torch.ranks import RankFinder, given_rank, of_stream
 from penstock.tree import is_namedtuple
 
@@ -22,54 +22,28 @@ class Tensors:
     """Turns the arrays of a batch into tensors that share their memory.
 
     ``tuples`` makes the container for the fields of a plain tuple: ``tuple``, or ``list`` as in
-    torch's own DataLoader. ``pin`` copies the tensors into pinned memory.
+    torch's own DataLoader.
     """
 
-    def __init__(self, tuples: Callable[[list[Any]], Any], pin: bool = False) -> None:
+    def __init__(self, tuples: Callable[[list[Any]], Any]) -> None:
         self._tuples = tuples
-        self._pin = pin
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             try:
-                value = torch.from_numpy(value)
+                return torch.from_numpy(value)
             except TypeError:  # torch has no such element type
                 return value
-            return value.pin_memory() if self._pin else value
-        if isinstance(value, torch.Tensor):
-            return value.pin_memory() if self._pin else value
         if isinstance(value, Mapping):
             tensors = {key: self(child) for key, child in value.items()}
-            return tensors if type(value) is dict else _same_mapping(value, tensors)
+            return tensors if type(value) is dict else same_mapping(value, tensors)
         if is_namedtuple(value):
             return type(value)(*(self(child) for child in value))
         if type(value) is tuple:
             return self._tuples([self(child) for child in value])
         if type(value) is list:
             return [self(child) for child in value]
-        if self._pin and hasattr(value, "pin_memory"):
-            return value.pin_memory()
         return value
-
-
-def _same_mapping(like: Any, tensors: dict[Any, Any]) -> Any:
-    """A mapping of the same class, or a plain dict if its class cannot be made of a dict."""
-    try:
-        return type(like)(tensors)
-    except TypeError:
-        return tensors
-
-
-def can_pin(pin_memory: bool) -> bool:
-    """Whether to pin batches. Warns if pinning was asked for and there is no CUDA device."""
-    if pin_memory and not torch.cuda.is_available():
-        warnings.warn(
-            "pin_memory=True, but torch sees no CUDA device: batches are not pinned.",
-            UserWarning,
-            stacklevel=3,
-        )
-        return False
-    return pin_memory
 
 
 def loader(
@@ -96,8 +70,8 @@ def loader(
 ) -> Loader:
     """A loader of a pipeline whose batches are tensors.
 
-    ``pin_memory`` copies each batch into pinned memory. The other arguments are those of
-    ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
+    ``pin_memory`` copies each batch into pinned memory, in a background thread. The other arguments
+    are those of ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
     ``torch.distributed`` or of the launcher, as they are when the first loop begins.
 
     >>> import numpy as np
@@ -132,5 +106,6 @@ def loader(
         join=join,
         metrics_port=metrics_port,
     )
-    convert = Tensors(tuple, can_pin(pin_memory))
-    return Loader(pipeline, options, Custom(convert=convert, ranks=ranks))
+    background = pin_batches if can_pin(pin_memory) else None
+    custom = Custom(convert=Tensors(tuple), background=background, ranks=ranks)
+    return Loader(pipeline, options, custom)

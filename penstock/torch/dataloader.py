@@ -27,8 +27,9 @@ from penstock.source import is_stream
 from penstock.stats import Stats
 from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
-from penstock.torch.batches import Tensors, can_pin
+from penstock.torch.batches import Tensors
 from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
+from penstock.torch.pinning import can_pin, pin_batches
 from penstock.torch.ranks import (
     SHARED_SEED,
     RankFinder,
@@ -250,14 +251,13 @@ class DataLoader:
             join=join,
             metrics_port=metrics_port,
         )
-        pin = can_pin(pin_memory)
-        convert: Tensors | None = Tensors(list, pin)
-        if collate is not None and not single:
-            convert = _PinOnly() if pin else None
+        # What a user's collate made stays as it is.
+        convert = Tensors(list) if collate is None or single else None
         custom = Custom(
             init=TorchWorkerSetup(worker_init_fn),
             start="program" if share is not None else _start_method(multiprocessing_context),
             convert=convert,
+            background=pin_batches if can_pin(pin_memory) else None,
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
@@ -393,18 +393,6 @@ class _Single:
 
     def __call__(self, samples: list[Any]) -> Any:
         return self._convert(samples[0])
-
-
-class _PinOnly(Tensors):
-    """Pins the tensors that a user's collate made, and changes nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple, pin=True)
-
-    def __call__(self, value: Any) -> Any:
-        if hasattr(value, "__array__") and not torch.is_tensor(value):
-            return value
-        return super().__call__(value)
 
 
 def _plan(

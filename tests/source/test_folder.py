@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,11 @@ def test_names_are_compact_and_pickled_as_buffers() -> None:
     for wrong in (-1, 50_000):
         with pytest.raises(IndexError):
             again[wrong]
+
+
+def test_names_are_kept_whatever_bytes_they_have() -> None:
+    odd = ["a", "", "é", "\udcff.jpg", "zero\0byte", "zero\0", "last"]
+    for listed in (odd, odd * 2000, [name for name in odd if "\0" not in name] * 2000, []):
+        names = Names(iter(listed))
+        assert [names[index] for index in range(len(names))] == listed
+        assert names.ends.tolist() == list(accumulate(len(os.fsencode(name)) for name in listed))

@@ -62,3 +62,18 @@ def test_negative_sizes_are_refused() -> None:
         Admission(-1)
     with pytest.raises(PipelineError, match="cost of sample 4 is -2 bytes"):
         Admission(1).offer(4, -2)
+
+
+@settings(deadline=None)
+@given(budget=st.integers(0, 300), offered=offers, size=st.integers(1, 20))
+def test_offering_many_at_once_is_offering_one_after_the_other(
+    budget: int, offered: list[tuple[int, int]], size: int
+) -> None:
+    one, many = Admission(budget), Admission(budget)
+    for first in range(0, len(offered), size):
+        some = offered[first : first + size]
+        refused = [key for key, cost in some if not one.offer(key, cost)]
+        assert many.offer_many(some) == refused
+        assert (many.used, many.admitted, many.closed) == (one.used, one.admitted, one.closed)
+    assert all((key in many) == (key in one) for key in range(13))
+    assert many.offer_many([]) == []

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from penstock.engine.schedule import TaskKind, group_size
 from penstock.engine.slots import Layout, Slot
 from penstock.errors import SampleError, ShapeError
-from penstock.keyed import GlobalStates, Key, Keyed, Keys, preserved_globals, seed_globals
+from penstock.keyed import (
+    GlobalStates,
+    Key,
+    Keyed,
+    Keys,
+    SpareGenerators,
+    preserved_globals,
+    seed_globals,
+)
 from penstock.source.stream import StreamSource
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.road import Road, scope_of
@@ -155,6 +163,7 @@ class Runner:
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
         self._stream_states: GlobalStates | None = None
+        self._spare: SpareGenerators | None = None
         self._stops_draw = any(stop.global_random for stop in work.road.stops)
 
     def run(self, task: Task) -> Outcome:
@@ -279,7 +288,13 @@ class Runner:
         Samples that are skipped after a resume do not pass these, and the stream has to draw the
         same numbers as if they had.
         """
-        return preserved_globals() if needed else nullcontext()
+        if not needed:
+            return nullcontext()
+        if not self.info.process:
+            return preserved_globals()
+        if self._spare is None:
+            self._spare = SpareGenerators()
+        return self._spare.preserved()
 
     def _begin(self, *, trial: bool = False) -> TaskReport:
         if self._init is not None:

@@ -1,0 +1,110 @@
+"""Batches on their way to the training loop, on which a background thread still works.
+
+Pinning is such work: a copy of the whole batch. The thread of the loop takes the batches from the
+feed, because samplers and datasets may run there; it only does not wait for the copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from penstock.engine.feed import Ready
+from penstock.stats import Meter
+
+Convert = Callable[[Any], Any]
+
+DEPTH = 2
+"""Batches that are taken ahead. One is enough for a loop with even steps; torch takes all that its
+workers have prepared."""
+
+
+class _Taken(NamedTuple):
+    """A batch that was taken from the feed: its future value, or the error of taking it."""
+
+    ready: Ready | None
+    value: Future[Any] | None = None
+    error: Exception | None = None
+
+
+class Ahead:
+    """Takes batches a little before the loop needs them, and converts them in a background thread.
+
+    ``begin`` is called in the thread of the loop when the first batch is there. It returns the
+    function that the background thread calls with the value of each batch. Batches and errors keep
+    their order. Used from one thread at a time.
+    """
+
+    def __init__(self, begin: Callable[[], Convert], depth: int = DEPTH) -> None:
+        self._begin = begin
+        self._depth = depth
+        self._convert: Convert | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._taken: deque[_Taken] = deque()
+
+    def __len__(self) -> int:
+        """The number of batches that were taken and not handed out."""
+        return len(self._taken)
+
+    def next(
+        self,
+        take: Callable[[], Ready | None],
+        may_take: Callable[[int], bool],
+        meter: Meter,
+    ) -> Ready | None:
+        """The next batch, converted; ``None`` after the last.
+
+        ``take`` returns the next batch of the feed. ``may_take``: whether it would return one at
+        once that still belongs to the epoch, given the number of batches taken before it.
+        ``meter``: counts the wait for the background thread.
+        """
+        if not self._taken:
+            self._taken.append(self._submit(take()))
+        first = self._taken.popleft()
+        if first.error is not None:
+            raise first.error
+        while self._goes_on(first) and len(self._taken) < self._depth:
+            if not may_take(1 + len(self._taken)):
+                break
+            try:
+                self._taken.append(self._submit(take()))
+            except Exception as error:  # of a later batch: raised in its place
+                self._taken.append(_Taken(None, error=error))
+        if first.ready is None or first.value is None:
+            return first.ready
+        started = meter.clock()
+        try:
+            return first.ready._replace(value=first.value.result())
+        finally:
+            meter.waited(meter.clock() - started)
+
+    def _goes_on(self, first: _Taken) -> bool:
+        """Whether the feed may have more batches: nothing follows its end, or an error."""
+        return (self._taken[-1] if self._taken else first).ready is not None
+
+    def _submit(self, ready: Ready | None) -> _Taken:
+        if ready is None or not ready.rows:
+            return _Taken(ready)
+        if self._convert is None:
+            self._convert = self._begin()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-ahead")
+        value = self._thread.submit(self._convert, ready.value)
+        # The slot of the batch goes back as soon as the copy is made.
+        return _Taken(ready._replace(value=None), value)
+
+    def clear(self) -> None:
+        """Forget the batches that were not handed out."""
+        for taken in self._taken:
+            if taken.value is not None:
+                taken.value.cancel()
+        self._taken.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.clear()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(cancel_futures=True)

@@ -1,0 +1,164 @@
+"""``Ahead``: batches are converted in a background thread, in order, a little before their turn."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.engine.ahead import Ahead
+from penstock.engine.feed import Ready
+from penstock.order.plan import BatchKeys
+from penstock.stats import Meter
+
+METER = Meter((), 0, clock=lambda: 0.0)
+
+
+def batch(number: int, value: Any = None) -> Ready:
+    keys = BatchKeys(0, number, np.zeros(1, np.int64), None)
+    return Ready(keys, number if value is None else value, 1, 8)
+
+
+class Feed:
+    """A feed of prepared answers. ``taken``: how many were taken."""
+
+    def __init__(self, *answers: Ready | Exception | None) -> None:
+        self._answers = answers
+        self.taken = 0
+
+    def take(self) -> Ready | None:
+        self.taken += 1
+        answer = self._answers[self.taken - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def ready(self, taken: int) -> bool:
+        return self.taken < len(self._answers)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Ahead]]:
+    ends: list[Callable[[], None]] = []
+
+    def make(convert: Callable[[Any], Any], depth: int = 2) -> Ahead:
+        ahead = Ahead(lambda: convert, depth)
+        ends.append(ahead.close)
+        return ahead
+
+    yield make
+    for end in ends:
+        end()
+
+
+def value(ready: Ready | None) -> Any:
+    return None if ready is None else ready.value
+
+
+def test_batches_come_converted_and_in_order(made: Callable[..., Ahead]) -> None:
+    feed, ahead = Feed(*map(batch, range(5)), None), made(lambda number: number * 10)
+    found = [value(ahead.next(feed.take, feed.ready, METER)) for _ in range(6)]
+    assert found == [0, 10, 20, 30, 40, None]
+    assert feed.taken == 6
+
+
+def test_two_batches_are_taken_ahead_and_no_more(made: Callable[..., Ahead]) -> None:
+    feed, ahead = Feed(*map(batch, range(9))), made(str)
+    ahead.next(feed.take, feed.ready, METER)
+    assert (feed.taken, len(ahead)) == (3, 2)
+    ahead.next(feed.take, feed.ready, METER)
+    assert (feed.taken, len(ahead)) == (4, 2)
+
+
+def test_a_batch_that_is_not_ready_is_not_waited_for(made: Callable[..., Ahead]) -> None:
+    feed, ahead = Feed(*map(batch, range(9))), made(str)
+    asked: list[int] = []
+
+    def only_one(taken: int) -> bool:
+        asked.append(taken)
+        return taken < 2
+
+    ahead.next(feed.take, only_one, METER)
+    assert asked == [1, 2]
+    assert (feed.taken, len(ahead)) == (2, 1)
+
+
+def test_conversion_runs_in_one_other_thread(made: Callable[..., Ahead]) -> None:
+    threads: list[threading.Thread] = []
+    feed, ahead = (
+        Feed(*map(batch, range(4))),
+        made(lambda number: threads.append(threading.current_thread())),
+    )
+    for _ in range(4):
+        ahead.next(feed.take, feed.ready, METER)
+    assert len(threads) == 4
+    assert len(set(threads)) == 1
+    assert threading.current_thread() not in threads
+    ahead.close()
+    assert not threads[0].is_alive()
+
+
+def test_an_error_of_the_feed_is_raised_in_its_place(made: Callable[..., Ahead]) -> None:
+    feed, ahead = Feed(batch(0), batch(1), ValueError("sample 7"), batch(3)), made(str)
+    assert value(ahead.next(feed.take, feed.ready, METER)) == "0"
+    assert value(ahead.next(feed.take, feed.ready, METER)) == "1"
+    assert feed.taken == 3  # nothing is taken after an error
+    with pytest.raises(ValueError, match="sample 7"):
+        ahead.next(feed.take, feed.ready, METER)
+
+
+def test_an_error_of_the_conversion_is_raised_for_its_batch(made: Callable[..., Ahead]) -> None:
+    def convert(number: int) -> int:
+        if number == 1:
+            raise MemoryError("no pinned memory")
+        return number
+
+    feed, ahead = Feed(*map(batch, range(3))), made(convert)
+    assert value(ahead.next(feed.take, feed.ready, METER)) == 0
+    with pytest.raises(MemoryError, match="no pinned memory"):
+        ahead.next(feed.take, feed.ready, METER)
+
+
+def test_what_is_cleared_is_not_handed_out(made: Callable[..., Ahead]) -> None:
+    feed, ahead = Feed(*map(batch, range(9))), made(str)
+    ahead.next(feed.take, feed.ready, METER)
+    ahead.clear()
+    assert len(ahead) == 0
+    assert value(ahead.next(feed.take, feed.ready, METER)) == "3"
+
+
+def test_batches_without_rows_are_passed_on(made: Callable[..., Ahead]) -> None:
+    ended = batch(1)._replace(value=None, rows=0, ended=True)
+    feed, ahead = Feed(batch(0), ended, None), made(str)
+    assert value(ahead.next(feed.take, feed.ready, METER)) == "0"
+    assert ahead.next(feed.take, feed.ready, METER) == ended
+    assert ahead.next(feed.take, feed.ready, METER) is None
+
+
+def test_the_memory_of_a_batch_is_free_once_it_is_converted(made: Callable[..., Ahead]) -> None:
+    source = np.zeros(3)
+    gone = weakref.ref(source)
+    feed, ahead = Feed(batch(0), batch(1, source)), made(np.copy)
+    feed_answers = feed._answers
+    ahead.next(feed.take, feed.ready, METER)
+    feed._answers = feed_answers[:1]
+    del source, feed_answers
+    assert ahead._taken[0].value is not None
+    ahead._taken[0].value.result()
+    # The thread drops its last reference a moment after it has set the result.
+    ahead.close()
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_wait_for_the_background_thread_is_counted(made: Callable[..., Ahead]) -> None:
+    times = iter([0.0, 2.5])
+    meter = Meter((), 0, clock=lambda: next(times))
+    feed, ahead = Feed(batch(0)), made(str)
+    ahead.next(feed.take, feed.ready, meter)
+    assert meter._sums.wait == 2.5
