@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
-from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.launch import ChooseStart
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.runner import Work, WorkerInit
@@ -107,7 +107,7 @@ def _gil_holder(road: Road, collate: Collate | None) -> str | None:
 
 
 def make_pool(
-    choice: Choice, work: Work, seed: int, init: WorkerInit | None, start: StartMethod
+    choice: Choice, work: Work, seed: int, init: WorkerInit | None, start: ChooseStart
 ) -> Pool:
     """A pool of the chosen kind and size.
 

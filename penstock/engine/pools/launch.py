@@ -1,4 +1,4 @@
-"""Starts worker processes: as a program of their own, or by fork if the user asks for it.
+"""Starts worker processes: as programs of their own, or by fork.
 
 The kernel kills a worker when the *thread* that started it ends (see ``die_with_parent``), so a
 worker must be started by a thread that lives as long as the worker: ``outlives_workers``.
@@ -12,6 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +23,20 @@ from penstock.engine.pools.orphan import die_with_parent
 from penstock.engine.pools.worker import serve
 
 StartMethod = Literal["program", "fork"]
+
+ChooseStart = Callable[[], StartMethod]
+"""Called each time that a pool starts: what can be forked safely changes while a program runs."""
+
+
+def as_program() -> StartMethod:
+    """Start workers as programs of their own."""
+    return "program"
+
+
+def as_fork() -> StartMethod:
+    """Fork workers from this process."""
+    return "fork"
+
 
 _BOOT = (
     "import sys; sys.path[0] = sys.argv[3]; "
@@ -73,12 +90,21 @@ class Program:
 
 
 class Fork:
-    """A worker that was forked. ``inherited``: sockets that it must close."""
+    """A worker that was forked. ``close_others``: closes what it must not keep of its parent."""
 
-    def __init__(self, sock: Any, inherited: list[Any], *args: Any) -> None:
+    def __init__(self, sock: Any, close_others: Callable[[], None], *args: Any) -> None:
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_forked, args=(sock, inherited, *args), daemon=True)
-        self._process.start()
+        child = (sock, close_others, *args)
+        self._process = context.Process(target=_forked, args=child, daemon=True)
+        # The parent's handlers must not run in the worker: signals wait until it has its own.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and later warn if there are other threads, such as ours.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def pid(self) -> int | None:
@@ -92,11 +118,20 @@ class Fork:
         return self._process.exitcode
 
 
-def _forked(sock: Any, inherited: list[Any], *args: Any) -> None:
+def _forked(sock: Any, close_others: Callable[[], None], *args: Any) -> None:
     die_with_parent(args[-1])
-    for other in inherited:
-        other.close()
-    serve(sock, *args)
+    signal.set_wakeup_fd(-1)  # an event loop of the parent reads from it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    close_others()
+    try:
+        serve(sock, *args, forked=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # Skip the interpreter's shutdown: it would run what the parent registered for its own.
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)
 
 

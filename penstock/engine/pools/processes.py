@@ -7,6 +7,7 @@ import mmap
 import os
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,13 +15,16 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar
 
 from penstock.engine.pools.launch import (
+    ChooseStart,
     Fork,
     Program,
     StartMethod,
     WorkerProcess,
+    as_program,
     how_it_ended,
     outlives_workers,
 )
@@ -110,7 +114,7 @@ class ProcessPool:
         size: int,
         seed: int,
         init: WorkerInit | None = None,
-        start: StartMethod = "program",
+        choose_start: ChooseStart = as_program,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
@@ -118,7 +122,8 @@ class ProcessPool:
         self._work = work
         self._seed = seed
         self._init = init
-        self._start: StartMethod = start
+        self._choose_start = choose_start
+        self._start: StartMethod = "program"
         self._clock = clock
         self._lock = threading.RLock()
         self._workers: dict[int, _WorkerHandle] = {}
@@ -138,6 +143,7 @@ class ProcessPool:
         self._given_up = False
         """Workers are missing, and the training loop has got the error that says why."""
         self._pid = os.getpid()
+        _pools.add(self)
 
     # What the engine calls.
 
@@ -158,6 +164,7 @@ class ProcessPool:
         self._pid = os.getpid()
         self._failed_starts = FailedStarts()
         self._due, self._warning, self._given_up = {}, None, False
+        self._start = self._choose_start()
         if self._start == "program":  # first: it raises if the pipeline cannot be pickled
             self._work_fd = self._share_work()
         self._selector = selectors.DefaultSelector()
@@ -235,9 +242,13 @@ class ProcessPool:
             )
 
     def outdated(self) -> bool:
+        if self._start == "fork":
+            # A forked worker has all of this process as it was, such as variables of modules: it
+            # takes less time to fork again than to find out whether something was changed.
+            return True
         # The digest has the addresses of arrays, not their contents: comparing contents would
         # cost as much as sending them again.
-        return self._start == "program" and self._digest != self._packed().digest()
+        return self._digest != self._packed().digest()
 
     def runs_here(self) -> bool:
         return False
@@ -360,8 +371,8 @@ class ProcessPool:
         process: WorkerProcess
         try:
             if self._start == "fork":
-                others = [worker.wire.socket for worker in self._workers.values()]
-                process = Fork(theirs, [*others, ours], self._work, info, self._init, os.getpid())
+                close = partial(_close_in_child, ours)
+                process = Fork(theirs, close, self._work, info, self._init, os.getpid())
             else:
                 process = Program(theirs.fileno(), os.getpid())
         except BaseException:
@@ -537,6 +548,22 @@ class ProcessPool:
         desk = self._desk()
         if desk is not None:
             desk.broken(error)
+
+
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+"""All pools of this process."""
+
+
+def _close_in_child(ours: socket.socket) -> None:
+    """Close the sockets of all pools, which a forked worker has copies of."""
+    ours.close()
+    for pool in list(_pools):
+        for worker in list(pool._workers.values()):
+            worker.wire.close()
+        if pool._selector is not None:
+            pool._selector.close()
+        for fd in pool._wake or ():
+            os.close(fd)
 
 
 def _kill(worker: _WorkerHandle) -> None:

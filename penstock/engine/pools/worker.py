@@ -140,16 +140,23 @@ class _TaskLoop:
 
 
 def serve(
-    sock: socket.socket, work: Work, info: WorkerInfo, init: WorkerInit | None, parent: int
+    sock: socket.socket,
+    work: Work,
+    info: WorkerInfo,
+    init: WorkerInit | None,
+    parent: int,
+    *,
+    forked: bool = False,
 ) -> None:
-    """Prepare tasks until the socket closes."""
+    """Prepare tasks until the socket closes. ``forked``: most objects here are the parent's."""
     # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
-    gc.collect()
+    if not forked:  # a collection would copy the memory of the parent's objects, and finalize some
+        gc.collect()
     gc.freeze()
     _TaskLoop(wire, Runner(work, info, init)).run()
 

@@ -1,0 +1,215 @@
+"""Workers that the drop-in forks see this process as it is, and keep nothing of it."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset  # noqa: E402
+
+from penstock.engine.engine import Engine  # noqa: E402
+from penstock.engine.pools.processes import ProcessPool  # noqa: E402
+from penstock.torch import DataLoader  # noqa: E402
+from penstock.torch import dataloader as dropin  # noqa: E402
+
+STATE = {"offset": 0.0}
+
+
+class Made(Dataset[Any]):  # type: ignore[misc]
+    """Samples that a function makes in the worker."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+@pytest.fixture
+def state() -> Iterator[dict[str, float]]:
+    yield STATE
+    STATE["offset"] = 0.0
+
+
+def first(loader: Any) -> list[Any]:
+    return next(iter(loader)).tolist()  # type: ignore[no-any-return]
+
+
+def test_a_module_variable_changed_by_the_script_is_seen(state: dict[str, float]) -> None:
+    state["offset"] = 5.0
+    with DataLoader(Made(lambda i: STATE["offset"] + i), batch_size=8, num_workers=2) as loader:
+        assert first(loader) == [5.0 + i for i in range(8)]
+
+
+def test_a_function_that_the_script_replaced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math, "sqrt", lambda value: -value)
+    with DataLoader(Made(lambda i: math.sqrt(i)), batch_size=8, num_workers=1) as loader:
+        assert first(loader) == [-float(i) for i in range(8)]
+
+
+def test_torchs_default_type_is_seen() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with DataLoader(Made(lambda i: torch.zeros(1)), batch_size=8, num_workers=1) as loader:
+            assert next(iter(loader)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_an_open_file_can_be_read(tmp_path: Any) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(range(8)))
+    with (
+        open(tmp_path / "numbers", "rb") as file,
+        DataLoader(
+            Made(lambda i: os.pread(file.fileno(), 1, i)[0]), batch_size=8, num_workers=2
+        ) as loader,
+    ):
+        assert first(loader) == list(range(8))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_next_epoch_sees_the_process_as_it_is_then(
+    persistent: bool, state: dict[str, float]
+) -> None:
+    made = Made(lambda i: (os.getpid(), STATE["offset"]))
+    with DataLoader(made, batch_size=8, num_workers=1, persistent_workers=persistent) as loader:
+        ((pid, offset),) = {(int(p), float(o)) for p, o in zip(*next(iter(loader)), strict=True)}
+        state["offset"] = 7.0
+        ((later, after),) = {(int(p), float(o)) for p, o in zip(*next(iter(loader)), strict=True)}
+    assert offset == 0.0
+    assert (pid == later, after) == ((True, 0.0) if persistent else (False, 7.0))
+
+
+def test_workers_have_signal_handlers_of_their_own_and_one_thread() -> None:
+    def facts(index: int) -> Any:
+        return (
+            signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+            len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            torch.get_num_threads(),
+        )
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with DataLoader(Made(facts), batch_size=8, num_workers=1) as loader:
+            batch = [values.tolist()[0] for values in next(iter(loader))]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert batch == [True, True, 0, 1]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
+
+
+def test_workers_do_not_keep_the_sockets_of_other_workers() -> None:
+    def inodes(index: int) -> Any:
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                found.append(os.stat(f"/proc/self/fd/{name}").st_ino)
+            except OSError:  # the descriptor of the directory itself
+                continue
+        return np.array(sorted(found)[:4096] + [0] * (4096 - len(found)))
+
+    with (
+        DataLoader(Made(float), batch_size=4, num_workers=2) as other,
+        DataLoader(Made(inodes), batch_size=4, num_workers=2) as loader,
+    ):
+        held = [iter(other)]
+        next(held[0])
+        batches = list(loader)
+        ours = {inode for each in (other, loader) for inode in socket_inodes(each)}
+    assert len(ours) == 4
+    assert not ours & {int(inode) for batch in batches for inode in batch.flatten()}
+
+
+def socket_inodes(loader: DataLoader) -> list[int]:
+    feed = loader._loader._feed
+    assert isinstance(feed, Engine)
+    assert isinstance(feed.pool, ProcessPool)
+    return [os.fstat(w.wire.socket.fileno()).st_ino for w in feed.pool._workers.values()]
+
+
+def test_workers_run_no_exit_hook_of_the_script() -> None:
+    script = """
+import atexit, os, sys
+from penstock.torch import DataLoader
+
+class Data:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return float(index)
+
+atexit.register(lambda: print("exit", flush=True))
+loader = DataLoader(Data(), batch_size=2, num_workers=2)
+for epoch in range(2):
+    assert sum(len(batch) for batch in loader) == 8
+sys.stdout.write("buffered ")
+for epoch in range(2):
+    assert sum(len(batch) for batch in loader) == 8
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "buffered exit\n", "")
+
+
+def test_a_loop_in_another_thread_forks_too(state: dict[str, float]) -> None:
+    state["offset"] = 2.0
+    seen = []
+    with DataLoader(Made(lambda i: STATE["offset"]), batch_size=8, num_workers=2) as loader:
+        thread = threading.Thread(target=lambda: seen.extend(first(loader)))
+        thread.start()
+        thread.join()
+    assert seen == [2.0] * 8
+
+
+# Where workers are not forked.
+
+
+def is_child(index: int) -> bool:
+    """Whether the worker is a fork of this process: it has the value of its variable."""
+    return STATE["offset"] == 3.0
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver", multiprocessing.get_context("spawn")])
+def test_workers_are_not_forked_if_the_script_asks_for_it(
+    context: Any, state: dict[str, float]
+) -> None:
+    state["offset"] = 3.0
+    options: Any = {"batch_size": 8, "num_workers": 1, "multiprocessing_context": context}
+    with DataLoader(Made(is_child), **options) as loader:
+        assert first(loader) == [False] * 8
+
+
+def test_workers_are_not_forked_once_cuda_is_initialised(
+    state: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state["offset"] = 3.0
+    with DataLoader(Made(is_child), batch_size=8, num_workers=1) as loader:
+        assert first(loader) == [True] * 8
+        assert "not forked" not in repr(loader)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert "not forked: CUDA is initialised in this process" in repr(loader)
+        with caplog.at_level("INFO", logger="penstock.torch"):
+            assert first(loader) == [False] * 8
+    assert "CUDA is initialised" in caplog.text
+
+
+def test_the_start_method_of_multiprocessing_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dropin.why_not_fork() == ""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "forkserver")
+    assert "'forkserver'" in dropin.why_not_fork()
