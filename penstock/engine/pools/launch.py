@@ -41,12 +41,19 @@ def as_fork() -> StartMethod:
 _BOOT = (
     "import sys; sys.path[0] = sys.argv[3]; "
     "from penstock.engine.pools.orphan import die_with_parent; die_with_parent(int(sys.argv[2])); "
-    "from penstock.engine.pools.worker import main; main()"
+    "import importlib; importlib.import_module('penstock.engine.pools.' + sys.argv[4]).main()"
 )
 
 
 class WorkerProcess(Protocol):
-    """A worker process that was started."""
+    """A worker process that was started.
+
+    Known after its end: ``error``: why there was none; ``declined``: no worker of this pipeline can
+    be started in this way.
+    """
+
+    error: str
+    declined: bool
 
     @property
     def pid(self) -> int | None: ...
@@ -56,9 +63,15 @@ class WorkerProcess(Protocol):
 
 
 class Program:
-    """A worker that runs as a program. ``socket_fd``: its end of the socket."""
+    """A worker, or the zygote that forks workers, as a program of its own.
 
-    def __init__(self, socket_fd: int, parent: int) -> None:
+    ``socket_fd``: its end of the socket.
+    """
+
+    def __init__(
+        self, socket_fd: int, parent: int, module: Literal["worker", "zygote"] = "worker"
+    ) -> None:
+        self.error, self.declined = "", False
         root = str(Path(penstock.__file__).resolve().parents[1])
         one_thread = {
             name: os.environ.get(name, "1")
@@ -69,7 +82,7 @@ class Program:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(socket_fd), str(parent), root],
+                [sys.executable, "-c", _BOOT, str(socket_fd), str(parent), root, module],
                 pass_fds=[socket_fd],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **one_thread},
@@ -93,6 +106,7 @@ class Fork:
     """A worker that was forked. ``close_others``: closes what it must not keep of its parent."""
 
     def __init__(self, sock: Any, close_others: Callable[[], None], *args: Any) -> None:
+        self.error, self.declined = "", False
         context = multiprocessing.get_context("fork")
         child = (sock, close_others, *args)
         self._process = context.Process(target=_forked, args=child, daemon=True)

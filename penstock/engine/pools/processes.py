@@ -43,6 +43,7 @@ from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_fro
 from penstock.engine.pools.runner import Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
+from penstock.engine.pools.zygote import Zygote
 from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
@@ -133,6 +134,9 @@ class ProcessPool:
         self._desk: Callable[[], Desk | None] = lambda: None
         self._work_fd: int | None = None
         self._digest = b""
+        self._zygote: Zygote | None = None
+        self._alone = False
+        """The zygote has threads, so each worker is a program by itself."""
         self._wake: tuple[int, int] | None = None
         self._closing = False
         self._failed_starts = FailedStarts()
@@ -374,14 +378,14 @@ class ProcessPool:
                 close = partial(_close_in_child, ours)
                 process = Fork(theirs, close, self._work, info, self._init, os.getpid())
             else:
-                process = Program(theirs.fileno(), os.getpid())
+                process = self._start_program(number, theirs)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         worker = _WorkerHandle(number, wire, process, self._clock())
-        if self._work_fd is not None:
+        if self._alone and self._work_fd is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader thread notices
                 wire.send(
                     WorkerSetup(list(sys.path), number, self.size, self._seed), [self._work_fd]
@@ -389,6 +393,21 @@ class ProcessPool:
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def _start_program(self, number: int, theirs: socket.socket) -> WorkerProcess:
+        """Have a worker forked by the zygote, which is started if there is none."""
+        if self._alone or self._work_fd is None:
+            return Program(theirs.fileno(), os.getpid())
+        if self._zygote is not None and self._zygote.gone:
+            self._end_zygote()
+        if self._zygote is None:
+            self._zygote = Zygote(self._work_fd)
+        return self._zygote.fork(number, self.size, self._seed, theirs)
+
+    def _end_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.end()
 
     # Sending and receiving.
 
@@ -514,15 +533,20 @@ class ProcessPool:
             self._selector.unregister(worker.wire.socket)
             code = worker.process.end(1.0)
             worker.wire.close()
-            reason = worker.reason or how_it_ended(code)
+            reason = worker.reason or worker.process.error or how_it_ended(code)
             lost = list(worker.tasks)
             worker.tasks.clear()
             del self._workers[worker.number]
             if not self._given_up and not worker.refused:
                 if worker.ready:
                     self._restart_workers([worker.number])
+                elif worker.process.declined:
+                    self._alone = True
+                    self._start_workers([worker.number])
                 else:
-                    outside = not worker.reason and killed_from_outside(code)
+                    outside = not worker.reason and (
+                        bool(worker.process.error) or killed_from_outside(code)
+                    )
                     self._start_again(worker.number, reason, outside=outside)
         desk = self._desk()
         if desk is None:
@@ -543,6 +567,7 @@ class ProcessPool:
             # An idle worker ends at once; one that works or still starts is killed at once.
             worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
             worker.wire.close()
+        self._end_zygote()
 
     def _report_broken(self, error: BaseException) -> None:
         desk = self._desk()
