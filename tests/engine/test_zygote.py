@@ -180,10 +180,13 @@ def test_threads_of_libraries_that_expect_forks_do_not_count(
 
 
 def state_of_numpy(value: float, directory: Path) -> float:
-    """The state of NumPy's generator, once both workers have come here."""
+    """The state of NumPy's generator, once both workers have come here.
+
+    The first sample is tried alone, for its type.
+    """
     (directory / str(os.getpid())).touch()
     give_up = time.monotonic() + PATIENCE
-    while len(os.listdir(directory)) < 2 and time.monotonic() < give_up:
+    while value and len(os.listdir(directory)) < 2 and time.monotonic() < give_up:
         time.sleep(0.005)
     return float(np.random.get_state()[1][:8].sum())  # type: ignore[index]
 

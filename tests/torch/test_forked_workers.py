@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +118,23 @@ def test_workers_have_signal_handlers_of_their_own_and_one_thread() -> None:
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
 
 
+def test_the_generators_of_each_worker_are_seeded_as_in_torch(tmp_path: Path) -> None:
+    def seeds(index: int) -> Any:
+        (tmp_path / str(os.getpid())).touch()
+        give_up = time.monotonic() + 60
+        # Until both workers have come here; the first sample is tried alone, for its type.
+        while index and len(os.listdir(tmp_path)) < 2 and time.monotonic() < give_up:
+            time.sleep(0.005)
+        info = torch.utils.data.get_worker_info()
+        return info.seed, torch.initial_seed(), random.random(), np.random.random()
+
+    options: Any = {"batch_size": 1, "num_workers": 2, "random": False, "persistent_workers": True}
+    with DataLoader(Made(seeds), seed=9, **options) as loader:
+        rows = [[float(value) for value in batch] for batch in loader]
+    assert {(given, used) for given, used, *_ in rows} == {(9.0, 9.0), (10.0, 10.0)}
+    assert len({draw for _, _, *draws in rows for draw in draws}) == 2 * len(rows)
+
+
 def test_workers_do_not_keep_the_sockets_of_other_workers() -> None:
     def inodes(index: int) -> Any:
         found = []
@@ -165,6 +185,36 @@ for epoch in range(2):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "buffered exit\n", "")
+
+
+def test_workers_that_multiprocessing_ends_at_exit_are_not_replaced() -> None:
+    # The directory makes the hook of multiprocessing run before that which closes loaders.
+    script = """
+import tempfile
+directory = tempfile.TemporaryDirectory()
+import time
+from penstock.engine.pools import processes
+from penstock.torch import DataLoader
+
+class Data:
+    def __len__(self):
+        return 8000
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return float(index)
+
+fork = processes.Fork
+
+def counted(*args):
+    print("fork", flush=True)
+    return fork(*args)
+
+processes.Fork = counted
+epoch = iter(DataLoader(Data(), batch_size=2, num_workers=2))
+next(epoch)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fork\n" * 2, "")
 
 
 def test_a_loop_in_another_thread_forks_too(state: dict[str, float]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
+import multiprocessing.util  # noqa: F401  its exit hook must be registered before ours
 import os
 import selectors
 import signal
@@ -537,7 +539,7 @@ class ProcessPool:
             lost = list(worker.tasks)
             worker.tasks.clear()
             del self._workers[worker.number]
-            if not self._given_up and not worker.refused:
+            if not self._given_up and not worker.refused and not _exiting.is_set():
                 if worker.ready:
                     self._restart_workers([worker.number])
                 elif worker.process.declined:
@@ -573,6 +575,13 @@ class ProcessPool:
         desk = self._desk()
         if desk is not None:
             desk.broken(error)
+
+
+_exiting = threading.Event()
+"""The interpreter is shutting down. Then ``multiprocessing`` ends forked workers, perhaps before
+the pool is closed, and they must not be replaced."""
+
+atexit.register(_exiting.set)  # runs before the hook of multiprocessing.util, imported above
 
 
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
