@@ -159,7 +159,8 @@ def test_a_pipeline_that_starts_threads_when_loaded_gets_worker_programs(tmp_pat
         assert np.concatenate(list(loader)).tolist() == NUMBERS
         assert {psutil.Process(pid).ppid() for pid in pids(loader)} == {os.getpid()}
         assert loader.stats().pool.restarts == 0
-        assert len(os.listdir(tmp_path)) == 3
+        # The zygote, and each worker that has started by now.
+        assert len(os.listdir(tmp_path)) >= 2
 
 
 def test_threads_of_libraries_that_expect_forks_do_not_count(
@@ -172,7 +173,7 @@ def test_threads_of_libraries_that_expect_forks_do_not_count(
     try:
         found = zygote.other_threads()
         assert len(found) == len(before) + 1
-        monkeypatch.setattr(zygote, "SAFE_THREADS", frozenset(found))
+        monkeypatch.setattr(zygote, "SAFE_THREADS", zygote.SAFE_THREADS | set(found))
         assert zygote.other_threads() == []
     finally:
         stop.set()

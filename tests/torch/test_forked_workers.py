@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _imp
+import importlib
 import math
 import multiprocessing
 import os
@@ -23,6 +25,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset  # noqa: E402
 
 from penstock.engine.engine import Engine  # noqa: E402
+from penstock.engine.pools import launch  # noqa: E402
 from penstock.engine.pools.processes import ProcessPool  # noqa: E402
 from penstock.torch import DataLoader  # noqa: E402
 from penstock.torch import dataloader as dropin  # noqa: E402
@@ -215,6 +218,75 @@ next(epoch)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fork\n" * 2, "")
+
+
+SLOW_MODULE = """
+import pathlib, time
+place = pathlib.Path(__file__).parent
+(place / "begun").touch()
+while not (place / "go_on").exists():
+    time.sleep(0.002)
+"""
+
+
+def test_a_module_that_another_thread_imports_can_be_imported_in_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(SLOW_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=importlib.import_module, args=("slow_to_import",), daemon=True)
+    thread.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.002)
+    waiting = threading.Event()
+    sleep = time.sleep
+
+    def note(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            waiting.set()
+        sleep(seconds)
+
+    # The import ends once the loader waits for it.
+    monkeypatch.setattr(time, "sleep", note)
+
+    def release() -> None:
+        waiting.wait()
+        (tmp_path / "go_on").touch()
+
+    released = threading.Thread(target=release, daemon=True)
+    released.start()
+
+    def make(index: int) -> float:
+        importlib.import_module("slow_to_import")
+        return float(index)
+
+    with DataLoader(Made(make), batch_size=8, num_workers=2, timeout=60) as loader:
+        assert first(loader) == list(map(float, range(8)))
+    thread.join()
+    released.join()
+    sys.modules.pop("slow_to_import")
+
+
+def test_the_import_lock_is_free_in_workers_and_here() -> None:
+    with DataLoader(Made(lambda i: _imp.lock_held()), batch_size=8, num_workers=2) as loader:
+        assert first(loader) == [False] * 8
+    assert not _imp.lock_held()
+
+
+def test_an_import_that_does_not_end_does_not_hold_up_the_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless_import.py").write_text(SLOW_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=importlib.import_module, args=("endless_import",))
+    thread.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.002)
+    with launch.no_imports(0.01):
+        assert _imp.lock_held()
+    (tmp_path / "go_on").touch()
+    thread.join()
+    sys.modules.pop("endless_import")
 
 
 def test_a_loop_in_another_thread_forks_too(state: dict[str, float]) -> None:

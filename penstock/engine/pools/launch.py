@@ -6,15 +6,19 @@ worker must be started by a thread that lives as long as the worker: ``outlives_
 
 from __future__ import annotations
 
+import _imp
+import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -43,6 +47,10 @@ _BOOT = (
     "from penstock.engine.pools.orphan import die_with_parent; die_with_parent(int(sys.argv[2])); "
     "import importlib; importlib.import_module('penstock.engine.pools.' + sys.argv[4]).main()"
 )
+
+
+IMPORT_LIMIT = 10.0
+"""Seconds that a fork waits for the imports of other threads."""
 
 
 class WorkerProcess(Protocol):
@@ -113,7 +121,7 @@ class Fork:
         # The parent's handlers must not run in the worker: signals wait until it has its own.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            with warnings.catch_warnings():
+            with no_imports(), warnings.catch_warnings():
                 # Python 3.12 and later warn if there are other threads, such as ours.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
@@ -132,7 +140,34 @@ class Fork:
         return self._process.exitcode
 
 
+@contextlib.contextmanager
+def no_imports(limit: float = IMPORT_LIMIT) -> Iterator[None]:
+    """Wait until no other thread imports a module, and let none begin.
+
+    The lock of a module that another thread imports during a fork stays locked in the child, which
+    then waits forever if it imports the module too. Python itself does not prevent this.
+    """
+    # Nothing public shows these locks. One exists from before it is taken until after the import.
+    locks: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
+    here, give_up = threading.get_ident(), time.monotonic() + limit
+    while True:
+        _imp.acquire_lock()
+        found = [lock for lock in [ref() for ref in list(locks.values())] if lock is not None]
+        busy = any(lock.owner != here for lock in found)
+        del found
+        if not busy or time.monotonic() > give_up:
+            break
+        _imp.release_lock()
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        _imp.release_lock()
+
+
 def _forked(sock: Any, close_others: Callable[[], None], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):
+        _imp.release_lock()  # of no_imports, which the parent is in
     die_with_parent(args[-1])
     signal.set_wakeup_fd(-1)  # an event loop of the parent reads from it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
