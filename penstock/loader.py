@@ -24,7 +24,7 @@ from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue, Ready
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
-from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
@@ -73,7 +73,7 @@ class Custom:
 
     plan: Sampling | None = None
     init: WorkerInit | None = None
-    start: StartMethod = "program"
+    start: ChooseStart = as_program
     convert: Convert | None = None
     background: Callable[[], Convert] | None = None
     fallback: Collate = stack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.harness.measure import Make
 from benchmarks.harness.workloads import ArrayDataset, Arrays, Photos, loader_options
 from benchmarks.peers.penstock_pipeline import import_decoders
@@ -18,11 +20,21 @@ def arrays_not_random(work: Arrays) -> Make:
     return _arrays(work, random=False)
 
 
-def _arrays(work: Arrays, random: bool | None) -> Make:
+def restarting(work: Arrays) -> Make:
+    """Without persistent workers: they are forked for every epoch, as torch's are."""
+    return _arrays(work, random=None, persistent_workers=False)
+
+
+def spawned(work: Arrays) -> Make:
+    """With workers that are not forks of the training process."""
+    return _arrays(work, random=None, multiprocessing_context="spawn")
+
+
+def _arrays(work: Arrays, random: bool | None, **changes: Any) -> Make:
     from penstock.torch import DataLoader
 
     data = ArrayDataset(work)
-    return lambda: DataLoader(data, random=random, **loader_options(work))
+    return lambda: DataLoader(data, random=random, **{**loader_options(work), **changes})
 
 
 def photos(work: Photos) -> Make:
@@ -32,3 +44,12 @@ def photos(work: Photos) -> Make:
     import_decoders()
     folder = image_folder(work)
     return lambda: DataLoader(folder, **loader_options(work))
+
+
+def photos_by_torchvision(work: Photos) -> Make:
+    """An ImageFolder with torchvision's own transforms, in worker processes."""
+    from penstock.torch import DataLoader
+
+    options = {**loader_options(work), "persistent_workers": False}
+    folder = image_folder(work)
+    return lambda: DataLoader(folder, native=False, **options)

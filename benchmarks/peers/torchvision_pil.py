@@ -67,3 +67,11 @@ def photos(work: Photos) -> Make:
 
     folder = image_folder(work)
     return lambda: DataLoader(folder, **loader_options(work))
+
+
+def restarting(work: Photos) -> Make:
+    """With default options: workers are started for every epoch."""
+    from torch.utils.data import DataLoader
+
+    folder = image_folder(work)
+    return lambda: DataLoader(folder, **{**loader_options(work), "persistent_workers": False})

@@ -15,7 +15,7 @@ from penstock import config
 from penstock.engine.engine import Engine
 from penstock.engine.keepers import Keepers, Prepare
 from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
-from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
@@ -43,7 +43,7 @@ class Recipe:
     options: Options
     fallback: Collate
     init: WorkerInit | None = None
-    start: StartMethod = "program"
+    start: ChooseStart = as_program
     kept: int | None = None
 
     def choice(self, cores: int | None = None) -> Choice:

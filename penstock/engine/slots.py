@@ -240,6 +240,7 @@ class Ring:
         self._acquired = 0
         self._fewest_free = 0
         self._warned = False
+        _rings.add(self)
 
     @property
     def used(self) -> int:
@@ -386,6 +387,20 @@ class Ring:
                 del self._slots[number]
             else:
                 self._free.append(slot)
+
+
+_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+"""All rings of this process."""
+
+
+def _after_fork() -> None:
+    # Only the parent uses its rings. Without this a child keeps the memory of slots that the
+    # parent has freed. A batch that the loop holds stays: the child may read it.
+    for ring in list(_rings):
+        ring.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _descriptors_left(fd: int) -> bool:

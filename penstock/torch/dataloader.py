@@ -7,6 +7,8 @@ the subclass adds; they pass any other iterable through unchanged.
 from __future__ import annotations
 
 import copy
+import logging
+import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -16,7 +18,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_convert
 
-from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.launch import ChooseStart, StartMethod, as_fork, as_program
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
 from penstock.options import Kind, Options, is_whole
@@ -40,6 +42,8 @@ from penstock.torch.ranks import (
 )
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
+
+_log = logging.getLogger("penstock.torch")
 
 
 class DataLoader:
@@ -253,9 +257,10 @@ class DataLoader:
         )
         # What a user's collate made stays as it is.
         convert = Tensors(list) if collate is None or single else None
+        self._start = as_program if share is not None else _start_method(multiprocessing_context)
         custom = Custom(
             init=TorchWorkerSetup(worker_init_fn),
-            start="program" if share is not None else _start_method(multiprocessing_context),
+            start=self._start,
             convert=convert,
             background=pin_batches if can_pin(pin_memory) else None,
             fallback=fallback_collate,
@@ -286,7 +291,12 @@ class DataLoader:
         return len(self._loader)
 
     def __repr__(self) -> str:
-        return repr(self._loader).replace("<Loader", "<DataLoader")
+        text = repr(self._loader).replace("<Loader", "<DataLoader")
+        if self._start is _start_as_torch and self._loader.choice.own_processes:
+            why = why_not_fork()
+            if why:
+                return f"{text.removesuffix('>')}, not forked: {why}>"
+        return text
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, for a checkpoint; see ``Loader.state_dict``."""
@@ -412,14 +422,36 @@ def _is_at_start(state: Mapping[str, Any]) -> bool:
     return isinstance(cursor, Mapping) and cursor.get("position") == cursor.get("batch") == 0
 
 
-def _start_method(context: Any) -> StartMethod:
-    """How to start workers: by fork if asked for; otherwise, also for spawn, as a program."""
+def _start_method(context: Any) -> ChooseStart:
+    """How to start workers: as torch does if nothing is given; also for spawn, as a program."""
     if context is None:
-        return "program"
+        return _start_as_torch
     name = context if isinstance(context, str) else context.get_start_method()
     if name not in ("fork", "spawn", "forkserver"):
         refuse(f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'.")
-    return "fork" if name == "fork" else "program"
+    return as_fork if name == "fork" else as_program
+
+
+def _start_as_torch() -> StartMethod:
+    """Fork where that is the default of ``multiprocessing`` and safe."""
+    why = why_not_fork()
+    if why:
+        _log.info("worker processes are programs of their own: %s", why)
+    return "program" if why else "fork"
+
+
+def why_not_fork() -> str:
+    """Why workers are not forked from this process; empty if they are."""
+    # To ask for the default would settle it, and the script could not set it any more.
+    name = multiprocessing.get_start_method(allow_none=True)
+    name = name or multiprocessing.get_all_start_methods()[0]
+    if name != "fork":
+        return f"the start method of multiprocessing is {name!r}"
+    if torch.cuda.is_initialized():
+        return "CUDA is initialised in this process, and a fork of it cannot use CUDA"
+    if multiprocessing.current_process().daemon:
+        return "this process is daemonic, and multiprocessing lets it have no children"
+    return ""
 
 
 def _check(

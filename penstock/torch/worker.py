@@ -6,9 +6,12 @@ Importing torch takes seconds. A worker whose dataset never uses it starts witho
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from penstock.engine.pools.runner import Work, WorkerInfo
 
@@ -26,14 +29,20 @@ class TorchWorkerSetup:
             self._worker_init_fn(info.id)
 
     def _set_up_torch(self, info: WorkerInfo, work: Work) -> None:
-        importlib.import_module("torch").set_num_threads(1)
+        torch: Any = importlib.import_module("torch")
+        torch.set_num_threads(1)
+        # A forked worker has the generators of its parent, in the same state as all other workers.
+        seed = info.seed + info.id
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         source = work.road.source
         # get_worker_info() reads this; torch has no public way to set it.
         torch_worker: Any = importlib.import_module("torch.utils.data._utils.worker")
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=info.id,
             num_workers=info.count,
-            seed=info.seed + info.id,
+            seed=seed,
             dataset=getattr(source, "dataset", None),
         )
 

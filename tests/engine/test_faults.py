@@ -326,7 +326,8 @@ def run_script(kind: str, then: str, act: Any) -> tuple[int, str, list[int]]:
         time.monotonic() < deadline
     ):
         time.sleep(0.02)
-    assert len(family) == {"threads": 0, "processes": 2, "crew": 1}[kind]
+    # Two workers, or a crew in one process, and their zygote.
+    assert len(family) == {"threads": 0, "processes": 3, "crew": 2}[kind]
     return process.returncode, errors, left
 
 

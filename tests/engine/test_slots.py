@@ -213,3 +213,24 @@ def test_a_worker_that_needs_a_longer_slot_does_not_shorten_it_for_others() -> N
     assert first.map[40_959] == 7
     first.close()
     second.close()
+
+
+def test_a_fork_keeps_no_free_slot_but_the_batches_of_the_loop() -> None:
+    ring = Ring(1 << 20)
+    free, held = ring.acquire(4096), ring.acquire(4096)
+    assert free is not None
+    assert held is not None
+    held.map[0] = 7
+    batch = np.frombuffer(ring.lease(held), np.uint8)
+    ring.release(free)
+    fd = free.fd
+    del free, held
+    child = os.fork()
+    if not child:
+        try:
+            os.fstat(fd)
+            os._exit(1)
+        except OSError:
+            os._exit(int(batch[0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.fstat(fd).st_size == 4096

@@ -20,7 +20,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine.engine import Engine
-from penstock.engine.pools import launch, processes, restarts
+from penstock.engine.pools import launch, restarts
 from penstock.engine.pools.processes import ProcessPool
 from penstock.engine.pools.restarts import FailedStarts
 from penstock.errors import DeadlySampleError, PipelineError, WorkerError
@@ -237,7 +237,7 @@ def test_workers_end_with_a_killed_parent(state: str, start: str, announced: Pat
     finally:
         training.kill()
         training.wait()
-    assert len(workers) == 2
+    assert len(workers) == (2 if start == "fork" else 3)  # programs: and the zygote
     assert wait_until(lambda: all(gone(worker) for worker in workers))
 
 
@@ -297,7 +297,7 @@ class KillAtStart:
                 os.kill(started.pid, signal.SIGKILL)
             return started
 
-        monkeypatch.setattr(processes, "Program", program)
+        monkeypatch.setattr(launch, "Program", program)
 
 
 def test_more_kills_than_workers_at_the_start_do_not_end_the_run(
@@ -313,7 +313,8 @@ def test_more_kills_than_workers_at_the_start_do_not_end_the_run(
         with pytest.warns(RuntimeWarning, match="times and ended each time before it was ready"):
             seen = np.concatenate(list(loader))
         assert seen.tolist() == list(map(float, range(64)))
-        assert loader.stats().pool.restarts == 7
+        # Each kill hits the zygote of the pool, and the workers that wait for it.
+        assert 7 <= loader.stats().pool.restarts <= 14
     assert killer.left == 0
 
 
@@ -357,7 +358,7 @@ def test_processes_that_cannot_be_created_are_tried_again(monkeypatch: pytest.Mo
             raise BlockingIOError("Resource temporarily unavailable")
         return start(*args)
 
-    monkeypatch.setattr(processes, "Program", program)
+    monkeypatch.setattr(launch, "Program", program)
     with (
         ps.from_dataset(np.arange(8.0)).batch(4).loader(workers=1, kind="processes") as loader,
         pytest.warns(RuntimeWarning, match="cannot create a process: Resource"),

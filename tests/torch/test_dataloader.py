@@ -90,7 +90,7 @@ def same(a: Any, b: Any) -> None:
 INLINE: dict[str, Any] = {"num_workers": 0}
 # Forked workers start at once; a worker program has to import torch first. Most tests fork.
 FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
-PROGRAM: dict[str, Any] = {"num_workers": 2}
+PROGRAM: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn"}
 
 
 @pytest.mark.parametrize("workers", [INLINE, FORKED], ids=["inline", "fork"])
@@ -460,7 +460,7 @@ def test_a_dataset_changed_between_epochs_is_seen_by_the_workers() -> None:
         assert next(iter(loader))[0] == 50
 
 
-def test_workers_fork_if_asked_to() -> None:
+def test_forked_workers_need_no_pickle() -> None:
     import threading
 
     lock = threading.Lock()  # cannot be pickled, and a fork does not need that
@@ -469,10 +469,9 @@ def test_workers_fork_if_asked_to() -> None:
         with lock:
             return float(i)
 
-    with DataLoader(
-        Samples(make), batch_size=5, num_workers=2, multiprocessing_context="fork"
-    ) as loader:
-        assert torch.cat(list(loader)).tolist() == [float(i) for i in range(23)]
+    for options in (FORKED, {"num_workers": 2}):
+        with DataLoader(Samples(make), batch_size=5, **options) as loader:
+            assert torch.cat(list(loader)).tolist() == [float(i) for i in range(23)]
 
 
 def test_a_forked_worker_does_not_copy_the_memory_that_it_shares() -> None:
@@ -595,7 +594,7 @@ def test_tensors_inside_a_dataset_are_shared_by_workers_not_copied() -> None:
             shared = mapped_from(self.data.data_ptr()) + mapped_from(self.array.ctypes.data)
             return index, int(self.data.sum()), int(self.array.sum()), shared
 
-    with DataLoader(Big(), batch_size=8, num_workers=1) as loader:
+    with DataLoader(Big(), batch_size=8, **PROGRAM) as loader:
         _, first, second, shared = next(iter(loader))
     assert first.tolist() == second.tolist() == [99_999 * 50_000] * 8
     assert [where.count("memfd:penstock") for where in shared] == [2] * 8, shared[0]

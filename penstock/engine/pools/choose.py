@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
-from penstock.engine.pools.launch import StartMethod
+from penstock.engine.pools.launch import ChooseStart
 from penstock.engine.pools.native_road import native_road
 from penstock.engine.pools.native_threads import NativePool
 from penstock.engine.pools.pool import Pool
@@ -137,7 +137,7 @@ def _fits_a_crew(road: Road) -> bool:
 
 
 def make_pool(
-    choice: Choice, work: Work, seed: int, init: WorkerInit | None, start: StartMethod
+    choice: Choice, work: Work, seed: int, init: WorkerInit | None, start: ChooseStart
 ) -> Pool:
     """A pool of the chosen kind and size.
 

@@ -9,11 +9,14 @@ lacks, and the thread of the pool lets messages collect while all workers have t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import mmap
+import multiprocessing.util  # noqa: F401  its exit hook must be registered before ours
 import os
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,13 +24,16 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from penstock.engine.pools.launch import (
+    ChooseStart,
     Fork,
     Program,
     StartMethod,
     WorkerProcess,
+    as_program,
     how_it_ended,
     outlives_workers,
 )
@@ -47,6 +53,7 @@ from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_fro
 from penstock.engine.pools.runner import Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
+from penstock.engine.pools.zygote import Zygote
 from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
@@ -121,9 +128,13 @@ class _WorkerHandle:
         self.refused = False
         self.warned: set[int] = set()
         self.exit_fd: int | None = None
-        if process.pid is not None:
+
+    def open_exit(self) -> int | None:
+        """Open ``exit_fd``, now that the process has started."""
+        if self.process.pid is not None:
             with contextlib.suppress(OSError):  # an old kernel, or too many open files
-                self.exit_fd = os.pidfd_open(process.pid)
+                self.exit_fd = os.pidfd_open(self.process.pid)
+        return self.exit_fd
 
     def close(self) -> None:
         self.wire.close()
@@ -193,7 +204,7 @@ class ProcessPool:
         size: int,
         seed: int,
         init: WorkerInit | None = None,
-        start: StartMethod = "program",
+        choose_start: ChooseStart = as_program,
         clock: Callable[[], float] = time.monotonic,
         *,
         crew: bool = False,
@@ -209,7 +220,8 @@ class ProcessPool:
         self._work = work
         self._seed = seed
         self._init = init
-        self._start: StartMethod = start
+        self._choose_start = choose_start
+        self._start: StartMethod = "program"
         self._clock = clock
         self._lock = threading.RLock()
         self._workers: dict[int, _WorkerHandle] = {}
@@ -219,6 +231,9 @@ class ProcessPool:
         self._desk: Callable[[], Desk | None] = lambda: None
         self._work_fd: int | None = None
         self._digest = b""
+        self._zygote: Zygote | None = None
+        self._alone = False
+        """The zygote has threads, so each worker is a program by itself."""
         self._wake: tuple[int, int] | None = None
         self._closing = False
         self._failed_starts = FailedStarts()
@@ -229,6 +244,7 @@ class ProcessPool:
         self._given_up = False
         """Workers are missing, and the training loop has got the error that says why."""
         self._pid = os.getpid()
+        _pools.add(self)
 
     # What the engine calls.
 
@@ -249,6 +265,7 @@ class ProcessPool:
         self._pid = os.getpid()
         self._failed_starts = FailedStarts()
         self._due, self._warning, self._given_up = {}, None, False
+        self._start = self._choose_start()
         if self._start == "program":  # first: it raises if the pipeline cannot be pickled
             self._work_fd = self._share_work()
         self._selector = selectors.DefaultSelector()
@@ -323,9 +340,13 @@ class ProcessPool:
             )
 
     def outdated(self) -> bool:
+        if self._start == "fork":
+            # A forked worker has all of this process as it was, such as variables of modules: it
+            # takes less time to fork again than to find out whether something was changed.
+            return True
         # The digest has the addresses of arrays, not their contents: comparing contents would
         # cost as much as sending them again.
-        return self._start == "program" and self._digest != self._packed().digest()
+        return self._digest != self._packed().digest()
 
     def runs_here(self) -> bool:
         return False
@@ -448,29 +469,42 @@ class ProcessPool:
         process: WorkerProcess
         try:
             if self._start == "fork":
-                others = [worker.wire.socket for worker in self._workers.values()]
                 infos = [
                     WorkerInfo(first + thread, self.size, self._seed, process=True)
                     for thread in range(threads)
                 ]
-                process = Fork(theirs, [*others, ours], self._work, infos, self._init, os.getpid())
+                close = partial(_close_in_child, ours)
+                process = Fork(theirs, close, self._work, infos, self._init, os.getpid())
             else:
-                process = Program(theirs.fileno(), os.getpid())
+                process = self._start_program(first, threads, theirs)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         worker = _WorkerHandle(number, wire, process, self._clock(), first, threads)
-        if self._work_fd is not None:
+        if self._alone and self._work_fd is not None:
             with contextlib.suppress(OSError):  # it died at once: the reader thread notices
                 setup = WorkerSetup(list(sys.path), first, self.size, self._seed, threads)
                 wire.send(setup, [self._work_fd])
         self._workers[number] = worker
         if self._selector is not None:
             self._selector.register(ours, selectors.EVENT_READ, worker)
-            if worker.exit_fd is not None:
-                self._selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
+
+    def _start_program(self, first: int, threads: int, theirs: socket.socket) -> WorkerProcess:
+        """Have a worker forked by the zygote, which is started if there is none."""
+        if self._alone or self._work_fd is None:
+            return Program(theirs.fileno(), os.getpid())
+        if self._zygote is not None and self._zygote.gone:
+            self._end_zygote()
+        if self._zygote is None:
+            self._zygote = Zygote(self._work_fd)
+        return self._zygote.fork(first, threads, self.size, self._seed, theirs)
+
+    def _end_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.end()
 
     # Sending and receiving.
 
@@ -640,6 +674,9 @@ class ProcessPool:
             return True
         if isinstance(message, Started):
             worker.ready = True
+            exit_fd = worker.open_exit()
+            if exit_fd is not None and self._selector is not None:
+                self._selector.register(exit_fd, selectors.EVENT_READ, worker)
             self._failed_starts.ready(worker.number)
             self.notify()
         elif isinstance(message, CannotStart):
@@ -677,16 +714,21 @@ class ProcessPool:
                 self._selector.unregister(worker.exit_fd)
             code = worker.process.end(1.0)
             worker.close()
-            reason = worker.reason or how_it_ended(code)
+            reason = worker.reason or worker.process.error or how_it_ended(code)
             lost = list(worker.tasks)
             guilty = worker.late or {task.id for task, _ in worker.at_work()}
             worker.tasks.clear()
             del self._workers[worker.number]
-            if not self._given_up and not worker.refused:
+            if not self._given_up and not worker.refused and not _exiting.is_set():
                 if worker.ready:
                     self._restart_workers([worker.number])
+                elif worker.process.declined:
+                    self._alone = True
+                    self._start_workers([worker.number])
                 else:
-                    outside = not worker.reason and killed_from_outside(code)
+                    outside = not worker.reason and (
+                        bool(worker.process.error) or killed_from_outside(code)
+                    )
                     self._start_again(worker.number, reason, outside=outside)
         desk = self._desk()
         if desk is None:
@@ -707,6 +749,7 @@ class ProcessPool:
             # An idle worker ends at once; one that works or still starts is killed at once.
             worker.process.end(2.0 if worker.ready and not worker.tasks else 0.0)
             worker.close()
+        self._end_zygote()
 
     def _report_broken(self, error: BaseException) -> None:
         desk = self._desk()
@@ -722,6 +765,29 @@ def crew_sizes(workers: int) -> list[int]:
     """
     processes = -(-workers // CREW_THREADS)
     return [len(range(number, workers, processes)) for number in range(processes)]
+
+
+_exiting = threading.Event()
+"""The interpreter is shutting down. Then ``multiprocessing`` ends forked workers, perhaps before
+the pool is closed, and they must not be replaced."""
+
+atexit.register(_exiting.set)  # runs before the hook of multiprocessing.util, imported above
+
+
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+"""All pools of this process."""
+
+
+def _close_in_child(ours: socket.socket) -> None:
+    """Close the sockets of all pools, which a forked worker has copies of."""
+    ours.close()
+    for pool in list(_pools):
+        for worker in list(pool._workers.values()):
+            worker.wire.close()
+        if pool._selector is not None:
+            pool._selector.close()
+        for fd in pool._wake or ():
+            os.close(fd)
 
 
 def _kill(worker: _WorkerHandle) -> None:

@@ -181,15 +181,21 @@ def serve(
     infos: Sequence[WorkerInfo],
     init: WorkerInit | None,
     parent: int,
+    *,
+    forked: bool = False,
 ) -> None:
-    """Prepare tasks until the socket closes, with a thread for each of ``infos``."""
+    """Prepare tasks until the socket closes, with a thread for each of ``infos``.
+
+    ``forked``: most objects here are the parent's.
+    """
     # The parent ends the workers on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     wire = Wire(sock, VOCABULARY)
     wire.send(Started())
-    # Not collected first: that would touch, and so copy, all memory that a fork shares.
+    if not forked:  # a collection would copy the memory of the parent's objects, and finalize some
+        gc.collect()
     gc.freeze()
     _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
 
@@ -213,7 +219,6 @@ def main() -> None:
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return
-    gc.collect()
     infos = [
         WorkerInfo(setup.number + thread, setup.workers, setup.seed, process=True)
         for thread in range(setup.threads)
