@@ -417,6 +417,8 @@ static PyMethodDef methods[] = {
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {"augment", kernel_augment, METH_VARARGS,
      "augment(image, steps, fill, table, out) -> whether out was written"},
+    {"gil_waits", kernel_gil_waits, METH_VARARGS,
+     "gil_waits(count, nap) -> how often another thread held the GIL, of `count` looks"},
     {"count_naps", kernel_count_naps, METH_VARARGS,
      "count_naps(nap, seconds) -> how many naps a thread takes in that time"},
     {"nap", kernel_nap, METH_O,

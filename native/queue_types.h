@@ -844,6 +844,25 @@ static PyObject *kernel_count_naps(PyObject *module, PyObject *args) {
   return PyLong_FromLong(count);
 }
 
+#define NOT_AT_ONCE 5000 /* nanoseconds; taking a free GIL takes less than one microsecond */
+
+/* How often the GIL was held by another thread when this one wanted it, of `count` looks. */
+static PyObject *kernel_gil_waits(PyObject *module, PyObject *args) {
+  (void)module;
+  int count, held = 0;
+  double nap;
+  if (!PyArg_ParseTuple(args, "id:gil_waits", &count, &nap)) return NULL;
+  for (int i = 0; i < count; i++) {
+    PyThreadState *thread = PyEval_SaveThread();
+    sleep_for((uint64_t)(nap * 1e9));
+    uint64_t wanted = now_ns();
+    PyEval_RestoreThread(thread);
+    held += now_ns() - wanted > NOT_AT_ONCE;
+    if (PyErr_CheckSignals()) return NULL;
+  }
+  return PyLong_FromLong(held);
+}
+
 /* For benchmarks. */
 static PyObject *kernel_nap(PyObject *module, PyObject *given) {
   (void)module;

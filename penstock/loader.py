@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue, Ready
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
+from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
@@ -34,10 +36,13 @@ from penstock.options import Options, is_whole
 from penstock.order import Cursor
 from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline, batching_of
+from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
-from penstock.stats import Stats
+from penstock.stats import Meter, Stats
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
+
+_log = logging.getLogger("penstock.workers")
 
 RESUME_WAIT = 10.0
 """Longest wait of ``load_state_dict`` for the sizes and times of all files, in seconds. A million
@@ -132,6 +137,8 @@ class Loader:
         self._epoch_count = 0
         self._loaded_dealing: Any = None
         self._stated_length: int | None = None
+        self._watched = 0
+        """Batches since the start, as far as the use of the GIL was watched."""
         self._publisher = Publisher(self)
         background = self._custom.background
         self._ahead = None if background is None else Ahead(background)
@@ -141,9 +148,14 @@ class Loader:
         custom = self._custom
         return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
 
-    def _assemble(self, kept: int | None) -> None:
-        """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known."""
-        assembly = Assembly(self._recipe(self.pipeline, kept), self.choice)
+    def _assemble(self, kept: int | None, meter: Meter | None = None) -> None:
+        """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known.
+
+        ``meter``: counters that go on.
+        """
+        recipe = self._recipe(self.pipeline, kept)
+        assembly = Assembly(recipe, self.choice, meter=meter)
+        self._gil_watch = recipe.gil_watch(self.choice)
         self._plan = plan_of(
             self.pipeline,
             self.options,
@@ -282,6 +294,8 @@ class Loader:
                 continue
             self._check_stated_length(epoch)
             self._publisher.moved(self)
+            if self._gil_watch is not None:
+                self._watch_gil(self._gil_watch)
             return ready.value
         epoch_over = self._cursor.epoch
         self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
@@ -308,6 +322,32 @@ class Loader:
             return (epoch.left is None or epoch.left > taken) and feed.queue().ready
 
         return ahead.next(take, may_take, self._meter)
+
+    def _watch_gil(self, watch: GilWatch) -> None:
+        """Move the workers out of this process if they take the GIL from the training loop."""
+        self._watched += 1
+        share = watch.after(self._watched)
+        if watch.over:
+            self._gil_watch = None
+        if share is None:
+            return
+        assembly = self._assembly
+        try:
+            pack((assembly.work, assembly.recipe.init), by_value=True)
+        except Exception as error:  # user code may refuse to be pickled
+            _log.info("the workers stay threads: the pipeline cannot be pickled: %s", error)
+            return
+        why = f"as threads of this process they held the GIL for {share:.0%} of the time"
+        choice = Choice("crew", self.choice.workers, why)
+        _log.info("the workers move: %s", choice)
+        cursor, plan = self._cursor, self._plan
+        first, epoch_state = plan.first(cursor), plan.epoch_state(cursor.epoch)
+        self._end_feed()
+        self.choice = choice
+        self._assemble(None, self._meter)
+        self._plan.begin_at(cursor.epoch, first)
+        self._plan.restore(epoch_state)
+        self._feed_cursor = self._batches = None
 
     def _check_stated_length(self, epoch: _Epoch) -> None:
         """Warn if a stream goes on after the length that ``len`` has returned, as torch does."""

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock import config
+from penstock import config, native
 from penstock.engine.engine import Engine
 from penstock.engine.keepers import Keepers, Prepare
-from penstock.engine.pools.choose import Choice, choose, gil_enabled, make_pool
+from penstock.engine.pools.choose import Choice, choose, fits_a_crew, gil_enabled, make_pool
+from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
+from penstock.engine.pools.native_road import can_be_native
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
@@ -61,15 +63,37 @@ class Recipe:
             beside_training="torch" in sys.modules,
         )
 
+    def gil_watch(self, choice: Choice) -> GilWatch | None:
+        """Watches whether these workers hold the GIL; ``None``: they need not move, or cannot."""
+        watched = (
+            choice.kind == "threads"
+            and self.options.kind == "auto"
+            and "torch" in sys.modules
+            and gil_enabled()
+            and native.kernel_available()
+        )
+        road = self.pipeline.road(self.options.seed)
+        stacked = batching_of(self.pipeline).collate is None
+        if not watched or not fits_a_crew(road) or can_be_native(road, stacked=stacked):
+            return None
+        return GilWatch()
+
 
 MakeEngine = Callable[..., Engine]
 
 
 class Assembly:
-    """A recipe with its stores, work and counters. Nothing runs until ``engine`` is called."""
+    """A recipe with its stores, work and counters. Nothing runs until ``engine`` is called.
+
+    ``meter``: counters that go on, of the same pipeline with other workers.
+    """
 
     def __init__(
-        self, recipe: Recipe, choice: Choice, shared_stores: SharedStores | None = None
+        self,
+        recipe: Recipe,
+        choice: Choice,
+        shared_stores: SharedStores | None = None,
+        meter: Meter | None = None,
     ) -> None:
         pipeline, options, batch = recipe.pipeline, recipe.options, batching_of(recipe.pipeline)
         self.recipe = recipe
@@ -85,7 +109,7 @@ class Assembly:
         )
         road = self.keepers.road
         self.work = Work(road, batch.collate, recipe.fallback, options.on_error, batch.size)
-        self.meter = Meter(road.stages, road.holds, time.perf_counter)
+        self.meter = meter or Meter(road.stages, road.holds, time.perf_counter)
 
     def _runs_processes(self) -> bool:
         """Whether samples are prepared by worker processes, of this loader or of a node."""

@@ -51,6 +51,11 @@ class Hold(Stop):
         """Whether its store ends with the loader."""
         return True
 
+    @property
+    def can_lend(self) -> bool:
+        """Whether it keeps samples in a form in which it can lend them to threads."""
+        return self.in_memory
+
     def make_keeper(self, opening: Opening) -> Keeper:
         """Open its store. Returns the keeper that owns the store."""
         raise NotImplementedError

@@ -90,6 +90,10 @@ class Refurbish(Hold):
     def in_memory(self) -> bool:
         return self.where == "memory"
 
+    @property
+    def can_lend(self) -> bool:
+        return self.in_memory and Encoding(self.encode).name == "raw"
+
     def check_above(self, above: Sequence[Stop], random_source: bool) -> None:
         """Raise PipelineError below another refurbish, below echo, or with nothing random above."""
         if any(stop.renews for stop in above):

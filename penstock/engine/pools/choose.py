@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.launch import ChooseStart
-from penstock.engine.pools.native_road import native_road
+from penstock.engine.pools.native_road import can_be_native, native_road
 from penstock.engine.pools.native_threads import NativePool
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool, crew_sizes
@@ -68,7 +68,8 @@ def choose(
 ) -> Choice:
     """Choose threads if everything on the road releases the GIL, and processes if not.
 
-    Where many threads would share the GIL with a training loop, choose a crew.
+    Where many threads would share the GIL with a training loop, choose a crew; where few do, they
+    may move to a crew later: see ``GilWatch``.
 
     ``gil``: whether this Python has a GIL. ``beside_training``: a training loop may run in this
     process.
@@ -100,7 +101,9 @@ def choose(
         return Choice("processes", count, f"{drawer} may draw from the global generators")
     holder = _gil_holder(road, collate)
     if holder is None:
-        if gil and beside_training and count >= CREW_FROM and _fits_a_crew(road):
+        if can_be_native(road, stacked=collate is None):
+            return Choice("threads", count, "the compiled kernel runs every stage, without the GIL")
+        if gil and beside_training and count >= CREW_FROM and fits_a_crew(road):
             return Choice("crew", count, f"{count} threads would slow down the training loop")
         return Choice("threads", count, "every operation releases the GIL")
     if not gil:
@@ -128,7 +131,7 @@ def _gil_holder(road: Road, collate: Collate | None) -> str | None:
     return next((stop.name for stop in road.stops if not stop.threadsafe), None)
 
 
-def _fits_a_crew(road: Road) -> bool:
+def fits_a_crew(road: Road) -> bool:
     """Whether a crew can do what threads can.
 
     Threads share a cache in the memory of this process, and samples that cannot be pickled.

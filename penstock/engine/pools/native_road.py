@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -296,15 +297,22 @@ def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
     ``stacked``: samples are stacked into batches in place, without a collate function.
     """
     files = road.source.file_samples() if stacked and native.kernel_available() else None
-    segments = None if files is None else _segments(road)
+    segments = None if files is None else _segments(road, _lender)
     if files is None or segments is None:
         return None
     return NativeRoad(road, segments, files)
 
 
-def _segments(road: Road) -> _Segments | None:
+def can_be_native(road: Road, *, stacked: bool) -> bool:
+    """Whether ``native_road`` will return a road, once the stores are open."""
+    if not stacked or not native.kernel_available() or road.source.file_samples() is None:
+        return False
+    return _segments(road, _can_lend) is not None
+
+
+def _segments(road: Road, lender: Callable[[Stop, Road], Hold | None]) -> _Segments | None:
     stops = list(road.stops)
-    cache = _lender(stops[0], road) if stops else None
+    cache = lender(stops[0], road) if stops else None
     if cache is not None:
         del stops[0]
     place = next((i for i, stop in enumerate(stops) if keeps_samples(stop)), None)
@@ -313,7 +321,7 @@ def _segments(road: Road) -> _Segments | None:
         if work is None or not work.reads_files or not work.fills_rows:
             return None
         return _Segments(cache, None, None, work, 1)
-    hold = _lender(stops[place], road)
+    hold = lender(stops[place], road)
     head, work = _joined(stops[:place], road.seed), _joined(stops[place + 1 :], road.seed)
     if hold is None or head is None or work is None:
         return None
@@ -328,6 +336,11 @@ def _lender(stop: Stop, road: Road) -> Hold | None:
         return None
     context = StepContext(road.seed, Tally(len(road.stages), road.holds))
     return stop if stop.lent(context) is not None else None
+
+
+def _can_lend(stop: Stop, road: Road) -> Hold | None:
+    """The stop if it keeps samples, and can hand them out without a copy."""
+    return stop if keeps_samples(stop) and stop.can_lend else None
 
 
 def _joined(stops: list[Stop], seed: int) -> KernelWork | None:
