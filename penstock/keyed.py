@@ -235,13 +235,14 @@ class SpareGenerators:
         python = _python_random.getstate()
         torch = sys.modules.get("torch")
         of_torch = None if torch is None else torch.get_rng_state()
-        generator: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
-        kept, bits = _kept_normal(generator), np.random.get_bit_generator()
-        np.random.set_bit_generator(self._spare)
+        numpy_random: Any = np.random  # its stubs lack these functions
+        generator = numpy_random.mtrand._rand
+        kept, bits = _kept_normal(generator), numpy_random.get_bit_generator()
+        numpy_random.set_bit_generator(self._spare)
         try:
             yield
         finally:
-            np.random.set_bit_generator(bits)
+            numpy_random.set_bit_generator(bits)
             _keep_normal(generator, kept)
             _python_random.setstate(python)
             if of_torch is not None:
