@@ -240,14 +240,14 @@ class SpareGenerators:
         python = _python_random.getstate()
         torch = sys.modules.get("torch")
         of_torch = None if torch is None else torch.get_rng_state()
-        numpy: Any = np.random  # its type hints lack these functions
-        generator = numpy.mtrand._rand
-        kept, bits = _kept_normal(generator), numpy.get_bit_generator()
-        numpy.set_bit_generator(self._spare)
+        numpy_random: Any = np.random  # its stubs lack these functions
+        generator = numpy_random.mtrand._rand
+        kept, bits = _kept_normal(generator), numpy_random.get_bit_generator()
+        numpy_random.set_bit_generator(self._spare)
         try:
             yield
         finally:
-            numpy.set_bit_generator(bits)
+            numpy_random.set_bit_generator(bits)
             _keep_normal(generator, kept)
             _python_random.setstate(python)
             if of_torch is not None:

@@ -68,23 +68,23 @@ class Custom:
     - ``init``: called in each worker before its first task.
     - ``start``: how worker processes are started.
     - ``convert``: turns each batch into what the framework uses.
-    - ``background``: returns a function that a background thread applies to the converted batches,
-      one or two batches ahead of the loop; see ``Ahead``.
     - ``fallback``: collates a batch whose samples do not share one layout.
     - ``order_name``: the order in checkpoints, if a sampler decides it.
     - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
     - ``ranks``: finds rank and world; without it they are those of the options.
+    - ``background``: returns a function that a background thread applies to the converted batches,
+      one or two batches ahead of the loop; see ``Ahead``.
     """
 
     plan: Sampling | None = None
     init: WorkerInit | None = None
     start: ChooseStart = as_program
-    convert: Convert | None = None
-    background: Callable[[], Convert] | None = None
+    convert: Callable[[Any], Any] | None = None
     fallback: Collate = stack
     order_name: str = ""
     recheck: bool = False
     ranks: Ranks | None = None
+    background: Callable[[], Convert] | None = None
 
 
 class Loader:

@@ -262,10 +262,10 @@ class DataLoader:
             init=TorchWorkerSetup(worker_init_fn),
             start=self._start,
             convert=convert,
-            background=pin_batches if can_pin(pin_memory) else None,
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
+            background=pin_batches if can_pin(pin_memory) else None,
         )
 
         def make_loader(seed: int, ranks: Ranks | None) -> Loader:
