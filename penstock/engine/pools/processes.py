@@ -10,6 +10,7 @@ lacks, and the thread of the pool lets messages collect while all workers have t
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import selectors
@@ -58,7 +59,7 @@ CREW_THREADS = 4
 """Threads of a worker process of a crew. Decoding, cropping and augmenting a photograph holds the
 GIL for about a fifth of its time: more threads than this would wait for each other."""
 
-REST, LONGEST_REST = 0.2, 0.02
+REST, LONGEST_REST = 0.4, 0.04
 """The thread of the pool rests after it has received messages, for this share of the time that a
 task takes and at most this many seconds, while all workers have tasks in advance: so messages
 collect."""
@@ -68,6 +69,9 @@ REST_FROM = 4
 
 MOST_NEW_SLOTS = 6
 """Slots new to a worker in one message, which has room for 8 descriptors."""
+
+WATCH_EVERY = 0.2
+"""Seconds between two looks for workers that take too long."""
 
 START_LIMIT = 300.0
 """Seconds after which a worker that is not ready yet is warned about, or, if the loader has a
@@ -214,6 +218,8 @@ class ProcessPool:
         """Workers to start again, and when."""
         self._warning: str | None = None
         """For ``watch``, which gives it in the thread of the training loop."""
+        self._watched = -math.inf
+        """When workers were last looked at."""
         self._given_up = False
         """Workers are missing, and the training loop has got the error that says why."""
         self._pid = os.getpid()
@@ -269,6 +275,9 @@ class ProcessPool:
 
     def watch(self, limit: float | None) -> None:
         now = self._clock()
+        if self._warning is None and not self._given_up and now - self._watched < WATCH_EVERY:
+            return  # the loop calls this after every batch that it waited for
+        self._watched = now
         with self._lock:
             warning, self._warning = self._warning, None
             if self._given_up:
