@@ -44,9 +44,9 @@ two, and they take 75 MB less."""
 MOST_AHEAD = 16
 """Batches that are prepared ahead where workers are many and batches small."""
 
-HELD = 3
-"""Pieces for each worker in the open batches: one it works on, one it has in advance, and one that
-waits. With fewer, workers are idle whenever the training loop is late."""
+HELD = 4
+"""Pieces for each worker in the open batches: one it works on, one it has in advance, one that
+waits, and one that is done in a batch that is not finished yet. With fewer, workers become idle."""
 
 SMALLEST = 4
 """The smallest piece that is cut because little is left is a fourth of a long one."""
@@ -96,10 +96,10 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
 
     >>> steady = Demand(12, HANDING, mean=4e-3, open=1024, waiting=512, urgent=True)
     >>> piece_size(256, 4e-3, steady)
-    23
+    21
     >>> few = steady._replace(waiting=60)
     >>> piece_size(256, 4e-3, steady._replace(open=432)), piece_size(60, 4e-3, few)
-    (12, 6)
+    (9, 6)
     >>> piece_size(60, 4e-3, few._replace(urgent=False))
     30
     """
@@ -216,7 +216,7 @@ class Schedule:
             return min(left, max(1, self._guess))
         waiting = sum([piece.count for piece in self._waiting])
         running = sum([piece.count for piece in self._running.values()])
-        urgent = 0 not in self._left.values()
+        urgent = next(iter(self._left.values())) > 0  # the oldest batch is not finished
         mean = sum(self._recent) / len(self._recent)
         demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
         return piece_size(left, min(self._recent), demand)

@@ -16,8 +16,15 @@ import pytest
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.pools.choose import CREW_FROM, choose
-from penstock.engine.pools.processes import CREW_THREADS, ProcessPool, crew_sizes
+from penstock.engine.pools.processes import (
+    CREW_THREADS,
+    ProcessPool,
+    _WorkerHandle,
+    crew_sizes,
+)
+from penstock.engine.pools.runner import Task
 from penstock.errors import DeadlySampleError, PipelineError
+from penstock.keyed import Keys
 from penstock.loader import Loader
 from penstock.pipeline import Pipeline
 from penstock.stops.batch import Collate
@@ -155,6 +162,45 @@ def test_a_stream_is_refused_with_the_remedy(kind: Any) -> None:
     pipeline = ps.from_dataset(lambda: iter(range(8))).batch(4)
     with pytest.raises(PipelineError, match=rf'kind="{kind}" with a stream.*kind="processes"'):
         pipeline.loader(workers=2, kind=kind)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_only_the_tasks_that_threads_work_on_are_timed_and_blamed(threads: int) -> None:
+    nothing: Any = None
+    worker = _WorkerHandle(0, nothing, nothing, 0.0, 0, threads)
+    for number in range(6):
+        worker.add(Task(number, "rows", Keys(0, [number]), 0, None, None, ()), now=1.0)
+    assert [(task.id, since) for task, since in worker.at_work()] == [
+        (number, 1.0) for number in range(threads)
+    ]
+    worker.settle(0, now=9.0)
+    # The clock of the next one starts when a thread is free for it.
+    assert [(task.id, since) for task, since in worker.at_work()] == [
+        *((number, 1.0) for number in range(1, threads)),
+        (threads, 9.0),
+    ]
+
+
+def test_a_task_that_killed_a_crew_waits_until_the_process_is_free() -> None:
+    pipeline = ps.from_dataset(np.arange(4.0)).batch(2)
+    with pipeline.loader(workers=3, kind="crew") as loader:
+        next(iter(loader))
+        pool = pool_of(loader)
+        nothing: Any = None
+        worker = _WorkerHandle(0, nothing, nothing, 0.0, 0, 3)
+        worker.ready = True
+        sent: list[Task] = []
+        tasks = [
+            Task(number, "rows", Keys(0, [number]), 0, None, None, (), struck=number == 1)
+            for number in range(2)
+        ]
+        for task in tasks:
+            assert worker.takes_tasks(1)
+            pool._assign(worker, task, sent)
+        assert sent == tasks[:1]
+        assert not worker.takes_tasks(2)
+        # It is not being worked on, so it would not be blamed for what the other one does.
+        assert [task.id for task, _ in worker.at_work()] == [0]
 
 
 # The choice.

@@ -10,6 +10,7 @@ from penstock.engine.schedule import (
     AHEAD,
     HANDING,
     HANDING_SHARE,
+    HELD,
     LARGE,
     MOST_AHEAD,
     PIECE_SECONDS,
@@ -248,7 +249,7 @@ def test_pieces_shrink_when_the_loop_is_about_to_wait_and_little_is_left() -> No
 
 def test_all_workers_get_pieces_of_what_is_open() -> None:
     few = PLENTY._replace(open=12 * 12, waiting=12 * 12)
-    assert piece_size(256, 4e-3, few) == 4
+    assert piece_size(256, 4e-3, few) == 3
     # But a piece is not cut into less than is worth handing out.
     assert piece_size(256, 0.2e-3, few) == round(256 / round(256 / (PIECE_SECONDS / 0.2e-3)))
 
@@ -270,6 +271,16 @@ def test_a_finished_batch_that_the_loop_has_not_taken_makes_pieces_longer() -> N
     relaxed = schedule.piece_size(48)
     schedule.drop(0)  # the loop took it
     assert schedule.piece_size(48) < relaxed == 24
+    # A finished batch that is not the next one does not help the loop.
+    tight = schedule.piece_size(48)
+    schedule.open(2, 1)
+    piece = schedule.take(0)
+    while piece is not None and piece.batch != 2:
+        piece = schedule.take(0)
+    assert piece is not None
+    schedule.done(piece.id, 4e-3)
+    schedule.open(3, 48)
+    assert tight <= schedule.piece_size(48) < relaxed
 
 
 @given(rows=st.integers(1, 60), size=st.integers(1, 70), cost=st.floats(1e-7, 1.0))
@@ -294,9 +305,9 @@ def test_small_batches_are_opened_further_ahead_for_many_workers() -> None:
         schedule.done(piece.id, piece.count * 4e-3)
     assert few.samples_in_demand == 0
     wanted = many.samples_in_demand
-    assert wanted == pytest.approx(3 * 12 * piece_seconds(12, HANDING) / 4e-3, abs=1)
+    assert wanted == pytest.approx(HELD * 12 * piece_seconds(12, HANDING) / 4e-3, abs=1)
     assert batches_ahead(1000, 8, wanted) == MOST_AHEAD
-    assert batches_ahead(1000, 128, wanted) == 7
+    assert batches_ahead(1000, 128, wanted) == 9
     assert batches_ahead(1000, 512, wanted) == AHEAD
     # Not in more memory than the usual number of large batches takes.
     assert batches_ahead(LARGE // 2, 8, wanted) == 2 * AHEAD

@@ -29,6 +29,7 @@ GIVEN: dict[str, Any] = {
     "world": 2,
     "tail": "drop",
     "prefetch": 3,
+    "tiny_batch": 2,
     "on_error": "skip",
     "timeout": 9.0,
     "memory": "1GB",

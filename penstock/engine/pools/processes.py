@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import mmap
 import multiprocessing.util  # noqa: F401  its exit hook must be registered before ours
 import os
@@ -65,7 +66,7 @@ CREW_THREADS = 4
 """Threads of a worker process of a crew. Decoding, cropping and augmenting a photograph holds the
 GIL for about a fifth of its time: more threads than this would wait for each other."""
 
-REST, LONGEST_REST = 0.2, 0.02
+REST, LONGEST_REST = 0.4, 0.04
 """The thread of the pool rests after it has received messages, for this share of the time that a
 task takes and at most this many seconds, while all workers have tasks in advance: so messages
 collect."""
@@ -75,6 +76,9 @@ REST_FROM = 4
 
 MOST_NEW_SLOTS = 6
 """Slots new to a worker in one message, which has room for 8 descriptors."""
+
+WATCH_EVERY = 0.2
+"""Seconds between two looks for workers that take too long."""
 
 START_LIMIT = 300.0
 """Seconds after which a worker that is not ready yet is warned about, or, if the loader has a
@@ -241,6 +245,8 @@ class ProcessPool:
         """Workers to start again, and when."""
         self._warning: str | None = None
         """For ``watch``, which gives it in the thread of the training loop."""
+        self._watched = -math.inf
+        """When workers were last looked at."""
         self._given_up = False
         """Workers are missing, and the training loop has got the error that says why."""
         self._pid = os.getpid()
@@ -301,6 +307,9 @@ class ProcessPool:
 
     def watch(self, limit: float | None) -> None:
         now = self._clock()
+        if self._warning is None and not self._given_up and now - self._watched < WATCH_EVERY:
+            return  # the loop calls this after every batch that it waited for
+        self._watched = now
         with self._lock:
             warning, self._warning = self._warning, None
             if self._given_up:

@@ -116,8 +116,9 @@ function bad(loader) {
 
 function workersOf(pool) {
   if (pool.kind === "none") return "the training loop, no workers";
-  const singular = { threads: "thread", processes: "process" }[pool.kind] ?? pool.kind;
-  return `${pool.workers} ${pool.workers === 1 ? singular : pool.kind}`;
+  const singular = { threads: "thread", processes: "process", crew: "thread of a crew" };
+  const plural = pool.kind === "crew" ? "threads of a crew" : pool.kind;
+  return `${pool.workers} ${pool.workers === 1 ? (singular[pool.kind] ?? pool.kind) : plural}`;
 }
 
 function card(loader, now) {
