@@ -42,7 +42,7 @@ CONTESTANTS = (
 )
 PHOTO_CONTESTANTS = (
     Contestant(
-        "torch DataLoader", torchvision_pil.restarting, ("torch", "torchvision"), env="torchvision"
+        "torch DataLoader", torchvision_pil.restarting, ("torch", "torchvision"), env="torch"
     ),
     Contestant(
         "Penstock drop-in, native=False",

@@ -238,7 +238,8 @@ def test_starts_times_two_epochs_of_one_loader() -> None:
     loader = Counted()
     run = Starts(checked=2)(lambda work: lambda: loader, None)
     assert loader.epochs == 2
-    assert set(run.values) == {"first", "second"}
+    assert set(run.values) == {"first", "epoch", "second"}
+    assert run.values["first"] <= run.values["epoch"]
 
 
 def test_a_function_runs_in_a_fresh_process() -> None:
