@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
-from benchmarks.harness.workloads import Photos
+from benchmarks.harness.workloads import RAND_AUGMENT, Photos
 from benchmarks.peers import penstock_dropin, penstock_pipeline
 
 PYTHON_SECONDS, ASLEEP_SECONDS = 0.2e-3, 8e-3
@@ -19,14 +19,16 @@ PYTHON_SECONDS, ASLEEP_SECONDS = 0.2e-3, 8e-3
 
 @dataclass(frozen=True)
 class RoadPlan:
-    """A pipeline of ``wide``. ``native``: the compiled kernel does its work.
+    """A pipeline of ``wide``. ``native``: the compiled kernel runs it by itself.
 
-    ``make`` takes the photographs and returns a function that makes the loader.
+    ``make`` takes the photographs and returns a function that makes the loader. ``epochs``: the
+    number of epochs in which every sample is prepared anew equally often.
     """
 
     title: str
     make: Callable[[Photos], Callable[[], Iterable[Any]]]
     native: bool = True
+    epochs: int = 1
 
 
 def _uint8(work: Photos) -> Callable[[], Iterable[Any]]:
@@ -39,6 +41,22 @@ def _float32(work: Photos) -> Callable[[], Iterable[Any]]:
 
 def _augmented(work: Photos) -> Callable[[], Iterable[Any]]:
     return penstock_pipeline.photos(replace(work, form="float32", augment=True))
+
+
+REUSE = 3
+
+
+def _refurbished(work: Photos) -> Callable[[], Iterable[Any]]:
+    pipeline = (
+        ps.from_folder(work.data)
+        .map(ps.image.decode())
+        .map(ps.image.rand_augment(*RAND_AUGMENT))
+        .refurbish(REUSE)
+        .map(ps.image.random_resized_crop(work.side))
+        .map(ps.image.random_flip())
+        .batch(work.batch)
+    )
+    return lambda: pipeline.loader(workers=work.workers, kind="threads")
 
 
 def _drop_in(work: Photos) -> Callable[[], Iterable[Any]]:
@@ -56,13 +74,18 @@ def busy(value: Any) -> Any:
 
 def _python(work: Photos) -> Callable[[], Iterable[Any]]:
     pipeline = ps.from_dataset(np.arange(100_000.0)).map(busy, random=False).batch(work.batch)
-    return lambda: pipeline.loader(workers=work.workers)
+    return lambda: pipeline.loader(workers=work.workers, kind="crew")
 
 
 ROADS: dict[str, RoadPlan] = {
     "uint8": RoadPlan("crop and flip, uint8", _uint8),
     "float32": RoadPlan("crop, flip, normalise, float32", _float32),
     "randaugment": RoadPlan("the same with RandAugment(2, 9)", _augmented),
+    "refurbish": RoadPlan(
+        "RandAugment on whole photographs, kept for 3 uses, then crop and flip",
+        _refurbished,
+        epochs=REUSE,
+    ),
     "drop-in": RoadPlan("drop-in, torchvision ImageFolder, float32", _drop_in),
     "python": RoadPlan("0.2 ms of Python and 8 ms asleep a sample", _python, native=False),
 }

@@ -6,6 +6,7 @@ cores can run 64 workers. What is left is Python under one GIL, which 2 real cor
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import threading
@@ -22,12 +23,11 @@ from benchmarks.harness.measure import Spread, progress
 from benchmarks.harness.report import Result, Table
 from benchmarks.harness.workloads import Photos
 from benchmarks.wide.roads import ASLEEP_SECONDS, ROADS
-from benchmarks.wide.sleeping_kernel import SleepingKernel, TimedKernel, wake_on_time
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
-TIMED_BATCHES = 3
-"""Batches, after a first one, whose kernel calls are timed."""
+PR_SET_TIMERSLACK = 29
+"""The constant of the kernel's headers."""
 
 GOALS = {2: 0.97, 32: 0.85, 64: 0.7}
 """By number of workers: the share of ideal to reach on native roads."""
@@ -58,70 +58,52 @@ class WideRun:
         return self.rate / self.ideal
 
 
-def install(kernel: Any) -> None:
-    """Make Penstock use this kernel. Call it before any loader is made in the process."""
-    from penstock import native
-
-    native._load_kernel = lambda: (kernel, "")  # type: ignore[assignment]
+def wake_on_time() -> None:
+    """Let threads that this thread starts wake up within a microsecond, instead of 50."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
-def time_kernel(road: str, work: Photos) -> dict[str, float]:
-    """Seconds per item of each kernel function, measured in one thread. Runs in its own process.
+def time_kernel(road: str, work: Photos) -> float:
+    """CPU seconds of the kernel for an image, measured with one worker. Runs in its own process.
 
-    Without workers, Penstock calls the functions from Python, where they can be timed.
+    CPU time: other processes on this core do not count. The few microseconds of Python that a batch
+    costs the worker are part of it.
     """
-    from penstock import native
+    loader: Any = ROADS[road].make(work)()
+    for _ in loader:
+        pass
+    images = 0
+    loop, cpu = time.thread_time(), time.process_time()
+    for _ in range(ROADS[road].epochs):
+        for batch in loader:
+            images += _rows(batch)
+    return (time.process_time() - cpu - (time.thread_time() - loop)) / images
 
-    timed = TimedKernel(native.kernel())
-    install(timed)
-    batches = _forever(ROADS[road].make(work)())
-    next(batches)
-    for _ in range(TIMED_BATCHES):
-        next(batches)
-    batches.close()
-    return timed.costs()
 
-
-def run_wide(
-    road: str, work: Photos, costs: Mapping[str, float], seconds: float, warm_up: float
-) -> WideRun:
-    """Measure a road. Runs in a process of its own."""
+def run_wide(road: str, work: Photos, cost: float, seconds: float, warm_up: float) -> WideRun:
+    """Measure a road whose images take the kernel ``cost`` seconds. Runs in its own process."""
     from penstock import native
 
     wake_on_time()
-    sleeping = SleepingKernel(native.kernel(), costs) if ROADS[road].native else None
-    if sleeping is not None:
-        install(sleeping)
-    batches = _forever(ROADS[road].make(work)())
+    plan, kernel = ROADS[road], native.kernel()
+    nap, sleep, starting = ASLEEP_SECONDS, sleep_in_python, START_SECONDS * work.workers
+    if plan.native:
+        kernel.nap(cost)
+        nap, sleep, starting = cost, kernel.count_naps, 0.0
+    batches = _forever(plan.make(work)())
     next(batches)
-    starting = 0.0 if ROADS[road].native else START_SECONDS * work.workers
     until = time.perf_counter() + starting + warm_up
     while time.perf_counter() < until:
         next(batches)
-    before = sleeping.log.total() if sleeping is not None else None
     images = 0
     cpu, loop, started = _cpu(), time.thread_time(), time.perf_counter()
     while time.perf_counter() < started + seconds:
         images += _rows(next(batches))
     passed = time.perf_counter() - started
     loop, cpu = time.thread_time() - loop, _cpu() - cpu
-    calls, nap, sleep = float(images), ASLEEP_SECONDS, sleep_in_python
-    if sleeping is not None and before is not None:
-        after = sleeping.log.total()
-        if after.calls > before.calls:
-            calls = after.calls - before.calls
-            nap = (after.seconds - before.seconds) / calls
-        else:
-            nap, sleep = sleeping.nap, native.kernel().count_naps
     batches.close()
-    naps, bare_cpu = bare_threads(work.workers, nap, seconds, sleep)
-    per_image = calls / images
-    return WideRun(
-        images / passed,
-        naps / per_image,
-        max(0.0, cpu / images - bare_cpu * per_image),
-        loop / images,
-    )
+    ideal, bare_cpu = bare_threads(work.workers, nap, seconds, sleep)
+    return WideRun(images / passed, ideal, max(0.0, cpu / images - bare_cpu), loop / images)
 
 
 CountNaps = Callable[[float, float], int]
@@ -191,7 +173,7 @@ def run(options: Namespace) -> Result:
         raise SystemExit(f"wide needs the compiled kernel: {native.why_no_kernel()}")
     runs: dict[str, dict[int, list[WideRun]]] = {}
     wrong: list[str] = []
-    costs = {road: _costs(road, options) for road in options.roads}
+    costs = {road: _cost(road, options) for road in options.roads}
     for number in range(options.rounds):
         for road in options.roads:
             for workers in options.widths:
@@ -216,13 +198,14 @@ def run(options: Namespace) -> Result:
     return make_result(runs, costs, wrong, options.rounds)
 
 
-def _costs(road: str, options: Namespace) -> dict[str, float]:
+def _cost(road: str, options: Namespace) -> float:
     if not ROADS[road].native:
-        return {}
+        return 0.0
     progress(f"wide: timing the kernel: {road}")
-    work = _work(options.data, options.batch, 0)
-    found: dict[str, float] = run_alone(time_kernel, road, work, timeout=180).value
-    progress("  " + ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in found.items()))
+    found: float = run_alone(
+        time_kernel, road, _work(options.data, options.batch, 1), timeout=180
+    ).value
+    progress(f"  {1e6 * found:.0f} us for an image")
     return found
 
 
@@ -232,7 +215,7 @@ def _work(data: Path, batch: int, workers: int) -> Photos:
 
 def make_result(
     runs: Mapping[str, Mapping[int, Sequence[WideRun]]],
-    costs: Mapping[str, Mapping[str, float]],
+    costs: Mapping[str, float],
     wrong: Sequence[str],
     rounds: int,
 ) -> Result:
@@ -260,8 +243,7 @@ def make_result(
         tables.append(Table(title, columns, tuple(rows)))
         if costs[road]:
             notes.append(
-                f"wide, {road}: the kernel sleeps for an image: "
-                + ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in costs[road].items())
+                f"wide, {road}: the kernel sleeps for an image: {1e6 * costs[road]:.0f} us"
             )
     notes.append(
         "wide: ideal is the rate of bare threads that sleep as often and as long as the workers; "

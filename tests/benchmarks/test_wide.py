@@ -1,89 +1,55 @@
-"""The benchmark ``wide``: the kernel that sleeps, and what is computed from its runs."""
+"""The benchmark ``wide``: sleeps in place of the kernel's work, and what is computed from them."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from benchmarks.wide.sleeping_kernel import SleepingKernel, SleepLog, TimedKernel
-from benchmarks.wide.wide import WideRun, make_result
+import penstock as ps
+from benchmarks.wide.wide import WideRun, bare_threads, make_result, sleep_in_python
+from penstock import native
 
 
-class FakeKernel:
-    """Records calls; ``size`` is a function that the simulation leaves as it is."""
+def test_bare_threads_sleep_all_at_once() -> None:
+    slept: list[tuple[float, float]] = []
 
-    def __init__(self) -> None:
-        self.read: list[tuple[str, ...]] = []
-        self.naps: list[float] = []
+    def sleep(nap: float, seconds: float) -> int:
+        slept.append((nap, seconds))
+        return 10
 
-    def nap(self, seconds: float) -> None:
-        self.naps.append(seconds)
-
-    def size(self, data: bytes) -> tuple[int, int, int]:
-        return len(data), 1, 3
-
-    def read_files(self, paths: tuple[str, ...]) -> list[bytes]:
-        self.read.append(paths)
-        return [path.encode() for path in paths]
-
-    def regions(self, requests: tuple[Any, ...]) -> list[None]:
-        return [None] * len(requests)
+    rate, cpu = bare_threads(3, 0.5, 2.0, sleep)
+    assert slept == [(0.5, 2.0)] * 3
+    assert rate > 0
+    assert cpu >= 0
 
 
-@pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The sleeps that were asked for; none of them takes time."""
-    asked: list[float] = []
-    monkeypatch.setattr("benchmarks.wide.sleeping_kernel.sleep", asked.append)
-    return asked
+def test_naps_are_counted_in_python_and_in_the_kernel() -> None:
+    assert sleep_in_python(0.01, 0.05) in range(1, 6)
+    if native.kernel_available():
+        assert native.kernel().count_naps(0.01, 0.05) in range(1, 6)
 
 
-def test_a_sleeping_kernel_sleeps_for_each_item_and_reads_each_file_once(naps: list[float]) -> None:
-    real = FakeKernel()
-    kernel = SleepingKernel(real, {"read_files": 2.0, "regions": 5.0})
-    assert kernel.read_files(("a", "b")) == [b"a", b"b"]
-    assert kernel.read_files(("b", "c")) == [b"b", b"c"]
-    assert kernel.regions(((1,), (2,), (3,))) == [None, None, None]
-    assert naps == [4.0, 4.0, 15.0]
-    assert real.read == [("a", "b"), ("c",)]
-    total = kernel.log.total()
-    assert (total.calls, total.seconds) == (3, 23.0)
-    assert real.naps == [7.0]  # a sample in the queue: both
-
-
-def test_a_sleeping_kernel_runs_short_functions_and_refuses_untimed_ones(naps: list[float]) -> None:
-    kernel = SleepingKernel(FakeKernel(), {})
-    assert kernel.size(b"12345") == (5, 1, 3)
-    with pytest.raises(NotImplementedError, match="calls augment"):
-        kernel.augment(None)
-    assert naps == []
-
-
-def test_costs_are_seconds_of_cpu_per_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 16.0, 20.0, 24.0])
-    monkeypatch.setattr("benchmarks.wide.sleeping_kernel.thread_time", lambda: next(clock))
-    kernel = TimedKernel(FakeKernel())
-    kernel.regions(((1,), (2,), (3,)))
-    kernel.regions(((1,), (2,)))
-    assert kernel.costs() == {"regions": 2.0}
-
-
-def test_a_real_sleep_is_counted_by_its_thread() -> None:
-    log = SleepLog()
-    started = time.perf_counter()
-    log.sleep(0.002)
-    assert time.perf_counter() - started >= 0.002
-    assert (log.total().calls, log.total().seconds) == (1, 0.002)
+@pytest.mark.skipif(not native.kernel_available(), reason=native.why_no_kernel())
+def test_the_queue_sleeps_instead_of_preparing_samples(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"not even a picture")
+    pipeline = ps.from_files([tmp_path / "a.jpg"] * 4).map(ps.image.decode())
+    pipeline = pipeline.map(ps.image.random_resized_crop(8)).batch(4)
+    native.kernel().nap(1e-3)
+    try:
+        with pipeline.loader(workers=2, kind="threads") as loader:
+            assert [batch.shape for batch in loader] == [(4, 8, 8, 3)]
+            assert loader.stats().pool.busy >= 4e-3
+    finally:
+        native.kernel().nap(0)
 
 
 def test_goals_are_compared_with_the_median_share() -> None:
     runs = {"uint8": {32: [WideRun(80.0, 100.0, 5e-6, 1e-6), WideRun(90.0, 100.0, 7e-6, 1e-6)]}}
-    result = make_result(runs, {"uint8": {"regions": 1e-3}}, (), rounds=2)
+    result = make_result(runs, {"uint8": 1e-3}, (), rounds=2)
     ((workers, rate, ideal, share, goal, cpu, loop),) = result.tables[0].rows
     assert (workers, rate, ideal) == ("32", "85", "100")
     assert share == "0.85 (0.80 to 0.90)"
     assert goal == "0.85: reached"
     assert (cpu, loop) == ("6.0", "1.0")
-    assert "regions 1000 us" in result.notes[0]
+    assert "1000 us" in result.notes[0]
