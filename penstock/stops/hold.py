@@ -234,7 +234,10 @@ def lend(sample: Any) -> Lent | None:
     Arrays, numbers and text are copied into batches; other objects are handed out themselves.
     """
     nbytes = _OVERHEAD
-    for leaf in flatten(sample)[0]:
+    # Most samples are an array and a number, for which ``flatten`` costs more than all the rest.
+    pair = type(sample) is tuple and len(sample) == 2 and type(sample[1]) in (int, float)
+    leaves = sample if pair and type(sample[0]) is np.ndarray else flatten(sample)[0]
+    for leaf in leaves:
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
             nbytes += leaf.nbytes
         elif isinstance(leaf, (str, bytes)):

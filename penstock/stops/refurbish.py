@@ -276,11 +276,14 @@ class RefurbishAccess:
             versions = generations.generations(np.array(indices, np.int64), epoch).tolist()
         samples: list[Any] = [None] * len(indices)
         kept: Sequence[int] = ()
-        if generations.reuse > 1:
+        if generations.reuse > 1 and generations.kept == generations.n:
+            kept = range(len(indices))
+            samples = self.look_up(list(zip(indices, versions, strict=True)))
+        elif generations.reuse > 1:
             kept = [i for i, index in enumerate(indices) if generations.keeps(index)]
-        wanted = [(indices[i], versions[i]) for i in kept]
-        for i, sample in zip(kept, self.look_up(wanted), strict=True):
-            samples[i] = sample
+            wanted = [(indices[i], versions[i]) for i in kept]
+            for i, sample in zip(kept, self.look_up(wanted), strict=True):
+                samples[i] = sample
         missing = [i for i, sample in enumerate(samples) if sample is None]
         to_keep = set() if self._context.trial else set(kept)
         return Found(samples, missing, [i for i in missing if i in to_keep], versions)
@@ -297,6 +300,9 @@ class RefurbishAccess:
     def look_up(self, wanted: Wanted) -> list[Any]:
         """These samples from the store; ``None`` for those it does not have."""
         store, encoding = self._store, self._encoding
+        if self.lends:
+            keys = [2 * index + generation % 2 for index, generation in wanted]  # ``store_key``
+            return store.get_lent(keys, [generation for _, generation in wanted])
         before = store.corrupt
         keys = [store_key(index, generation) for index, generation in wanted]
         values = store.get_tagged(keys, [generation for _, generation in wanted])

@@ -85,6 +85,18 @@ class HeapStore:
             for value, tag in zip(values, tags, strict=True)
         ]
 
+    def get_lent(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
+        """The samples of ``Lent`` values with these tags; ``None`` for those it does not have.
+
+        Faster than ``get_tagged`` where all values are lent.
+        """
+        with self._lock:
+            values = [self._values.get(key) for key in keys]
+        return [
+            value[1].sample if value is not None and value[0] == tag else None  # type: ignore[union-attr]
+            for value, tag in zip(values, tags, strict=True)
+        ]
+
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
         """See ``SampleStore.put_many``."""
         return self._put([_item(key, None, value) for key, value in items])

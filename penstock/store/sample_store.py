@@ -66,6 +66,12 @@ class SampleStore(Protocol):
         Only the tag of such a value is read, so a stale value costs next to nothing.
         """
 
+    def get_lent(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
+        """The samples of ``Lent`` values with these tags, ``None`` for missing ones.
+
+        Only for stores in the memory of this process in which all values are lent.
+        """
+
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
         """Store (key, value) pairs; return for each whether the store holds its key now.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -204,6 +205,7 @@ def copy_pieces(pieces: Sequence[memoryview]) -> memoryview:
     return copy.data
 
 
+@lru_cache(maxsize=1 << 14)
 def cost(nbytes: int, page: int = _PAGE, *, tagged: bool = False) -> int:
     """Bytes that a value of ``nbytes`` occupies in a store, with its share of the tree and of
     partly filled pages.

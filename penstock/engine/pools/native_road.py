@@ -37,6 +37,10 @@ class Lookup:
 
     def count(self, left_out: set[int]) -> None:
         """Count hits and misses, except for samples that Python prepared, and so counted."""
+        if not left_out:
+            misses = len(self.found.missing)
+            self.access.count(len(self.places) - misses, misses)
+            return
         missing = set(self.missing())
         counted = [place for place in self.places if place not in left_out]
         misses = sum(place in missing for place in counted)
@@ -49,6 +53,7 @@ class NativeTask:
 
     - ``files``, ``pixels``: what a cache of files, and a hold of pixels, have of its samples.
     - ``versions``: of the pixels, by place; empty if they have none.
+    - ``claims``: the samples whose pixels this task will keep: (index, version).
     - ``reports``: by place, of the samples that the kernel left to Python.
     - ``errors``: by place, what was raised for them.
     """
@@ -57,6 +62,7 @@ class NativeTask:
     context: StepContext
     files: Lookup | None = None
     pixels: Lookup | None = None
+    claims: set[tuple[int, int]] = field(default_factory=set)
     reports: dict[int, TaskReport] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
@@ -64,13 +70,12 @@ class NativeTask:
     def versions(self) -> list[int]:
         return [] if self.pixels is None else self.pixels.found.versions or []
 
-    def claims(self) -> set[tuple[int, int]]:
-        """The samples that this task will keep: (index, version)."""
-        if self.pixels is None:
-            return set()
+    def claim(self, pixels: Lookup) -> None:
+        """Note what a hold of pixels has of its samples, and what it will keep of the others."""
+        self.pixels = pixels
         indices, versions = self.task.keys.indices, self.versions
-        return {
-            (indices[place], versions[place] if versions else 0) for place in self.pixels.to_keep()
+        self.claims = {
+            (indices[place], versions[place] if versions else 0) for place in pixels.to_keep()
         }
 
 
@@ -122,10 +127,9 @@ class NativeRoad:
         """
         with self._lock:
             held = self._look_up(task)
-            claims = held.claims()
-            if not claims.isdisjoint(self._claimed):
+            if not held.claims.isdisjoint(self._claimed):
                 return None
-            self._claimed |= claims
+            self._claimed |= held.claims
         return self._make_job(held)
 
     def _look_up(self, task: Task) -> NativeTask:
@@ -133,8 +137,9 @@ class NativeRoad:
         held = NativeTask(task, StepContext(road.seed, Tally(len(road.stages), road.holds)))
         places = list(range(len(task.keys)))
         if segments.hold is not None:
-            held.pixels = _look_up(segments.hold, held.context, task.keys, places)
-            places = held.pixels.missing()
+            pixels = _look_up(segments.hold, held.context, task.keys, places)
+            held.claim(pixels)
+            places = pixels.missing()
         if segments.cache is not None:
             held.files = _look_up(segments.cache, held.context, task.keys, places)
         return held
@@ -167,9 +172,15 @@ class NativeRoad:
         inputs: list[Any] = [None] * len(held.task.keys)
         lookups = [lookup for lookup in (held.pixels, held.files) if lookup is not None]
         for lookup in lookups:
-            for place, sample in zip(lookup.places, lookup.found.samples, strict=True):
+            samples = lookup.found.samples
+            if self._labels is not None:
+                samples = [sample and sample[0] for sample in samples]
+            if len(lookup.places) == len(inputs):
+                inputs = list(samples)
+                continue
+            for place, sample in zip(lookup.places, samples, strict=True):
                 if sample is not None:
-                    inputs[place] = sample if self._labels is None else sample[0]
+                    inputs[place] = sample
         if self._contents:
             for place, index in enumerate(held.task.keys.indices):
                 if inputs[place] is None:
@@ -204,7 +215,7 @@ class NativeRoad:
             report = self._report(held, job)
         finally:
             with self._lock:
-                self._claimed -= held.claims()
+                self._claimed -= held.claims
         if held.errors:
             error = held.errors[min(held.errors)]
             if isinstance(error, LayoutChanged):
@@ -237,7 +248,8 @@ class NativeRoad:
         count = len(held.task.keys) - len(by_python)
         above = count
         if held.pixels is not None:
-            above = sum(place not in by_python for place in held.pixels.missing())
+            missing = held.pixels.missing()
+            above = sum(place not in by_python for place in missing) if by_python else len(missing)
         stages = len(tally.samples)
         head = segments.stages_above_hold
         tally.samples[:] = [files] + [above] * (head - 1) + [count] * (stages - head)
@@ -284,6 +296,8 @@ class NativeRoad:
         before = len(held.context.offers)
         lookup.access.keep(indices, versions, samples)
         made = {offer[1]: offer for offer in held.context.offers[before:]}
+        if not made:
+            return []
         return [
             (place, made[index])
             for place, index in zip(places, indices, strict=True)
