@@ -240,6 +240,22 @@ static void free_memory(Memory *m) {
   free(m->entries);
 }
 
+/* Bytes that a worker keeps for the next sample. A file of more is rare. */
+#define MOST_KEPT ((size_t)1 << 24)
+
+static void shrink_memory(Memory *m) {
+  if (m->file_room > MOST_KEPT) {
+    free(m->file);
+    m->file = NULL;
+    m->file_room = 0;
+  }
+  if (m->pixels_room > MOST_KEPT) {
+    free(m->pixels);
+    m->pixels = NULL;
+    m->pixels_room = 0;
+  }
+}
+
 static int grow_to(uint8_t **at, size_t *room, size_t wanted) {
   if (*room >= wanted) return FINE;
   free(*at);

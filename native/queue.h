@@ -207,6 +207,7 @@ static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
 
 /* All functions below are called with the lock held, unless they say otherwise. */
 
+/* The worker that finishes a job takes it to Python. */
 static void count_finished(Queue *q, Job *job, size_t samples) {
   job->left -= samples;
   if (job->left) return;
@@ -216,8 +217,6 @@ static void count_finished(Queue *q, Job *job, size_t samples) {
   else
     q->finished = job;
   q->last_finished = job;
-  /* A worker that waits takes it to Python; others look before they take their next sample. */
-  pthread_cond_signal(&q->wake);
 }
 
 static void remove_job(Queue *q, Job *job) {
@@ -236,8 +235,8 @@ static void queue_submit(Queue *q, Job *job) {
   job->next = NULL;
   job->left = job->count;
   if (!job->count) {
-    job->left = 0;
     count_finished(q, job, 0);
+    pthread_cond_signal(&q->wake);
   } else {
     if (q->last)
       q->last->next = job;
@@ -259,6 +258,7 @@ static void queue_cancel(Queue *q, Job *job) {
       remove_job(q, job);
       job->taken = job->count;
       count_finished(q, job, skipped);
+      pthread_cond_signal(&q->wake); /* the caller is not a worker */
     }
   }
   pthread_mutex_unlock(&q->lock);
@@ -347,6 +347,7 @@ static Event queue_work(Queue *q, Worker *worker, uint64_t patience) {
     job->bytes += spent.bytes;
     job->read += spent.read;
     worker->job = -1;
+    shrink_memory(&worker->memory);
     if (kind == LEFT) {
       event = (Event){WORK_SAMPLE, job, row};
       break;

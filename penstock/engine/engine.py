@@ -76,7 +76,7 @@ class Engine:
             pool.size,
             handing=HANDING if pool.own_process else HANDING_TO_THREADS,
             tiny_batch=tiny_batch,
-            cuts=not pool.divides_tasks,
+            cuts=tiny_batch is not None or not pool.divides_tasks,
         )
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None

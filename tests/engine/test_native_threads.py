@@ -261,6 +261,26 @@ def test_python_runs_once_for_a_batch(photos: Path, monkeypatch: pytest.MonkeyPa
         assert batches <= visits <= 4 * batches + 4 * loader.choice.workers < 6 * COUNT
 
 
+def test_a_size_of_tiny_batches_that_was_given_is_kept(photos: Path) -> None:
+    pipeline = roads(photos)["crop and flip"]
+    sizes = []
+    with pipeline.loader(workers=2, kind="threads", tiny_batch=3, seed=3) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        pool = pool_of(loader)
+        submit = pool._submit
+
+        def record(desk: Any, task: Any) -> None:
+            sizes.append(len(task.keys))
+            submit(desk, task)
+
+        pool._submit = record
+        found = [plain(first), *(plain(batch) for batch in iterator)]
+    assert found == epochs(pipeline, 1, workers=0, seed=3)[0]
+    assert sizes
+    assert max(sizes) == 3
+
+
 def test_a_dropped_epoch_is_not_finished(photos: Path) -> None:
     pipeline = roads(photos)["normalised"]
     with pipeline.loader(workers=2, kind="threads", prefetch=6, seed=3) as loader:

@@ -52,9 +52,15 @@ class NativePool(ThreadPool):
 
     def start(self, desk: Desk) -> None:
         if not self._threads:
-            self._queue, self._jobs = native.kernel().Queue(self.size), {}
-            self._deferred.clear()
+            self._queue = native.kernel().Queue(self.size)
         super().start(desk)
+
+    def close(self, limit: float | None = None) -> set[int]:
+        hanging = super().close(limit)
+        # Jobs hold the memory of their batches.
+        self._queue, self._jobs = None, {}
+        self._deferred.clear()
+        return hanging
 
     def notify(self) -> None:
         queue = self._queue
@@ -66,10 +72,11 @@ class NativePool(ThreadPool):
             queue.ask()
 
     def cancel(self, tasks: Collection[int]) -> None:
+        queue, jobs = self._queue, self._jobs
         for number in tasks:
-            job = self._jobs.get(number)
+            job = jobs.get(number)
             if job is not None:
-                self._queue.cancel(job)
+                queue.cancel(job)
 
     def _working(self) -> Iterator[tuple[int, Task, float]]:
         yield from super()._working()
@@ -103,7 +110,7 @@ class NativePool(ThreadPool):
                 return
             if reason == _DONE:
                 task = job.tag.task
-                del self._jobs[task.id]
+                self._jobs.pop(task.id, None)
                 desk.done(task.id, self._outcome(job))
                 for _ in range(len(self._deferred)):
                     self._submit(desk, self._deferred.popleft())
