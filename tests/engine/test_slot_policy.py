@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,7 @@ class ByHand:
 
     kind: ClassVar[str] = "processes"
     own_process: ClassVar[bool] = True
+    divides_tasks: ClassVar[bool] = False
     restarts = 0
     starting = False
 
@@ -68,6 +69,9 @@ class ByHand:
 
     def first_to_end(self, workers: list[int]) -> int:
         return workers[0]
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        pass
 
     def watch(self, limit: float | None) -> None:
         raise AssertionError("the loop waits, and no worker has a task")

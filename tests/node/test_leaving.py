@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,7 @@ class ManualPool:
     """A pool whose workers work when the test says so."""
 
     kind = "manual"
+    divides_tasks = False
     restarts = 0
     starting = False
 
@@ -180,6 +181,9 @@ class ManualPool:
 
     def help(self) -> bool:
         return False
+
+    def cancel(self, tasks: Collection[int]) -> None:
+        pass
 
     def watch(self, limit: float | None) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.image.formats.damaged import Damaged
 
-Kind = Literal["group 3, no ends", "group 3", "group 3, two-dimensional", "group 4"]
+FaxKind = Literal["group 3, no ends", "group 3", "group 3, two-dimensional", "group 4"]
 """How rows are written: by run lengths, each row beginning at a byte; by run lengths, with a code
 for the end of a row; by that or by differences from the row above, which a bit tells; by
 differences only."""
@@ -97,7 +97,7 @@ _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 def rows(
-    data: bytes, width: int, height: int, kind: Kind, *, low_first: bool = False
+    data: bytes, width: int, height: int, kind: FaxKind, *, low_first: bool = False
 ) -> Iterator[Changes]:
     """The rows of a strip or tile. ``low_first``: the first bit of a byte is its lowest.
 

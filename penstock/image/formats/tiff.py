@@ -51,7 +51,7 @@ _TYPES = {
 
 _MOST_TAGS = 4096
 _NONE, _LZW, _JPEG, _DEFLATE, _OLD_DEFLATE, _PACKBITS = 1, 5, 7, 8, 32946, 32773
-_FAX: dict[int, fax.Kind] = {2: "group 3, no ends", 3: "group 3", 4: "group 4"}
+_FAX: dict[int, fax.FaxKind] = {2: "group 3, no ends", 3: "group 3", 4: "group 4"}
 _TWO_DIMENSIONAL = 1
 _WHITE_IS_0, _BLACK_IS_0, _RGB, _INDEXED, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _CHANNELS = {_WHITE_IS_0: 1, _BLACK_IS_0: 1, _RGB: 3, _INDEXED: 1, _CMYK: 4, _YCBCR: 3}
@@ -289,7 +289,7 @@ def _check_fax(directory: _TagDirectory, part: bytes, rows: int, columns: int) -
         pass
 
 
-def _fax_kind(directory: _TagDirectory) -> fax.Kind:
+def _fax_kind(directory: _TagDirectory) -> fax.FaxKind:
     kind = _FAX[directory.number(_COMPRESSION)]
     if kind == "group 3" and directory.number(_T4, 0) & _TWO_DIMENSIONAL:
         return "group 3, two-dimensional"
