@@ -230,3 +230,16 @@ def test_a_worker_that_cannot_be_forked_is_an_error_from_outside(
         assert other.recv(1) == b""  # the pool sees the end of this worker
     for fd in nursery._wake:
         os.close(fd)
+
+
+def test_samples_are_not_blamed_for_the_end_of_the_zygote(tmp_path: Path) -> None:
+    """Tasks of both workers are dealt again, perhaps to each other, and none is struck."""
+    with loader_of(Loaded(tmp_path), on_error="skip", tiny_batch=1) as loader:
+        seen = []
+        for _ in range(3):
+            epoch = iter(loader)
+            seen.append(next(epoch).tolist())
+            os.kill(zygote_of(loader), signal.SIGKILL)
+            seen += [batch.tolist() for batch in epoch]
+        assert loader.stats().bad == 0
+    assert np.concatenate(seen).tolist() == NUMBERS * 3

@@ -57,11 +57,13 @@ class WorkerProcess(Protocol):
     """A worker process that was started.
 
     Known after its end: ``error``: why there was none; ``declined``: no worker of this pipeline can
-    be started in this way.
+    be started in this way; ``innocent``: it ended with the process that forked it, so no task is
+    the reason.
     """
 
     error: str
     declined: bool
+    innocent: bool
 
     @property
     def pid(self) -> int | None: ...
@@ -79,7 +81,7 @@ class Program:
     def __init__(
         self, socket_fd: int, parent: int, module: Literal["worker", "zygote"] = "worker"
     ) -> None:
-        self.error, self.declined = "", False
+        self.error, self.declined, self.innocent = "", False, False
         root = str(Path(penstock.__file__).resolve().parents[1])
         one_thread = {
             name: os.environ.get(name, "1")
@@ -114,7 +116,7 @@ class Fork:
     """A worker that was forked. ``close_others``: closes what it must not keep of its parent."""
 
     def __init__(self, sock: Any, close_others: Callable[[], None], *args: Any) -> None:
-        self.error, self.declined = "", False
+        self.error, self.declined, self.innocent = "", False, False
         context = multiprocessing.get_context("fork")
         child = (sock, close_others, *args)
         self._process = context.Process(target=_forked, args=child, daemon=True)

@@ -726,6 +726,8 @@ class ProcessPool:
             reason = worker.reason or worker.process.error or how_it_ended(code)
             lost = list(worker.tasks)
             guilty = worker.late or {task.id for task, _ in worker.at_work()}
+            if worker.process.innocent:
+                guilty = set()
             worker.tasks.clear()
             del self._workers[worker.number]
             if not self._given_up and not worker.refused and not _exiting.is_set():

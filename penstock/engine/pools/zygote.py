@@ -72,11 +72,15 @@ class WorkerForked(NamedTuple):
 
 
 class WorkerEnded(NamedTuple):
-    """From the zygote: the exit code of a worker; or why it could not be forked."""
+    """From the zygote: the exit code of a worker; or why it could not be forked.
+
+    ``with_zygote``: made by the pool: the worker ended because the zygote did.
+    """
 
     ticket: int
     code: int
     error: str = ""
+    with_zygote: bool = False
 
 
 class HasThreads(NamedTuple):
@@ -183,7 +187,7 @@ class Zygote:
         """The end of a worker whose zygote has ended."""
         code = self._program.end(REPORT_LIMIT)
         if self._pids.pop(ticket, None) is not None:
-            return WorkerEnded(ticket, -signal.SIGKILL)  # by the kernel
+            return WorkerEnded(ticket, -signal.SIGKILL, with_zygote=True)  # by the kernel
         return WorkerEnded(ticket, 1 if code is None else code)
 
     def _waiting(self, seconds: float) -> bool:
@@ -223,6 +227,7 @@ class ForkedWorker:
     def __init__(self, zygote: Zygote, ticket: int) -> None:
         self.error = ""
         self.declined = False
+        self.innocent = False
         self._zygote = zygote
         self._ticket = ticket
         self._code: int | None = None
@@ -236,6 +241,7 @@ class ForkedWorker:
             ended = self._zygote.end_of(self._ticket, patience)
             self._code, self.error = ended.code, ended.error
             self.declined = bool(self._zygote.threads)
+            self.innocent = ended.with_zygote
         return self._code
 
 
