@@ -90,7 +90,7 @@ def run_wide(road: str, work: Photos, cost: float, seconds: float, warm_up: floa
     if plan.native:
         kernel.nap(cost)
         nap, sleep, starting = cost, kernel.count_naps, 0.0
-    batches = _forever(plan.make(work)())
+    batches = _forever((plan.simulated or plan.make)(work)())
     next(batches)
     until = time.perf_counter() + starting + warm_up
     while time.perf_counter() < until:

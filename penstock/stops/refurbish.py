@@ -360,13 +360,12 @@ class RefurbishKeeper(Keeper):
         now = generations.generations(batch.indices, batch.epoch)
         before = generations.generations(batch.indices, batch.epoch - 1)
         renewed = np.flatnonzero(now != before)
-        return [
-            store_key(index, generation)
-            for index, generation in zip(
-                batch.indices[renewed].tolist(), before[renewed].tolist(), strict=True
-            )
-            if generations.keeps(index)
-        ]
+        indices = batch.indices[renewed]
+        keys: list[int] = (2 * indices + before[renewed] % 2).tolist()  # ``store_key``
+        if generations.kept == generations.n:
+            return keys
+        pairs = zip(keys, indices.tolist(), strict=True)
+        return [key for key, index in pairs if generations.keeps(index)]
 
     def settled(self, *, restarted: bool) -> bool:
         """False in the first epoch, which puts in the samples that the second one would find."""

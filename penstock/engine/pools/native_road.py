@@ -98,6 +98,7 @@ class NativeRoad:
 
     def __init__(self, road: Road, segments: _Segments, files: FileSamples) -> None:
         self._road = road
+        self._stages, self._holds = len(road.stages), road.holds
         self._segments = segments
         head = segments.head
         self._program = segments.work.program()
@@ -134,7 +135,7 @@ class NativeRoad:
 
     def _look_up(self, task: Task) -> NativeTask:
         road, segments = self._road, self._segments
-        held = NativeTask(task, StepContext(road.seed, Tally(len(road.stages), road.holds)))
+        held = NativeTask(task, StepContext(road.seed, Tally(self._stages, self._holds)))
         places = list(range(len(task.keys)))
         if segments.hold is not None:
             pixels = _look_up(segments.hold, held.context, task.keys, places)
