@@ -7,7 +7,6 @@ the engine owns the lock, the slots and the waiting.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -21,16 +20,19 @@ from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
-    SAMPLES_AHEAD,
     Piece,
     Schedule,
     TaskKind,
     batches_ahead,
+    batches_ahead_of_sharers,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
 from penstock.order.plan import BatchKeys
 from penstock.stats import Meter
+
+WATCH_EVERY = 1.0
+"""Seconds between two looks for workers that hang, while the loop waits."""
 
 
 class Engine:
@@ -86,6 +88,8 @@ class Engine:
         self.starved = False
         """Tasks wait for a slot. The training loop releases slots without a notification."""
         self._failure: BaseException | None = None
+        self._watched = 0.0
+        """When the workers were last looked at."""
         self._started = False
         self._abandoned = False
 
@@ -292,7 +296,7 @@ class Engine:
             return batches_ahead(0)
         rows, nbytes = self._layout.rows, self._layout.nbytes
         if self.pool.divides_tasks:
-            return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * self.pool.size / rows))
+            return batches_ahead_of_sharers(nbytes, rows, self.pool.size)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
         samples = self._schedule.samples_in_demand if self.pool.own_process else 0
@@ -498,5 +502,8 @@ class Engine:
                 return
             if self._failure is not None:
                 return
-            self._progress.wait(timeout=1.0)
-        self.pool.watch(self._timeout)
+            self._progress.wait(timeout=WATCH_EVERY)
+        now = self.meter.clock()
+        if now - self._watched >= WATCH_EVERY:
+            self._watched = now
+            self.pool.watch(self._timeout)

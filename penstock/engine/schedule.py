@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 PIECE_SECONDS = 4e-3
@@ -136,6 +137,16 @@ SAMPLES_AHEAD = 8
 """Samples for each worker that are prepared ahead, where workers share each batch. 64 workers end
 a batch of 64 in the time of one sample; with two batches they would wait for the loop to take one
 and open the next."""
+
+
+@lru_cache(maxsize=64)
+def batches_ahead_of_sharers(nbytes: int, rows: int, workers: int) -> int:
+    """``batches_ahead`` for workers that share each batch, sample by sample.
+
+    >>> batches_ahead_of_sharers(9 << 20, 64, 2), batches_ahead_of_sharers(9 << 20, 64, 64)
+    (2, 8)
+    """
+    return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * workers / rows))
 
 
 def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
