@@ -343,6 +343,15 @@ def test_an_order_may_repeat_samples(photos: Path) -> None:
     assert epochs(pipeline, 2, workers=3, kind="threads", seed=3, order=order) == by_python
 
 
+def test_batches_that_renew_the_same_samples_wait_for_each_other(photos: Path) -> None:
+    """Epochs are as short as what is prepared ahead, so that most batches meet such another."""
+    pipeline = roads(photos)["refurbished"]
+    expected = epochs(pipeline, 12, workers=0, seed=2)
+    for _ in range(3):
+        found = epochs(pipeline, 12, workers=4, kind="threads", seed=2, prefetch=8)
+        assert found == expected
+
+
 def test_resume_within_an_epoch_gives_the_same_batches(photos: Path) -> None:
     pipeline = roads(photos)["refurbished"]
     whole = epochs(pipeline, 3, workers=0, seed=9)

@@ -7,6 +7,7 @@ loop.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -48,6 +49,7 @@ class NativePool(ThreadPool):
         self._jobs: dict[int, Any] = {}
         self._deferred: deque[Task] = deque()
         """Tasks that need a sample which a task in the queue is about to keep."""
+        self._deferring = threading.Lock()
         self._retry = FIRST_RETRY
 
     def start(self, desk: Desk) -> None:
@@ -87,6 +89,15 @@ class NativePool(ThreadPool):
                 yield number, _one_sample(job.tag.task, row), seconds
 
     def _serve(self, number: int, runner: Runner) -> None:
+        try:
+            self._work_in_kernel(number, runner)
+        except Exception as error:  # without a word, the loop would wait for this thread for ever
+            desk = self._desk()
+            if desk is None:
+                raise
+            desk.broken(error)
+
+    def _work_in_kernel(self, number: int, runner: Runner) -> None:
         queue, current, threads = self._queue, self._current, self._threads
         while not self._closing and self._threads is threads:
             reason, job, row = queue.work(number, IDLE_WAIT)
@@ -112,8 +123,10 @@ class NativePool(ThreadPool):
                 task = job.tag.task
                 self._jobs.pop(task.id, None)
                 desk.done(task.id, self._outcome(job))
-                for _ in range(len(self._deferred)):
-                    self._submit(desk, self._deferred.popleft())
+                with self._deferring:
+                    deferred = [self._deferred.popleft() for _ in range(len(self._deferred))]
+                for task in deferred:
+                    self._submit(desk, task)
             del job
             self._take_tasks(desk, number, runner)
             del desk
@@ -142,12 +155,14 @@ class NativePool(ThreadPool):
     def _submit(self, desk: Desk, task: Task) -> None:
         """Put a task into the queue, or defer it."""
         try:
-            job = self._road.job(task)
+            # Under the lock: the task that this one waits for must not end before it is deferred.
+            with self._deferring:
+                job = self._road.job(task)
+                if job is None:
+                    self._deferred.append(task)
+                    return
         except Exception as error:
             desk.done(task.id, Outcome(TaskReport(), error=error))
-            return
-        if job is None:
-            self._deferred.append(task)
             return
         self._jobs[task.id] = job
         self._queue.submit(job)
