@@ -30,7 +30,7 @@ from penstock.image import arguments, kernel
 from penstock.image.lazy_image import LazyImage
 from penstock.image.normalizing import Normalize
 from penstock.image.pixels import FLOAT32, check_image, need_image
-from penstock.image.program import ImageWork, KernelAugment
+from penstock.image.program import ImageWork, KernelAugment, augmented_by
 from penstock.image.tone import Table
 from penstock.native import Image
 from penstock.operation import Operation, Spec, counted, fits
@@ -389,8 +389,7 @@ class RandAugment(Operation):
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
     def kernel_work(self, key: bytes) -> ImageWork | None:
-        augment = self.for_kernel(key)
-        return None if augment is None else ImageWork(augment=augment)
+        return augmented_by(self.for_kernel(key))
 
     def for_kernel(self, key: bytes) -> KernelAugment | None:
         if self.interpolation != "nearest" or self.num_ops > _MOST_CHANGES:
@@ -470,8 +469,7 @@ class AutoAugment(Operation):
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
     def kernel_work(self, key: bytes) -> ImageWork | None:
-        augment = self.for_kernel(key)
-        return None if augment is None else ImageWork(augment=augment)
+        return augmented_by(self.for_kernel(key))
 
     def for_kernel(self, key: bytes) -> KernelAugment | None:
         if self.interpolation != "nearest":
@@ -532,8 +530,7 @@ class TrivialAugment(Operation):
         return apply_steps(image, params, self._fill, self.interpolation == "bilinear")
 
     def kernel_work(self, key: bytes) -> ImageWork | None:
-        augment = self.for_kernel(key)
-        return None if augment is None else ImageWork(augment=augment)
+        return augmented_by(self.for_kernel(key))
 
     def for_kernel(self, key: bytes) -> KernelAugment | None:
         if self.interpolation != "nearest":

@@ -122,3 +122,8 @@ class ImageWork(KernelWork):
 def framed_by(framing: KernelFraming | None) -> ImageWork | None:
     """The work of one crop or resize; ``None`` if the kernel cannot do it."""
     return None if framing is None else ImageWork(framing=(framing,))
+
+
+def augmented_by(augment: KernelAugment | None) -> ImageWork | None:
+    """The work of one automatic augmentation; ``None`` if the kernel cannot do it."""
+    return None if augment is None else ImageWork(augment=augment)

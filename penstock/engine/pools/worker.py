@@ -200,6 +200,16 @@ def serve(
     _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
 
 
+def load_work(fd: int) -> tuple[Work, WorkerInit | None]:
+    """The work in the shared memory of this descriptor, which is closed. Runs user code."""
+    # A private mapping: a dataset may change its arrays, which are copied on write, and all workers
+    # share the memory of arrays that are only read.
+    packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    os.close(fd)
+    work, init = unpack(packed)
+    return work, init
+
+
 def main() -> None:
     """Run as a program. Arguments: the descriptor of the socket, the parent's process id."""
     parent = int(sys.argv[2])
@@ -211,11 +221,7 @@ def main() -> None:
     setup, fds = received
     sys.path[:] = setup.path
     try:
-        # A private mapping: a dataset may change its arrays, which are copied on write, and
-        # all workers share the memory of arrays that are only read.
-        packed = mmap.mmap(fds[0], 0, access=mmap.ACCESS_COPY)
-        os.close(fds[0])
-        work, init = unpack(packed)
+        work, init = load_work(fds[0])
     except BaseException:
         wire.send(CannotStart(traceback.format_exc()))
         return

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import mmap
 import os
 import select
 import signal
@@ -30,8 +29,7 @@ from penstock.engine.pools import launch, messages
 from penstock.engine.pools.orphan import die_with_parent
 from penstock.engine.pools.runner import Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import Vocabulary, Wire
-from penstock.engine.pools.worker import serve
-from penstock.serialize import unpack
+from penstock.engine.pools.worker import load_work, serve
 
 REPORT_LIMIT = 5.0
 """Seconds that a zygote may take to report the end of a worker that was killed. It takes less than
@@ -381,11 +379,7 @@ def main() -> None:
     setup, fds = received
     sys.path[:] = setup.path
     try:
-        # A private mapping: a dataset may change its arrays, which are copied on write, and
-        # all workers share the memory of arrays that are only read.
-        packed = mmap.mmap(fds[0], 0, access=mmap.ACCESS_COPY)
-        os.close(fds[0])
-        work, init = unpack(packed)
+        work, init = load_work(fds[0])
     except BaseException:
         _refuse(wire, traceback.format_exc())
         leave(0)
