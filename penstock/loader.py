@@ -182,18 +182,23 @@ class Loader:
 
     def _take_ranks(self, options: Options) -> None:
         """Deal the samples anew, from the cursor on."""
-        before, cursor = self.options, self._cursor
-        first, epoch_state = self._plan.first(cursor), self._plan.epoch_state(cursor.epoch)
+        before = self.options
         generations = self._assembly.keepers.generations
         # Kept samples are counted by the seed, and must be as many in all ranks.
         kept = None if generations is None or options.seed != before.seed else generations.kept
-        self._end_feed()
         self.options = options
         try:
-            self._assemble(kept)
+            self._reassemble(kept)
         except BaseException:
             self.options = before
             raise
+
+    def _reassemble(self, kept: int | None, meter: Meter | None = None) -> None:
+        """End the feed, assemble anew, and go on within the epoch, from the cursor on."""
+        cursor, before = self._cursor, self._plan
+        first, epoch_state = before.first(cursor), before.epoch_state(cursor.epoch)
+        self._end_feed()
+        self._assemble(kept, meter)
         self._plan.begin_at(cursor.epoch, first)
         self._plan.restore(epoch_state)
         self._feed_cursor = self._batches = None
@@ -340,14 +345,8 @@ class Loader:
         why = f"as threads of this process they held the GIL for {share:.0%} of the time"
         choice = Choice("crew", self.choice.workers, why)
         _log.info("the workers move: %s", choice)
-        cursor, plan = self._cursor, self._plan
-        first, epoch_state = plan.first(cursor), plan.epoch_state(cursor.epoch)
-        self._end_feed()
         self.choice = choice
-        self._assemble(None, self._meter)
-        self._plan.begin_at(cursor.epoch, first)
-        self._plan.restore(epoch_state)
-        self._feed_cursor = self._batches = None
+        self._reassemble(None, self._meter)
 
     def _check_stated_length(self, epoch: _Epoch) -> None:
         """Warn if a stream goes on after the length that ``len`` has returned, as torch does."""

@@ -27,7 +27,7 @@ class KernelFraming(NamedTuple):
 
 
 class KernelAugment(NamedTuple):
-    """An automatic augmentation as the compiled kernel draws it: ``Augment`` there."""
+    """An automatic augmentation as the compiled kernel draws it: ``Augment`` in that file."""
 
     kind: int
     number: int
@@ -41,7 +41,7 @@ class KernelAugment(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageWork(KernelWork):
-    """Decode, crop, resize, flip, augment and normalize, as far as they are given, in this order.
+    """Decode, crop, resize, flip, augment and normalize, in this order; each may be missing.
 
     - ``decodes``: samples are the bytes of files, not pixels.
     - ``most_pixels``: larger pictures are left to Python, which refuses them with a message.
@@ -97,7 +97,7 @@ class ImageWork(KernelWork):
 
     @property
     def fills_rows(self) -> bool:
-        # Rows have one size; only a frame makes it of pictures of all sizes.
+        # All rows have one size, which only a crop or resize gives to pictures of other sizes.
         return bool(self.framing)
 
     @property

@@ -77,7 +77,7 @@ def loader_of(function: Any, workers: int = 2, **options: Any) -> Loader:
 
 
 def epochs_until(loader: Loader, restarts: int) -> list[float]:
-    """The samples of epochs, until so many workers were replaced: a kill may take effect late."""
+    """Run epochs until ``restarts`` workers were replaced, and return their samples."""
     seen: list[float] = []
     give_up = time.monotonic() + PATIENCE
     while not seen or (loader.stats().pool.restarts < restarts and time.monotonic() < give_up):

@@ -22,7 +22,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 def negated(tensor: torch.Tensor) -> torch.Tensor:
-    """Stands in for pinning: a copy that can be told apart."""
+    """Replaces pinning: returns a copy that tests can recognise."""
     return -tensor
 
 

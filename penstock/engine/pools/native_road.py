@@ -14,7 +14,7 @@ from penstock import native
 from penstock.engine.pools.runner import LayoutChanged, Outcome, Runner, Task, TaskReport
 from penstock.keyed import Keys
 from penstock.source.source import FileSamples
-from penstock.stats import Tally
+from penstock.stats import Tally, add_tallies
 from penstock.stops.hold import Access, Found, Hold, keeps_samples
 from penstock.stops.road import Road
 from penstock.stops.stop import KernelWork, Offer, StepContext, Stop
@@ -22,8 +22,10 @@ from penstock.stops.stop import KernelWork, Offer, StepContext, Stop
 
 @dataclass
 class Lookup:
-    """What one hold has of the samples of a task. ``places``: of the samples that it was asked for,
-    in the task."""
+    """What one hold has of the samples of a task.
+
+    ``places``: the positions in the task of the samples that the hold was asked for.
+    """
 
     access: Access
     places: list[int]
@@ -131,7 +133,20 @@ class NativeRoad:
             if not held.claims.isdisjoint(self._claimed):
                 return None
             self._claimed |= held.claims
-        return self._make_job(held)
+        try:
+            return self._make_job(held)
+        except BaseException:
+            self._release(held)
+            raise
+
+    def _release(self, held: NativeTask) -> None:
+        with self._lock:
+            self._claimed -= held.claims
+
+    def forget_tasks(self) -> None:
+        """Forget the tasks in the queue: they were dropped with it."""
+        with self._lock:
+            self._claimed.clear()
 
     def _look_up(self, task: Task) -> NativeTask:
         road, segments = self._road, self._segments
@@ -215,8 +230,7 @@ class NativeRoad:
         try:
             report = self._report(held, job)
         finally:
-            with self._lock:
-                self._claimed -= held.claims
+            self._release(held)
         if held.errors:
             error = held.errors[min(held.errors)]
             if isinstance(error, LayoutChanged):
@@ -238,7 +252,7 @@ class NativeRoad:
                 report.rows -= 1
                 report.missing.append(place)
             if part.tally:
-                report.tally = _added(report.tally, part.tally)
+                report.tally = add_tallies([report.tally, part.tally])
         report.offers = [offer for place in sorted(offers) for offer in offers[place]]
         return report
 
@@ -383,11 +397,3 @@ def _close_gaps(task: Task, report: TaskReport) -> None:
     good = [task.first + place for place in range(len(task.keys)) if place not in gone]
     for column in task.columns:
         column[task.first : task.first + len(good)] = column[good]
-
-
-def _added(tally: list[Any], more: list[Any]) -> list[Any]:
-    """The sum of two tallies in the form of ``Tally.as_list``."""
-    return [
-        [a + b for a, b in zip(x, y, strict=True)] if isinstance(x, list) else x + y
-        for x, y in zip(tally, more, strict=True)
-    ]

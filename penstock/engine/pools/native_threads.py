@@ -55,6 +55,7 @@ class NativePool(ThreadPool):
     def start(self, desk: Desk) -> None:
         if not self._threads:
             self._queue = native.kernel().Queue(self.size)
+            self._road.forget_tasks()
         super().start(desk)
 
     def close(self, limit: float | None = None) -> set[int]:
