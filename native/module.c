@@ -15,7 +15,7 @@
 
 typedef struct {
   PyObject *damaged, *unsupported;
-  PyObject *program, *paths, *index, *pixels, *job, *queue; /* types */
+  PyObject *program, *sound_program, *paths, *index, *made, *job, *queue; /* types */
 } State;
 
 static PyObject *fail(PyObject *module, int kind, const char *why) {
@@ -367,7 +367,8 @@ static int kernel_exec(PyObject *module) {
   State *state = PyModule_GetState(module);
   if (add_type(module, &program_spec, &state->program) ||
       add_type(module, &paths_spec, &state->paths) || add_type(module, &index_spec, &state->index) ||
-      add_type(module, &pixels_spec, &state->pixels) ||
+      add_type(module, &made_spec, &state->made) ||
+      add_type(module, &sound_program_spec, &state->sound_program) ||
       add_type(module, &job_spec, &state->job) || add_type(module, &queue_spec, &state->queue))
     return -1;
   if (add_error(module, "penstock._kernel.Damaged", "Damaged", &state->damaged)) return -1;
@@ -381,7 +382,8 @@ static int kernel_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(state->program);
   Py_VISIT(state->paths);
   Py_VISIT(state->index);
-  Py_VISIT(state->pixels);
+  Py_VISIT(state->sound_program);
+  Py_VISIT(state->made);
   Py_VISIT(state->job);
   Py_VISIT(state->queue);
   return 0;
@@ -394,7 +396,8 @@ static int kernel_clear(PyObject *module) {
   Py_CLEAR(state->program);
   Py_CLEAR(state->paths);
   Py_CLEAR(state->index);
-  Py_CLEAR(state->pixels);
+  Py_CLEAR(state->sound_program);
+  Py_CLEAR(state->made);
   Py_CLEAR(state->job);
   Py_CLEAR(state->queue);
   return 0;
@@ -417,6 +420,12 @@ static PyMethodDef methods[] = {
     {"look_up", kernel_look_up, METH_VARARGS, "look_up(image, table, out) -> None"},
     {"augment", kernel_augment, METH_VARARGS,
      "augment(image, steps, fill, table, out) -> whether out was written"},
+    {"resample", kernel_resample, METH_VARARGS,
+     "resample(sound, from_rate, to_rate, step, before, weights, out) -> None"},
+    {"add_resampling", kernel_add_resampling, METH_VARARGS,
+     "add_resampling(from_rate, to_rate, step, before, weights) -> None: jobs can use this filter"},
+    {"use_libsndfile", kernel_use_libsndfile, METH_VARARGS,
+     "use_libsndfile(sf_open_virtual, sf_readf_float, sf_close) -> None: addresses, for FLAC"},
     {"gil_waits", kernel_gil_waits, METH_VARARGS,
      "gil_waits(count, nap) -> how often another thread held the GIL, of `count` looks"},
     {"count_naps", kernel_count_naps, METH_VARARGS,

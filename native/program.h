@@ -12,6 +12,21 @@
 
 #include "random.h"
 
+enum { LEFT = -1 };
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#include "sound/sound.h"
+#include "sound/wav.h"
+#include "sound/fft.h"
+#include "sound/resample.h"
+#include "sound/mel.h"
+#include "sound/program.h"
+
 enum { RESIZE, RESIZE_SHORT, CENTER_CROP, RANDOM_CROP, RANDOM_RESIZED_CROP, FRAMINGS };
 enum { NO_AUGMENT, RAND_AUGMENT, AUTO_AUGMENT, TRIVIAL_AUGMENT };
 
@@ -67,8 +82,6 @@ typedef struct {
   Box box, part;
   int full_height, full_width;
 } Frame;
-
-enum { LEFT = -1 };
 
 static int cut_frame(Frame *f, Box box) {
   if (box.top < 0 || box.left < 0 || box.top + box.height > f->part.height ||
@@ -220,11 +233,12 @@ typedef struct {
   void *at;
 } Place;
 
-/* An input: the bytes of a file, or (height > 0) decoded pixels. */
+/* An input: the bytes of a file or, with a shape, what was kept of a sample: pixels (height, width), or a
+   sound. */
 typedef struct {
   const uint8_t *data;
   size_t length;
-  int height, width;
+  int shape[3];
 } Input;
 
 /* Memory of one worker that is used for one sample after the other. */
@@ -232,12 +246,14 @@ typedef struct {
   uint8_t *file, *pixels;
   size_t file_room, pixels_room;
   IndexEntry *entries;
+  SoundMemory sound;
 } Memory;
 
 static void free_memory(Memory *m) {
   free(m->file);
   free(m->pixels);
   free(m->entries);
+  free_sound_memory(&m->sound);
 }
 
 /* Bytes that a worker keeps for the next sample. A file of more is rare. */
@@ -254,6 +270,9 @@ static void shrink_memory(Memory *m) {
     m->pixels = NULL;
     m->pixels_room = 0;
   }
+  shrink_floats(&m->sound.now.floats, MOST_KEPT);
+  shrink_floats(&m->sound.next.floats, MOST_KEPT);
+  shrink_floats(&m->sound.scratch, MOST_KEPT);
 }
 
 static int grow_to(uint8_t **at, size_t *room, size_t wanted) {
@@ -285,7 +304,7 @@ static int finish_sample(const Program *program, SampleKey sample, const uint8_t
 static int write_frame(const Program *program, Input input, const Frame *f, Target to,
                        JpegIndex *index, Memory *memory, char *why) {
   if (!program->decodes)
-    return resample(input.data, input.height, input.width, f->box, to, why);
+    return resample(input.data, input.shape[0], input.shape[1], f->box, to, why);
   uint64_t key[2];
   IndexEntries known = {NULL, 0}, entries;
   int indexed = program->indexed && index && input.length >= FEWEST_INDEXED;
@@ -307,15 +326,9 @@ static int write_frame(const Program *program, Input input, const Frame *f, Targ
   return kind;
 }
 
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* The frame of one input, and whether to flip it; LEFT if Python must do it. */
 static int frame_of(const Program *program, SampleKey sample, Input input, Frame *f, int *flip) {
-  int rows = input.height, columns = input.width, components;
+  int rows = input.shape[0], columns = input.shape[1], components;
   if (program->decodes && frame_size(input.data, input.length, &rows, &columns, &components))
     return LEFT;
   if (program->decodes && (int64_t)rows * columns > program->most_pixels) return LEFT;
@@ -359,21 +372,44 @@ static int run_program(const Program *program, SampleKey sample, Input input, Pl
   return write_sample(program, sample, input, &f, flip, place, index, memory, framed);
 }
 
-/* Pixels of a size that is known when the sample is read. */
+/* What a head made of a sample, of a size that is known when the sample is read: bytes (height, width, 3),
+   or floats of a sound, whose shape has 0 in place of a third axis that it does not have. */
 typedef struct {
-  uint8_t *at;
-  int height, width;
-} Pixels;
+  void *at;
+  int shape[3], floats;
+} Made;
 
 /* Prepare one sample in memory of its own, which the caller frees. */
 static int run_head(const Program *program, SampleKey sample, Input input, JpegIndex *index,
-                    Memory *memory, Pixels *made, uint64_t *framed) {
+                    Memory *memory, Made *made, uint64_t *framed) {
   Frame f;
   int flip;
   if (frame_of(program, sample, input, &f, &flip)) return LEFT;
-  *made = (Pixels){NULL, f.part.height, f.part.width};
-  made->at = malloc((size_t)made->height * made->width * 3);
+  *made = (Made){malloc((size_t)f.part.height * f.part.width * 3), {f.part.height, f.part.width, 3}, 0};
   if (!made->at) return LEFT;
-  Place place = {made->height, made->width, made->at};
+  Place place = {f.part.height, f.part.width, made->at};
   return write_sample(program, sample, input, &f, flip, place, index, memory, framed);
+}
+
+/* The same for a sound. */
+static int run_sound_head(const SoundProgram *program, SampleKey sample, Input input, Memory *memory,
+                          Made *made, uint64_t *spent) {
+  SoundMemory *m = &memory->sound;
+  if (run_sound(program, sample, input.data, input.length, input.shape, m, spent)) return LEFT;
+  size_t size = sound_size(&m->now) * sizeof(float);
+  *made = (Made){malloc(size), {m->now.shape[0], m->now.shape[1], m->now.axes == 3 ? m->now.shape[2] : 0}, 1};
+  if (!made->at) return LEFT;
+  memcpy(made->at, m->now.floats.at, size);
+  return FINE;
+}
+
+/* Prepare one sound in its row, which has this shape. */
+static int run_sound_program(const SoundProgram *program, SampleKey sample, Input input, const int *shape,
+                             void *row, Memory *memory, uint64_t *spent) {
+  SoundMemory *m = &memory->sound;
+  if (run_sound(program, sample, input.data, input.length, input.shape, m, spent)) return LEFT;
+  int axes = shape[2] ? 3 : 2;
+  if (m->now.axes != axes || memcmp(m->now.shape, shape, (size_t)axes * sizeof *shape)) return LEFT;
+  memcpy(row, m->now.floats.at, sound_size(&m->now) * sizeof(float));
+  return FINE;
 }

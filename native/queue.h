@@ -22,10 +22,16 @@ typedef struct {
   size_t folders, names;
 } Paths;
 
+/* A program for images, or one for sounds; NULL both: none. */
+typedef struct {
+  const Program *image;
+  const SoundProgram *sound;
+} AnyProgram;
+
 typedef struct Job {
   struct Job *next;
   int64_t id;
-  const Program *program, *head; /* `head`: from a file to pixels that are kept; may be NULL */
+  AnyProgram program, head; /* `head`: from a file to a result that is kept; may be none */
   const Paths *paths;
   JpegIndex *index;
   size_t count, taken, left; /* samples; those that workers took; those that are not finished */
@@ -33,16 +39,17 @@ typedef struct Job {
   int64_t *versions; /* the epoch that keys the head, for each sample */
   uint64_t epoch;
   Input *inputs; /* data NULL: read the file; the whole array NULL: read all files */
-  Pixels *pixels; /* what the head made, of samples whose number in `kept` is not 0 */
+  Made *made; /* by the head, of samples whose number in `kept` is not 0 */
   int64_t *kept;
   int keeps;     /* keep the content of the files that were read */
   File *files;
   uint8_t *out;
   size_t row_bytes;
-  int height, width;
+  int shape[3]; /* of a row: (height, width) of pixels, or that of a sound */
   int cancelled;
   /* Nanoseconds; `working` is without reading, and includes the head and augmenting. */
   uint64_t reading, working, heading, head_augmenting, augmenting;
+  uint64_t steps[2 * MOST_STEPS]; /* of the head and the program of sounds */
   uint64_t bytes;
   size_t read; /* files */
 } Job;
@@ -133,16 +140,17 @@ static int read_input(const Job *job, size_t row, Memory *memory, Input *input) 
   read_file(path, &file);
   memory->file = (uint8_t *)file.data;
   memory->file_room = file.room;
-  *input = (Input){memory->file, file.length, 0, 0};
+  *input = (Input){memory->file, file.length, {0}};
   return file.error ? LEFT : FINE;
 }
 
 typedef struct {
   uint64_t reading, working, heading, head_augmenting, augmenting;
+  uint64_t steps[2 * MOST_STEPS];
   size_t bytes, read;
 } Spent;
 
-/* The input of a sample: pixels that were kept, bytes that were kept, or the file. */
+/* The input of a sample: what a head made and was kept, bytes that were kept, or the file. */
 static int find_input(Job *job, size_t row, Memory *memory, Spent *spent, Input *input) {
   if (job->inputs && job->inputs[row].data) {
     *input = job->inputs[row];
@@ -162,36 +170,62 @@ static int find_input(Job *job, size_t row, Memory *memory, Spent *spent, Input 
   return FINE;
 }
 
+/* For benchmarks: sleep instead of preparing a sample. */
+static void sleep_through(Job *job, size_t row) {
+  sleep_for(nap_ns);
+  if (!job->kept || !job->kept[row]) return;
+  int sound = job->head.sound != NULL;
+  job->made[row] = (Made){calloc(4, 1), {1, 1, sound ? 0 : 3}, sound};
+}
+
+static int run_any_head(Job *job, SampleKey sample, Input input, Memory *memory, Made *made,
+                        Spent *spent) {
+  if (job->head.sound) return run_sound_head(job->head.sound, sample, input, memory, made, spent->steps);
+  uint64_t framed = 0;
+  int kind = run_head(job->head.image, sample, input, job->index, memory, made, &framed);
+  spent->head_augmenting = framed ? now_ns() - framed : 0;
+  return kind;
+}
+
+static int run_any_program(Job *job, SampleKey sample, Input input, size_t row, Memory *memory,
+                           Spent *spent) {
+  uint8_t *at = job->out + row * job->row_bytes;
+  if (job->program.sound) {
+    uint64_t *steps = spent->steps + (job->head.sound ? job->head.sound->count : 0);
+    return run_sound_program(job->program.sound, sample, input, job->shape, at, memory, steps);
+  }
+  uint64_t framed = 0;
+  Place place = {job->shape[0], job->shape[1], at};
+  int kind = run_program(job->program.image, sample, input, place, job->index, memory, &framed);
+  spent->augmenting = framed ? now_ns() - framed : 0;
+  return kind;
+}
+
 /* Prepare one sample of a job; FINE or LEFT. */
 static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
-  uint64_t started = now_ns(), framed = 0;
+  uint64_t started = now_ns();
   if (nap_ns) {
-    sleep_for(nap_ns);
+    sleep_through(job, row);
     spent->working = now_ns() - started;
-    if (job->kept && job->kept[row]) job->pixels[row] = (Pixels){calloc(3, 1), 1, 1};
     return FINE;
   }
   Input input = {0};
-  Pixels made = {0};
+  Made made = {0};
   int kind = find_input(job, row, memory, spent, &input);
   uint64_t index = (uint64_t)job->indices[row];
-  if (!kind && job->head && !input.height) {
+  if (!kind && (job->head.image || job->head.sound) && !input.shape[0]) {
     SampleKey version = {index, job->versions ? (uint64_t)job->versions[row] : job->epoch, 0};
     uint64_t began = now_ns();
-    kind = run_head(job->head, version, input, job->index, memory, &made, &framed);
-    uint64_t ended = now_ns();
-    spent->heading = ended - began;
-    spent->head_augmenting = framed ? ended - framed : 0;
-    framed = 0;
-    input = (Input){made.at, 0, made.height, made.width};
+    kind = run_any_head(job, version, input, memory, &made, spent);
+    spent->heading = now_ns() - began;
+    input = (Input){made.at, 0, {made.shape[0], made.shape[1], made.shape[2]}};
   }
   if (!kind) {
-    Place place = {job->height, job->width, job->out + row * job->row_bytes};
     SampleKey sample = {index, job->epoch, job->replicas ? (uint64_t)job->replicas[row] : 0};
-    kind = run_program(job->program, sample, input, place, job->index, memory, &framed);
+    kind = run_any_program(job, sample, input, row, memory, spent);
   }
   if (!kind && job->kept && job->kept[row])
-    job->pixels[row] = made;
+    job->made[row] = made;
   else
     free(made.at);
   if (kind) {
@@ -199,9 +233,7 @@ static int run_sample(Job *job, size_t row, Memory *memory, Spent *spent) {
     *spent = (Spent){0};
     return LEFT;
   }
-  uint64_t ended = now_ns();
-  spent->working = ended - started - spent->reading;
-  spent->augmenting = framed ? ended - framed : 0;
+  spent->working = now_ns() - started - spent->reading;
   return FINE;
 }
 
@@ -344,6 +376,7 @@ static Event queue_work(Queue *q, Worker *worker, uint64_t patience) {
     job->heading += spent.heading;
     job->head_augmenting += spent.head_augmenting;
     job->augmenting += spent.augmenting;
+    for (int i = 0; job->program.sound && i < 2 * MOST_STEPS; i++) job->steps[i] += spent.steps[i];
     job->bytes += spent.bytes;
     job->read += spent.read;
     worker->job = -1;

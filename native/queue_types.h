@@ -5,6 +5,11 @@ typedef struct {
   Program program;
 } ProgramObject;
 
+typedef struct {
+  PyObject_HEAD
+  SoundProgram program;
+} SoundProgramObject;
+
 /* Buffers that an object holds as long as it exists. */
 typedef struct {
   Py_buffer at[6];
@@ -221,6 +226,8 @@ static PyType_Slot program_slots[] = {
 static PyType_Spec program_spec = {"penstock._kernel.Program", sizeof(ProgramObject), 0,
                                    Py_TPFLAGS_DEFAULT, program_slots};
 
+#include "sound_types.h"
+
 /* ---------------------------------------------------------------------------------------- paths */
 
 /* Whether numbers rise from 0 to at most `most`. */
@@ -395,46 +402,48 @@ static PyType_Slot index_slots[] = {
 static PyType_Spec index_spec = {"penstock._kernel.Index", sizeof(IndexObject), 0,
                                  Py_TPFLAGS_DEFAULT, index_slots};
 
-/* --------------------------------------------------------------------------------------- pixels */
+/* ----------------------------------------------------------------------------------------- made */
 
 typedef struct {
   PyObject_HEAD
-  Pixels pixels;
+  Made made;
   Py_ssize_t shape[3], strides[3];
-} PixelsObject;
+} MadeObject;
 
-static void pixels_dealloc(PyObject *self) {
-  free(((PixelsObject *)self)->pixels.at);
+static void made_dealloc(PyObject *self) {
+  free(((MadeObject *)self)->made.at);
   free_object(self);
 }
 
-static int pixels_get_buffer(PyObject *self, Py_buffer *view, int flags) {
-  PixelsObject *object = (PixelsObject *)self;
-  const Pixels *pixels = &object->pixels;
-  Py_ssize_t row = (Py_ssize_t)pixels->width * 3;
-  if (PyBuffer_FillInfo(view, self, pixels->at, pixels->height * row, 0, flags)) return -1;
-  object->shape[0] = pixels->height;
-  object->shape[1] = pixels->width;
-  object->shape[2] = object->strides[1] = 3;
-  object->strides[0] = row;
-  object->strides[2] = 1;
+static int made_get_buffer(PyObject *self, Py_buffer *view, int flags) {
+  MadeObject *object = (MadeObject *)self;
+  const Made *made = &object->made;
+  int axes = made->shape[2] ? 3 : 2;
+  Py_ssize_t size = made->floats ? sizeof(float) : 1, bytes = size;
+  for (int i = axes - 1; i >= 0; i--) {
+    object->shape[i] = made->shape[i];
+    object->strides[i] = bytes;
+    bytes *= made->shape[i];
+  }
+  if (PyBuffer_FillInfo(view, self, made->at, bytes, 0, flags)) return -1;
+  view->itemsize = size;
+  if (flags & PyBUF_FORMAT) view->format = made->floats ? "f" : "B";
   if ((flags & PyBUF_ND) == PyBUF_ND) {
-    view->ndim = 3;
+    view->ndim = axes;
     view->shape = object->shape;
   }
   if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = object->strides;
   return 0;
 }
 
-static PyType_Slot pixels_slots[] = {
-    {Py_tp_dealloc, pixels_dealloc},
-    {Py_bf_getbuffer, pixels_get_buffer},
-    {Py_tp_doc, "Pixels (height, width, 3) in memory of the kernel; supports the buffer protocol."},
+static PyType_Slot made_slots[] = {
+    {Py_tp_dealloc, made_dealloc},
+    {Py_bf_getbuffer, made_get_buffer},
+    {Py_tp_doc, "Pixels or a sound in memory of the kernel; supports the buffer protocol."},
     {0, NULL},
 };
-static PyType_Spec pixels_spec = {"penstock._kernel.Pixels", sizeof(PixelsObject), 0,
-                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                  pixels_slots};
+static PyType_Spec made_spec = {"penstock._kernel.Made", sizeof(MadeObject), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, made_slots};
 
 /* ----------------------------------------------------------------------------------------- jobs */
 
@@ -444,7 +453,7 @@ static void job_dealloc(PyObject *self) {
   for (size_t i = 0; i < job->count; i++) {
     if (object->inputs && object->inputs[i].obj) PyBuffer_Release(object->inputs + i);
     if (job->files) free(job->files[i].data);
-    if (job->pixels) free(job->pixels[i].at);
+    if (job->made) free(job->made[i].at);
   }
   free(object->inputs);
   free(job->inputs);
@@ -452,7 +461,7 @@ static void job_dealloc(PyObject *self) {
   free(job->indices);
   free(job->replicas);
   free(job->versions);
-  free(job->pixels);
+  free(job->made);
   free(job->kept);
   if (object->out.obj) PyBuffer_Release(&object->out);
   Py_XDECREF(object->program);
@@ -479,6 +488,12 @@ static int copy_numbers(PyObject *given, int64_t **numbers, size_t count) {
   return *numbers ? 0 : -1;
 }
 
+static int has(AnyProgram any) { return any.image || any.sound; }
+
+static int reads_files(AnyProgram any) {
+  return any.sound ? any.sound->count && any.sound->step[0].kind == DECODE : any.image->decodes;
+}
+
 static int take_inputs(JobObject *object, PyObject *given) {
   Job *job = &object->job;
   if (given == Py_None) return 0;
@@ -496,25 +511,21 @@ static int take_inputs(JobObject *object, PyObject *given) {
     PyObject *one = PyList_GetItem(given, (Py_ssize_t)i);
     Py_buffer *view = object->inputs + i;
     if (one == Py_None) continue;
-    /* With a head, bytes are files and arrays are pixels that were kept. */
-    int decodes = job->head ? PyBytes_Check(one) : job->program->decodes;
+    /* With a head, bytes are files and arrays are results of the head that were kept. */
+    int decodes = has(job->head) ? PyBytes_Check(one) || PyMemoryView_Check(one)
+                                 : reads_files(job->program);
     if (PyObject_GetBuffer(one, view, decodes ? PyBUF_SIMPLE : PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
       return -1;
-    if (!decodes && !is_rgb(view)) return -1;
-    job->inputs[i] = (Input){view->buf, (size_t)view->len, 0, 0};
-    if (!decodes) {
-      job->inputs[i].height = (int)view->shape[0];
-      job->inputs[i].width = (int)view->shape[1];
-    }
+    job->inputs[i] = (Input){view->buf, (size_t)view->len, {0}};
+    if (decodes) continue;
+    if (job->program.sound ? !is_sound(view) : !is_rgb(view)) return -1;
+    for (int axis = 0; axis < view->ndim; axis++) job->inputs[i].shape[axis] = (int)view->shape[axis];
   }
   return 0;
 }
 
-static int take_out(JobObject *object, PyObject *given) {
-  Job *job = &object->job;
-  Py_buffer *out = &object->out;
-  int normal = job->program->normal;
-  if (PyObject_GetBuffer(given, out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) return -1;
+static int take_pixels_out(Job *job, const Py_buffer *out) {
+  int normal = job->program.image->normal;
   const char *format = out->format ? out->format : "B";
   if (out->ndim != 4 || strcmp(format, normal ? "f" : "B") || (size_t)out->shape[0] != job->count ||
       out->shape[normal ? 1 : 3] != 3 || out->shape[normal ? 2 : 1] > 65535 ||
@@ -525,17 +536,61 @@ static int take_out(JobObject *object, PyObject *given) {
                     "(3, height, width) with a table");
     return -1;
   }
-  job->out = out->buf;
-  job->height = (int)out->shape[normal ? 2 : 1];
-  job->width = (int)out->shape[normal ? 3 : 2];
-  job->row_bytes = (size_t)job->height * job->width * 3 * (normal ? sizeof(float) : 1);
+  job->shape[0] = (int)out->shape[normal ? 2 : 1];
+  job->shape[1] = (int)out->shape[normal ? 3 : 2];
+  job->row_bytes = (size_t)job->shape[0] * job->shape[1] * 3 * (normal ? sizeof(float) : 1);
   return 0;
+}
+
+static int take_sounds_out(Job *job, const Py_buffer *out) {
+  int fits = out->ndim >= 3 && out->ndim <= 4 && out->format && !strcmp(out->format, "f") &&
+             (size_t)out->shape[0] == job->count;
+  job->row_bytes = sizeof(float);
+  for (int i = 1; fits && i < out->ndim; i++) {
+    fits = out->shape[i] > 0 && out->shape[i] <= INT_MAX;
+    job->shape[i - 1] = (int)out->shape[i];
+    job->row_bytes *= (size_t)out->shape[i];
+  }
+  if (!fits)
+    PyErr_SetString(PyExc_ValueError, "out must be float32 and have a row for each sample: (channels, "
+                                      "frames), or (channels, mels, steps)");
+  return fits ? 0 : -1;
+}
+
+static int take_out(JobObject *object, PyObject *given) {
+  Job *job = &object->job;
+  Py_buffer *out = &object->out;
+  if (PyObject_GetBuffer(given, out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) return -1;
+  job->out = out->buf;
+  return job->program.sound ? take_sounds_out(job, out) : take_pixels_out(job, out);
 }
 
 static int check_class(PyObject *given, PyObject *type, const char *name) {
   int fits = PyObject_IsInstance(given, type);
   if (!fits) PyErr_Format(PyExc_TypeError, "%s expected", name);
   return fits == 1 ? 0 : -1;
+}
+
+/* The program of an object, or none of None. */
+static int read_program(State *state, PyObject *given, AnyProgram *any) {
+  if (given == Py_None) return 0;
+  int image = PyObject_IsInstance(given, state->program);
+  int sound = image ? 0 : PyObject_IsInstance(given, state->sound_program);
+  if (image < 0 || sound < 0) return -1;
+  if (image) any->image = &((ProgramObject *)given)->program;
+  if (sound) any->sound = &((SoundProgramObject *)given)->program;
+  if (image || sound) return 0;
+  PyErr_SetString(PyExc_TypeError, "a Program, a SoundProgram, or None for the head expected");
+  return -1;
+}
+
+/* A head goes from files to bytes or a sound, and the program from there. */
+static int fits_head(const Job *job) {
+  if (job->head.sound)
+    return job->program.sound && reads_files(job->head) && !reads_files(job->program) &&
+           job->head.sound->count + job->program.sound->count <= 2 * MOST_STEPS;
+  return job->program.image && job->head.image->decodes && !job->head.image->normal &&
+         !job->program.image->decodes;
 }
 
 static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -550,9 +605,13 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
                                    &replicas, &inputs, &keeps, &kept, &out))
     return NULL;
   State *state = PyType_GetModuleState(type);
-  if (check_class(program, state->program, "a Program") ||
-      (head != Py_None && check_class(head, state->program, "a Program, or None,")) ||
-      (paths != Py_None && check_class(paths, state->paths, "Paths, or None,")) ||
+  AnyProgram any = {0}, any_head = {0};
+  if (read_program(state, program, &any) || read_program(state, head, &any_head)) return NULL;
+  if (!has(any)) {
+    PyErr_SetString(PyExc_TypeError, "a Program or a SoundProgram expected");
+    return NULL;
+  }
+  if ((paths != Py_None && check_class(paths, state->paths, "Paths, or None,")) ||
       (index != Py_None && check_class(index, state->index, "an Index, or None,")))
     return NULL;
   JobObject *self = (JobObject *)new_object(type);
@@ -564,14 +623,15 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
   Py_INCREF(self->index = index);
   Py_INCREF(self->tag = tag);
   job->id = number;
-  job->program = &((ProgramObject *)program)->program;
-  job->head = head == Py_None ? NULL : &((ProgramObject *)head)->program;
+  job->program = any;
+  job->head = any_head;
   job->paths = paths == Py_None ? NULL : &((PathsObject *)paths)->paths;
   job->index = index == Py_None ? NULL : &((IndexObject *)index)->index;
   job->epoch = epoch;
   job->keeps = keeps;
-  if (job->head && (!job->head->decodes || job->head->normal || job->program->decodes)) {
-    PyErr_SetString(PyExc_ValueError, "a head goes from files to bytes, and the program from there");
+  if (has(job->head) && !fits_head(job)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "a head goes from files to bytes or a sound, and the program from there");
     goto failed;
   }
   Py_buffer view;
@@ -582,7 +642,7 @@ static PyObject *job_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
       copy_numbers(replicas, &job->replicas, count) || copy_numbers(kept, &job->kept, count))
     goto failed;
   if ((keeps && !(job->files = calloc(count ? count : 1, sizeof *job->files))) ||
-      (job->kept && !(job->pixels = calloc(count ? count : 1, sizeof *job->pixels)))) {
+      (job->kept && !(job->made = calloc(count ? count : 1, sizeof *job->made)))) {
     PyErr_NoMemory();
     goto failed;
   }
@@ -628,23 +688,23 @@ static PyObject *job_files(PyObject *self, PyObject *unused) {
   return files;
 }
 
-/* The pixels that the head made for each sample whose number in `kept` is not 0, or None. The job
-   gives them away: a second call returns none. */
-static PyObject *job_pixels(PyObject *self, PyObject *unused) {
+/* What the head made of each sample whose number in `kept` is not 0, or None. The job gives it away: a
+   second call returns none. */
+static PyObject *job_made(PyObject *self, PyObject *unused) {
   (void)unused;
   Job *job = &((JobObject *)self)->job;
   State *state = PyType_GetModuleState(Py_TYPE(self));
   PyObject *list = PyList_New((Py_ssize_t)job->count);
   for (size_t i = 0; list && i < job->count; i++) {
     PyObject *one = Py_None;
-    if (job->pixels && job->pixels[i].at) {
-      one = new_object((PyTypeObject *)state->pixels);
+    if (job->made && job->made[i].at) {
+      one = new_object((PyTypeObject *)state->made);
       if (!one) {
         Py_CLEAR(list);
         break;
       }
-      ((PixelsObject *)one)->pixels = job->pixels[i];
-      job->pixels[i].at = NULL;
+      ((MadeObject *)one)->made = job->made[i];
+      job->made[i].at = NULL;
     } else {
       Py_INCREF(one);
     }
@@ -653,8 +713,25 @@ static PyObject *job_pixels(PyObject *self, PyObject *unused) {
   return list;
 }
 
+/* Seconds of each step of the head and of the program of sounds. */
+static PyObject *job_steps(PyObject *self, void *unused) {
+  (void)unused;
+  const Job *job = &((JobObject *)self)->job;
+  int count = (job->head.sound ? job->head.sound->count : 0) +
+              (job->program.sound ? job->program.sound->count : 0);
+  PyObject *steps = PyList_New(count);
+  for (int i = 0; steps && i < count; i++) {
+    PyObject *seconds = PyFloat_FromDouble(1e-9 * (double)job->steps[i]);
+    if (seconds)
+      PyList_SetItem(steps, i, seconds);
+    else
+      Py_CLEAR(steps);
+  }
+  return steps;
+}
+
 static PyMethodDef job_methods[] = {
-    {"pixels", job_pixels, METH_NOARGS, "pixels() -> what the head made for each sample, or None"},
+    {"made", job_made, METH_NOARGS, "made() -> what the head made of each sample, or None"},
     {"files", job_files, METH_NOARGS, "files() -> the content of each file that was read, or None"},
     {0},
 };
@@ -662,6 +739,7 @@ static PyGetSetDef job_attributes[] = {
     {"tag", job_tag, NULL, "the object that was given", NULL},
     {"spent", job_spent, NULL, "seconds of reading, of work, within it of the head, of its augmenting, of augmenting below; "
      "bytes and files read", NULL},
+    {"steps", job_steps, NULL, "seconds of each step, of sounds", NULL},
     {0},
 };
 static PyType_Slot job_slots[] = {

@@ -91,6 +91,23 @@ def load_soundfile() -> Any:
 
 
 @lru_cache(maxsize=1)
+def lend_libsndfile() -> None:
+    """Let the compiled kernel decode FLAC by the libsndfile that soundfile has loaded, if any."""
+    try:
+        soundfile = load_soundfile()
+        library, ffi = soundfile._snd, soundfile._ffi
+        functions = [
+            int(ffi.cast("uintptr_t", ffi.addressof(library, name)))
+            for name in ("sf_open_virtual", "sf_readf_float", "sf_close")
+        ]
+    except (MissingExtraError, AttributeError, TypeError):
+        return
+    compiled = _load_kernel()[0]
+    if compiled is not None:
+        compiled.use_libsndfile(*functions)
+
+
+@lru_cache(maxsize=1)
 def load_fft() -> Any:
     """SciPy's FFT: it transforms several rows at once in float32, seven times as fast as NumPy."""
     try:

@@ -73,11 +73,11 @@ SPDL, SPDL_THREADS = (
 PEERS = (TORCHAUDIO, TORCHAUDIO_IN_BATCHES, SOUNDFILE, LIBROSA, DALI, TF_DATA, SPDL, SPDL_THREADS)
 
 PIPELINE = Contestant(
-    "Penstock pipeline, processes", penstock_audio.recordings, ("scipy", "soundfile"), ours=True
+    "Penstock pipeline", penstock_audio.recordings, ("scipy", "soundfile"), ours=True
 )
-THREADS = Contestant(
-    "Penstock pipeline, threads",
-    penstock_audio.recordings_in_threads,
+PROCESSES = Contestant(
+    "Penstock pipeline, processes",
+    penstock_audio.recordings_in_processes,
     ("scipy", "soundfile"),
     ours=True,
 )
@@ -95,7 +95,7 @@ def run(options: Namespace) -> Result:
 
 
 def _race(work: Recordings, paths: Sequence[str], options: Namespace) -> Result:
-    contestants, notes = [*PEERS, PIPELINE, THREADS], []
+    contestants, notes = [*PEERS, PIPELINE, PROCESSES], []
     if any(Path(path).suffix.lower() != ".wav" for path in paths):
         contestants.remove(TF_DATA)
         notes.append("audio: tf.data is left out: it reads only WAV files")

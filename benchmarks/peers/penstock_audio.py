@@ -9,17 +9,16 @@ from benchmarks.harness.measure import Make
 
 
 def recordings(work: Recordings) -> Make:
-    """With worker processes. Steps of about ten microseconds in NumPy alternate with Python code:
-    two threads exchange the GIL so often that they do less work than one."""
+    """With the workers that the loader chooses: threads in the compiled kernel, if it is there."""
+    return _recordings(work, "auto")
+
+
+def recordings_in_processes(work: Recordings) -> Make:
+    """With worker processes."""
     return _recordings(work, "processes")
 
 
-def recordings_in_threads(work: Recordings) -> Make:
-    """With worker threads."""
-    return _recordings(work, "threads")
-
-
-def _recordings(work: Recordings, kind: Literal["threads", "processes"]) -> Make:
+def _recordings(work: Recordings, kind: Literal["auto", "processes"]) -> Make:
     import scipy.fft
     import scipy.sparse  # noqa: F401
 

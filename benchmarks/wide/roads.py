@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from benchmarks.audio.recordings import Recordings
 from benchmarks.harness.workloads import RAND_AUGMENT, Photos, image_files
-from benchmarks.peers import penstock_dropin, penstock_pipeline
+from benchmarks.peers import penstock_audio, penstock_dropin, penstock_pipeline
 
 PYTHON_SECONDS, ASLEEP_SECONDS = 0.2e-3, 8e-3
 """The road ``python``: seconds of pure Python for a sample, and seconds of native work."""
@@ -24,7 +25,8 @@ class RoadPlan:
 
     ``make`` takes the photographs and returns a function that makes the loader. ``epochs``: the
     number of epochs in which every sample is prepared anew equally often. ``simulated``: the same
-    with longer epochs, in place of ``make`` where the kernel sleeps.
+    with longer epochs, in place of ``make`` where the kernel sleeps. ``sounds``: the data is
+    recordings instead, as for the benchmark ``audio``.
     """
 
     title: str
@@ -32,6 +34,7 @@ class RoadPlan:
     native: bool = True
     epochs: int = 1
     simulated: Callable[[Photos], Callable[[], Iterable[Any]]] | None = None
+    sounds: bool = False
 
 
 def _uint8(work: Photos) -> Callable[[], Iterable[Any]]:
@@ -85,6 +88,10 @@ def _python(work: Photos) -> Callable[[], Iterable[Any]]:
     return lambda: pipeline.loader(workers=work.workers, kind="crew")
 
 
+def _audio(work: Photos) -> Callable[[], Iterable[Any]]:
+    return penstock_audio.recordings(Recordings(work.data, work.batch, work.workers))
+
+
 ROADS: dict[str, RoadPlan] = {
     "uint8": RoadPlan("crop and flip, uint8", _uint8),
     "float32": RoadPlan("crop, flip, normalise, float32", _float32),
@@ -97,4 +104,7 @@ ROADS: dict[str, RoadPlan] = {
     ),
     "drop-in": RoadPlan("drop-in, torchvision ImageFolder, float32", _drop_in),
     "python": RoadPlan("0.2 ms of Python and 8 ms asleep a sample", _python, native=False),
+    "audio": RoadPlan(
+        "WAV to 16 kHz, random crop, log-mel, SpecAugment, from files", _audio, sounds=True
+    ),
 }

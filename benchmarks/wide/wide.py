@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.audio.recordings import as_folder
 from benchmarks.harness.alone import AloneError, run_alone
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.measure import Spread, progress
@@ -171,14 +172,19 @@ def run(options: Namespace) -> Result:
 
     if not native.kernel_available():
         raise SystemExit(f"wide needs the compiled kernel: {native.why_no_kernel()}")
+    with as_folder(options.data) as folder:
+        return _run(folder, options)
+
+
+def _run(data: Path, options: Namespace) -> Result:
     runs: dict[str, dict[int, list[WideRun]]] = {}
     wrong: list[str] = []
-    costs = {road: _cost(road, options) for road in options.roads}
+    costs = {road: _cost(road, data, options) for road in options.roads}
     for number in range(options.rounds):
         for road in options.roads:
             for workers in options.widths:
                 progress(f"wide: round {number + 1} of {options.rounds}: {road}, {workers} workers")
-                work = _work(options.data, options.batch, workers)
+                work = _work(data, options.batch, workers)
                 try:
                     made: WideRun = run_alone(
                         run_wide,
@@ -198,13 +204,13 @@ def run(options: Namespace) -> Result:
     return make_result(runs, costs, wrong, options.rounds)
 
 
-def _cost(road: str, options: Namespace) -> float:
+def _cost(road: str, data: Path, options: Namespace) -> float:
     if not ROADS[road].native:
         return 0.0
+    if options.cost is not None:
+        return 1e-6 * float(options.cost)
     progress(f"wide: timing the kernel: {road}")
-    found: float = run_alone(
-        time_kernel, road, _work(options.data, options.batch, 1), timeout=180
-    ).value
+    found: float = run_alone(time_kernel, road, _work(data, options.batch, 1), timeout=180).value
     progress(f"  {1e6 * found:.0f} us for an image")
     return found
 
@@ -292,9 +298,15 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--roads",
         type=_names,
-        default=tuple(ROADS),
+        default=tuple(name for name, plan in ROADS.items() if not plan.sounds),
         metavar="LIST",
-        help=f"run only these, of: {', '.join(ROADS)}",
+        help=f"run only these, of: {', '.join(ROADS)}; audio needs other --data than the rest",
+    )
+    parser.add_argument(
+        "--cost",
+        type=float,
+        metavar="US",
+        help="microseconds that the kernel sleeps for a sample, instead of the time it takes",
     )
     parser.add_argument(
         "--widths",
@@ -311,4 +323,7 @@ BENCHMARK = Benchmark(
     run,
     _arguments,
     needs_data=True,
+    data="folder of classes, each a folder of JPEGs; for the road audio one of WAV files, or a "
+    "Parquet file as for the benchmark audio",
+    files=(".parquet",),
 )

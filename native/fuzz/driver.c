@@ -1,4 +1,4 @@
-/* Runs the kernel on broken JPEGs, and on images with absurd changes:
+/* Runs the kernel on broken JPEGs and WAV files, and on images with absurd changes:
  * driver FOLDER COUNT SEED [FIRST].
  *
  * Input n depends only on the files in FOLDER, on SEED and on n. To repeat a finding, give its number
@@ -41,13 +41,15 @@ static uint64_t draw(void) {
 
 static size_t below(size_t limit) { return limit ? draw() % limit : 0; }
 
+static int is_wav(const Bytes *b) { return b->length >= 12 && !memcmp(b->bytes, "RIFF", 4); }
+
 static void keep_finding(void) {
   if (!current.length) {
     fprintf(stderr, "found with input %ld\n", current_number);
     return;
   }
   char name[64];
-  snprintf(name, sizeof name, "finding-%ld.jpg", current_number);
+  snprintf(name, sizeof name, "finding-%ld.%s", current_number, is_wav(&current) ? "wav" : "jpg");
   FILE *file = fopen(name, "wb");
   if (file) {
     fwrite(current.bytes, 1, current.length, file);
@@ -404,7 +406,7 @@ static void run_program_on(Bytes file) {
     by->policy[i / 2][i % 2] = (PolicyChange){below(CHANGES), 0.5, below(STRENGTHS)};
   Memory memory = {0};
   SampleKey sample = {below(1000), below(9), below(3)};
-  Input input = {file.bytes, file.length, 0, 0};
+  Input input = {file.bytes, file.length, {0}};
   Frame f;
   int flip;
   uint64_t framed;
@@ -421,7 +423,7 @@ static void run_program_on(Bytes file) {
            "another outcome of the same program");
     if (kind == FINE) demand(!memcmp(out, again, size), "other pixels of the same program");
     written += kind == FINE;
-    Pixels made = {0};
+    Made made = {0};
     program.normal = 0;
     int head = run_head(&program, sample, input, &shared_index, &memory, &made, &framed);
     demand(head == kind, "the head of a program has another outcome");
@@ -431,6 +433,117 @@ static void run_program_on(Bytes file) {
   }
   free_memory(&memory);
   programs++;
+}
+
+static long sounds, sounds_written;
+
+/* Change a WAV file: a byte, a size or another number of its header, a part, its end. */
+static void mutate_wav(Bytes *b) {
+  static const uint32_t telling[] = {0, 1, 2, 3, 7, 8, 16, 40, 64, 65, 0x7FFF0000, 0x80000000, 0xFFFFFFFF};
+  if (b->length < 48) return;
+  size_t at = draw() & 1 ? below(48) : below(b->length);
+  uint32_t number = below(3) ? telling[below(13)] : (uint32_t)draw();
+  switch (below(7)) {
+    case 0: b->bytes[at] ^= (uint8_t)(1 << below(8)); break;
+    case 1: b->bytes[at] = (uint8_t)number; break;
+    case 2: memcpy(b->bytes + 2 * below(22), &number, 2); break;
+    case 3: memcpy(b->bytes + 4 * below(11), &number, 4); break;
+    case 4: b->length = at; break;
+    case 5: remove_part(b, at, 1 + below(64)); break;
+    case 6: insert_part(b, at, b->bytes, 1 + below(48)); break;
+  }
+}
+
+static SoundStep some_step(int first) {
+  SoundStep step = {.kind = first ? DECODE : 1 + (int)below(SOUND_STEPS - 1), .key = {{draw(), draw()}}};
+  step.mono = (int)below(2);
+  step.rate = below(2) ? 0 : 16000;
+  step.from_rate = 16000;
+  step.to_rate = below(2) ? 8000 : 16000;
+  step.frames = 1 + (int)below(below(4) ? 600 : 9000);
+  step.padding = below(3) ? 0 : (int)below(700);
+  step.repeats = (int)below(2);
+  step.place = (int)below(step.kind == RANDOM_PLACE ? 4 : 3);
+  step.low = -6;
+  step.high = below(8) ? 6 : 900;
+  step.own = (int)below(2);
+  step.times = 2.0f;
+  step.time_masks = (int)below(3);
+  step.freq_masks = (int)below(3);
+  step.longest = (int)below(200);
+  step.tallest = (int)below(30);
+  step.share = (double)below(5) / 4;
+  step.fill_mean = (int)below(2);
+  if (step.kind != MEL) return step;
+  static const int lengths[] = {2, 3, 4, 5, 6, 12, 15, 60, 100, 256, 400};
+  Mel *mel = &step.mel;
+  mel->n_fft = mel->transform.length = lengths[below(11)];
+  mel->transform.factors = factors_of(mel->n_fft, mel->transform.factor);
+  demand(mel->transform.factors && !make_twiddles(&mel->transform), "no transform of this length");
+  mel->hop = 1 + (int)below(200);
+  mel->mels = 1 + (int)below(20);
+  mel->center = (int)below(2);
+  mel->magnitude = (int)below(2);
+  mel->log = (int)below(3);
+  mel->floor = 1e-10f;
+  mel->has_top = (int)below(2);
+  mel->window = calloc((size_t)mel->n_fft, sizeof(float));
+  for (int i = 0; i < mel->n_fft; i++) mel->window[i] = (float)i;
+  mel->first = calloc((size_t)mel->mels, sizeof(int));
+  mel->filter = calloc((size_t)mel->mels + 1, sizeof(int));
+  for (int m = 0; m < mel->mels; m++) {
+    mel->first[m] = (int)below((size_t)mel->n_fft / 2 + 1);
+    mel->filter[m + 1] = mel->filter[m] + (int)below((size_t)(mel->n_fft / 2 + 2 - mel->first[m]));
+  }
+  mel->weights = calloc((size_t)mel->filter[mel->mels] + 1, sizeof(float));
+  return step;
+}
+
+/* A program of sounds on a broken file: within its memory, and the same result twice. */
+static void run_sound_on(Bytes file) {
+  SoundProgram program = {.count = 1 + (int)below(6)};
+  for (int i = 0; i < program.count; i++) program.step[i] = some_step(!i);
+  SampleKey sample = {below(1000), below(9), below(3)};
+  Input input = {file.bytes, file.length, {0}};
+  Memory memory = {0};
+  uint64_t spent[2 * MOST_STEPS] = {0};
+  Made made = {0}, again = {0};
+  int kind = run_sound_head(&program, sample, input, &memory, &made, spent);
+  demand(kind == FINE || kind == LEFT, "an unexpected outcome of a program of sounds");
+  demand(run_sound_head(&program, sample, input, &memory, &again, spent) == kind,
+         "another outcome of the same program of sounds");
+  if (kind == FINE) {
+    size_t size = (size_t)made.shape[0] * (size_t)made.shape[1] * (size_t)(made.shape[2] ? made.shape[2] : 1);
+    demand(!memcmp(made.shape, again.shape, sizeof made.shape) &&
+               !memcmp(made.at, again.at, size * sizeof(float)),
+           "other sounds of the same program");
+    float *row = malloc(size * sizeof(float));
+    demand(!run_sound_program(&program, sample, input, made.shape, row, &memory, spent) &&
+               !memcmp(row, made.at, size * sizeof(float)),
+           "other sounds in a row");
+    made.shape[1]++;
+    demand(run_sound_program(&program, sample, input, made.shape, row, &memory, spent) == LEFT,
+           "a sound in a row of another shape");
+    free(row);
+    sounds_written++;
+  }
+  free(made.at);
+  free(again.at);
+  free_memory(&memory);
+  for (int i = 0; i < program.count; i++) free_mel(&program.step[i].mel);
+  sounds++;
+}
+
+/* Filters that files of the seeds' rates need. */
+static void add_filters(void) {
+  static const int pairs[][4] = {{8000, 16000, 1, 2}, {44100, 16000, 441, 160}, {16000, 8000, 2, 1}};
+  for (int i = 0; i < 3; i++) {
+    const int *pair = pairs[i];
+    Resampling by = {pair[0], pair[1], pair[2], pair[3], 16, 7, NULL};
+    by.weights = malloc((size_t)by.phases * 16 * sizeof(float));
+    for (int k = 0; k < by.phases * 16; k++) by.weights[k] = (float)(k % 7) / 7;
+    demand(add_resampling(by), "a filter that is not added");
+  }
 }
 
 static void run(long number, uint64_t seed) {
@@ -449,15 +562,21 @@ static void run(long number, uint64_t seed) {
   Bytes b = {malloc(from->length + 1), from->length};
   memcpy(b.bytes, from->bytes, from->length);
   /* One file in sixteen stays intact, to test odd boxes on valid files. */
-  int whole = !below(16);
+  int whole = !below(16), sound = is_wav(&b);
   if (!whole)
-    for (size_t n = 1 + below(4); n; n--) mutate(&b);
+    for (size_t n = 1 + below(4); n; n--) sound ? mutate_wav(&b) : mutate(&b);
 
   Bytes exact = {malloc(b.length), b.length};
   memcpy(exact.bytes, b.bytes, b.length);
   free(b.bytes);
   current = exact;
 
+  if (sound || !below(64)) {
+    run_sound_on(exact);
+    current.length = 0;
+    free(exact.bytes);
+    return;
+  }
   if (!below(4)) run_program_on(exact);
   int full_height = 40, full_width = 40, components = 0;
   frame_size(exact.bytes, exact.length, &full_height, &full_width, &components);
@@ -518,17 +637,20 @@ int main(int argc, char **argv) {
 #endif
   signal(SIGALRM, on_alarm);
   if (index_begin(&shared_index, 1 << 20)) return 1;
+  add_filters();
   for (long n = first; n < first + count; n++) {
     alarm(SECONDS_FOR_ONE);
     run(n, strtoull(argv[3], NULL, 10));
   }
   for (int i = 0; i < seed_count; i++) free(seeds[i].bytes);
+  for (int i = 0; i < resamplings.count; i++) free(resamplings.at[i].weights);
   index_end(&shared_index);
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; ", counts[NO_MEMORY]);
   printf("%ld decoded without libjpeg; ", decoded_without_libjpeg);
   printf("%ld with index entries; %ld augmented, %ld resized, ", indexed, augmented, resampled);
-  printf("%ld streams of LZW, %ld programs of which %ld wrote a row\n", measured, programs, written);
+  printf("%ld streams of LZW, %ld programs of which %ld wrote a row, ", measured, programs, written);
+  printf("%ld of sounds of which %ld did\n", sounds, sounds_written);
   return 0;
 }

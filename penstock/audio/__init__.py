@@ -1,7 +1,7 @@
 """Operations on sound, under the names users write.
 
-They work on float32 arrays (channels, frames) and follow torchaudio's definitions. Their time goes
-into NumPy, SciPy and libsndfile.
+They work on float32 arrays (channels, frames) and follow torchaudio's definitions. The compiled
+kernel runs them, or NumPy and SciPy with the same bits.
 
 >>> from penstock import audio
 >>> audio.mel_spectrogram(16_000).name

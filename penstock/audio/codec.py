@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.audio.arithmetic import other_arithmetic
+from penstock.audio.program import DECODE, SoundWork, one_step
 from penstock.audio.resample import resample
 from penstock.audio.sound import (
     FASTEST_RATE,
@@ -28,7 +30,7 @@ from penstock.audio.sound import (
     check_rate,
 )
 from penstock.errors import PipelineError, SourceError
-from penstock.native import load_soundfile
+from penstock.native import lend_libsndfile, load_soundfile
 from penstock.operation import ArraySpec, BytesSpec, Spec, file_bytes
 
 _UINT8 = np.dtype(np.uint8)
@@ -87,6 +89,13 @@ class DecodeAudio(AudioOperation):
                 f"{error}. Copy the file again from its origin, or leave it out."
             ) from error
         return sound if self.rate is None else resample(sound, rate, self.rate)
+
+    def arithmetic(self) -> str | None:
+        return None if self.rate is None else other_arithmetic()
+
+    def kernel_work(self, key: bytes) -> SoundWork:
+        lend_libsndfile()
+        return one_step(DECODE, key, (self.mono, self.rate or 0))
 
     def _sound(self, data: memoryview) -> tuple[Sound, int]:
         raw = read_wav(data) if is_wav(data) else None

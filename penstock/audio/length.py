@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.audio.program import FIXED_PLACE, PAD_ONLY, RANDOM_PLACE, SoundWork, one_step
 from penstock.audio.sound import (
     FLOAT32,
     WAVEFORM,
@@ -23,6 +24,9 @@ from penstock.operation import ArraySpec, Spec, counted
 
 _MODES = ("constant", "repeat")
 _PLACES = ("start", "middle", "end")
+
+_MOST_FRAMES = 2**31 - 1
+"""That the compiled kernel can count."""
 
 
 def _length(name: str, frames: Any, seconds: Any, rate: Any) -> int:
@@ -64,6 +68,14 @@ def _check_common(operation: Any) -> None:
 def _clip_start(place: str, room: int) -> int:
     """The frame of the result at which the clip begins; ``room``: frames of the result to spare."""
     return {"start": 0, "middle": room // 2, "end": room}[place]
+
+
+def _placing_work(kind: int, key: bytes, operation: Any, padding: int = 0) -> SoundWork | None:
+    place = (*_PLACES, "random").index(operation.place)
+    if max(operation._frames, padding) > _MOST_FRAMES:
+        return None
+    numbers = (operation._frames, padding, operation.mode == "repeat", place)
+    return one_step(kind, key, numbers)
 
 
 def _place_clip(sound: Sound, at: int, frames: int, mode: str) -> Sound:
@@ -144,6 +156,9 @@ class RandomCropAudio(AudioOperation):
             check_sound("random_crop", value, WAVEFORM), params, self._frames, self.mode
         )
 
+    def kernel_work(self, key: bytes) -> SoundWork | None:
+        return _placing_work(RANDOM_PLACE, key, self, self.padding)
+
 
 @dataclass(frozen=True, slots=True)
 class CropOrPad(AudioOperation):
@@ -177,6 +192,9 @@ class CropOrPad(AudioOperation):
         sound = check_sound("crop_or_pad", value, WAVEFORM)
         at = _clip_start(self.place, self._frames - sound.shape[1])
         return _place_clip(sound, at, self._frames, self.mode)
+
+    def kernel_work(self, key: bytes) -> SoundWork | None:
+        return _placing_work(FIXED_PLACE, key, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +233,6 @@ class PadAudio(AudioOperation):
         if room <= 0:
             return sound
         return _place_clip(sound, _clip_start(self.place, room), self._frames, self.mode)
+
+    def kernel_work(self, key: bytes) -> SoundWork | None:
+        return _placing_work(PAD_ONLY, key, self)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.audio.program import GAIN, MIX, NORMALIZE, SoundWork, one_step
 from penstock.audio.sound import (
     EITHER,
     FLOAT32,
@@ -42,6 +43,9 @@ class Mono(AudioOperation):
     def apply(self, value: Any, params: Any) -> Sound:
         sound = check_sound("mono", value, WAVEFORM)
         return sound if len(sound) == 1 else contiguous(sound).mean(axis=0, keepdims=True)
+
+    def kernel_work(self, key: bytes) -> SoundWork:
+        return one_step(MIX, key, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,9 @@ class RandomGain(AudioOperation):
     def apply(self, value: Any, params: float) -> Sound:
         out: Sound = check_sound("random_gain", value, WAVEFORM) * np.float32(params)
         return out
+
+    def kernel_work(self, key: bytes) -> SoundWork:
+        return one_step(GAIN, key, (self.low, self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +130,8 @@ class NormalizeAudio(AudioOperation):
             std = math.sqrt(float(np.square(contiguous(out)).mean()) + _LEAST_VARIANCE)
         out *= np.float32(1.0 / std)
         return out
+
+    def kernel_work(self, key: bytes) -> SoundWork:
+        if self.mean is None or self.std is None:
+            return one_step(NORMALIZE, key, (True, 0.0, 0.0))
+        return one_step(NORMALIZE, key, (False, self.mean, 1.0 / self.std))

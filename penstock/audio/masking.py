@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from penstock.audio.program import MASK, SoundWork, one_step
 from penstock.audio.sound import (
     SPECTROGRAM,
     AudioOperation,
@@ -21,6 +22,10 @@ from penstock.operation import Spec, counted
 
 Spans = tuple[tuple[int, int], ...]
 """Each as (first index, index after the last)."""
+
+
+_MOST = 2**31 - 1
+"""That the compiled kernel can count."""
 
 
 class Masks(NamedTuple):
@@ -104,6 +109,13 @@ class SpecAugment(AudioOperation):
         for first, last in params.freq:
             out[:, first:last] = fill
         return out
+
+    def kernel_work(self, key: bytes) -> SoundWork | None:
+        counts = (self.time_masks, self.time, self.freq_masks, self.freq)
+        if max(counts) > _MOST:
+            return None
+        mean = isinstance(self.fill, str)
+        return one_step(MASK, key, (*counts, self.share, mean, 0.0 if mean else self.fill))
 
 
 def _span(size: int, widest: int, width: float, place: float) -> tuple[int, int]:

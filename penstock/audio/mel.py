@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.audio.arithmetic import other_arithmetic
+from penstock.audio.program import MEL, SoundStep, SoundWork
 from penstock.audio.sound import (
     FLOAT32,
     WAVEFORM,
@@ -22,7 +24,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.native import load_fft, load_sparse
+from penstock.native import kernel, load_fft, load_sparse
 from penstock.operation import ArraySpec, Spec
 
 _BLOCK = 1 << 16
@@ -121,6 +123,16 @@ class MelSpectrogram(AudioOperation):
         sound = check_sound("mel_spectrogram", value, WAVEFORM)
         channels, frames = sound.shape
         steps = self._steps(frames)
+        program = None if kernel() is None else _program(self)
+        if program is not None:
+            out = np.empty((channels, self.mels, steps), np.float32)
+            if program.run(np.ascontiguousarray(sound), out, 0, 0, 0):
+                return out
+        return self._by_numpy(sound, steps)
+
+    def _by_numpy(self, sound: Sound, steps: int) -> Sound:
+        """The spectrogram without the compiled kernel, which computes the same bits."""
+        channels = len(sound)
         if self.center:
             sound = mirrored(sound, self.n_fft // 2)
         sound = np.ascontiguousarray(sound)
@@ -160,13 +172,55 @@ class MelSpectrogram(AudioOperation):
         if self.log is False:
             return mels
         np.maximum(mels, np.float32(self.floor), out=mels)
+        mels = natural_log(mels) if np.float32(self.floor) >= _LEAST_NORMAL else np.log(mels)
         if self.log is True:
-            return np.log(mels, out=mels)
-        np.log10(mels, out=mels)
-        mels *= np.float32(20.0 / self.power)
+            return mels
+        mels *= np.float32(self._to_decibels)
         if self.top_db is not None:
             np.maximum(mels, mels.max() - np.float32(self.top_db), out=mels)
         return mels
+
+    @property
+    def _to_decibels(self) -> float:
+        """What natural logarithms are multiplied by."""
+        return 20.0 / self.power / math.log(10.0)
+
+    def arithmetic(self) -> str | None:
+        return other_arithmetic()
+
+    def kernel_work(self, key: bytes) -> SoundWork | None:
+        step = self._kernel_step(key)
+        return None if step is None else SoundWork((step,))
+
+    def _kernel_step(self, key: bytes) -> SoundStep | None:
+        """``None`` if the kernel cannot compute this spectrogram."""
+        if not _smooth(self.n_fft) or self.power not in (1.0, 2.0):
+            return None
+        if self.log and np.float32(self.floor) < _LEAST_NORMAL:
+            return None
+        filters = _filters(*self._triangles())
+        first = [
+            row[0] if len(row) else 0 for row in np.split(filters.indices, filters.indptr[1:-1])
+        ]
+        numbers = (
+            self.n_fft,
+            self.hop,
+            self.mels,
+            self.center,
+            self.power == 1.0,
+            _DECIBELS if self.log == "db" else _NATURAL if self.log else _PLAIN,
+            self.floor,
+            self._to_decibels,
+            self.top_db or 0.0,
+            self.top_db is not None,
+        )
+        tables = (
+            _window(self.n_fft, self.win or self.n_fft),
+            np.array(first, np.int32),
+            filters.indptr.astype(np.int32),
+            filters.data,
+        )
+        return SoundStep(MEL, key, numbers, tables)
 
     def _steps(self, frames: int) -> int:
         padded = frames + 2 * (self.n_fft // 2) if self.center else frames
@@ -192,6 +246,78 @@ def mirrored(sound: Sound, count: int) -> Sound:
     out[:, :count] = sound[:, count:0:-1]
     out[:, count + frames :] = sound[:, -2 : -2 - count : -1]
     return out
+
+
+@lru_cache(maxsize=16)
+def _program(operation: MelSpectrogram) -> Any:
+    """The program of the compiled kernel for one spectrogram; ``None`` if it has none."""
+    step = operation._kernel_step(bytes(16))
+    return None if step is None else kernel().SoundProgram((step,))
+
+
+_PLAIN, _NATURAL, _DECIBELS = range(3)
+_LEAST_NORMAL = np.finfo(np.float32).tiny
+
+
+def _smooth(number: int) -> bool:
+    """Whether its prime factors are 2, 3 and 5: the compiled kernel transforms such lengths."""
+    for factor in (2, 3, 5):
+        while number % factor == 0:
+            number //= factor
+    return number == 1
+
+
+def natural_log(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The logarithms of positive normal numbers, infinity and NaN, exact to one last bit.
+
+    NumPy's own logarithm has other bits on other processors. This is the polynomial of FreeBSD's
+    ``logf``, whose steps ``take_logs`` in ``native/sound/mel.h`` repeats.
+    """
+    one, root_half = 0x3F800000, 0x3F3504F3
+    # In place, because memory for results takes longer than the arithmetic.
+    bits = values.view(np.int32) + np.int32(one - root_half)
+    exponent = ((bits >> 23) - 127).astype(np.float32)
+    bits &= 0x7FFFFF
+    bits += root_half
+    f = bits.view(np.float32)
+    f -= np.float32(1)
+    s = f + np.float32(2)
+    np.divide(f, s, out=s)
+    z = s * s
+    w = z * z
+    out = _polynomial(w, _LOG[0], _LOG[2], z)
+    out += _polynomial(w, _LOG[1], _LOG[3], w)
+    half = f * np.float32(0.5)
+    half *= f
+    out += half
+    out *= s
+    np.multiply(exponent, _LN2_LOW, out=z)
+    out += z
+    out -= half
+    out += f
+    exponent *= _LN2_HIGH
+    out += exponent
+    if not np.isfinite(values.max()):
+        out = np.where(np.isfinite(values), out, values)
+    return out
+
+
+def _polynomial(
+    w: NDArray[np.float32], low: np.float32, high: np.float32, times: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """``times * (low + w * high)``."""
+    out = w * high
+    out += low
+    out *= times
+    return out
+
+
+_LOG = [
+    np.float32(float.fromhex(text))
+    for text in ("0xaaaaaap-24", "0xccce13p-25", "0x91e9eep-25", "0xf89e26p-26")
+]
+_LN2_HIGH = np.float32(float.fromhex("0x1.62e300p-1"))
+_LN2_LOW = np.float32(float.fromhex("0x1.2fefa2p-17"))
 
 
 @lru_cache(maxsize=16)

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.listing import Listing
 from penstock.source.names import Names
-from penstock.source.source import Source
+from penstock.source.source import FileSamples, Source
 
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -76,10 +77,12 @@ class ParquetSource(Source):
     def _start(self) -> None:
         self._groups = RecentGroups(self._keep)
         self._footers: dict[int, Any] = {}
+        self._numbers: dict[str, NDArray[Any]] = {}
+        self._reading_numbers = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_groups"], state["_footers"]
+        del state["_groups"], state["_footers"], state["_numbers"], state["_reading_numbers"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,7 +120,7 @@ class ParquetSource(Source):
             wanted.setdefault(group, []).append((place, row))
         out: list[Any] = [None] * len(indices)
         # Groups that are held come first, before new groups push them out.
-        for group in sorted(wanted, key=lambda group: group not in self._groups):
+        for group in sorted(wanted, key=self._groups.readiness):
             columns = self._groups.get(group, self._decode)
             for place, row in wanted[group]:
                 try:
@@ -145,6 +148,75 @@ class ParquetSource(Source):
                 "after the source was made, make the source again."
             ) from error
         return columns, table.get_total_buffer_size()
+
+    def file_samples(self) -> FileSamples | None:
+        """The rows, if one column is files and the others are numbers, without nulls."""
+        specs = [(name, self._fields[name]) for name in self._columns]
+        files = [name for name, spec in specs if isinstance(spec, BytesSpec)]
+        others = [name for name, spec in specs if isinstance(spec, ArraySpec) and spec.shape == ()]
+        if len(files) != 1 or len(others) + 1 != len(specs):
+            return None
+        column = files[0]
+        return FileSamples(
+            None,
+            column,
+            {name: partial(self._take_numbers, name) for name in others},
+            self._columns,
+            partial(self._contents, column),
+            partial(self._peek, column),
+        )
+
+    def _contents(self, column: str, indices: NDArray[np.int64]) -> list[Any]:
+        """The bytes of these rows as views of their row groups; ``None`` if they cannot be read."""
+        out: list[Any] = [None] * len(indices)
+        ends = np.array(self._ends)
+        groups = ends.searchsorted(indices, side="right")
+        starts = np.concatenate(([0], ends))
+        wanted = np.unique(groups).tolist()
+        # Groups that are held come first, and those that another thread decodes last.
+        for group in sorted(wanted, key=self._groups.readiness):
+            try:
+                values: Any = self._groups.get(group, self._decode)[column]
+            except SourceError:
+                continue
+            places = np.flatnonzero(groups == group)
+            found = values.views(indices[places] - starts[group])
+            for place, view in zip(places.tolist(), found, strict=True):
+                out[place] = view
+        return out
+
+    def _take_numbers(self, column: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """The values of a column of numbers, all of which are read at once and kept."""
+        with self._reading_numbers:
+            values = self._numbers.get(column)
+            if values is None:
+                spec = self._fields[column]
+                dtype = spec.dtype if isinstance(spec, ArraySpec) else None
+                parts = [self._read_column(path, column) for path in self._paths]
+                values = self._numbers[column] = np.concatenate(parts).astype(dtype)
+        return values[indices]
+
+    def _read_column(self, path: str, column: str) -> NDArray[Any]:
+        pq = _parquet()
+        try:
+            with pq.ParquetFile(path) as file:
+                table = file.read(columns=[column], use_threads=False)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
+        values: NDArray[Any] = table.column(column).to_numpy()
+        return values
+
+    def _peek(self, column: str) -> bytes:
+        """The first bytes of the first row; nothing if it cannot be read."""
+        pq = _parquet()
+        number, place = self._place[0]
+        try:
+            with pq.ParquetFile(self._paths[number]) as file:
+                rows = next(file.iter_batches(1, row_groups=[place], columns=[column]))
+            value: Any = make_column(rows.column(0))[0]
+        except (OSError, ValueError, SourceError, StopIteration):
+            return b""
+        return value[:12] if isinstance(value, bytes) else b""
 
     def name(self, index: int) -> str:
         group, row = self._find(index)
@@ -188,8 +260,12 @@ class RecentGroups:
         self._sizes: dict[int, int] = {}
         self._total = 0
 
-    def __contains__(self, group: int) -> bool:
-        return group in self._held
+    def readiness(self, group: int) -> int:
+        """0 if it is held, 1 if nobody has it, 2 if another thread decodes it."""
+        held = self._held.get(group)
+        if held is None:
+            return 1
+        return 0 if held.done() else 2
 
     def get(self, group: int, decode: DecodeGroup) -> dict[str, Column]:
         """The columns of a row group; decoded by this thread, unless another one did or does."""
@@ -309,6 +385,16 @@ class BlobColumn:
         self._valid = _valid(values)
         self._text = text
 
+    def views(self, rows: NDArray[np.int64]) -> list[memoryview | None]:
+        """The bytes of these rows without a copy."""
+        data = self._data
+        firsts, lasts = self._ends[rows].tolist(), self._ends[rows + 1].tolist()
+        found: list[Any] = [data[i:j] for i, j in zip(firsts, lasts, strict=True)]
+        if self._valid is not None:
+            valid = self._valid[rows].tolist()
+            found = [view if fine else None for view, fine in zip(found, valid, strict=True)]
+        return found
+
     def __getitem__(self, row: int) -> bytes | str | None:
         if self._valid is not None and not self._valid[row]:
             return None
@@ -356,8 +442,13 @@ class FileColumn:
     def __init__(self, values: Any) -> None:
         # flatten, unlike field, takes the nulls of the struct into account.
         parts = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
-        self._bytes = make_column(parts["bytes"])
+        self._bytes: Any = make_column(parts["bytes"])
         self._paths = make_column(parts["path"]) if "path" in parts else None
+
+    def views(self, rows: NDArray[np.int64]) -> list[memoryview | None]:
+        """See ``BlobColumn.views``."""
+        found: list[memoryview | None] = self._bytes.views(rows)
+        return found
 
     def __getitem__(self, row: int) -> Any:
         value = self._bytes[row]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import native
 from penstock.errors import SampleError
 from penstock.operation import ArraySpec
 from tests.support.contract import POOLS, Workers, epochs, plain
@@ -65,11 +66,23 @@ def test_a_cache_above_the_random_operations_changes_no_bit(clips: Path) -> None
     assert epochs(decoded.batch(8), 2, workers=2) == epochs(cached.batch(8), 2, workers=2)
 
 
-def test_processes_are_chosen_and_batches_are_stacked_in_place(clips: Path) -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+def test_workers_are_chosen_and_batches_are_stacked_in_place(
+    clips: Path, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        monkeypatch.setenv("PENSTOCK_NO_KERNEL", "1")
+    elif not native.kernel_available():
+        pytest.skip(native.why_no_kernel())
+    chosen = (
+        "2 threads (the compiled kernel runs every stage, without the GIL)"
+        if kernel
+        else "2 processes (decode may hold the GIL)"
+    )
     pipeline = road(clips).batch(8)
     assert pipeline.fields[0] == ArraySpec.of((1, 40, 51), np.float32)
     with pipeline.loader(workers=2) as loader:
-        assert "2 processes (decode may hold the GIL)" in repr(loader)
+        assert chosen in repr(loader)
         spectrograms, labels = next(iter(loader))
     assert spectrograms.shape == (8, 1, 40, 51)
     assert spectrograms.dtype == np.float32

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.operation import ArraySpec, BytesSpec
-from penstock.source import ParquetSource
-from penstock.source.parquet import RecentGroups
+from penstock.source.parquet import ParquetSource, RecentGroups
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
