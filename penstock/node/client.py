@@ -23,7 +23,15 @@ from penstock.errors import WorkerError
 from penstock.node import patience
 from penstock.node.directory import NodeDirectory, peer_of
 from penstock.node.log import trim
-from penstock.node.protocol import VOCABULARY, EndNode, GetStatus, Refused
+from penstock.node.protocol import (
+    VOCABULARY,
+    EndNode,
+    EnterCluster,
+    Entered,
+    GetStatus,
+    LeaveCluster,
+    Refused,
+)
 
 _log = logging.getLogger("penstock.share")
 
@@ -184,12 +192,37 @@ def _poll_for_exit(pid: int, timeout: float) -> bool:
     return False
 
 
+def enter_cluster(
+    directory: NodeDirectory, message: EnterCluster, *, timeout: float = ANSWER_TIMEOUT
+) -> Entered:
+    """Let the node of this machine work with others; it is started if none is running."""
+    answer = _ask(directory, connect_or_start(directory), message, timeout)
+    if not isinstance(answer, Entered):
+        raise WorkerError(f"the node has ended while it started. Its log is {directory.log}.")
+    return answer
+
+
+def leave_cluster(
+    directory: NodeDirectory | None = None, *, timeout: float = ANSWER_TIMEOUT
+) -> dict[str, Any] | None:
+    """Ask the node to leave its cluster, and return its status; ``None`` if no node is running."""
+    return _request(directory or NodeDirectory(), LeaveCluster(), timeout)
+
+
 def _request(
-    directory: NodeDirectory, message: GetStatus | EndNode, timeout: float
+    directory: NodeDirectory, message: GetStatus | EndNode | LeaveCluster, timeout: float
 ) -> dict[str, Any] | None:
     sock = directory.connect()
     if sock is None:
         return None
+    answer = _ask(directory, sock, message, timeout)
+    return None if answer is None else answer.status
+
+
+def _ask(
+    directory: NodeDirectory, sock: sockets.socket, message: tuple[Any, ...], timeout: float
+) -> Any | None:
+    """Send one message; returns the answer, or ``None`` if the node has gone."""
     pid, _ = peer_of(sock)
     sock.settimeout(timeout)
     wire = Wire(sock, VOCABULARY)
@@ -211,9 +244,8 @@ def _request(
         return None
     answer, _ = received
     if isinstance(answer, Refused):
-        raise WorkerError(f"the node (process {pid}) refused to answer: {answer.reason}")
-    status: dict[str, Any] = answer.status
-    return status
+        raise WorkerError(f"the node (process {pid}) refused: {answer.reason}")
+    return answer
 
 
 def _wait_for_start(

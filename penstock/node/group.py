@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,9 +47,14 @@ from penstock.node.worker_setup import InNode, runs_user_code
 from penstock.order.plan import BatchKeys
 from penstock.serialize import unpack
 from penstock.stats import Meter
+from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
 
 _log = logging.getLogger("penstock.node")
+
+
+FETCH_AHEAD = 8
+"""Batches of a group whose samples may be on their way from other machines at the same time."""
 
 
 class _Stalled(Exception):
@@ -104,6 +110,15 @@ class Group:
         self._staged: dict[BatchName, StagedBatch] = {}
         self._kept_by_leavers: set[BatchName] = set()
         """Batches that processes which have left may still read. Their slots are not used again."""
+        self._division: Division | None = None
+        """How several machines divide the cache of the pipeline."""
+        self._dealt = b""
+        """The rank of each sample in the first epoch, packed; empty if not known."""
+        self._ranks: set[int] = set()
+        self._fetching: dict[BatchName, BatchKeys] = {}
+        """Batches whose samples are on their way from other machines."""
+        self._fetched: deque[BatchName] = deque()
+        """Those of them whose samples are here, or will not come."""
         self._watchdog = Watchdog()
         self.stalls = 0
         """How many times the watchdog found that the group stood still."""
@@ -138,6 +153,18 @@ class Group:
         with self.lock:
             self.peers.pop(peer.number, None)
         return kept
+
+    def host(self, dealt: bytes, rank: int) -> None:
+        """A member is this rank. ``dealt``: the rank of each sample in the first epoch, packed."""
+        with self.lock:
+            self._dealt = self._dealt or dealt
+            if dealt == self._dealt:
+                self._ranks.add(rank)
+            self._tell_ranks()
+
+    def _tell_ranks(self) -> None:
+        if self._division is not None and self._dealt:
+            self._division.host(self._dealt, frozenset(self._ranks))
 
     def begin(self, peer: Peer, message: BeginEpoch) -> None:
         with self.lock:
@@ -278,6 +305,8 @@ class Group:
             raise TypeError(f"a group needs a StagingEngine, not {type(engine).__name__}")
         with self.lock:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
+            self._division = assembly.keepers.division
+            self._tell_ranks()
         engine.start(ChosenBatches(self))
         return engine
 
@@ -286,10 +315,11 @@ class Group:
         engine.end_workers()
         with self.lock:
             self._hungry = True
-            for name, keys in self._names.values():
+            for name, keys in [*self._names.values(), *self._fetching.items()]:
                 if self.state.interrupted(name):
                     self._wanted[name] = keys
-            self._names.clear()
+                self._return_borrowed(name)
+            self._forget_batches()
         engine.start(ChosenBatches(self))
 
     def _free(self) -> None:
@@ -299,10 +329,18 @@ class Group:
             return
         engine.close()
         with self.lock:
+            for name in [*self._fetching, *(name for name, _ in self._names.values())]:
+                self._return_borrowed(name)
             self._staged.clear()
-            self._names.clear()
+            self._forget_batches()
             self._wanted.clear()
             self._engine = None
+
+    def _forget_batches(self) -> None:
+        """No batch is being prepared any more, nor are its samples on their way."""
+        self._names.clear()
+        self._fetching.clear()
+        self._fetched.clear()
 
     # Watching.
 
@@ -313,7 +351,8 @@ class Group:
             if engine is None or self._closing or self.broken is not None:
                 return
             starving, prepared = self.state.is_starving(), self.state.prepared_batches
-        busy = bool(engine.load) or engine.starting or engine.occupied
+            fetching = bool(self._fetching)
+        busy = bool(engine.load) or engine.starting or engine.occupied or fetching
         seen = Observation(starving, busy, engine.moves + prepared)
         step = self._watchdog.look(seen, now)
         if step is None:
@@ -368,11 +407,14 @@ class Group:
             waits_for = self.state.waits_for(wanted[0]) if wanted[1] == "wanted" else []
             pids = [str(self.peers[number].pid) for number in waits_for if number in self.peers]
             trouble = self.trouble if self._watchdog.since is not None else ""
+            fetching = wanted[0] in self._fetching
         if pids:
             return (
                 f"the memory for batches is full, and it waits until process {', '.join(pids)} "
                 "(lag='wait') has taken its batches"
             )
+        if fetching:
+            return "its samples are on their way from other machines"
         if engine.starting:
             return "worker processes are starting"
         tasks = engine.in_hand()
@@ -410,20 +452,51 @@ class Group:
         The caller holds the engine's lock, so this must not call the engine.
         """
         with self.lock:
-            name, decisions = self.state.choose(self._clock())
-            self._carry_out(decisions)
-            self._hungry = name is None
-            if name is None:
+            most = 1 if self._division is None else FETCH_AHEAD
+            while len(self._fetching) < most:
+                name, decisions = self.state.choose(self._clock())
+                self._carry_out(decisions)
+                if name is None:
+                    break
+                # A copy, because it is known by its ``id`` while it is being prepared.
+                keys = self._fetching[name] = self._wanted.pop(name)._replace()
+                if self._borrow(name, keys):
+                    self._fetched.append(name)
+            self._hungry = not self._fetched
+            if self._hungry:
                 self._events_seen = self._events
                 return None
-            # A copy, because it is known by its ``id`` while it is being prepared.
-            keys = self._wanted.pop(name)._replace()
+            name = self._fetched.popleft()
+            keys = self._fetching.pop(name)
             self._names[id(keys)] = (name, keys)
             return keys
+
+    def _borrow(self, name: BatchName, keys: BatchKeys) -> bool:
+        """Fetch the samples that other machines keep. Returns whether the batch can begin now."""
+        if self._division is None:
+            return True
+
+        def fetched() -> None:
+            with self.lock:
+                if self._fetching.get(name) is not keys:
+                    return  # it was dropped meanwhile
+                self._fetched.append(name)
+                self._events += 1
+                self._wake.notify_all()
+                engine = self._engine
+            if engine is not None:
+                engine.wake()
+
+        return self._division.fetch((self.name, name), keys.indices.tolist(), fetched)
+
+    def _return_borrowed(self, name: BatchName) -> None:
+        if self._division is not None:
+            self._division.release((self.name, name))
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:
             name, _ = self._names.pop(id(ready.batch_keys))
+            self._return_borrowed(name)
             self._carry_out(self._finish(name, ready.value))
 
     def _finish(self, name: BatchName, value: StagedBatch | FailedBatch) -> list[Decision]:

@@ -36,6 +36,8 @@ from penstock.node.protocol import (
     BeginEpoch,
     Broken,
     Code,
+    EnterCluster,
+    Entered,
     First,
     Join,
     Progress,
@@ -65,7 +67,8 @@ class Membership:
 
     ``description``: what the group prepares; it must be equal for all members. ``part``: rank and
     world. ``size``: this member's batch size. ``cuts``: it can make its batches from batches of
-    another size. ``keeps``: the pipeline has stages that keep samples.
+    another size. ``keeps``: the pipeline has stages that keep samples. ``enter``: makes the node
+    work with other machines. ``dealt``: the rank that gets each sample in the first epoch, packed.
     """
 
     group: str
@@ -76,6 +79,8 @@ class Membership:
     cuts: bool
     lag: Lag
     keeps: bool = False
+    enter: EnterCluster | None = None
+    dealt: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -252,6 +257,11 @@ class NodeFeed:
 
     def _join(self, connection: Connection) -> None:
         mine = self._membership
+        if mine.enter is not None:
+            connection.wire.send(mine.enter)
+            answer = self._answer(connection, "the node to find the other machines")
+            if not isinstance(answer, Entered):
+                raise PipelineError(f"cluster: {answer.reason}")
         request = Join(
             VERSION,
             RELEASE,
@@ -262,14 +272,12 @@ class NodeFeed:
             mine.cuts,
             self.unit,
             mine.lag,
+            mine.enter is not None,
+            mine.dealt,
         )
         with contextlib.suppress(BrokenPipeError):  # it may have said why before it closed
             connection.wire.send(request)
-        self._wait(connection, self._patience("the node to let it join"))
-        received = connection.wire.receive()
-        if received is None:
-            raise ConnectionResetError
-        answer, _ = received
+        answer = self._answer(connection, "the node to let it join")
         if isinstance(answer, Broken):
             raise unpack_error(answer.error)
         if not isinstance(answer, Welcome):
@@ -282,6 +290,14 @@ class NodeFeed:
                 connection.wire.send(code, [fd])
             finally:
                 os.close(fd)
+
+    def _answer(self, connection: Connection, what: str) -> Any:
+        """The answer of the node to a message that has just been sent."""
+        self._wait(connection, self._patience(what))
+        received = connection.wire.receive()
+        if received is None:
+            raise ConnectionResetError
+        return received[0]
 
     def _reconnect(self) -> None:
         """The node has died: connect to another, and ask it for the batches still missing."""

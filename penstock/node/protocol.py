@@ -6,28 +6,31 @@ it is gone. The node answers ``Join`` with ``Welcome`` or ``Refused``, and ``Beg
 ``First``. It sends ``BatchGiven`` or ``BatchFailed`` for each wanted batch, and ``Broken`` if the
 group cannot go on. A command that is not a member sends ``GetStatus`` or ``EndNode``; the node
 answers both with ``Status``. A member that has waited for long sends ``AskProgress``, and gets
-``Progress``. One that leaves while its process still uses batches sends ``LeaveGroup``.
+``Progress``. One that leaves while its process still uses batches sends ``LeaveGroup``. A process
+that wants the node to work with other machines sends ``EnterCluster`` first, and gets ``Entered``
+or ``Refused``; ``LeaveCluster`` ends that.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-import penstock
-from penstock.engine.pools.wire import ProtocolError, Vocabulary
+from penstock.engine.pools.wire import (
+    RELEASE,
+    ProtocolError,
+    Vocabulary,
+    check_types,
+    pack_integers,
+    unpack_integers,
+)
 from penstock.node.state import BatchName, Lag
 from penstock.order import BatchKeys
 
-VERSION = 4
-"""Version of these messages. The node refuses members of another version."""
+__all__ = ["RELEASE"]
 
-RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
-"""The node refuses members of another release: pickled pipelines are not portable between them."""
+VERSION = 5
+"""Version of these messages. The node refuses members of another version."""
 
 
 class Join(NamedTuple):
@@ -35,6 +38,8 @@ class Join(NamedTuple):
 
     ``part``: rank and world. ``size``: its batch size. ``cuts``: it can make its batches from
     batches of another size. ``unit``: the group's batch size, if it was a member before.
+    ``clustered``: the caches of the group are divided over the machines of the node's cluster.
+    ``dealt``: the rank that gets each sample in the first epoch, packed by ``pack_ranks``.
     """
 
     version: int
@@ -46,6 +51,8 @@ class Join(NamedTuple):
     cuts: bool
     unit: int | None
     lag: Lag
+    clustered: bool = False
+    dealt: bytes | None = None
 
 
 class Welcome(NamedTuple):
@@ -107,14 +114,20 @@ class Want(NamedTuple):
 
     @classmethod
     def of(cls, keys: BatchKeys) -> Want:
-        indices = _bytes(keys.indices) or b""
-        return cls(keys.epoch, keys.number, indices, _bytes(keys.replicas), _bytes(keys.spent))
+        indices = pack_integers(keys.indices) or b""
+        return cls(
+            keys.epoch,
+            keys.number,
+            indices,
+            pack_integers(keys.replicas),
+            pack_integers(keys.spent),
+        )
 
     def keys(self) -> BatchKeys:
-        indices = _array(self.indices)
+        indices = unpack_integers(self.indices)
         if indices is None:
             raise ValueError("a batch without samples")
-        replicas, spent = _array(self.replicas), _array(self.spent)
+        replicas, spent = unpack_integers(self.replicas), unpack_integers(self.spent)
         return BatchKeys(self.epoch, self.number, indices, replicas, spent)
 
     def named(self, part: str) -> BatchName:
@@ -208,6 +221,35 @@ class GetStatus(NamedTuple):
     """Asks for the status of the node."""
 
 
+class EnterCluster(NamedTuple):
+    """Asks the node to work with the nodes of other machines.
+
+    - ``seeds``: addresses of machines to begin with; empty: the cluster that the node is in.
+    - ``address``: where other machines reach this node; empty: it is found out.
+    - ``secret``: directory of the token and the certificate; empty: the usual place.
+    - ``cache_bytes``: room for samples of jobs on other machines. ``cores``: that jobs on other
+      machines may use. ``stay``: until ``LeaveCluster``, even without members.
+    """
+
+    seeds: list[str]
+    address: str
+    secret: str
+    cache_bytes: int
+    cores: int
+    stay: bool
+
+
+class Entered(NamedTuple):
+    """The node works with other machines. ``address``: where they reach it."""
+
+    machine: str
+    address: str
+
+
+class LeaveCluster(NamedTuple):
+    """Asks the node to work alone again."""
+
+
 class EndNode(NamedTuple):
     """Asks the node to end."""
 
@@ -237,6 +279,9 @@ VOCABULARY = Vocabulary(
     failed=BatchFailed,
     broken=Broken,
     look=GetStatus,
+    enter=EnterCluster,
+    entered=Entered,
+    leave_cluster=LeaveCluster,
     end=EndNode,
     status=Status,
 )
@@ -258,9 +303,7 @@ def check(message: tuple[Any, ...]) -> None:
     allowed = _FIELDS.get(kind)
     if allowed is None:
         raise ProtocolError(f"a node does not handle {kind.__name__}")
-    for value, types, field in zip(message, allowed, kind._fields, strict=True):  # type: ignore[attr-defined]
-        if type(value) not in types:
-            raise ProtocolError(f"{kind.__name__} with {field} of type {type(value).__name__}")
+    check_types(message, allowed)
     problem = _problem(message)
     if problem:
         raise ProtocolError(f"{kind.__name__} with {problem}")
@@ -269,7 +312,10 @@ def check(message: tuple[Any, ...]) -> None:
 _NONE = type(None)
 
 _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
-    Join: ((int,), (str,), (str,), (dict,), (str,), (int,), (bool,), (int, _NONE), (str,)),
+    Join: (
+        *((int,), (str,), (str,), (dict,), (str,), (int,), (bool,), (int, _NONE), (str,)),
+        *((bool,), (bytes, _NONE)),
+    ),
     Code: ((list,), (str,), (bool,)),
     BeginEpoch: ((int,), (int, _NONE), (int, _NONE), (int,)),
     Want: ((int,), (int,), (bytes,), (bytes, _NONE), (bytes, _NONE)),
@@ -279,6 +325,8 @@ _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
     AskProgress: (),
     LeaveGroup: ((list,),),
     GetStatus: (),
+    EnterCluster: ((list,), (str,), (str,), (int,), (int,), (bool,)),
+    LeaveCluster: (),
     EndNode: (),
 }
 """The types of the fields of each message that a node handles."""
@@ -298,6 +346,9 @@ def _problem(message: tuple[Any, ...]) -> str:
     elif isinstance(message, Code):
         if not all(isinstance(entry, str) for entry in message.path):
             return "an import path that is not a list of text"
+    elif isinstance(message, EnterCluster):
+        if not all(isinstance(seed, str) for seed in message.seeds):
+            return "addresses that are not text"
     elif isinstance(message, BeginEpoch):
         if min(message.length or 0, message.first or 0, message.done) < 0:
             return f"a negative number: {message}"
@@ -324,11 +375,3 @@ def requested_size(size: int, unit: int, cuts: bool) -> int:
     [48, 32]
     """
     return unit if cuts and (size % unit == 0 or unit % size == 0) else size
-
-
-def _bytes(array: NDArray[np.int64] | None) -> bytes | None:
-    return None if array is None else array.astype("<i8", copy=False).tobytes()
-
-
-def _array(data: bytes | None) -> NDArray[np.int64] | None:
-    return None if data is None else np.frombuffer(data, "<i8").astype(np.int64)

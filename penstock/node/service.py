@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.checkpoint import differences
 from penstock.engine.pools.wire import ProtocolError, Wire
@@ -31,8 +31,11 @@ from penstock.node.protocol import (
     Broken,
     Code,
     EndNode,
+    EnterCluster,
+    Entered,
     GetStatus,
     Join,
+    LeaveCluster,
     LeaveGroup,
     Progress,
     Refused,
@@ -47,6 +50,9 @@ from penstock.node.staging import LACKING, WorkerLimit
 from penstock.node.state import MOST, BatchName
 from penstock.node.status import FEW_DESCRIPTORS, status_of
 from penstock.store.shared import SharedStores
+
+if TYPE_CHECKING:
+    from penstock.cluster.service import ClusterService
 
 _log = logging.getLogger("penstock.node")
 
@@ -86,6 +92,9 @@ class Service:
         self.peers: dict[int, Peer] = {}
         self.workers = WorkerLimit(workers)
         self.shared_stores = SharedStores()
+        self.cluster: ClusterService | None = None
+        self._stays = False
+        """The node does not end without members, because other machines use it."""
         self._idle = idle
         self._clock = clock
         self._last_number = 0
@@ -133,7 +142,7 @@ class Service:
                 if time.monotonic() - ticked >= TICK:
                     ticked = time.monotonic()
                     self._tick()
-                if any(peer.group is not None for peer in self.peers.values()):
+                if self._stays or any(peer.group is not None for peer in self.peers.values()):
                     last_needed = self._clock()
                 elif self._clock() - last_needed > self._idle:
                     break
@@ -149,6 +158,8 @@ class Service:
             for closing, _ in self._closing:
                 closing.join()
             self.shared_stores.close()
+            if self.cluster is not None:
+                self.cluster.close()
             self._selector.close()
             self._alarm.close()
             self._bell.close()
@@ -335,6 +346,8 @@ class Service:
             )
             return
         name = request.group
+        if request.clustered and self.cluster is None:
+            raise PenstockError("a process must send EnterCluster before it joins a cluster")
         group = self.groups.get(name)
         if group is not None and group.broken is not None:
             peer.send(Broken(group.broken))
@@ -346,7 +359,7 @@ class Service:
                 request.unit or request.size,
                 self.staging,
                 self.workers,
-                self.shared_stores,
+                self._stores(request),
                 self._clock,
             )
             self._divide_budget()
@@ -359,6 +372,8 @@ class Service:
         unit = request.unit or group.unit
         size = requested_size(request.size, unit, request.cuts)
         group.join(peer, f"{request.part} x {size}", request.lag)
+        if request.dealt is not None:
+            group.host(request.dealt, int(request.part.partition("/")[0]))
         _log.info("%s: process %d has joined, members: %d", name, peer.pid, len(group.peers))
         peer.send(Welcome(not group.coded, unit, peer.part))
 
@@ -390,11 +405,52 @@ class Service:
             used = [BatchName(peer.part, *name) for name in message.used]
             peer.mapped = self._leave(peer, used)
             self._divide_budget()
+        elif isinstance(message, EnterCluster):
+            peer.send(self._enter_cluster(message))
+        elif isinstance(message, LeaveCluster):
+            self._stays = False
+            peer.send(Status(status_of(self)))
         elif isinstance(message, (GetStatus, EndNode)):
             self._ending |= isinstance(message, EndNode)
             peer.send(Status(status_of(self)))
         else:
             raise TypeError(f"a node does not handle {type(message).__name__}")
+
+    # Other machines.
+
+    def _enter_cluster(self, request: EnterCluster) -> Entered:
+        """Work with the nodes of other machines from now on. Raises PenstockError."""
+        if self.cluster is None:
+            if not request.seeds:
+                raise PenstockError(
+                    "the node of this machine is not part of a cluster. Start one with `penstock "
+                    "cluster start`, join one with `penstock cluster join ADDRESS`, or give the "
+                    'addresses of the machines, such as cluster="10.0.0.1,10.0.0.2".'
+                )
+            # Not imported by nodes that work alone: Arrow Flight takes a second and many megabytes.
+            from penstock.cluster.service import ClusterService
+
+            self.cluster = ClusterService.start(
+                request.seeds,
+                address=request.address,
+                secret=request.secret,
+                cache_bytes=request.cache_bytes,
+                cores=request.cores,
+            )
+        elif request.seeds and not self.cluster.knows(request.seeds):
+            raise PenstockError(
+                f"the node of this machine is in the cluster of {', '.join(self.cluster.seeds)}, "
+                f"and this job asks for that of {', '.join(request.seeds)}. A node is in one "
+                "cluster at a time: wait until its jobs have ended, or set PENSTOCK_RUNTIME_DIR to "
+                "another directory to start a separate node."
+            )
+        self._stays |= request.stay
+        return Entered(self.cluster.machine, self.cluster.address)
+
+    def _stores(self, request: Join) -> SharedStores:
+        if request.clustered and self.cluster is not None:
+            return self.cluster.stores
+        return self.shared_stores
 
     def _released(self, peer: Peer, messages: list[tuple[Any, ...]]) -> None:
         """A process that has left its group no longer uses batches."""

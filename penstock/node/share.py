@@ -8,16 +8,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import config
+from penstock.cluster.find import find_cluster, parse_own_address
+from penstock.cluster.placement import pack_ranks
 from penstock.engine.build import Assembly
 from penstock.engine.feed import Feed
 from penstock.engine.plan import echo_of
 from penstock.errors import PipelineError
+from penstock.fingerprint import fingerprint
 from penstock.node.member import Membership, NodeFeed
-from penstock.node.protocol import requested_size
+from penstock.node.protocol import EnterCluster, requested_size
 from penstock.node.recut import RecutFeed
 from penstock.node.worker_setup import runs_user_code
-from penstock.options import Options
-from penstock.order import Plan
+from penstock.options import CLUSTER_SHARE, Options
+from penstock.order import Deal, Plan
 from penstock.pipeline import Pipeline
 
 
@@ -58,10 +65,14 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     if runs_user_code(recipe.pipeline):
         # A relative path names another file in another directory.
         description["directory"] = os.getcwd()
+    clustered = options.cluster is not None
     deal = plan.as_deal
+    name = str(options.share)
+    if name == CLUSTER_SHARE and clustered:
+        name = f"{CLUSTER_SHARE}-{fingerprint(description)[:12]}"
     divisible = deal is not None and not getattr(deal.order, "blocks", False)
     membership = Membership(
-        str(options.share),
+        name,
         replace(recipe, options=alone, kept=kept),
         description,
         f"{options.rank}/{options.world}",
@@ -70,6 +81,8 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
         cuts=divisible and assembly.work.collate is None and options.on_error != "skip",
         lag=options.lag,
         keeps=assembly.work.road.holds > 0,
+        enter=_enter(str(options.cluster)) if clustered else None,
+        dealt=pack_ranks(ranks_of_first_epoch(deal)) if clustered and deal is not None else None,
     )
     feed = NodeFeed(membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout)
     feed.join()
@@ -87,3 +100,28 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     # With join="live" the node chooses the first batch of an epoch: the one where others are.
     plan.begin_by(feed.begin if options.join == "live" else feed.begin_at_start)
     return feed
+
+
+def _enter(cluster: str) -> EnterCluster:
+    address = config.cluster_address()
+    if address:
+        address = parse_own_address(address, "PENSTOCK_CLUSTER_ADDRESS")
+    seeds = list(find_cluster(cluster).seeds)
+    # The node may have been started by a job with other variables.
+    secret = str(config.cluster_secret().absolute())
+    return EnterCluster(seeds, address, secret, 0, 0, stay=False)
+
+
+def ranks_of_first_epoch(deal: Deal) -> NDArray[np.int32]:
+    """The rank that is dealt each sample in epoch 0; -1 for samples that no rank is dealt.
+
+    >>> from penstock.order import Sequential
+    >>> ranks_of_first_epoch(Deal(Sequential(), n=5, seed=0, batch_size=1, world=2)).tolist()
+    [0, 1, 0, 1, 0]
+    """
+    ranks = np.full(deal.n, -1, np.int32)
+    # Backwards: samples that pad the end of the epoch belong to the rank that is dealt them first.
+    for rank in reversed(range(deal.world)):
+        indices, replicas = replace(deal, rank=rank).rank_samples(0)
+        ranks[indices if replicas is None else indices[replicas == 0]] = rank
+    return ranks

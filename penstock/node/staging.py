@@ -298,6 +298,8 @@ class StagingEngine(Engine):
             batch = self._take_ready()
         if batch is not None:
             self._deliver(self._hand_out(batch))
+            # At once: another machine may wait for samples of this batch.
+            self._keepers.catch_up()
             # Choosing the next batch takes time: first let members run that wait for this one.
             os.sched_yield()
         with self._lock:
@@ -333,7 +335,7 @@ class StagingEngine(Engine):
         return Ready(batch.batch_keys, staged, staged.rows, staged.nbytes)
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
-        self._keepers.handed_out(batch.batch_keys)
+        self._keepers.handed_out(batch.batch_keys, ())
         return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:

@@ -47,6 +47,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "lingering": service.lingering,
         "descriptors": {"open": _open_descriptors(), "limit": service.descriptors},
         "groups": [_group(group) for group in service.groups.values()],
+        "cluster": None if service.cluster is None else service.cluster.status(),
     }
 
 

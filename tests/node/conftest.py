@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,14 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def node_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeDirectory]:
-    """The directory of this test's node. The node, if it still runs, is ended after the test."""
-    # tmp_path itself may be too long for a socket.
-    path = Path(f"/tmp/penstock-test-{os.getpid()}-{tmp_path.name[-40:]}")
+@contextmanager
+def own_node(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeDirectory]:
+    """The directory of a node for tests. The node, if it still runs, is ended on exit."""
+    # The place itself may be too long for a socket.
+    path = Path(f"/tmp/penstock-test-{os.getpid()}-{place.name[-40:]}")
     monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", str(path))
     monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
-    monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_SHM_DIR", str(place))
     directory = NodeDirectory(path)
     yield directory
     status = request_status(directory)
@@ -41,6 +42,13 @@ def node_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         assert wait_for_exit(status["pid"]), "the node did not end"
     # Killed members have left their published status there.
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def node_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeDirectory]:
+    """The directory of this test's node."""
+    with own_node(tmp_path, monkeypatch) as directory:
+        yield directory
 
 
 @pytest.fixture

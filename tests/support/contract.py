@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.loader import Loader
 from penstock.pipeline import Pipeline
 from penstock.stops.hold import keeps_samples
+from tests.support.wavs import sound, wav
 
 
 class Workers(NamedTuple):
@@ -43,6 +44,9 @@ def pipelines() -> dict[str, Pipeline]:
     """Pipelines with every stop, for the test that a pool changes no bit."""
     numbers = np.arange(53, dtype=np.float64)
     pairs = [(np.full((2, 3), i, dtype=np.float32), i) for i in range(53)]
+    clips = [
+        {"audio": wav(sound(900 + 99 * i, 1 + i % 2), 8_000 + 8_000 * (i % 2))} for i in range(20)
+    ]
     return {
         "scalars": ps.from_dataset(numbers).batch(8),
         "random map": ps.from_dataset(numbers).map(noise).batch(8),
@@ -55,6 +59,12 @@ def pipelines() -> dict[str, Pipeline]:
         "refurbished": ps.from_dataset(numbers).map(noise).refurbish(2).map(noise).batch(8),
         "echoed": ps.from_dataset(pairs).map(noise, on=0).echo(1.5).map(noise, on=0).batch(8),
         "echoed batches": ps.from_dataset(pairs).map(noise, on=0).batch(8).echo(2),
+        "audio": ps.from_dataset(clips)
+        .map(ps.audio.decode(rate=16_000, mono=True))
+        .map(ps.audio.random_crop(1_600))
+        .map(ps.audio.mel_spectrogram(16_000, mels=20))
+        .map(ps.audio.spec_augment(time=3, freq=5))
+        .batch(8),
         "collate": ps.from_dataset(numbers).map(noise).batch(8, collate=sum_and_all),
     }
 

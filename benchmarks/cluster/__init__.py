@@ -1,0 +1,1 @@
+"""The benchmark ``cluster``: the partitioned cache on several hosts, and faults of hosts."""

@@ -1,0 +1,1 @@
+"""The benchmark ``simulate``: the decisions of a cluster, with as many machines as one likes."""

@@ -1,0 +1,1 @@
+"""Several machines: a cache divided over their nodes, and the list of machines that are alive."""

@@ -1,0 +1,581 @@
+"""One cache that several machines divide: carries out what ``Partition`` decides on one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.cluster.holdings import PROMISE, Holdings, OwnerReply
+from penstock.cluster.membership import Machine
+from penstock.cluster.partition import (
+    Ask,
+    Keep,
+    OfferValues,
+    Partition,
+    PartitionDecision,
+    SendReply,
+    Settled,
+    Tell,
+)
+from penstock.cluster.placement import NOBODY, FirstOwners, Placement, unpack_ranks
+from penstock.cluster.transport import KeyAnswer
+from penstock.serialize import split_frame
+from penstock.store import SampleStore
+from penstock.store.admission import Admission
+from penstock.store.plain import is_plain, pack_sample, unpack_sample
+from penstock.store.value import Lent
+
+_log = logging.getLogger("penstock.node.cluster")
+
+Hosted = tuple[str, str, tuple[int, ...]]
+"""Which ranks a machine trains: (content of the cache, digest of ``dealt``, ranks)."""
+
+
+class ClusterCalls(Protocol):
+    """What a divided cache needs of the cluster. All of these return at once."""
+
+    def opened(self, cache: DividedCache) -> None: ...
+
+    def closed(self, cache: DividedCache) -> None: ...
+
+    def announce(self) -> None: ...
+
+    def notify(self, done: Callable[[], None]) -> None: ...
+
+    def ask(self, cache: DividedCache, ask: Ask) -> None: ...
+
+    def offer(self, cache: DividedCache, offer: OfferValues, values: Sequence[Any]) -> None: ...
+
+    def tell(self, cache: DividedCache, tell: Tell) -> None: ...
+
+
+class DividedCache:
+    """See ``Division``. ``guest``: it keeps samples for jobs on other machines only.
+
+    The lock protects the decisions; values are packed, unpacked and sent without it.
+    """
+
+    def __init__(
+        self,
+        content: str,
+        me: str,
+        own: SampleStore,
+        arrivals: SampleStore,
+        *,
+        lends: bool,
+        samples: int,
+        service: ClusterCalls,
+        clock: Callable[[], float],
+        guest: bool = False,
+    ) -> None:
+        self.content = content
+        self.guest = guest
+        self._me = me
+        self._own = own
+        self._arrivals = arrivals
+        self._lends = lends
+        self._service = service
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        self._holdings: Holdings | None = None
+        self._partition: Partition | None = None
+        self._machines: tuple[Machine, ...] = ()
+        self._ranks: NDArray[np.int32] = np.full(samples, -1, np.int32)
+        """The rank that is dealt each sample in the first epoch; -1 for none."""
+        self._digest = ""
+        self._hosted: tuple[int, ...] = ()
+        self._sizes = array("Q")
+        """Bytes of each sample in the own store, by index."""
+        self._numbers: dict[Hashable, int] = {}
+        self._keys: dict[int, list[int]] = {}
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._last = 0
+        self._offering: dict[int, Any] = {}
+        """Packed values that are being offered to other machines, by key."""
+        self._held: dict[int, OwnerReply] = {}
+        """Answers to requests of other machines that waited, by request."""
+        self._requests = 0
+        self._unsent = 0
+        """Samples that could not be sent because they are not plain data."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._partition is not None
+
+    @property
+    def budget(self) -> int:
+        return self._own.budget
+
+    @property
+    def hosted(self) -> Hosted:
+        return self.content, self._digest, self._hosted
+
+    # The life of the cache.
+
+    def open(self, admission: Admission) -> None:
+        """See ``Division.open``."""
+        with self._lock:
+            if self._partition is not None:
+                return  # another pipeline has opened it
+            alone = Machine(self._me, "", 0, cache_bytes=self.budget)
+            self._holdings = Holdings(self._me, admission, self._size)
+            placement = Placement(self._layout((alone,)), (alone,))
+            self._partition = Partition(self._me, placement, self._holdings)
+        self._service.opened(self)
+
+    def open_as_guest(self) -> None:
+        self.open(Admission(self.budget))
+
+    def host(self, dealt: bytes, ranks: Collection[int]) -> None:
+        """See ``Division.host``."""
+        unpacked = unpack_ranks(dealt)
+        digest = hashlib.blake2b(unpacked.tobytes(), digest_size=8).hexdigest()
+        hosted = tuple(sorted(rank for rank in ranks if rank <= unpacked.max(initial=-1)))
+        with self._lock:
+            if self._digest not in ("", digest) or len(unpacked) != len(self._ranks):
+                return  # the first job decides; others find its samples by asking
+            if hosted == self._hosted:
+                return
+            self._digest, self._ranks, self._hosted = digest, unpacked, hosted
+            machines = self._machines
+        self.place(machines)
+        self._service.announce()
+
+    def place(self, machines: Sequence[Machine]) -> None:
+        """The machines of the cluster, or the ranks that they train, have changed."""
+        with self._lock:
+            self._machines = tuple(machines)
+            if self._partition is None or not machines:
+                return
+            machines = self._with_me(machines)
+            placement = Placement(self._layout(machines), machines)
+            decisions = self._partition.placed(placement, self._clock())
+        self._carry_out(decisions)
+
+    def _with_me(self, machines: Sequence[Machine]) -> list[Machine]:
+        """These machines and this one, with the room that it has.
+
+        The view may lack this machine, or its room, until the head has heard of it. It must not
+        give its samples away in that time.
+        """
+        alone = Machine(self._me, "", 0, cache_bytes=self.budget)
+        [me] = [machine for machine in machines if machine.name == self._me] or [alone]
+        others = [machine for machine in machines if machine.name != self._me]
+        return [*others, replace(me, cache_bytes=max(me.cache_bytes, self.budget))]
+
+    def _layout(self, machines: Sequence[Machine]) -> FirstOwners:
+        """The first owners, as far as the machines have said which ranks they train."""
+        names = tuple(machine.name for machine in machines)
+        place_of_rank = np.full(int(self._ranks.max(initial=-1)) + 2, NOBODY, np.uint16)
+        for place, machine in enumerate(machines):
+            for content, digest, ranks in machine.ranks:
+                if content == self.content and digest == self._digest:
+                    known = [rank for rank in ranks if 0 <= rank < len(place_of_rank) - 1]
+                    place_of_rank[known] = place
+        place_of_rank[list(self._hosted)] = names.index(self._me)
+        # The last entry is that of rank -1: samples that the first epoch does not deal.
+        place_of_rank[-1] = NOBODY
+        return FirstOwners(self.content, names, place_of_rank[self._ranks])
+
+    def close(self) -> None:
+        """See ``Division.close``."""
+        with self._lock:
+            self._partition = self._holdings = None
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._answered.notify_all()
+        self._service.closed(self)
+        for done in waiting:
+            self._service.notify(done)
+
+    # What the engine needs.
+
+    def fetch(self, batch: Hashable, indices: Sequence[int], done: Callable[[], None]) -> bool:
+        """See ``Division.fetch``."""
+        with self._lock:
+            if self._partition is None:
+                return True
+            self._last += 1
+            number = self._numbers[batch] = self._last
+            self._keys[number] = list(indices)
+            self._waiting[number] = done
+            decisions = self._partition.want({number: indices}, self._clock())
+            now = Settled(number) in decisions
+            if now:
+                del self._waiting[number]
+        self._carry_out([made for made in decisions if made != Settled(number)])
+        return now
+
+    def release(self, batch: Hashable) -> None:
+        """See ``Division.release``."""
+        with self._lock:
+            number = self._numbers.pop(batch, None)
+            if number is None:
+                return
+            keys = self._keys.pop(number)
+            self._waiting.pop(number, None)
+            if self._partition is None:
+                return
+            decisions = self._partition.used(number, self._clock())
+            unused = [key for key in keys if not self._partition.is_wanted(key)]
+        self._arrivals.delete_many(unused)
+        self._carry_out(decisions)
+
+    def admit(self, offers: Sequence[tuple[int, int]]) -> list[int]:
+        """See ``Division.admit``."""
+        sizes = dict(offers)
+        with self._lock:
+            partition, holdings = self._partition, self._holdings
+            if partition is None or holdings is None:
+                return list(sizes)
+            for index, nbytes in sizes.items():
+                self._note_size(index, nbytes)
+            decisions = partition.read(sizes, self._clock())
+            refused = [index for index in sizes if index not in holdings]
+        # What is kept is in the store already.
+        self._carry_out([made for made in decisions if not isinstance(made, Keep)])
+        return refused
+
+    @property
+    def full(self) -> bool:
+        """See ``Division.full``."""
+        with self._lock:
+            return self._holdings is not None and self._holdings.full_everywhere
+
+    # What other machines ask.
+
+    def serve(self, peer: str, keys: list[int], most_bytes: int) -> Iterator[list[KeyAnswer]]:
+        """The answers to a request of another machine. Waits for samples that are being read."""
+        place_of = {key: place for place, key in enumerate(keys)}
+        with self._lock:
+            if self._holdings is None:
+                reply = OwnerReply(peer, 0, absent=list(place_of))
+                request = 0
+            else:
+                self._requests += 1
+                request = self._requests
+                reply = self._holdings.asked(
+                    peer, request, list(place_of), most_bytes, self._clock()
+                )
+        held = set(reply.held)
+        yield list(self._answers(reply, place_of))
+        until = self._clock() + PROMISE
+        while held:
+            with self._lock:
+                late = self._held.pop(request, None)
+                if late is None and self._clock() < until and self._partition is not None:
+                    self._answered.wait(timeout=max(0.0, until - self._clock()))
+                    continue
+            if late is None:
+                late = OwnerReply(peer, request, absent=sorted(held))
+            yield list(self._answers(late, place_of))
+            held -= {*late.present, *late.absent, *late.redirected, *late.left}
+
+    def _answers(self, reply: OwnerReply, place_of: dict[int, int]) -> Iterator[KeyAnswer]:
+        for key, value in zip(reply.present, self._values(self._own, reply.present), strict=True):
+            if value is None:  # the store is damaged, or the sample is not plain
+                yield KeyAnswer(place_of[key], "absent")
+            else:
+                yield KeyAnswer(place_of[key], "present", value)
+        for key in reply.absent:
+            yield KeyAnswer(place_of[key], "absent")
+        for key, machine in reply.redirected.items():
+            yield KeyAnswer(place_of[key], "moved", None, machine)
+        for key in reply.left:
+            yield KeyAnswer(place_of[key], "later")
+
+    def keep_offered(self, key: int, value: memoryview) -> bool:
+        """Another machine offers a sample. Returns whether this machine keeps it."""
+        stored = self._stored(value)
+        if stored is None:
+            return False
+        cost = self._own.cost(len(value))
+        # First the value, then the decision: what is admitted must be there.
+        if not self._own.put_many([(key, stored)])[0]:
+            return False
+        with self._lock:
+            kept, replies = False, list[OwnerReply]()
+            if self._holdings is not None:
+                self._note_size(key, cost)
+                kept, replies = self._holdings.keep(key, cost, self._clock())
+        if not kept:
+            self._own.delete_many([key])
+        self._carry_out([SendReply(reply) for reply in replies])
+        return kept
+
+    def told(self, holders: dict[int, str]) -> None:
+        """Another machine tells where samples of this machine are."""
+        with self._lock:
+            if self._partition is None:
+                return
+            decisions = self._partition.told(holders, self._clock())
+        self._carry_out(decisions)
+
+    # What came of the calls to other machines.
+
+    def answered(self, ask: Ask, answers: Iterable[KeyAnswer]) -> None:
+        """Another machine has answered a request."""
+        present: dict[int, int] = {}
+        absent: list[int] = []
+        redirected: dict[int, str] = {}
+        left: list[int] = []
+        arrived: list[tuple[int, Any]] = []
+        for answer in answers:
+            key = ask.keys[answer.place]
+            stored = self._stored(answer.value) if answer.state == "present" else None
+            if stored is not None:
+                present[key] = len(answer.value)
+                arrived.append((key, stored))
+            elif answer.state == "moved":
+                redirected[key] = answer.moved_to
+            elif answer.state == "later":
+                left.append(key)
+            else:
+                absent.append(key)
+        held = self._arrivals.put_many(arrived)
+        for (key, _), kept in zip(arrived, held, strict=True):
+            if not kept:
+                del present[key]
+                absent.append(key)
+        with self._lock:
+            if self._partition is None:
+                return
+            decisions = self._partition.answered(
+                ask.owner, ask.request, self._clock(), present, absent, redirected, (), left
+            )
+            unwanted = [key for key in present if not self._partition.has_arrived(key)]
+        self._arrivals.delete_many(unwanted)
+        self._carry_out(decisions)
+
+    def request_failed(self, ask: Ask, *, lost: bool) -> None:
+        """A request has failed. ``lost``: the other machine cannot be reached."""
+        with self._lock:
+            if self._partition is None:
+                return
+            now = self._clock()
+            decisions = (
+                self._partition.lost(ask.owner, now)
+                if lost
+                else self._partition.failed(ask.request, now)
+            )
+        self._carry_out(decisions)
+
+    def offered(self, offer: OfferValues, kept: list[bool] | None) -> None:
+        """Another machine has answered an offer; ``None``: it could not be reached."""
+        with self._lock:
+            if self._partition is None:
+                return
+            if kept is None:
+                decisions = self._partition.lost(offer.to, self._clock())
+            else:
+                pairs = list(zip(offer.keys, kept, strict=True))
+                decisions = self._partition.offered(
+                    offer.to,
+                    [key for key, flag in pairs if flag],
+                    [key for key, flag in pairs if not flag],
+                    self._clock(),
+                )
+            again = {
+                key for made in decisions if isinstance(made, OfferValues) for key in made.keys
+            }
+        self._carry_out(decisions)
+        with self._lock:
+            for key in set(offer.keys) - again:
+                self._offering.pop(key, None)
+
+    def trust(self, name: str) -> None:
+        """A machine that was lost answers again."""
+        with self._lock:
+            if self._partition is None:
+                return
+            decisions = self._partition.trusted(name, self._clock())
+        self._carry_out(decisions)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        with self._lock:
+            if self._partition is None:
+                return
+            decisions = self._partition.tick(self._clock())
+        self._carry_out(decisions)
+
+    # Carrying out.
+
+    def _carry_out(self, decisions: Sequence[PartitionDecision]) -> None:
+        """Do what was decided. Without the lock, except for short looks at what is waiting."""
+        for made in decisions:
+            if isinstance(made, Settled):
+                with self._lock:
+                    done = self._waiting.pop(made.batch, None)
+                if done is not None:
+                    # In another thread: the caller may hold locks that it needs.
+                    self._service.notify(done)
+            elif isinstance(made, Ask):
+                if made.owner == self._me:
+                    self._ask_here(made)
+                else:
+                    self._service.ask(self, made)
+            elif isinstance(made, OfferValues):
+                self._offer(made)
+            elif isinstance(made, Keep):
+                self._keep(made.key)
+            elif isinstance(made, Tell):
+                self._service.tell(self, made)
+            elif isinstance(made, SendReply):
+                self._send(made.reply)
+
+    def _ask_here(self, ask: Ask) -> None:
+        """Wait for samples of this machine that another machine is reading and will offer."""
+        with self._lock:
+            if self._holdings is None or self._partition is None:
+                return
+            now = self._clock()
+            reply = self._holdings.asked(self._me, -ask.request, ask.keys, ask.most_bytes, now)
+            decisions = self._reported(reply)
+        self._carry_out(decisions)
+
+    def _reported(self, reply: OwnerReply) -> list[PartitionDecision]:
+        """Report an answer of this machine to itself. The caller holds the lock."""
+        if self._partition is None:
+            return []
+        sizes = {key: self._size(key) for key in reply.present}
+        return self._partition.answered(
+            self._me,
+            -reply.request,
+            self._clock(),
+            sizes,
+            reply.absent,
+            reply.redirected,
+            reply.held,
+            reply.left,
+        )
+
+    def _send(self, reply: OwnerReply) -> None:
+        """Answer a request that waited: of another machine, whose thread waits, or of this one."""
+        if reply.peer != self._me:
+            with self._lock:
+                before = self._held.get(reply.request)
+                if before is not None:
+                    before.present += reply.present
+                    before.absent += reply.absent
+                    before.redirected.update(reply.redirected)
+                else:
+                    self._held[reply.request] = reply
+                self._answered.notify_all()
+            return
+        with self._lock:
+            decisions = self._reported(reply)
+        self._carry_out(decisions)
+
+    def _keep(self, key: int) -> None:
+        """Put a value that has arrived, or that no other machine has room for, into the store."""
+        with self._lock:
+            value = self._offering.get(key)
+        if value is None:
+            [value] = self._values(self._arrivals, [key])
+        stored = None if value is None else self._stored(value)
+        if stored is not None:
+            self._own.put_many([(key, stored)])
+
+    def _offer(self, offer: OfferValues) -> None:
+        """Send values that were read here, or have arrived, to the machine that is to keep them."""
+        with self._lock:
+            known = {key: self._offering[key] for key in offer.keys if key in self._offering}
+        missing = [key for key in offer.keys if key not in known]
+        found = self._values(self._own, missing)
+        gone = [key for key, value in zip(missing, found, strict=True) if value is None]
+        borrowed = dict(zip(gone, self._values(self._arrivals, gone), strict=True))
+        for key, value in zip(missing, found, strict=True):
+            known[key] = borrowed.get(key) if value is None else value
+        keys = [key for key in offer.keys if known[key] is not None]
+        refused = [key for key in offer.keys if known[key] is None]
+        with self._lock:
+            self._offering.update((key, known[key]) for key in keys)
+            decisions: list[PartitionDecision] = []
+            if refused and self._partition is not None:
+                self._partition.withdraw(offer.to, refused)
+        if keys:
+            self._service.offer(
+                self, OfferValues(offer.to, tuple(keys)), [self._offering[key] for key in keys]
+            )
+        self._carry_out(decisions)
+
+    # Values.
+
+    def _values(self, store: SampleStore, keys: Sequence[int]) -> list[Any]:
+        """The packed values of these samples; ``None`` for those that cannot be sent."""
+        return [None if value is None else self._packed(value) for value in store.get_many(keys)]
+
+    def _packed(self, value: Any) -> Any | None:
+        if isinstance(value, Lent):
+            packed = pack_sample(value.sample)
+            if not packed.pickled:
+                return memoryview(packed.tobytes())
+        elif is_plain(value):
+            return value
+        with self._lock:
+            self._unsent += 1
+            first = self._unsent == 1
+        if first:
+            _log.warning(
+                "samples of cache %s need a pickle, and no machine reads pickles of another: each "
+                "machine prepares them by itself. Keep arrays, numbers, text or bytes instead.",
+                self.content[:12],
+            )
+        return None
+
+    def _stored(self, value: memoryview) -> Any | None:
+        """A received value in the form of the store; ``None`` if it is damaged or a pickle."""
+        try:
+            if not is_plain(value):
+                return None
+            if not self._lends:
+                split_frame(value)
+                return value
+            return Lent(unpack_sample(value, lambda: False), len(value))
+        except ValueError:
+            return None
+
+    def _size(self, key: int) -> int:
+        return self._sizes[key] if key < len(self._sizes) else 0
+
+    def _note_size(self, key: int, nbytes: int) -> None:
+        missing = key + 1 - len(self._sizes)
+        if missing > 0:
+            self._sizes.extend(bytes(max(missing, len(self._sizes) // 4)))
+        self._sizes[key] = nbytes
+
+    # Status.
+
+    def status(self) -> dict[str, Any]:
+        with self._lock:
+            partition = self._partition
+            counts = None if partition is None else partition.counts
+            return {
+                "content": self.content,
+                "samples": len(self._own),
+                "bytes": self._own.used,
+                "budget": self.budget,
+                "guest": self.guest,
+                **{
+                    name: 0 if counts is None else getattr(counts, name)
+                    for name in (
+                        "local",
+                        "remote",
+                        "storage",
+                        "hedged",
+                        "late",
+                        "offered",
+                        "spilled",
+                        "requests",
+                    )
+                },
+            }

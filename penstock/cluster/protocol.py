@@ -1,0 +1,473 @@
+"""The messages between the nodes of a cluster, as small records with a limit for every field.
+
+A node that connects to another, or wants to know whether it is alive, sends ``Hello`` and gets
+``HelloReply``. Heartbeats are ``HeartbeatSent``, their answers ``HeartbeatReply``. ``Spilled``
+tells the owner of samples where they are kept. Values are requested with ``WantedValues`` and come
+back behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
+``Kept`` says which of them it keeps. A task for the workers of another machine is ``RemoteTask``;
+its rows come back behind ``RowsHead``.
+
+All records are plain data: nothing that another machine sends is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.pools.wire import (
+    ProtocolError,
+    Vocabulary,
+    check_types,
+    pack_integers,
+    unpack_integers,
+)
+
+VERSION = 1
+"""Version of these messages. A node refuses machines of another version."""
+
+LARGEST_RECORD = 4 << 20
+"""Bytes of the longest record. The longest is a request for MOST_KEYS samples: 16 bytes each."""
+
+MOST_KEYS = 1 << 16
+"""Samples of one request. A request is made for each batch and owner."""
+
+LARGEST_VALUE = 64 << 20
+"""Bytes of the largest value, and of the rows in one message. Larger ones are not sent."""
+
+LARGEST_ANSWER = 1 << 30
+"""Bytes of values that one request may ask for, or one offer may contain."""
+
+MOST_MACHINES = 4096
+LONGEST_NAME = 255
+"""Characters of a name: a machine, a recipe. Host names have at most 253."""
+
+MOST_RANKS = 4096
+"""Ranks that train on one machine."""
+
+ROLES = ("trains", "helps")
+
+LONGEST_REASON = 2000
+MOST_LEAVES = 1024
+"""Arrays of one batch."""
+
+_LAST = (1 << 63) - 1
+
+
+class Hello(NamedTuple):
+    """A node introduces itself. ``incarnation`` changes with every start of a node."""
+
+    version: int
+    release: str
+    machine: str
+    incarnation: int
+
+
+class HelloReply(NamedTuple):
+    """The other node introduces itself."""
+
+    version: int
+    release: str
+    machine: str
+    incarnation: int
+
+
+class Refusal(NamedTuple):
+    """Why a node does not serve a call. The text is for users."""
+
+    kind: RefusalKind
+    reason: str
+
+
+RefusalKind = Literal["token", "version", "busy", "nonsense", "failed"]
+REFUSAL_KINDS = ("token", "version", "busy", "nonsense", "failed")
+"""``token``: it is missing or wrong. ``version``: of these messages, or of Penstock. ``busy``: too
+many calls at the same time. ``nonsense``: a malformed call. ``failed``: an error in this node."""
+
+
+class HeartbeatSent(NamedTuple):
+    """A heartbeat: the sender, the stamp of its view, the head that it follows, the size of its
+    view, [free bytes, idle cores], [name, incarnation] of each suspect, and whether it leaves."""
+
+    sender: WireMachine
+    stamp: WireStamp
+    head: str
+    size: int
+    load: list[Any]
+    suspects: list[list[Any]]
+    leaving: bool
+
+
+class HeartbeatReply(NamedTuple):
+    """The answer to a heartbeat. ``update``: [stamp, head, stamp of the older view or None,
+    machines, names of machines that are gone], if the sender of the heartbeat lacks something."""
+
+    sender: WireMachine
+    stamp: WireStamp
+    head: str
+    size: int
+    update: list[Any] | None
+
+
+WireMachine = list[Any]
+"""The fields of a machine: name, address, incarnation, cores, cache bytes, version, role, ranks."""
+
+WireStamp = list[int]
+"""The fields of a stamp: term, incarnation, version."""
+
+
+class Spilled(NamedTuple):
+    """Tells the owner of samples which machine keeps each; an empty name if none has room."""
+
+    fingerprint: str
+    indices: bytes
+    generations: bytes | None
+    holders: list[str]
+
+
+class Acknowledged(NamedTuple):
+    """The answer to a message that needs no other answer."""
+
+
+class GetMachineStatus(NamedTuple):
+    """Asks for the status of a node in the cluster."""
+
+
+class MachineStatus(NamedTuple):
+    """The status of a node in the cluster, as plain data."""
+
+    status: dict[str, Any]
+
+
+class WantedValues(NamedTuple):
+    """Asks for values by (fingerprint, index, generation). Without generations all are 0.
+
+    ``most_bytes``: the answers may contain at most this many bytes of values.
+    """
+
+    fingerprint: str
+    indices: bytes
+    generations: bytes | None
+    most_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        fingerprint: str,
+        indices: NDArray[np.int64],
+        generations: NDArray[np.int64] | None = None,
+        *,
+        most_bytes: int = LARGEST_ANSWER,
+    ) -> WantedValues:
+        return cls(
+            fingerprint, pack_integers(indices) or b"", pack_integers(generations), most_bytes
+        )
+
+
+AnswerState = Literal["present", "absent", "moved", "later"]
+ANSWER_STATES: tuple[AnswerState, ...] = ("present", "absent", "moved", "later")
+
+
+class AnswersHead(NamedTuple):
+    """Answers to a request; the values of those that are present follow in the same order.
+
+    ``places``: positions in the request. ``states``: one byte each, a position in ANSWER_STATES.
+    ``moved_to``: the machines of the answers that are "moved".
+    """
+
+    places: bytes
+    states: bytes
+    moved_to: list[str]
+
+
+class Offered(NamedTuple):
+    """Values that the receiver may keep follow, in this order, of these ``sizes`` in bytes."""
+
+    fingerprint: str
+    indices: bytes
+    generations: bytes | None
+    sizes: bytes
+
+    @classmethod
+    def of(
+        cls,
+        fingerprint: str,
+        indices: NDArray[np.int64],
+        generations: NDArray[np.int64] | None,
+        sizes: Sequence[int],
+    ) -> Offered:
+        return cls(
+            fingerprint,
+            pack_integers(indices) or b"",
+            pack_integers(generations),
+            pack_integers(np.array(sizes, np.int64)) or b"",
+        )
+
+
+class Kept(NamedTuple):
+    """Which of the offered values were kept: one byte each, 0 or 1."""
+
+    kept: bytes
+
+
+class RemoteTask(NamedTuple):
+    """A tiny-batch for another machine's workers. ``recipe``: the pipeline, which it has already.
+
+    ``most_bytes``: the rows may have at most this many bytes.
+    """
+
+    recipe: str
+    epoch: int
+    indices: bytes
+    replicas: bytes | None
+    most_bytes: int
+
+
+class RowsHead(NamedTuple):
+    """Rows ``first`` to ``first + rows`` of a tiny-batch; the buffer of each leaf follows.
+
+    ``report``: bad samples and times, as plain data.
+    """
+
+    first: int
+    rows: int
+    report: dict[str, Any]
+
+
+VOCABULARY = Vocabulary(
+    hello=Hello,
+    hello_reply=HelloReply,
+    refusal=Refusal,
+    heartbeat=HeartbeatSent,
+    heartbeat_reply=HeartbeatReply,
+    spilled=Spilled,
+    acknowledged=Acknowledged,
+    look=GetMachineStatus,
+    status=MachineStatus,
+    wanted=WantedValues,
+    answers=AnswersHead,
+    offered=Offered,
+    kept=Kept,
+    task=RemoteTask,
+    rows=RowsHead,
+)
+
+CONTROL = (Hello, HeartbeatSent, Spilled, GetMachineStatus)
+"""The messages that a node answers with one message."""
+
+REPLIES = (HelloReply, HeartbeatReply, Acknowledged, MachineStatus)
+"""The answers to these messages."""
+
+
+def encode(record: tuple[Any, ...]) -> bytes:
+    """The record as bytes. Raises ProtocolError if it breaks a limit: the receiver would refuse it.
+
+    >>> decode(encode(Refusal("busy", "256 calls")), Refusal)
+    Refusal(kind='busy', reason='256 calls')
+    """
+    check(record)
+    body = VOCABULARY.encode(record)
+    _check_length(body)
+    return body
+
+
+def decode(body: Any, *expected: type[tuple[Any, ...]]) -> Any:
+    """The record that was encoded, one of the ``expected`` kinds. Raises ProtocolError."""
+    _check_length(body)
+    record = VOCABULARY.decode(body)
+    if type(record) not in expected:
+        names = " or ".join(kind.__name__ for kind in expected)
+        raise ProtocolError(f"{type(record).__name__} in place of {names}")
+    check(record)
+    return record
+
+
+def check(record: tuple[Any, ...]) -> None:
+    """Raise ProtocolError if a field has the wrong type or is over its limit."""
+    kind = type(record)
+    limits = _LIMITS[kind]
+    check_types(record, [limit.types for limit in limits])
+    for value, limit, field in zip(record, limits, kind._fields, strict=True):  # type: ignore[attr-defined]
+        size = value if isinstance(value, (int, float)) else len(value or ())
+        if value is not None and not limit.least <= size <= limit.most:
+            raise ProtocolError(
+                f"{kind.__name__} with {field} of {size}: {limit.least} to {limit.most} is allowed"
+            )
+    problem = _problem(record)
+    if problem:
+        raise ProtocolError(f"{kind.__name__} with {problem}")
+
+
+class _FieldLimit(NamedTuple):
+    """Types of a field, and its smallest and largest value or length."""
+
+    types: tuple[type, ...]
+    least: float
+    most: float
+
+
+_NONE = type(None)
+_NAME = _FieldLimit((str,), 1, LONGEST_NAME)
+_REASON = _FieldLimit((str,), 0, LONGEST_REASON)
+_NUMBER = _FieldLimit((int,), 0, _LAST)
+_BYTES = _FieldLimit((int,), 0, LARGEST_ANSWER)
+_KEYS = _FieldLimit((bytes,), 8, 8 * MOST_KEYS)
+_KEYS_OR_NONE = _FieldLimit((bytes, _NONE), 8, 8 * MOST_KEYS)
+_SENDER = (
+    _FieldLimit((list,), 8, 8),
+    _FieldLimit((list,), 3, 3),
+    _FieldLimit((str,), 0, LONGEST_NAME),
+    _FieldLimit((int,), 0, MOST_MACHINES),
+)
+_INTRODUCTION = (_NUMBER, _NAME, _NAME, _NUMBER)
+
+_LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
+    Hello: _INTRODUCTION,
+    HelloReply: _INTRODUCTION,
+    Refusal: (_NAME, _REASON),
+    HeartbeatSent: (
+        *_SENDER,
+        _FieldLimit((list,), 2, 2),
+        _FieldLimit((list,), 0, MOST_MACHINES),
+        _FieldLimit((bool,), 0, 1),
+    ),
+    HeartbeatReply: (*_SENDER, _FieldLimit((list, _NONE), 5, 5)),
+    Spilled: (_NAME, _KEYS, _KEYS_OR_NONE, _FieldLimit((list,), 1, MOST_KEYS)),
+    Acknowledged: (),
+    GetMachineStatus: (),
+    MachineStatus: (_FieldLimit((dict,), 0, 1024),),
+    WantedValues: (_NAME, _KEYS, _KEYS_OR_NONE, _BYTES),
+    AnswersHead: (
+        _KEYS,
+        _FieldLimit((bytes,), 1, MOST_KEYS),
+        _FieldLimit((list,), 0, MOST_KEYS),
+    ),
+    Offered: (_NAME, _KEYS, _KEYS_OR_NONE, _KEYS),
+    Kept: (_FieldLimit((bytes,), 1, MOST_KEYS),),
+    RemoteTask: (_NAME, _NUMBER, _KEYS, _KEYS_OR_NONE, _BYTES),
+    RowsHead: (
+        _FieldLimit((int,), 0, MOST_KEYS),
+        _FieldLimit((int,), 1, MOST_KEYS),
+        _FieldLimit((dict,), 0, 1024),
+    ),
+}
+
+
+def _problem(record: tuple[Any, ...]) -> str:
+    """What is wrong with the values of a record; empty if nothing is."""
+    if isinstance(record, (WantedValues, Offered, Spilled, RemoteTask)):
+        problem = _wrong_keys(record)
+        if problem:
+            return problem
+    if isinstance(record, Offered):
+        if len(record.sizes) != len(record.indices):
+            return "another number of sizes than of indices"
+        sizes = integers(record.sizes)
+        if sizes.min() < 0 or sizes.max() > LARGEST_VALUE or sizes.sum() > LARGEST_ANSWER:
+            return "sizes over the limit"
+    elif isinstance(record, Spilled):
+        if 8 * len(record.holders) != len(record.indices) or not _are_names(record.holders, 0):
+            return "holders that are not one name for each index"
+    elif isinstance(record, AnswersHead):
+        return _wrong_answers(record)
+    elif isinstance(record, Kept):
+        if record.kept.strip(b"\0\1"):
+            return "flags that are neither 0 nor 1"
+    elif isinstance(record, Refusal):
+        if record.kind not in REFUSAL_KINDS:
+            return f"unknown kind {record.kind!r}"
+    elif isinstance(record, (HeartbeatSent, HeartbeatReply)):
+        return _wrong_heartbeat(record)
+    return ""
+
+
+def _wrong_heartbeat(record: HeartbeatSent | HeartbeatReply) -> str:
+    if not _is_machine(record.sender) or not _is_stamp(record.stamp):
+        return "a sender that is not a machine with a stamp"
+    if isinstance(record, HeartbeatSent):
+        if not _fits(record.load, (int, float)):
+            return "a load that is not bytes and cores"
+        if not all(_fits(suspect, (str, int)) for suspect in record.suspects):
+            return "suspects that are not names with incarnations"
+    elif record.update is not None:
+        stamp, head, since, machines, gone = record.update
+        if type(machines) is not list or type(gone) is not list:
+            return "an update without lists"
+        if max(len(machines), len(gone)) > MOST_MACHINES:
+            return "an update of too many machines"
+        if not (_is_stamp(stamp) and (since is None or _is_stamp(since))):
+            return "an update without stamps"
+        if not (_are_names([head, *gone], 0) and all(map(_is_machine, machines))):
+            return "an update of something other than machines"
+    return ""
+
+
+def _is_machine(fields: Any) -> bool:
+    if type(fields) is not list or len(fields) != 8 or type(fields[7]) is not list:
+        return False
+    known = _fits(fields[:7], (str, str, int, int, int, int, str)) and bool(fields[0])
+    return known and fields[6] in ROLES and all(map(_are_ranks, fields[7]))
+
+
+def _are_ranks(hosted: Any) -> bool:
+    """Whether a list says which ranks a machine trains: [content, digest, ranks]."""
+    if type(hosted) is not list or len(hosted) != 3 or type(hosted[2]) is not list:
+        return False
+    ranks = hosted[2]
+    return _are_names(hosted[:2]) and len(ranks) <= MOST_RANKS and _fits(ranks, (int,) * len(ranks))
+
+
+def _is_stamp(fields: Any) -> bool:
+    # The term before the first view is -1.
+    return _fits(fields, (int, int, int), least=-1)
+
+
+def _fits(fields: Any, types: tuple[type, ...], *, least: int = 0) -> bool:
+    """Whether a list has these types, names within their limit and numbers from ``least`` on."""
+    if type(fields) is not list or tuple(map(type, fields)) != types:
+        return False
+    return all(
+        len(value) <= LONGEST_NAME if isinstance(value, str) else least <= value <= _LAST
+        for value in fields
+    )
+
+
+def _are_names(names: list[Any], least: int = 1) -> bool:
+    return all(type(name) is str and least <= len(name) <= LONGEST_NAME for name in names)
+
+
+def _wrong_keys(record: WantedValues | Offered | Spilled | RemoteTask) -> str:
+    indices = record.indices
+    versions = record.replicas if isinstance(record, RemoteTask) else record.generations
+    if len(indices) % 8 or (versions is not None and len(versions) != len(indices)):
+        return "arrays of the wrong length"
+    if any(integers(data).min() < 0 for data in (indices, versions) if data is not None):
+        return "negative numbers"
+    return ""
+
+
+def _wrong_answers(record: AnswersHead) -> str:
+    if len(record.places) != 8 * len(record.states):
+        return "another number of places than of states"
+    if max(record.states) >= len(ANSWER_STATES):
+        return "unknown states"
+    if len(record.moved_to) != record.states.count(ANSWER_STATES.index("moved")):
+        return "another number of machines than of moved answers"
+    if not _are_names(record.moved_to):
+        return "machines that are not names"
+    return ""
+
+
+def integers(data: bytes) -> NDArray[np.int64]:
+    """The integers in a field of a record."""
+    found = unpack_integers(data)
+    assert found is not None
+    return found
+
+
+def _check_length(body: Any) -> None:
+    if len(body) > LARGEST_RECORD:
+        raise ProtocolError(f"a record of {len(body)} bytes; {LARGEST_RECORD} are allowed")

@@ -1,0 +1,555 @@
+"""The cluster part of a node: finds other machines, serves them samples, and asks them for samples.
+
+``membership`` and ``partition`` decide; this module carries their decisions out. A thread ticks
+them several times a second, and a few threads wait for other machines. Every call has a deadline,
+so nothing here waits without a limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock import config
+from penstock.cluster.divided_cache import DividedCache
+from penstock.cluster.find import own_address, split_address
+from penstock.cluster.flight import FlightServer, connect
+from penstock.cluster.membership import (
+    Beat,
+    ClusterMembership,
+    ClusterView,
+    Installed,
+    Machine,
+    Probe,
+)
+from penstock.cluster.partition import Ask, OfferValues, Tell
+from penstock.cluster.protocol import (
+    VERSION,
+    Acknowledged,
+    GetMachineStatus,
+    HeartbeatSent,
+    Hello,
+    MachineStatus,
+    Offered,
+    RemoteTask,
+    Spilled,
+    WantedValues,
+    integers,
+)
+from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
+from penstock.cluster.secrets import Secrets, read_secrets
+from penstock.cluster.transport import (
+    KeyAnswer,
+    Link,
+    PeerFault,
+    PeerLost,
+    PeerRefused,
+    RemoteRows,
+)
+from penstock.engine.pools.wire import RELEASE, pack_integers
+from penstock.errors import ClusterError
+from penstock.store import HeapStore, SampleStore
+from penstock.store.shared import SharedStores
+
+_log = logging.getLogger("penstock.node.cluster")
+
+TICK = 0.02
+"""Seconds between two looks at requests that take too long: the shortest delay of a hedge."""
+
+CALL = 2.0
+"""Seconds that another machine may take to answer a control message, or to accept a connection."""
+
+TRANSFER = 10.0
+"""Seconds that a transfer of samples may take. Long before that they are read from storage."""
+
+PART = 8
+"""Answers of another machine that are used together."""
+
+CONTROL, TRANSFERS = 16, 64
+"""Control messages and transfers of samples that may be under way at the same time."""
+
+AGAIN = 1.0
+"""Seconds after a failed connection in which no other is tried."""
+
+
+class ClusterService:
+    """The place of one node among others. ``stores``: caches that are divided over the machines."""
+
+    def __init__(
+        self,
+        seeds: Sequence[str],
+        secrets: Secrets,
+        *,
+        host: str,
+        port: int,
+        name: str,
+        cache_bytes: int = 0,
+        cores: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seeds = tuple(seeds)
+        self.stores = SharedStores(self._divide)
+        self._secrets = secrets
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._links: dict[str, Link] = {}
+        self._connecting: dict[str, threading.Lock] = {}
+        self._again: dict[str, float] = {}
+        """By address: when a connection that has failed may be tried again."""
+        self._caches: dict[str, DividedCache] = {}
+        self._guest_bytes = cache_bytes
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        """Bytes of samples by machine."""
+        self._faults: dict[str, str] = {}
+        """By address: the kind of the last fault in the log."""
+        incarnation = time.time_ns()
+        self._hello = Hello(VERSION, RELEASE, name, incarnation)
+        self._server = FlightServer(self, self._hello, secrets, host=host, port=port)
+        self.machine, self.address = name, self._server.address
+        me = Machine(name, self.address, incarnation, cores, cache_bytes)
+        self._membership = ClusterMembership(me, self.seeds, clock())
+        self._callers = ThreadPoolExecutor(CONTROL, thread_name_prefix="penstock-cluster")
+        # Of its own: transfers that wait for a slow machine must not hold up heartbeats.
+        self._movers = ThreadPoolExecutor(TRANSFERS, thread_name_prefix="penstock-cluster-move")
+        self._notifier = ThreadPoolExecutor(1, thread_name_prefix="penstock-cluster-notify")
+        self._ticker = threading.Thread(
+            target=self._tick_often, name="penstock-cluster-tick", daemon=True
+        )
+
+    @classmethod
+    def start(
+        cls,
+        seeds: Sequence[str],
+        *,
+        address: str = "",
+        secret: str = "",
+        cache_bytes: int = 0,
+        cores: int = 0,
+    ) -> ClusterService:
+        """Enter the cluster of these machines. Raises ClusterError.
+
+        ``address``: where other machines reach this one; by default it is found out. ``secret``:
+        directory of the secrets, by default the usual one.
+        """
+        secrets = read_secrets(Path(secret) if secret else config.cluster_secret())
+        host, port = split_address(address) if address else own_address(tuple(seeds))
+        service = cls(
+            seeds,
+            secrets,
+            host=host,
+            port=port,
+            name=machine_name(host, port),
+            cache_bytes=cache_bytes,
+            cores=cores,
+        )
+        service.begin()
+        return service
+
+    def begin(self) -> None:
+        """Look for the other machines, and go on until ``close``."""
+        _log.info("%s enters the cluster of %s", self.machine, ", ".join(self.seeds))
+        self._ticker.start()
+
+    def knows(self, seeds: Iterable[str]) -> bool:
+        """Whether a machine of this cluster has one of these addresses."""
+        with self._lock:
+            known = {machine.address for machine in self._membership.view.machines}
+        return not known.isdisjoint(seeds) or not set(self.seeds).isdisjoint(seeds)
+
+    def close(self) -> None:
+        """Leave the cluster, and end all threads."""
+        with self._lock:
+            goodbyes = self._membership.leave(self._clock())
+        self._closing.set()
+        self._ticker.join()
+        for beat in goodbyes:
+            if isinstance(beat, Beat):
+                with suppress(PeerFault):
+                    self._link(beat.address).control(pack_heartbeat(beat.heartbeat), timeout=0.5)
+        self.stores.close()
+        self._server.close()
+        for link in list(self._links.values()):
+            link.close()
+        self._callers.shutdown(wait=True, cancel_futures=True)
+        self._movers.shutdown(wait=True, cancel_futures=True)
+        self._notifier.shutdown(wait=True)
+
+    # Time.
+
+    def _tick_often(self) -> None:
+        while not self._closing.wait(TICK):
+            try:
+                with self._lock:
+                    now = self._clock()
+                    decisions: list[Any] = list(self._membership.tick(now))
+                    caches = list(self._caches.values())
+                self._decided(decisions)
+                for cache in caches:
+                    cache.tick()
+            except Exception:  # the next tick may succeed; without ticks nothing is hedged
+                _log.exception("a tick of the cluster has failed")
+
+    # ClusterMembership.
+
+    def _decided(self, decisions: Iterable[Any]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Beat):
+                self._call(self._beat, decision)
+            elif isinstance(decision, Probe):
+                self._call(self._probe, decision.machine)
+            elif isinstance(decision, Installed):
+                self._install(decision.view)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a function that waits for another machine in a thread of its own."""
+        _submit(self._callers, function, *arguments)
+
+    def notify(self, done: Callable[[], None]) -> None:
+        """Call this soon, in a thread that waits for no other machine."""
+        _submit(self._notifier, done)
+
+    def _beat(self, beat: Beat) -> None:
+        try:
+            reply = self._link(beat.address).control(pack_heartbeat(beat.heartbeat), timeout=CALL)
+            answer = answer_of(reply)
+        except PeerFault as fault:
+            self._note(beat.address, fault)
+            with self._lock:
+                decisions = self._membership.unanswered(beat.address, self._clock())
+        else:
+            with self._lock:
+                decisions = self._membership.answered(beat.address, answer, self._clock())
+        self._decided(decisions)
+
+    def _probe(self, machine: Machine) -> None:
+        alive = False
+        try:
+            link = self._link(machine.address)
+            link.control(GetMachineStatus(), timeout=CALL)
+            alive = link.incarnation == machine.incarnation
+        except PeerFault as fault:
+            self._note(machine.address, fault)
+        with self._lock:
+            decisions = self._membership.probed(machine, alive, self._clock())
+        self._decided(decisions)
+        if alive:
+            for cache in self._all_caches():
+                cache.trust(machine.name)
+
+    def _install(self, view: ClusterView) -> None:
+        names = ", ".join(machine.name for machine in view.machines)
+        _log.info("view %s: %s", ".".join(map(str, view.stamp)), names)
+        with self._lock:
+            addresses = {machine.address for machine in view.machines} | {*self.seeds}
+            gone = [address for address in self._links if address not in addresses]
+            links = [self._links.pop(address) for address in gone]
+        for link in links:
+            link.close()
+        for cache in self._all_caches():
+            cache.place(view.machines)
+
+    def _all_caches(self) -> list[DividedCache]:
+        with self._lock:
+            return list(self._caches.values())
+
+    def announce(self) -> None:
+        """Tell the other machines how much room this one has, and which ranks it trains."""
+        with self._lock:
+            caches = list(self._caches.values())
+            room = max([self._guest_bytes, *(cache.budget for cache in caches)])
+            ranks = tuple(sorted(cache.hosted for cache in caches if cache.hosted[2]))
+            me = self._membership.me
+            changed = replace(me, cache_bytes=room, ranks=ranks)
+            self._membership.change(changed, self._clock())
+
+    # Connections.
+
+    def _link(self, address: str) -> Link:
+        """The connection to this address. Raises PeerFault."""
+        with self._lock:
+            link = self._links.get(address)
+            connecting = self._connecting.setdefault(address, threading.Lock())
+        if link is not None:
+            return link
+        with connecting:
+            with self._lock:
+                link = self._links.get(address)
+            if link is None:
+                if self._clock() < self._again.get(address, 0.0):
+                    raise PeerLost(f"{address} could not be reached a moment ago")
+                try:
+                    link = connect(address, self._secrets, self._hello, timeout=CALL)
+                except PeerFault:
+                    self._again[address] = self._clock() + AGAIN
+                    raise
+                with self._lock:
+                    self._links[address] = link
+                    self._faults.pop(address, None)
+        return link
+
+    def _lose(self, address: str) -> None:
+        """Forget a connection that has failed; the next call makes another."""
+        with self._lock:
+            link = self._links.pop(address, None)
+        if link is not None:
+            link.close()
+
+    def _note(self, address: str, fault: PeerFault) -> None:
+        if isinstance(fault, PeerLost):
+            self._lose(address)
+        with self._lock:
+            kind = type(fault).__name__
+            new = self._faults.get(address) != kind
+            self._faults[address] = kind
+        if new:  # and not again every second
+            _log.warning("%s: %s", kind, fault)
+
+    def _address_of(self, name: str) -> str:
+        with self._lock:
+            machine = self._membership.view.named.get(name)
+        if machine is None:
+            raise PeerLost(f"{name} is not in the cluster any more")
+        return machine.address
+
+    def _failed(self, name: str, fault: PeerFault) -> bool:
+        """A call to a machine has failed. Returns whether the machine is lost."""
+        with suppress(PeerLost):
+            self._note(self._address_of(name), fault)
+        if not isinstance(fault, (PeerLost, PeerRefused)):
+            return False
+        with self._lock:
+            decisions = self._membership.lost(name, self._clock())
+        self._decided(decisions)
+        return True
+
+    # Divided caches: what they ask of other machines.
+
+    def _divide(
+        self, content: str, own: SampleStore, arrivals: SampleStore, *, lends: bool, samples: int
+    ) -> DividedCache:
+        cache = DividedCache(
+            content,
+            self.machine,
+            own,
+            arrivals,
+            lends=lends,
+            samples=samples,
+            service=self,
+            clock=self._clock,
+        )
+        with self._lock:
+            before = self._caches.get(content)
+            self._caches[content] = cache
+        if before is not None:
+            before.close()
+        return cache
+
+    def opened(self, cache: DividedCache) -> None:
+        """A cache is ready to be divided."""
+        with self._lock:
+            machines = self._membership.view.machines
+        cache.place(machines)
+        self.announce()
+
+    def closed(self, cache: DividedCache) -> None:
+        with self._lock:
+            if self._caches.get(cache.content) is cache:
+                del self._caches[cache.content]
+        if not self._closing.is_set():
+            self.announce()
+
+    def ask(self, cache: DividedCache, ask: Ask) -> None:
+        """Fetch samples from another machine, in a thread of its own."""
+        _submit(self._movers, self._fetch, cache, ask)
+
+    def _fetch(self, cache: DividedCache, ask: Ask) -> None:
+        indices = np.array(ask.keys, np.int64)
+        wanted = WantedValues.of(cache.content, indices, most_bytes=ask.most_bytes)
+        try:
+            link = self._link(self._address_of(ask.owner))
+            answers = link.get(wanted, timeout=TRANSFER)
+            # In parts: a sample that the owner has to wait for must not delay the others.
+            while part := list(islice(answers, PART)):
+                with self._lock:
+                    self.received[ask.owner] += bytes_of(part)
+                cache.answered(ask, part)
+        except PeerFault as fault:
+            cache.request_failed(ask, lost=self._failed(ask.owner, fault))
+
+    def offer(self, cache: DividedCache, offer: OfferValues, values: Sequence[Any]) -> None:
+        """OfferValues samples to another machine, in a thread of its own."""
+        _submit(self._movers, self._put, cache, offer, values)
+
+    def _put(self, cache: DividedCache, offer: OfferValues, values: Sequence[Any]) -> None:
+        indices, sizes = np.array(offer.keys, np.int64), [len(value) for value in values]
+        try:
+            link = self._link(self._address_of(offer.to))
+            kept = link.put(
+                Offered.of(cache.content, indices, None, sizes), list(values), timeout=TRANSFER
+            )
+        except PeerFault as fault:
+            self._failed(offer.to, fault)
+            cache.offered(offer, None)
+            return
+        with self._lock:
+            self.sent[offer.to] += sum(sizes)
+        cache.offered(offer, kept)
+
+    def tell(self, cache: DividedCache, tell: Tell) -> None:
+        """Tell the owner of samples where they are, in a thread of its own."""
+        self._call(self._tell, cache, tell)
+
+    def _tell(self, cache: DividedCache, tell: Tell) -> None:
+        indices = np.array(list(tell.holders), np.int64)
+        try:
+            link = self._link(self._address_of(tell.owner))
+            packed, holders = pack_integers(indices) or b"", list(tell.holders.values())
+            link.control(Spilled(cache.content, packed, None, holders), timeout=CALL)
+        except PeerFault as fault:
+            self._failed(tell.owner, fault)
+
+    # What other machines ask (see ``Handler``).
+
+    def control(self, peer: str, message: Any) -> Any:
+        if isinstance(message, HeartbeatSent):
+            beat = heartbeat_of(message)
+            with self._lock:
+                answer, decisions = self._membership.heartbeat(beat, self._clock())
+            self._decided(decisions)
+            return pack_answer(answer)
+        if isinstance(message, Spilled):
+            cache = self._cache(message.fingerprint)
+            if cache is not None:
+                cache.told(
+                    dict(zip(integers(message.indices).tolist(), message.holders, strict=True))
+                )
+            return Acknowledged()
+        return MachineStatus(self.status())
+
+    def get(self, peer: str, wanted: WantedValues) -> Iterator[list[KeyAnswer]]:
+        keys = integers(wanted.indices).tolist()
+        cache = self._cache(wanted.fingerprint)
+        if cache is None or wanted.generations is not None:
+            yield [KeyAnswer(place, "absent") for place in range(len(keys))]
+            return
+        for answers in cache.serve(peer, keys, wanted.most_bytes):
+            with self._lock:
+                self.sent[peer] += bytes_of(answers)
+            yield answers
+
+    def put(self, peer: str, offered: Offered, values: Iterator[memoryview]) -> list[bool]:
+        keys = integers(offered.indices).tolist()
+        cache = self._cache(offered.fingerprint) or self._guest(offered.fingerprint)
+        if cache is None or offered.generations is not None:
+            return [False] * len(keys)
+        kept = []
+        for key, value in zip(keys, values, strict=True):
+            with self._lock:
+                self.received[peer] += len(value)
+            kept.append(cache.keep_offered(key, value))
+        return kept
+
+    def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
+        raise ClusterError("this node prepares no samples for other machines")
+
+    def _cache(self, content: str) -> DividedCache | None:
+        with self._lock:
+            cache = self._caches.get(content)
+        return cache if cache is not None and cache.is_open else None
+
+    def _guest(self, content: str) -> DividedCache | None:
+        """A cache for samples of jobs that run on other machines only."""
+        with self._lock:
+            used = sum(cache.budget for cache in self._caches.values() if cache.guest)
+            room = self._guest_bytes - used
+            if room <= 0 or content in self._caches:
+                return None
+            cache = DividedCache(
+                content,
+                self.machine,
+                HeapStore(room, overshoot=0),
+                HeapStore(room, overshoot=0),
+                lends=False,
+                samples=1,
+                service=self,
+                clock=self._clock,
+                guest=True,
+            )
+            self._caches[content] = cache
+        cache.open_as_guest()
+        return cache
+
+    # Status.
+
+    def status(self) -> dict[str, Any]:
+        """The machines of the cluster and the caches of this one, as plain data."""
+        with self._lock:
+            membership = self._membership
+            view, suspects, loads = membership.view, membership.suspects, membership.loads
+            head = membership.head
+            machines = [
+                {
+                    "name": machine.name,
+                    "address": machine.address,
+                    "role": machine.role,
+                    "cores": machine.cores,
+                    "cache_bytes": machine.cache_bytes,
+                    "free_bytes": loads[machine.name].free_bytes if machine.name in loads else None,
+                    "state": "silent" if machine.name in suspects else "alive",
+                    "is": {
+                        "head": machine.address == head,
+                        "this machine": machine.name == self.machine,
+                    },
+                    "sent": self.sent[machine.name],
+                    "received": self.received[machine.name],
+                }
+                for machine in view.machines
+            ]
+            caches = list(self._caches.values())
+        return {
+            "machine": self.machine,
+            "address": self.address,
+            "view": ".".join(map(str, view.stamp)),
+            "head": head,
+            "machines": machines,
+            "caches": [cache.status() for cache in caches],
+        }
+
+
+def _submit(executor: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:
+    def run() -> None:
+        try:
+            function(*arguments)
+        except Exception:
+            _log.exception("a thread of the cluster has failed")
+
+    with suppress(RuntimeError):  # the node is closing
+        executor.submit(run)
+
+
+def bytes_of(answers: Iterable[KeyAnswer]) -> int:
+    """Bytes of the values in these answers."""
+    return sum(len(answer.value) for answer in answers if answer.value is not None)
+
+
+def machine_name(host: str, port: int) -> str:
+    """A name for this machine's node that stays the same when the node restarts."""
+    place = f"{host} {port} {os.getuid()} {config.runtime_dir()}"
+    digest = hashlib.blake2b(place.encode(), digest_size=3).hexdigest()
+    return f"{socket.gethostname()[:200]}-{digest}"

@@ -1,0 +1,124 @@
+"""``penstock cluster``: start, join, status and leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.cluster.secrets import make_secrets
+from penstock.commands.cluster import lines_of
+from penstock.errors import ClusterError
+from penstock.node.client import request_end, request_status, wait_for_exit
+from penstock.node.directory import NodeDirectory
+from tests.cluster.test_nodes import free_port
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of this test's node and secrets."""
+    path = Path(f"/tmp/penstock-test-{os.getpid()}-command")
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", str(path / "node"))
+    monkeypatch.setenv("PENSTOCK_CLUSTER_SECRET", str(path / "secret"))
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
+    yield path
+    directory = NodeDirectory(path / "node")
+    status = request_status(directory)
+    if status is not None:
+        request_end(directory)
+        assert wait_for_exit(status["pid"])
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def test_a_cluster_is_started_shown_and_left(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    address = f"127.0.0.1:{free_port()}"
+    assert main(["cluster", "start", "--address", address, "--cache", "1MB"]) == 0
+    out = capsys.readouterr().out
+    assert f"penstock cluster join {address}" in out
+    assert str(place / "secret") in out
+    assert main(["cluster", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["address"] == address
+    [machine] = status["machines"]
+    assert (machine["address"], machine["cache_bytes"]) == (address, 1_000_000)
+    assert main(["cluster", "status"]) == 0
+    assert address in capsys.readouterr().out
+    pid = request_status(NodeDirectory(place / "node"))
+    assert pid is not None
+    assert main(["cluster", "leave"]) == 0
+    # Nothing keeps the node alive any more.
+    assert wait_for_exit(pid["pid"], timeout=120)
+
+
+def test_joining_without_secrets_says_what_to_copy(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "join", "127.0.0.1:1"]) == 1
+    assert "Copy the secrets of the cluster" in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        make_secrets(place / "secret")
+    except ClusterError as error:
+        pytest.skip(str(error))
+    assert main(["cluster", "join", "no address"]) == 1
+    assert "'no address' is not an address" in capsys.readouterr().err
+    assert request_status(NodeDirectory(place / "node")) is None
+
+
+def test_status_without_a_cluster_says_how_to_begin_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "status"]) == 1
+    assert "penstock cluster start" in capsys.readouterr().err
+
+
+def test_the_table_of_machines_names_the_head_and_the_silent() -> None:
+    def machine(name: str, **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "address": f"{name}:1",
+            "role": "trains",
+            "cores": 0,
+            "cache_bytes": 1_000_000,
+            "free_bytes": None,
+            "state": "alive",
+            "is": {"head": False, "this machine": False},
+            "sent": 0,
+            "received": 0,
+            **more,
+        }
+
+    cache = {"content": "c" * 32, "samples": 4, "bytes": 10, "local": 1, "remote": 2, "storage": 3}
+    lines = lines_of(
+        {
+            "machine": "a",
+            "address": "a:1",
+            "view": "0.1.2",
+            "machines": [
+                machine("a", **{"is": {"head": True, "this machine": True}}),
+                machine("b", state="silent", sent=2_000_000),
+            ],
+            "caches": [cache],
+        }
+    )
+    text = "\n".join(lines)
+    assert "alive, head, this machine" in text
+    assert "silent" in lines[-1]
+    assert "2.0 MB" in lines[-1]
+    assert "found here 1, on other machines 2, read from storage 3" in text

@@ -1,0 +1,161 @@
+"""Jobs with ``cluster=`` on two nodes: their batches, and what the nodes say about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cluster.secrets import make_secrets
+from penstock.errors import ClusterError, PipelineError
+from penstock.node.client import request_end, request_status, wait_for_exit
+from penstock.node.directory import NodeDirectory
+from tests.support.scripts import cluster_job
+
+SAMPLES, SIZE = 96, 20_000
+LIMIT = 150.0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(SAMPLES):
+        (folder / f"{number:04}.bin").write_bytes(bytes([number]) * SIZE)
+    return folder
+
+
+class TwoHosts:
+    """Two nodes on this machine, each with its own directory and port."""
+
+    def __init__(self, place: Path, files: Path) -> None:
+        self.files = files
+        self.place = place
+        self.secret = place / "secret"
+        make_secrets(self.secret)
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.directories = [place / "node-0", place / "node-1"]
+
+    def start(self, rank: int, epochs: int, pause_after: int = 0) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "PENSTOCK_RUNTIME_DIR": str(self.directories[rank]),
+            "PENSTOCK_CLUSTER": self.addresses[0],
+            "PENSTOCK_CLUSTER_ADDRESS": self.addresses[rank],
+            "PENSTOCK_CLUSTER_SECRET": str(self.secret),
+            "PENSTOCK_NODE_IDLE": "1",
+        }
+        command = [sys.executable, cluster_job.__file__, str(self.files), str(rank), str(epochs)]
+        command += [str(self.place), str(pause_after)]
+        return subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def status(self, rank: int) -> dict[str, Any] | None:
+        return request_status(NodeDirectory(self.directories[rank]))
+
+    def close(self) -> None:
+        for path in self.directories:
+            directory = NodeDirectory(path)
+            status = request_status(directory)
+            if status is not None:
+                request_end(directory)
+                assert wait_for_exit(status["pid"])
+
+
+@pytest.fixture
+def hosts(files: Path) -> Iterator[TwoHosts]:
+    # A path of pytest may be too long for a socket.
+    place = Path(f"/tmp/penstock-test-{os.getpid()}-cluster")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(mode=0o700)
+    try:
+        made = TwoHosts(place, files)
+    except ClusterError as error:
+        shutil.rmtree(place)
+        pytest.skip(str(error))
+    yield made
+    made.close()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def results_of(jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """What the jobs print. They wait for each other, so if one fails, the others are ended."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline and any(job.poll() is None for job in jobs):
+        if any(job.poll() for job in jobs):
+            break
+        time.sleep(0.01)
+    for job in jobs:
+        job.kill()
+    printed = [job.communicate() for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * len(jobs), [err for _, err in printed]
+    return [dict(json.loads(out.splitlines()[-1])) for out, _ in printed]
+
+
+def alone(files: Path, rank: int, epochs: int) -> list[list[list[int]]]:
+    """The batches of the same loader without a cluster."""
+    with cluster_job.pipeline(files).loader(rank=rank, world=2, seed=1, workers=0) as loader:
+        return [[numbers.tolist() for _, numbers in loader] for _ in range(epochs)]
+
+
+def test_jobs_on_two_nodes_get_the_batches_that_they_get_alone(hosts: TwoHosts) -> None:
+    jobs = [hosts.start(rank, 3) for rank in range(2)]
+    results = results_of(jobs)
+    for rank in range(2):
+        assert results[rank]["batches"] == alone(hosts.files, rank, 3)
+    assert all(found["requests"] > 0 for found in results)
+    asked = [found["local"] + found["remote"] + found["storage"] for found in results]
+    assert min(asked) >= 3 * SAMPLES // 2
+
+
+def test_a_node_that_is_killed_changes_no_batch(hosts: TwoHosts) -> None:
+    jobs = [hosts.start(rank, 4, pause_after=2) for rank in range(2)]
+    deadline = time.monotonic() + LIMIT
+    while not all((hosts.place / f"epoch 2-{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    status = hosts.status(1)
+    assert status is not None
+    os.kill(status["pid"], signal.SIGKILL)
+    (hosts.place / "go on").touch()
+    results = results_of(jobs)
+    for rank in range(2):
+        assert results[rank]["batches"] == alone(hosts.files, rank, 4)
+    assert results[1]["node"] != status["pid"]
+
+
+def test_cluster_auto_without_a_cluster_says_how_to_begin_one(
+    files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = Path(f"/tmp/penstock-test-{os.getpid()}-alone")
+    monkeypatch.setenv("PENSTOCK_RUNTIME_DIR", str(place))
+    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "0.3")
+    monkeypatch.delenv("PENSTOCK_CLUSTER", raising=False)
+    try:
+        with (
+            cluster_job.pipeline(files).loader(cluster="auto", seed=1) as loader,
+            pytest.raises(PipelineError, match="penstock cluster start"),
+        ):
+            next(iter(loader))
+    finally:
+        status = request_status(NodeDirectory(place))
+        if status is not None:
+            assert wait_for_exit(status["pid"])
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""Records between machines: every field has a type and a limit, and nonsense is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster import protocol
+from penstock.cluster.protocol import (
+    LARGEST_RECORD,
+    LARGEST_VALUE,
+    LONGEST_NAME,
+    MOST_KEYS,
+    MOST_MACHINES,
+    VOCABULARY,
+    Acknowledged,
+    AnswersHead,
+    GetMachineStatus,
+    HeartbeatReply,
+    HeartbeatSent,
+    Hello,
+    HelloReply,
+    Kept,
+    MachineStatus,
+    Offered,
+    Refusal,
+    RemoteTask,
+    RowsHead,
+    Spilled,
+    WantedValues,
+    decode,
+    encode,
+)
+from penstock.engine.pools.wire import ProtocolError
+
+KEYS = np.array([3, 1], "<i8").tobytes()
+STAMP = [2, 1, 7]
+ME = ["a", "x:1", 5, 8, 1 << 40, 1, "trains", [["c", "d", [0, 1]]]]
+GOOD: list[tuple[Any, ...]] = [
+    Hello(1, "0.1", "a", 5),
+    HelloReply(1, "0.1", "b", (1 << 63) - 1),
+    Refusal("busy", "later"),
+    HeartbeatSent(ME, STAMP, "", 0, [1, 0.5], [["b", 3]], True),
+    HeartbeatReply(ME, STAMP, "x:1", 1, None),
+    HeartbeatReply(ME, STAMP, "x:1", 1, [STAMP, "x:1", STAMP, [ME], ["b"]]),
+    Spilled("ab", KEYS, None, ["c", ""]),
+    Acknowledged(),
+    GetMachineStatus(),
+    MachineStatus({"a": [1, "b"]}),
+    WantedValues("ab", KEYS, None, 100),
+    WantedValues("ab", KEYS, KEYS, 100),
+    AnswersHead(KEYS, b"\0\2", ["c"]),
+    Offered("ab", KEYS, None, KEYS),
+    Kept(b"\0\1"),
+    RemoteTask("r", 0, KEYS, KEYS, 100),
+    RowsHead(0, 2, {}),
+]
+KINDS = tuple(VOCABULARY._records.values())
+
+BAD: list[tuple[Any, ...]] = [
+    Hello(1, "0.1", "", 5),
+    Hello(1, "0.1", "a" * (LONGEST_NAME + 1), 5),
+    Hello(-1, "0.1", "a", 5),
+    Hello(True, "0.1", "a", 5),
+    Hello(1, "0.1", "a", 1 << 63),
+    Refusal("odd", "x"),  # type: ignore[arg-type]
+    HeartbeatSent(ME, STAMP, "", 0, [1, float("nan")], [], True),
+    HeartbeatSent(ME, STAMP, "", 0, [-1, 0.5], [], True),
+    HeartbeatSent(ME, STAMP, "", 0, [1, 0.5], [["b"]], True),
+    HeartbeatSent(ME[:-1], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent(["", *ME[1:]], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent(ME, [1, 2], "", 0, [1, 0.5], [], True),
+    HeartbeatSent(ME, [-2, 0, 0], "", 0, [1, 0.5], [], True),
+    HeartbeatSent(ME, STAMP, "", 0, [1, 0.5], [["b", 3]] * (MOST_MACHINES + 1), True),
+    HeartbeatReply(ME, STAMP, "", 1, []),
+    HeartbeatReply(ME, STAMP, "", 1, [STAMP, "", None, None, []]),
+    HeartbeatReply(ME, STAMP, "", 1, [STAMP, "", None, ["a"], []]),
+    HeartbeatReply(ME, STAMP, "", 1, [STAMP, "", None, [], [7]]),
+    HeartbeatReply(ME, STAMP, "", 1, [STAMP, "", 7, [], []]),
+    HeartbeatReply(ME, STAMP, "", 1, [STAMP, "", None, [ME] * (MOST_MACHINES + 1), []]),
+    Spilled("ab", KEYS, None, ["c"]),
+    Spilled("ab", KEYS, None, ["c", 7]),  # type: ignore[list-item]
+    WantedValues("ab", b"", None, 100),
+    WantedValues("ab", KEYS[:-1], None, 100),
+    WantedValues("ab", KEYS, KEYS[:8], 100),
+    WantedValues("ab", KEYS * (MOST_KEYS // 2) + KEYS, None, 100),
+    WantedValues("ab", np.array([-1], "<i8").tobytes(), None, 100),
+    WantedValues("ab", KEYS, None, -1),
+    WantedValues("ab", KEYS, None, (1 << 30) + 1),
+    AnswersHead(KEYS, b"\0", []),
+    AnswersHead(KEYS, b"\0\4", []),
+    AnswersHead(KEYS, b"\2\2", ["c"]),
+    AnswersHead(KEYS, b"\0\2", [""]),
+    AnswersHead(KEYS, b"\0\2", [7]),  # type: ignore[list-item]
+    Offered("ab", KEYS, None, KEYS[:8]),
+    Offered("ab", KEYS, None, np.array([1, LARGEST_VALUE + 1], "<i8").tobytes()),
+    Offered("ab", KEYS, None, np.array([1, -1], "<i8").tobytes()),
+    Kept(b""),
+    Kept(b"\2"),
+    RemoteTask("r", 0, KEYS, KEYS[:8], 100),
+    RowsHead(0, 0, {}),
+]
+
+
+def test_every_kind_of_record_has_limits_and_a_good_example() -> None:
+    assert {type(record) for record in GOOD} == set(KINDS) == set(protocol._LIMITS)
+
+
+@pytest.mark.parametrize("record", GOOD, ids=lambda record: type(record).__name__)
+def test_records_arrive_as_they_were_sent(record: tuple[Any, ...]) -> None:
+    assert decode(encode(record), type(record)) == record
+    with pytest.raises(ProtocolError, match=type(record).__name__):
+        decode(encode(record), Spilled if type(record) is not Spilled else Hello)
+
+
+@pytest.mark.parametrize("record", BAD, ids=lambda record: type(record).__name__)
+def test_values_over_a_limit_are_refused_at_both_ends(record: tuple[Any, ...]) -> None:
+    with pytest.raises((ProtocolError, OverflowError)):
+        encode(record)
+    with pytest.raises((ProtocolError, OverflowError)):
+        decode(VOCABULARY.encode(record), type(record))
+
+
+def test_offers_in_sum_over_the_limit_are_refused() -> None:
+    indices = np.arange(20, dtype=np.int64)
+    with pytest.raises(ProtocolError, match="over the limit"):
+        encode(Offered.of("ab", indices, None, [LARGEST_VALUE] * 20))
+
+
+def test_long_records_are_refused_before_they_are_read() -> None:
+    with pytest.raises(ProtocolError, match=f"{LARGEST_RECORD} are allowed"):
+        decode(b"\xc1" * (LARGEST_RECORD + 1), Hello)
+    with pytest.raises(ProtocolError, match=f"{LARGEST_RECORD} are allowed"):
+        encode(MachineStatus({"x": "y" * LARGEST_RECORD}))
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=24),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_nonsense_is_refused_or_within_the_limits(data: st.DataObject) -> None:
+    word = data.draw(st.sampled_from([*VOCABULARY._records, "odd"]))
+    fields = data.draw(st.lists(values, max_size=8))
+    body = msgpack.packb([word, *fields], use_bin_type=True)
+    cut = data.draw(st.integers(0, len(body)))
+    for given_body in (body, body[:cut], data.draw(st.binary(max_size=64))):
+        try:
+            record = decode(given_body, *KINDS)
+        except ProtocolError:
+            continue
+        protocol.check(record)
+        encode(record)
