@@ -66,6 +66,7 @@ def loader(
     share: str | None = None,
     lag: Literal["detach", "wait"] = "detach",
     join: Literal["live", "start"] = "live",
+    cluster: str | None = None,
     metrics_port: int | None = None,
 ) -> Loader:
     """A loader of a pipeline whose batches are tensors.
@@ -104,6 +105,7 @@ def loader(
         share=share,
         lag=lag,
         join=join,
+        cluster=cluster,
         metrics_port=metrics_port,
     )
     background = pin_batches if can_pin(pin_memory) else None

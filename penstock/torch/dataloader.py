@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import default_convert
 from penstock.engine.pools.launch import ChooseStart, StartMethod, as_fork, as_program
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
-from penstock.options import Kind, Options, is_whole
+from penstock.options import CLUSTER_SHARE, Kind, Options, is_whole
 from penstock.order import Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
@@ -75,6 +75,8 @@ class DataLoader:
       them, by the workers of a background process, and ``num_workers`` is not used. ``lag="wait"``
       makes the others wait for the slowest job; with ``"detach"`` they do not. ``join="start"``
       makes a job that joins late begin with the first batch.
+    - ``cluster``: joins the caches of several machines into one: ``"auto"``, or the addresses of
+      machines. Batches are prepared as with ``share``.
     - ``rank`` and ``world``: which part of every epoch this process gets. By default they are those
       of ``torch.distributed``, or else of the launcher's environment, as they are when the first
       loop begins. With a sampler or a stream nothing is divided.
@@ -134,11 +136,14 @@ class DataLoader:
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
         join: Literal["live", "start"] = "live",
+        cluster: str | None = None,
         rank: int | None = None,
         world: int | None = None,
         metrics_port: int | None = None,
     ) -> None:
         streaming = is_stream(dataset)
+        if cluster is not None and share is None:
+            share = CLUSTER_SHARE
         _check(
             streaming=streaming,
             batch_size=batch_size,
@@ -253,6 +258,7 @@ class DataLoader:
             share=share,
             lag=lag,
             join=join,
+            cluster=cluster,
             metrics_port=metrics_port,
         )
         # What a user's collate made stays as it is.

@@ -1,28 +1,23 @@
 """Builds the pipeline of a torch dataset, with the stages that reuse and echo samples.
 
-A torchvision ``ImageFolder`` is taken apart into files, a decode and one map for each transform.
-Then a cache can hold the encoded files, which are small, and transforms that ``penstock.image``
-also has run there, in threads. Classes are recognised by name: this module imports neither torch
-nor torchvision.
+Classes are recognised by name: this module imports neither torch nor torchvision.
 """
 
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
-from penstock import image
 from penstock.errors import ErrorCode, PipelineError
 from penstock.keyed import preserved_globals
 from penstock.operation import Operation
 from penstock.options import is_whole
-from penstock.pipeline import Pipeline, from_dataset, from_files
-from penstock.stops.field import On
+from penstock.pipeline import Pipeline, from_dataset
 from penstock.stops.map import make_map
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
+from penstock.torch.image_folder import MapArguments, list_transforms, take_apart
 
 EchoPlace = Literal["sample", "augmented", "batch"]
 """Where samples are repeated: before the augmentation, after it, or as whole batches."""
@@ -103,15 +98,6 @@ class ReuseOptions:
     def echoes(self, place: EchoPlace) -> bool:
         """Whether samples are repeated at this place."""
         return self.echo is not None and self.echo_at == place
-
-
-class MapArguments(NamedTuple):
-    """The arguments of one ``Pipeline.map``."""
-
-    function: Operation | Callable[..., Any]
-    on: On = None
-    random: bool | None = None
-    name: str | None = None
 
 
 def build_pipeline(
@@ -238,189 +224,3 @@ def _first_field(dataset: Any) -> int | None:
     with preserved_globals():
         sample = dataset[0]
     return 0 if isinstance(sample, (tuple, list)) else None
-
-
-# torchvision's ImageFolder and its transforms.
-
-
-class ImageFolderParts(NamedTuple):
-    """An ImageFolder as a source of files, and the maps that do the same as the dataset.
-
-    ``transforms``: how many transforms the dataset has. The last ``merged`` of them are one map.
-    """
-
-    source: Pipeline
-    maps: list[MapArguments]
-    transforms: int
-    merged: int = 1
-
-    def maps_of_last(self, transforms: int) -> int:
-        """How many of the maps stand for the last ``transforms`` transforms."""
-        return min(transforms, 1 + max(0, transforms - self.merged))
-
-
-def take_apart(dataset: Any, native: bool) -> ImageFolderParts | None:
-    """The parts of a plain ImageFolder; ``None`` for any other dataset."""
-    if not _is_plain_image_folder(dataset):
-        return None
-    samples = dataset.samples
-    source = from_files([path for path, _ in samples], [label for _, label in samples])
-    transforms = list_transforms(dataset.transform)
-    operations = translate(transforms) if native else None
-    if operations is not None:
-        maps = [MapArguments(operation) for operation in (image.decode(), *operations)]
-        merged = len(transforms) - len(operations) + 1
-        return ImageFolderParts(source, maps, len(transforms), merged)
-    maps = [
-        MapArguments(open_image, 0, False, "decode"),
-        *(MapArguments(transform, 0) for transform in transforms),
-    ]
-    return ImageFolderParts(source, maps, len(transforms))
-
-
-def _is_plain_image_folder(dataset: Any) -> bool:
-    kind = type(dataset)
-    return (
-        kind.__module__ == "torchvision.datasets.folder"
-        and kind.__name__ == "ImageFolder"
-        and getattr(dataset.loader, "__name__", "") == "default_loader"
-        and dataset.target_transform is None
-    )
-
-
-def list_transforms(transform: Any) -> list[Any]:
-    """The transforms of a Compose, or the one transform as a list; empty for ``None``."""
-    if transform is None:
-        return []
-    if _is_transform(transform, "Compose"):
-        return list(transform.transforms)
-    return [transform]
-
-
-def open_image(data: bytes) -> Any:
-    """Decode as torchvision's default loader does: to a PIL image in RGB."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as opened:
-        return opened.convert("RGB")
-
-
-def translate(transforms: Sequence[Any]) -> list[Operation] | None:
-    """Equivalent operations of ``penstock.image``; ``None`` if a transform has no equivalent.
-
-    The transforms must end in a float tensor, as they do in training scripts: ToTensor (or ToImage
-    and ToDtype), then optionally Normalize. These become one operation, the last one returned.
-    """
-    transforms = list(transforms)
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    if transforms and _is_transform(transforms[-1], "Normalize"):
-        normalize = transforms.pop()
-        mean, std = tuple(map(float, normalize.mean)), tuple(map(float, normalize.std))
-        if len(mean) != 3 or len(std) != 3:
-            return None
-    if transforms and _is_transform(transforms[-1], "ToTensor"):
-        transforms.pop()
-    elif (
-        len(transforms) >= 2
-        and _is_transform(transforms[-2], "ToImage")
-        and _scales_to_float32(transforms[-1])
-    ):
-        del transforms[-2:]
-    else:
-        return None
-    operations: list[Operation] = []
-    for transform in transforms:
-        equivalent = _EQUIVALENTS.get(type(transform).__name__)
-        if equivalent is None or not _is_transform(transform):
-            return None
-        try:
-            operation = equivalent(transform)
-        except (AttributeError, TypeError, ValueError):  # unknown version, or unusual arguments
-            return None
-        if operation is None:
-            return None
-        operations.append(operation)
-    return [*operations, image.normalize(mean, std)]
-
-
-def _is_transform(transform: Any, name: str | None = None) -> bool:
-    """Whether this is a transform of torchvision, of this name if one is given."""
-    kind = type(transform)
-    return kind.__module__.startswith("torchvision.transforms") and name in (None, kind.__name__)
-
-
-def _scales_to_float32(transform: Any) -> bool:
-    return (
-        _is_transform(transform, "ToDtype")
-        and str(transform.dtype) == "torch.float32"
-        and bool(transform.scale)
-    )
-
-
-def _interpolation(transform: Any) -> Any:
-    return getattr(transform.interpolation, "value", transform.interpolation)
-
-
-def _is_bilinear(transform: Any) -> bool:
-    antialias = getattr(transform, "antialias", True)
-    return _interpolation(transform) in ("bilinear", 2) and antialias is not False
-
-
-def _is_nearest_on_black(transform: Any) -> bool:
-    fill = transform.fill
-    return _interpolation(transform) in ("nearest", 0) and fill in (None, 0, {}, [0, 0, 0])
-
-
-def _height_and_width(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    sizes = tuple(int(n) for n in size)
-    return sizes[0], sizes[0] if len(sizes) == 1 else sizes[1]
-
-
-def _random_resized_crop(transform: Any) -> Operation | None:
-    if not _is_bilinear(transform):
-        return None
-    size = _height_and_width(transform.size)
-    scale, ratio = tuple(transform.scale), tuple(transform.ratio)
-    return image.random_resized_crop(size, scale=scale, ratio=ratio)
-
-
-def _resize(transform: Any) -> Operation | None:
-    if not _is_bilinear(transform) or getattr(transform, "max_size", None) is not None:
-        return None
-    size = transform.size
-    if not isinstance(size, int):
-        size = int(size[0]) if len(size) == 1 else tuple(int(n) for n in size)
-    return image.resize(size)
-
-
-def _center_crop(transform: Any) -> Operation | None:
-    return image.center_crop(_height_and_width(transform.size))
-
-
-def _random_flip(transform: Any) -> Operation | None:
-    return image.random_flip(p=float(transform.p))
-
-
-def _rand_augment(transform: Any) -> Operation | None:
-    if not _is_nearest_on_black(transform) or transform.num_magnitude_bins != 31:
-        return None
-    return image.rand_augment(transform.num_ops, transform.magnitude)
-
-
-def _trivial_augment(transform: Any) -> Operation | None:
-    if not _is_nearest_on_black(transform) or transform.num_magnitude_bins != 31:
-        return None
-    return image.trivial_augment()
-
-
-_EQUIVALENTS: dict[str, Callable[[Any], Operation | None]] = {
-    "RandomResizedCrop": _random_resized_crop,
-    "Resize": _resize,
-    "CenterCrop": _center_crop,
-    "RandomHorizontalFlip": _random_flip,
-    "RandAugment": _rand_augment,
-    "TrivialAugmentWide": _trivial_augment,
-}

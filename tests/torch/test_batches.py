@@ -36,6 +36,7 @@ GIVEN: dict[str, Any] = {
     "share": "search",
     "lag": "wait",
     "join": "start",
+    "cluster": "auto",
     "metrics_port": 9123,
 }
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.project.test_docs import STAND_INS
 from tests.support import ROOT
 from tests.support.rank import start
+from tests.support.torchvision import customization
 
 SAMPLES = 40
 
@@ -285,16 +285,10 @@ def test_trainers_give_ranks_disjoint_parts(library: str, script: str, tmp_path:
         pytest.skip(f"{library} is not installed")
     program, out = tmp_path / "train.py", tmp_path / "seen"
     program.write_text(script)
-    variables = clean_environment()
-    needed = [sys.executable, "-c", f"import {library}"]
-    if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
-        # Lightning imports torchvision, whose operators may not fit the installed torch.
-        (tmp_path / "sitecustomize.py").write_text(STAND_INS)
-        path = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
-        variables = clean_environment(PYTHONPATH=path)
-        done = subprocess.run(needed, env=variables, capture_output=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{library} cannot be imported here")
+    # Lightning imports torchvision if it is installed.
+    (tmp_path / "sitecustomize.py").write_text(customization() or "")
+    path = os.pathsep.join([str(tmp_path), clean_environment()["PYTHONPATH"]])
+    variables = clean_environment(PYTHONPATH=path)
     launcher: list[str] = []
     if library == "accelerate":
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -306,5 +300,9 @@ def test_trainers_give_ranks_disjoint_parts(library: str, script: str, tmp_path:
         timeout=200,
         check=False,
     )
+    if done.returncode:
+        needed = [sys.executable, "-c", f"import {library}"]
+        if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
+            pytest.skip(f"{library} cannot be imported here")
     assert done.returncode == 0, done.stderr.decode()
     assert_disjoint([json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(2)])

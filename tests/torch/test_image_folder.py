@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.torch import DataLoader
-from penstock.torch.dataset import take_apart
+from penstock.torch.image_folder import take_apart
 
 
 @pytest.fixture

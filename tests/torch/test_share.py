@@ -26,18 +26,25 @@ from torch.utils.data import (
 
 import penstock.torch
 from penstock.errors import PipelineError
-from penstock.node.directory import NodeDirectory
 from penstock.node.member import DEPTH
 from penstock.torch import DataLoader
-from tests.node.conftest import node_directory  # noqa: F401
+from tests.node.conftest import own_node
 from tests.support.members import Job, group, jobs, prepared_once
 
 
-@pytest.fixture(autouse=True)
-def frugal_node(node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """One worker, and one node for a test: each process of a node takes 2 s to import torch."""
-    monkeypatch.setenv("PENSTOCK_NODE_WORKERS", "1")
-    monkeypatch.setenv("PENSTOCK_NODE_IDLE", "60")
+@pytest.fixture(scope="module", autouse=True)
+def frugal_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One node with one worker for all tests: each of its processes takes 2 s to import torch.
+
+    So each test has groups with names of its own: a group may outlive its test for a moment.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        own_node(tmp_path_factory.mktemp("node"), patch),
+    ):
+        patch.setenv("PENSTOCK_NODE_WORKERS", "1")
+        patch.setenv("PENSTOCK_NODE_IDLE", "60")
+        yield
 
 
 class Noisy(Dataset[Any]):  # type: ignore[misc]
@@ -108,7 +115,7 @@ with DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, share=share) as loa
 
 
 def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> None:
-    names = ["", "search", "search"]
+    names = ["", "two jobs", "two jobs"]
     with jobs(*(Job(JOB, name, 2) for name in names)) as started:
         for job in started:
             assert job.read() == "ready"
@@ -118,9 +125,9 @@ def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> N
         assert shared == [alone, alone]
         for epoch in alone:
             assert sorted(i for indices, _ in epoch for i in indices) == list(range(40))
-        assert len(group("search")["members"]) == 2
-        assert prepared_once("search", 20)
-        assert group("search")["given"] >= 40
+        assert len(group("two jobs")["members"]) == 2
+        assert prepared_once("two jobs", 20)
+        assert group("two jobs")["given"] >= 40
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -176,8 +183,8 @@ def test_a_job_that_changes_its_tensors_changes_nothing_for_the_others() -> None
     data = TensorDataset(torch.arange(40.0))
     expected = [[4.0 * b + i for i in range(4)] for b in range(10)]
     with (
-        DataLoader(data, batch_size=4, share="search") as one,
-        DataLoader(data, batch_size=4, share="search") as other,
+        DataLoader(data, batch_size=4, share="changed tensors") as one,
+        DataLoader(data, batch_size=4, share="changed tensors") as other,
     ):
         kept = []
         for (mine,), (theirs,), plain in zip(one, other, expected, strict=True):
@@ -194,22 +201,22 @@ def test_a_job_that_changes_its_tensors_changes_nothing_for_the_others() -> None
 def test_jobs_with_different_numbers_of_workers_share() -> None:
     data = TensorDataset(torch.arange(12))
     with (
-        DataLoader(data, batch_size=4, share="search", num_workers=0, timeout=60) as one,
-        DataLoader(data, batch_size=4, share="search", num_workers="auto") as other,
+        DataLoader(data, batch_size=4, share="different workers", num_workers=0, timeout=60) as one,
+        DataLoader(data, batch_size=4, share="different workers", num_workers="auto") as other,
     ):
         assert [(a.tolist(), b.tolist()) for (a,), (b,) in zip(one, other, strict=True)] == [
             ([i, i + 1, i + 2, i + 3],) * 2 for i in (0, 4, 8)
         ]
-        assert prepared_once("search", 3)
+        assert prepared_once("different workers", 3)
 
 
 def test_a_group_has_one_cache() -> None:
     data = [(np.full(4, i, np.float32), i) for i in range(12)]
-    options: dict[str, Any] = {"batch_size": 4, "seed": 0, "share": "search", "cache": "1MB"}
+    options: dict[str, Any] = {"batch_size": 4, "seed": 0, "share": "one cache", "cache": "1MB"}
     with DataLoader(data, **options) as one, DataLoader(data, **options) as other:
         for _ in range(2):
             assert [digest(a) == digest(b) for a, b in zip(one, other, strict=True)] == [True] * 3
-        (cache,) = group("search")["caches"]
+        (cache,) = group("one cache")["caches"]
         assert (cache["samples"], cache["misses"]) == (12, 12)
         assert cache["hits"] >= 12
 
@@ -218,7 +225,7 @@ def test_a_checkpoint_can_be_resumed_with_and_without_share() -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
     with DataLoader(Noisy(), **options) as loader:
         (expected,) = seen(loader)
-    for before, after in (("search", None), (None, "search")):
+    for before, after in (("checkpoint", None), (None, "checkpoint")):
         with DataLoader(Noisy(), share=before, **options) as loader:
             epoch = iter(loader)
             begun = [digest(next(epoch)) for _ in range(2)]
@@ -230,7 +237,7 @@ def test_a_checkpoint_can_be_resumed_with_and_without_share() -> None:
 
 def test_penstock_torch_loader_takes_share_too() -> None:
     pipeline = penstock.from_dataset(np.arange(12.0)).batch(4)
-    with penstock.torch.loader(pipeline, share="search", seed=0) as loader:
+    with penstock.torch.loader(pipeline, share="pipeline", seed=0) as loader:
         batches = list(loader)
     assert all(isinstance(batch, torch.Tensor) for batch in batches)
     assert sorted(torch.cat(batches).tolist()) == list(range(12))
@@ -267,8 +274,8 @@ def test_a_job_with_another_seed_or_dataset_is_refused(
     scale: float, seed: int, differs: str
 ) -> None:
     with (
-        DataLoader(Noisy(), share="search", seed=1) as one,
-        DataLoader(Noisy(scale=scale), share="search", seed=seed) as other,
+        DataLoader(Noisy(), share=differs, seed=1) as one,
+        DataLoader(Noisy(scale=scale), share=differs, seed=seed) as other,
     ):
         next(iter(one))
         with pytest.raises(PipelineError, match=differs):
@@ -277,14 +284,14 @@ def test_a_job_with_another_seed_or_dataset_is_refused(
 
 def test_a_dataset_changed_after_the_first_epoch_causes_a_warning() -> None:
     data = Noisy()
-    with DataLoader(data, batch_size=8, share="search", seed=1) as loader:
+    with DataLoader(data, batch_size=8, share="changed dataset", seed=1) as loader:
         before = seen(loader, 2)
         data.scale = 3.0
         with pytest.warns(UserWarning, match="dataset was changed after the first epoch"):
             seen(loader)
         assert seen(loader) != before[:1]  # warns only once: a warning is an error in tests
     data = Noisy()
-    with DataLoader(data, share="kept", seed=1, persistent_workers=True) as loader:
+    with DataLoader(data, share="persistent workers", seed=1, persistent_workers=True) as loader:
         next(iter(loader))
         data.scale = 3.0
         next(iter(loader))
