@@ -262,8 +262,8 @@ def priced(time: Time, monkeypatch: pytest.MonkeyPatch) -> Time:
         monkeypatch.setattr(kind, "apply_to", pricing(cost, picture))
     monkeypatch.setattr(Decode, "apply", pricing(4.0, np.zeros((60, 80, 3), np.uint8)))
     monkeypatch.setattr(native, "kernel_available", lambda: True)
-    for decoder in (kernel, partial):
-        monkeypatch.setattr(decoder, "size", lambda data: (60, 80, 3))
+    monkeypatch.setattr(kernel, "size", lambda data: (60, 80, 3))
+    monkeypatch.setattr(partial.JpegFile, "size", (60, 80, 3))
     monkeypatch.setattr(partial, "region", lambda *_, **__: time.spend(3.0))
 
     def regions(requests: Sequence[Any], marks: Any = None) -> list[None]:

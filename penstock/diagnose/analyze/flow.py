@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from penstock.diagnose.analyze.report import Curve
-from penstock.engine.schedule import PIECE_SECONDS, RECENT, group_size, piece_size
+from penstock.engine.schedule import (
+    HANDING_TO_THREADS,
+    Piece,
+    Schedule,
+    batches_ahead,
+    group_size,
+)
 
 T = TypeVar("T")
 
@@ -26,9 +32,13 @@ class Flow:
     """One loader and its training loop. All times are seconds.
 
     - ``piece``: samples a worker takes at a time; ``None``: as Penstock's engine cuts batches, by
-      the recent cost of samples.
+      the recent cost of samples and the number of workers.
+    - ``handing``: seconds of the training process for each piece, from which the engine chooses
+      their length.
     - ``together``: samples of a piece that are fetched before they are prepared.
     - ``ahead``: batches prepared ahead of the training loop.
+    - ``batch_bytes``: bytes of a batch, if the engine prepares more batches ahead where workers are
+      many; otherwise 0.
     - ``prep``: preparing a sample on one core.
     - ``hit_rate``: share of the samples that a cache delivers at once.
     - ``service``: time of the storage for each other sample; it serves one after the other.
@@ -57,6 +67,8 @@ class Flow:
     reading: float = 0.0
     after_wait: Curve = ()
     together: int = 1
+    handing: float = HANDING_TO_THREADS
+    batch_bytes: int = 0
 
 
 WARM, COUNTED = 24, 96
@@ -69,8 +81,13 @@ CARRIED = 0.3
 every second or fourth sample waits, each wait costs 1.2 times as much as if all of them wait."""
 
 
+@lru_cache(maxsize=1024)
 def seconds_a_batch(flow: Flow) -> float:
-    """Seconds per batch, including all waits."""
+    """Seconds per batch, including all waits.
+
+    Equal flows are simulated once: the prediction for every size of a cache needs the speed of the
+    same fully cached flow.
+    """
     if flow.workers == 0:
         wait = max(flow.service, flow.latency)
         fetch = (1 - flow.hit_rate) * (wait + flow.reading + between(flow.after_wait, wait))
@@ -84,7 +101,7 @@ def seconds_a_batch(flow: Flow) -> float:
 class _SimulatedWorker:
     """A worker and its current piece of a batch.
 
-    - ``count``, ``left``: samples of the piece, and those not prepared yet; ``since``: its start.
+    - ``piece``: the piece; ``left``: samples of it that are not prepared yet; ``since``: its start.
     - ``cost``, ``reading``: seconds per sample of the last piece, and those spent on reading.
     - ``waited``: seconds spent on reading so far in this piece.
     - ``looked_up``: samples of the current group that were looked up in the cache or storage;
@@ -93,8 +110,7 @@ class _SimulatedWorker:
     """
 
     number: int
-    batch: int = 0
-    count: int = 0
+    piece: Piece | None = None
     since: float = 0.0
     left: int = 0
     cost: float = 0.0
@@ -107,70 +123,68 @@ class _SimulatedWorker:
     lost: float = 0.0
 
 
+LOOP = -1
+"""The number of the training loop among the workers: at equal times it comes first."""
+
+
 class _Simulation:
-    """One run. Each worker is an entry of the event heap, with the time of its next event."""
+    """One run. Each worker is an entry of the event heap, with the time of its next event.
+
+    The training loop is entry ``LOOP``: it becomes free to take the next batch. The pieces are cut
+    and dealt by the engine's own ``Schedule``.
+    """
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.storage = 0.0
         self.cores = [0.0] * max(1, flow.cores)
-        self.recent: deque[float] = deque(maxlen=RECENT)
-        self.pieces: deque[tuple[int, int]] = deque()
-        """(batch, samples) of the pieces that no worker has taken yet."""
-        self.left: dict[int, int] = {}
-        self.ready: dict[int, float] = {}
-        self.opened: list[float] = []
+        self.pieces = Schedule(flow.workers, handing=flow.handing, tiny_batch=flow.piece)
+        self.opened = 0
+        self.complete: set[int] = set()
         self.ends: list[float] = []
-        self.blocked: list[tuple[float, _SimulatedWorker]] = []
-        self.events: list[tuple[float, int, _SimulatedWorker]] = []
+        self.idle: list[_SimulatedWorker] = []
+        self.events: list[tuple[float, int]] = []
+        self.workers = [_SimulatedWorker(number) for number in range(flow.workers)]
         self.sizes = _shuffled(list(flow.sizes or (1.0,)), 0)
         self.hits = _hits(flow.hit_rate)
 
     def run(self, batches: int) -> list[float]:
-        for _ in range(self.flow.ahead):
-            self.open(0.0)
-        for number in range(self.flow.workers):
-            self.take(0.0, _SimulatedWorker(number))
+        self.open()
+        for worker in self.workers:
+            self.take(0.0, worker)
         while len(self.ends) < batches:
-            now, _, worker = heapq.heappop(self.events)
-            arrival = self.look_up(now, worker)
-            if arrival is not None:
-                self.schedule(arrival, worker)
+            now, number = heapq.heappop(self.events)
+            if number == LOOP:
+                self.hand_out(now)
                 continue
-            done = self.prepare(now, worker)
-            if worker.left:
-                self.schedule(done, worker)
-            else:
-                worker.cost = (done - worker.since) / worker.count
-                worker.reading, worker.waited = worker.waited / worker.count, 0.0
-                self.recent.append(worker.cost)
-                self.finish(done, worker.batch)
-                self.take(done, worker)
+            worker = self.workers[number]
+            if not worker.left:
+                self.finish(now, worker)
+                continue
+            arrival = self.look_up(now, worker)
+            self.schedule(self.prepare(now, worker) if arrival is None else arrival, worker.number)
         return self.ends
 
-    def schedule(self, when: float, worker: _SimulatedWorker) -> None:
-        heapq.heappush(self.events, (when, worker.number, worker))
+    def schedule(self, when: float, number: int) -> None:
+        heapq.heappush(self.events, (when, number))
 
-    def open(self, now: float) -> None:
-        """Open the next batch: cut it into pieces."""
-        batch, rows = len(self.opened), self.flow.batch
-        size = self.flow.piece
-        if size is None:
-            size = piece_size(rows, min(self.recent, default=PIECE_SECONDS))
-        counts = [min(size, rows - first) for first in range(0, rows, size)]
-        self.opened.append(now)
-        self.pieces.extend((batch, count) for count in counts)
-        self.left[batch] = len(counts)
+    def open(self) -> None:
+        """Open as many batches as the engine prepares ahead."""
+        depth, nbytes, rows = self.flow.ahead, self.flow.batch_bytes, self.flow.batch
+        if nbytes:
+            depth = max(depth, batches_ahead(nbytes, rows, self.pieces.samples_in_demand))
+        while self.opened < len(self.ends) + depth:
+            self.pieces.open(self.opened, rows)
+            self.opened += 1
 
     def take(self, now: float, worker: _SimulatedWorker) -> None:
         """Give the worker the next piece, or let it wait for one."""
-        if not self.pieces:
-            self.blocked.append((now, worker))
+        worker.piece = self.pieces.take(worker.number)
+        if worker.piece is None:
+            self.idle.append(worker)
             return
-        worker.batch, worker.count = self.pieces.popleft()
-        worker.left = worker.count
-        worker.since = max(now, self.opened[worker.batch])
-        self.schedule(worker.since, worker)
+        worker.left, worker.since, worker.waited = worker.piece.count, now, 0.0
+        self.schedule(now, worker.number)
 
     def look_up(self, now: float, worker: _SimulatedWorker) -> float | None:
         """Arrival of the next sample that must be fetched; ``None`` once the group is complete."""
@@ -211,19 +225,33 @@ class _Simulation:
         heapq.heappush(self.cores, done)
         return done
 
-    def finish(self, now: float, batch: int) -> None:
-        """Finish a piece. Hand out complete batches in order; each one opens another batch."""
-        self.left[batch] -= 1
-        self.ready[batch] = max(self.ready.get(batch, 0.0), now)
-        while self.left.get(len(self.ends), 1) == 0:
-            number = len(self.ends)
-            taken = max(self.ready.pop(number), self.ends[-1] if self.ends else 0.0)
-            del self.left[number]
-            self.ends.append(taken + self.flow.shuttle + self.flow.step)
-            self.open(taken)
-        blocked, self.blocked = self.blocked, []
-        for since, worker in blocked:
-            self.take(since, worker)
+    def finish(self, now: float, worker: _SimulatedWorker) -> None:
+        """Finish the worker's piece, and give it another."""
+        piece = worker.piece
+        assert piece is not None
+        worker.cost = (now - worker.since) / piece.count
+        worker.reading = worker.waited / piece.count
+        if self.pieces.done(piece.id, now - worker.since):
+            self.complete.add(piece.batch)
+            self.hand_out(now)
+        self.take(now, worker)
+
+    def hand_out(self, now: float) -> None:
+        """Give the training loop the next batch, if it is free and the batch is complete."""
+        before = len(self.ends)
+        while (number := len(self.ends)) in self.complete:
+            if self.ends and self.ends[-1] > now:
+                break
+            self.complete.remove(number)
+            self.pieces.drop(number)
+            self.ends.append(now + self.flow.shuttle + self.flow.step)
+        if len(self.ends) == before:
+            return
+        self.schedule(self.ends[-1], LOOP)
+        self.open()
+        idle, self.idle = self.idle, []
+        for worker in idle:
+            self.take(now, worker)
 
 
 def between(points: Curve, at: float) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock import config
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE, DelayedReads
@@ -88,12 +90,14 @@ class ChosenSamples(Source):
         files, indices = self._source.file_samples(), np.array(self._indices, dtype=np.int64)
         if files is None or self._delays is not None:
             return None
-        labels = files.labels
+        listing = files.listing
         kept = ((at, self._kept.get(index)) for at, index in enumerate(self._indices))
-        return FileSamples(
-            Listing(Names(files.listing.path(index) for index in self._indices)),
-            None if labels is None else lambda places: labels(indices[places]),
-            {at: _content(sample) for at, sample in kept if sample is not None},
+        return replace(
+            files,
+            listing=listing and Listing(Names(listing.path(index) for index in self._indices)),
+            others={name: partial(_at, numbers, indices) for name, numbers in files.others.items()},
+            read=None if files.read is None else partial(_at, files.read, indices),
+            contents={at: files.content(sample) for at, sample in kept if sample is not None},
         )
 
     def reading(self, threads: int) -> Iterator[int]:
@@ -109,10 +113,12 @@ class ChosenSamples(Source):
         return by_threads(read_some, cycle(range(0, len(self), size)), threads)
 
 
-def _content(sample: Any) -> bytes:
-    """The content of the file of a sample: bytes, or ``(bytes, label)``."""
-    content: bytes = sample if isinstance(sample, bytes) else sample[0]
-    return content
+def _at(
+    values: Callable[[NDArray[np.int64]], Any],
+    indices: NDArray[np.int64],
+    places: NDArray[np.int64],
+) -> Any:
+    return values(indices[places])
 
 
 def nbytes_of(sample: Any) -> int:
@@ -206,6 +212,7 @@ class LoaderSubject:
             world=options.world,
             kept_bytes=self._kept_bytes,
             together=self._together,
+            batch_bytes=0 if options.prefetch else self._batch_bytes(),
         )
 
     def _batch_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 from penstock.diagnose.analyze.delayed_reads import LONGEST
 from penstock.diagnose.analyze.flow import Flow, seconds_a_batch
 from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.engine.schedule import HANDING, HANDING_TO_THREADS
 from penstock.errors import ReportError
 
 Bound = Literal["compute", "prep", "fetch"]
@@ -165,11 +166,15 @@ def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float
     # The wait beyond the service time stays the same with faster storage.
     latency = (service + max(0.0, costs.latency - measured)) * fetched
     service *= fetched
+    if setup.of_torch:
+        piece: int | None = setup.batch
+    else:  # threads of the kernel share each batch sample by sample
+        piece = 1 if setup.piece == 1 and not setup.own_process else None
     flow = Flow(
         workers=workers,
         cores=cores,
         batch=setup.batch,
-        piece=setup.batch if setup.of_torch else 1 if setup.piece == 1 else None,
+        piece=piece,
         ahead=setup.ahead_with(workers),
         prep=prep,
         hit_rate=hit_rate,
@@ -181,6 +186,8 @@ def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float
         reading=costs.reading * fetched,
         after_wait=costs.after_wait,
         together=setup.together,
+        handing=HANDING if setup.own_process else HANDING_TO_THREADS,
+        batch_bytes=setup.batch_bytes if setup.own_process else 0,
     )
     # The simulation counts no time for a hit: ``prep`` was measured on samples from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0

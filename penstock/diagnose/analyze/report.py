@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.engine.schedule import batches_ahead_of_sharers
 from penstock.errors import ReportError
 
 VERSION = 2
@@ -66,6 +67,7 @@ class Setup:
     - ``loader``: name of its class.
     - ``workers``: 0 if the training process prepares batches itself.
     - ``ahead``: batches prepared ahead of the training loop.
+    - ``batch_bytes``: bytes of a batch, if Penstock chooses how many are prepared ahead, else 0.
     - ``piece``: samples a worker takes at a time; a whole batch for torch's loader.
     - ``together``: samples of a piece that a worker fetches before it prepares them.
     - ``sample_bytes``: mean bytes read from storage per sample, 0 if unknown.
@@ -88,6 +90,12 @@ class Setup:
     world: int = 1
     kept_bytes: float = 0.0
     together: int = 1
+    batch_bytes: int = 0
+
+    @property
+    def own_process(self) -> bool:
+        """Whether workers are in other processes than the training loop."""
+        return self.kind in ("processes", "crew", "node")
 
     @property
     def of_torch(self) -> bool:
@@ -102,6 +110,8 @@ class Setup:
     def ahead_with(self, workers: int) -> int:
         """Batches prepared ahead with another number of workers: torch prefetches per worker."""
         if not self.of_torch:
+            if self.batch_bytes and self.piece == 1 and not self.own_process:
+                return batches_ahead_of_sharers(self.batch_bytes, self.batch, workers)
             return max(1, self.ahead)
         each = self.ahead // self.workers if self.workers else TORCH_AHEAD
         return max(1, each * workers)

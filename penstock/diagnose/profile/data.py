@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.pipeline import Pipeline, from_dataset, from_files, from_folder, from_parquet
-from penstock.source import DatasetSource, FilesSource, FolderSource, ParquetSource, StreamSource
+from penstock.source import DatasetSource, FilesSource, FolderSource, StreamSource
+from penstock.source.parquet import ParquetSource
 from penstock.source.source import Source
 
 _ACCEPTED = (

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.diagnose.analyze.flow import Flow, _SimulatedWorker, _Simulation, seconds_a_batch
+from penstock.engine.schedule import HANDING
 
 PLAIN = Flow(
     workers=2,
@@ -28,6 +29,20 @@ PLAIN = Flow(
 def rate(**changed: object) -> float:
     flow = replace(PLAIN, **changed)  # type: ignore[arg-type]
     return flow.batch / seconds_a_batch(flow)
+
+
+def test_equal_flows_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = []
+
+    class Counted(_Simulation):
+        def __init__(self, flow: Flow) -> None:
+            simulated.append(flow.step)
+            super().__init__(flow)
+
+    monkeypatch.setattr("penstock.diagnose.analyze.flow._Simulation", Counted)
+    seconds_a_batch.cache_clear()
+    assert rate(step=2e-3) == rate(step=2e-3) > rate(step=1.0)
+    assert simulated == [2e-3, 1.0]
 
 
 def test_workers_that_only_prepare_reach_their_full_rate() -> None:
@@ -96,14 +111,62 @@ def test_the_loss_after_a_wait_carries_over_to_the_next_sample() -> None:
     assert 1 / 1.9e-3 < found < 1 / 1.76e-3
 
 
-def test_pieces_are_cut_as_the_engine_cuts_them() -> None:
-    simulation = _Simulation(replace(PLAIN, piece=None, workers=1))
+class Counted(_Simulation):
+    """Notes how many samples the pieces have that workers finish."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__(flow)
+        self.counts: list[int] = []
+
+    def finish(self, now: float, worker: _SimulatedWorker) -> None:
+        assert worker.piece is not None
+        self.counts.append(worker.piece.count)
+        super().finish(now, worker)
+
+
+def pieces(batches: int = 16, **changed: object) -> list[int]:
+    simulation = Counted(replace(PLAIN, piece=None, **changed))  # type: ignore[arg-type]
+    simulation.run(batches)
+    return simulation.counts[len(simulation.counts) // 2 :]
+
+
+def test_threads_take_pieces_of_four_milliseconds() -> None:
+    # A sample takes 1 ms, or 4 ms with reading.
+    assert set(pieces(workers=1)) == {4}
+    assert set(pieces(workers=1, service=3e-3, latency=3e-3)) == {1}
+
+
+def test_worker_processes_take_eight_milliseconds_for_each_worker_there_is() -> None:
+    # Finished batches wait for a slow loop.
+    assert set(pieces(workers=1, step=1.0, handing=HANDING)) == {8}
+    assert set(pieces(workers=2, step=1.0, handing=HANDING)) == {16}
+    assert set(pieces(workers=2, step=1.0)) == {4}
+
+
+def test_pieces_are_shorter_where_little_is_open_and_the_loop_waits() -> None:
+    # One batch of 32 is open: four pieces for each of two workers.
+    assert max(pieces(workers=2, handing=HANDING, step=0.0, ahead=1)) == 4
+    assert rate(piece=None, handing=HANDING) == pytest.approx(2_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "nbytes", "ahead"),
+    [(16, 1 << 20, 16), (2, 1 << 20, 4), (16, 4 << 20, 8), (16, 64 << 20, 4), (16, 0, 4)],
+)
+def test_many_worker_processes_have_more_batches_open(
+    workers: int, nbytes: int, ahead: int
+) -> None:
+    flow = replace(PLAIN, workers=workers, cores=workers, piece=None, handing=HANDING)
+    simulation = _Simulation(replace(flow, batch_bytes=nbytes))
     simulation.run(8)
-    # A piece takes 4 ms, a sample takes 1 ms.
-    assert {count for _, count in simulation.pieces} == {4}
-    simulation = _Simulation(replace(PLAIN, piece=None, workers=1, service=3e-3, latency=3e-3))
-    simulation.run(8)
-    assert {count for _, count in simulation.pieces} == {1}
+    assert simulation.opened == 8 + ahead
+
+
+def test_the_loop_is_given_batches_only_when_it_is_free() -> None:
+    simulation = _Simulation(replace(PLAIN, step=0.1, ahead=2))
+    ends = simulation.run(4)
+    assert ends == pytest.approx([0.116, 0.216, 0.316, 0.416])
+    assert simulation.opened == 4 + 2
 
 
 def test_all_samples_of_a_group_are_fetched_before_any_is_prepared() -> None:

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.diagnose.analyze.model import MOST_LOST, Change, fit_cold_run, predict, scaling
+from penstock.diagnose.analyze.model import (
+    MOST_LOST,
+    Change,
+    _flow_and_rates,
+    fit_cold_run,
+    predict,
+    scaling,
+)
 from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import AnalysisReport, Rate
+from penstock.engine.schedule import HANDING, HANDING_TO_THREADS
 from penstock.errors import ReportError
 from tests.support.reports import report
 
@@ -200,3 +208,27 @@ def test_a_cache_takes_half_of_the_memory_at_most() -> None:
 def test_a_compute_bound_run_has_no_remedy_but_sharing() -> None:
     busy = report(storage=10e9, latency=0.0, compute=1 / 100)
     assert {one.title for one in remedies(busy)} <= {"one preparation for 4 jobs"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "piece", "expected"),
+    [
+        ("processes", 1, (None, HANDING, 1 << 20, 4)),
+        ("crew", 16, (None, HANDING, 1 << 20, 4)),
+        ("threads", 16, (None, HANDING_TO_THREADS, 0, 4)),
+        ("threads", 1, (1, HANDING_TO_THREADS, 0, 8)),  # 8 samples for each of 64 workers
+    ],
+)
+def test_batches_are_cut_and_opened_as_by_the_loader(
+    kind: str, piece: int, expected: tuple[int | None, float, int, int]
+) -> None:
+    ours = report(
+        loader="penstock.Loader", kind=kind, piece=piece, ahead=4, workers=64, batch_bytes=1 << 20
+    )
+    flow, _, _ = _flow_and_rates(ours, Change())
+    assert (flow.piece, flow.handing, flow.batch_bytes, flow.ahead) == expected
+
+
+def test_a_given_number_of_batches_ahead_stays() -> None:
+    ours = report(loader="penstock.Loader", kind="threads", piece=1, ahead=3, workers=64)
+    assert _flow_and_rates(ours, Change())[0].ahead == 3

@@ -130,7 +130,7 @@ def analysed(
 def test_each_phase_has_the_rate_of_its_batches() -> None:
     clock = Clock()
     # In this simulation a step and the wait for its batch add up: nothing is prepared meanwhile.
-    report, _ = analysed(clock, SimulatedSubject(clock, prep=1e-6, fetch=0.0), step=0.02)
+    report, _ = analysed(clock, SimulatedSubject(clock, prep=1e-4, fetch=0.0), step=0.02)
     assert report.rate("replay") == pytest.approx(BATCH / 0.02)
     assert report.rate("cached") == pytest.approx(BATCH / 0.02)
     assert report.costs.compute == pytest.approx(0.02 / BATCH)
