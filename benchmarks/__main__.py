@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, files, loop, memory, overhead, start
+from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, start
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
+from benchmarks.cluster import cluster
 from benchmarks.echo import echo
 from benchmarks.faults import faults
 from benchmarks.harness import chart as charts
@@ -22,6 +23,7 @@ from benchmarks.interference import interference
 from benchmarks.jobs import jobs
 from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
+from benchmarks.simulate import simulate
 from benchmarks.soak import soak
 from benchmarks.wide import wide
 
@@ -38,6 +40,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         accuracy,
         echo,
         jobs,
+        cluster,
         faults,
         soak,
         analyze,
@@ -48,6 +51,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         loop,
         checkpoint,
         files,
+        simulate,
+        machines,
     )
 }
 

@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "penstock.commands.analyze",
         "say why training waits for data, and what would help",
     ),
+    "cluster": (
+        "penstock.commands.cluster",
+        "let several machines share one cache",
+    ),
     "doctor": (
         "penstock.commands.doctor",
         "check this machine and its packages, and suggest fixes",

@@ -196,6 +196,53 @@ def node_idle() -> float:
         raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give a number of seconds.") from None
 
 
+def cluster_secret() -> Path:
+    """Directory of the token and the certificate of this user's cluster.
+
+    The variable has the path, not the secret: others can see the environment of a process more
+    easily than a file of mode 0600.
+    """
+    named = os.environ.get("PENSTOCK_CLUSTER_SECRET", "")
+    if named:
+        return Path(named)
+    try:
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    except RuntimeError:  # a user without a home directory, as in some containers
+        home = Path(tempfile.gettempdir()) / f"penstock-config-{os.getuid()}"
+    return home / "penstock" / "cluster"
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC from writing to stderr: every process that connects to the port of a node could
+    fill its log. What fails is raised as an exception too. Call this before gRPC is used."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def cluster() -> str:
+    """The machines that loaders with ``cluster="auto"`` work with; empty if not given."""
+    return os.environ.get("PENSTOCK_CLUSTER", "").strip()
+
+
+def cluster_address() -> str:
+    """Where other machines reach the node of this one; empty if it is to be found out."""
+    return os.environ.get("PENSTOCK_CLUSTER_ADDRESS", "").strip()
+
+
+def master_machine() -> str | None:
+    """The first machine of a job that torchrun has started on several machines."""
+    env = os.environ
+    try:
+        here, world = int(env.get("LOCAL_WORLD_SIZE", "")), int(env.get("WORLD_SIZE", ""))
+    except ValueError:
+        return None
+    return env.get("MASTER_ADDR") or None if world > here else None
+
+
+def slurm_hosts() -> str:
+    """The machines of this Slurm job, in Slurm's compact form."""
+    return os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+
+
 class LaunchedRank(NamedTuple):
     """What a launcher says in the environment: ``rank`` of ``world`` processes, by ``names``.
 

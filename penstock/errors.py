@@ -12,6 +12,7 @@
     ├── WorkerError                     a worker could not start, died or hangs
     ├── SlotError                       the loop keeps more batches than the memory budget allows
     ├── StoreError                      a store cannot be opened
+    ├── ClusterError                    machines cannot work together: secrets, versions
     ├── ReportError (ValueError)        an analysis is impossible, or its report cannot be read
     ├── StateError (ValueError)         a checkpoint does not belong to this loader
     └── MissingExtraError (ImportError) an optional package is not installed
@@ -118,6 +119,10 @@ class SlotError(PenstockError):
 
 class StoreError(PenstockError):
     """A store cannot be opened."""
+
+
+class ClusterError(PenstockError):
+    """Machines cannot work together: their secrets, certificates or versions do not fit."""
 
 
 class ReportError(PenstockError, ValueError):

@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from penstock.diversity.auto import placed, settle
 from penstock.engine.ahead import Ahead, Convert
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import (
@@ -31,7 +30,6 @@ from penstock.engine.pools.runner import WorkerInit
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.host.text import many
-from penstock.node.share import attach, check_shared
 from penstock.options import Options, is_whole
 from penstock.order import Cursor
 from penstock.order.plan import Batches
@@ -114,8 +112,14 @@ class Loader:
         self.options = options
         self.choice: Choice = self._recipe(pipeline, None).choice()
         shared = self.choice.own_processes
-        self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
+        self.pipeline, self._chosen = pipeline, None
+        if any(stop.measured for stop in pipeline.stops):
+            from penstock.diversity.auto import settle
+
+            self.pipeline, self._chosen = settle(pipeline, options.seed, shared=shared)
         if options.share is not None:
+            from penstock.node.share import check_shared
+
             check_shared(pipeline, options)
         self._echoing = Echoing(self.pipeline)
         self._data = DataIdentity(pipeline.source)
@@ -434,6 +438,8 @@ class Loader:
         self.find_ranks()
         pipeline, chosen = self.pipeline, self._chosen
         if chosen is not None and isinstance(state, Mapping):
+            from penstock.diversity.auto import placed
+
             chosen = state.get("refurbish")
             pipeline = placed(self._written, chosen)
         mine = self._describe(pipeline)
@@ -592,6 +598,8 @@ class Loader:
         if self.options.share is None:
             self._data.begin()
             return self._assembly.engine(in_order=self.options.in_order)
+        from penstock.node.share import attach
+
         about = {**self._describe(self.pipeline), "data": self._data.complete()}
         return attach(self._assembly, about, self._plan)
 

@@ -97,6 +97,10 @@ class Operation:
         """Apply the operation with these parameters. Never modifies ``value``."""
         raise NotImplementedError
 
+    def arithmetic(self) -> str | None:
+        """Part of its fingerprint where this machine computes other bits than most do."""
+        return None
+
     def kernel_work(self, key: bytes) -> Any:
         """The operation as a ``KernelWork``; ``None`` if the compiled kernel cannot run it alone.
 

@@ -13,6 +13,11 @@ Kind = Literal["auto", "threads", "processes", "crew"]
 """The kinds of workers that can be asked for."""
 
 
+CLUSTER_SHARE = "cluster"
+"""The ``share`` of a loader with ``cluster`` and without a ``share`` of the user. Loaders with it
+share batches if they prepare the same."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The arguments of ``Pipeline.loader``, checked. The torch adapter also sets ``in_order``."""
@@ -38,6 +43,7 @@ class Options:
     share: str | None = None
     lag: Literal["detach", "wait"] = "detach"
     join: Literal["live", "start"] = "live"
+    cluster: str | None = None
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +89,14 @@ class Options:
             raise PipelineError(
                 f"share is {self.share!r}; give a name, the same in all jobs that share batches."
             )
+        if self.cluster is not None and (not isinstance(self.cluster, str) or not self.cluster):
+            raise PipelineError(
+                f'cluster is {self.cluster!r}; give "auto", or the addresses of machines, such as '
+                '"10.0.0.1:7411,10.0.0.2:7411".'
+            )
+        if self.cluster is not None and self.share is None:
+            # The node of this machine prepares the batches, as for jobs that share.
+            object.__setattr__(self, "share", CLUSTER_SHARE)
         if self.share is not None and not self.in_order:
             raise PipelineError(
                 f"in_order=False with share={self.share!r}: jobs that share batches take them in "
@@ -94,7 +108,7 @@ class Options:
 
     def without_share(self) -> Options:
         """The options of a loader that shares its batches with no other job."""
-        return replace(self, share=None, lag="detach", join="live")
+        return replace(self, share=None, cluster=None, lag="detach", join="live")
 
     def check_stream(self) -> None:
         """Raise an error for options that a stream cannot have."""

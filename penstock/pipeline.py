@@ -19,7 +19,6 @@ from penstock.source import (
     DatasetSource,
     FilesSource,
     FolderSource,
-    ParquetSource,
     StreamSource,
     is_stream,
 )
@@ -204,6 +203,7 @@ class Pipeline:
         share: str | None = None,
         lag: Literal["detach", "wait"] = "detach",
         join: Literal["live", "start"] = "live",
+        cluster: str | None = None,
         metrics_port: int | None = None,
     ) -> Loader:
         """A loader of this pipeline: each ``for`` loop over it is one epoch of NumPy batches.
@@ -220,8 +220,10 @@ class Pipeline:
         batches are prepared again; with ``lag="wait"`` the other jobs wait for it. A job that joins
         while the others are in the middle of an epoch begins where they are, and gets the batches
         it missed at the end; with ``join="start"`` it begins with the first batch, so that the
-        order of its batches does not depend on when it was started. ``metrics_port`` is the port
-        of a Prometheus endpoint.
+        order of its batches does not depend on when it was started.
+
+        ``cluster`` joins the caches of several machines into one: ``"auto"``, or the addresses of
+        machines. ``metrics_port`` is the port of a Prometheus endpoint.
         """
         from penstock.loader import Loader
 
@@ -242,6 +244,7 @@ class Pipeline:
             share=share,
             lag=lag,
             join=join,
+            cluster=cluster,
             metrics_port=metrics_port,
         )
         return Loader(self, options)
@@ -383,6 +386,8 @@ def from_files(paths: Sequence[Path], labels: Sequence[Any] | None = None) -> Pi
 
 def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None = None) -> Pipeline:
     """Rows of Parquet files as dicts of their columns."""
+    from penstock.source.parquet import ParquetSource
+
     return Pipeline(ParquetSource(paths, columns))
 
 

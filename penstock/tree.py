@@ -50,11 +50,12 @@ def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = 
     """
     if isinstance(skeleton, int):
         return leaves[skeleton]
+    if type(skeleton) is tuple:
+        return as_tuple([fill(child, leaves, as_tuple) for child in skeleton])
     if isinstance(skeleton, Mapping):
         children = {key: fill(child, leaves, as_tuple) for key, child in skeleton.items()}
         return _remake(skeleton, children)
-    filled = [fill(child, leaves, as_tuple) for child in skeleton]
-    return as_tuple(filled) if type(skeleton) is tuple else _remake(skeleton, filled)
+    return _remake(skeleton, [fill(child, leaves, as_tuple) for child in skeleton])
 
 
 def leaves_like(value: Any, skeleton: Any) -> list[Any]:

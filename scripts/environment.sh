@@ -162,6 +162,25 @@ equip_browser() {
     fi
 }
 
+# equip_hosts: installs iproute2 and openssl for the tests of several machines, if that needs no
+# password. Without them those tests are skipped.
+equip_hosts() {
+    local manager names
+    if command -v ip >/dev/null && command -v tc >/dev/null && command -v openssl >/dev/null; then
+        return
+    fi
+    manager=$(package_manager)
+    case $manager in
+        dnf | microdnf | yum) names="iproute iproute-tc openssl" ;;
+        *) names="iproute2 openssl" ;;
+    esac
+    if [[ $manager ]] && as_root true </dev/null >/dev/null 2>&1; then
+        printf '==> tools for the tests of several machines: %s installs %s\n' "$manager" "$names"
+        # shellcheck disable=SC2086 # words
+        install_packages "$manager" $names </dev/null >/dev/null 2>&1 || true
+    fi
+}
+
 # requirements: prints everything that an installation depends on. This includes what is missing for
 # the kernel, so that the kernel is built as soon as nothing is missing.
 requirements() {
@@ -216,5 +235,7 @@ prepare() {
         printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null
     fi
     export VIRTUAL_ENV=$PWD/.venv PATH=$PWD/.venv/bin:$PATH
-    unset PYTHONHOME
+    # With PYTHONDONTWRITEBYTECODE, each of the many processes that tests start compiles Penstock
+    # again. That was more than a third of the CPU time of tests/node/test_recut.py.
+    unset PYTHONHOME PYTHONDONTWRITEBYTECODE
 }

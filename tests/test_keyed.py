@@ -139,3 +139,16 @@ def test_keys_are_cut_and_picked_with_their_replicas() -> None:
     assert list(some.cut(1, 2)) == [Key(6, 3, 0), Key(7, 3, 1)]
     assert list(some.pick([3, 2])) == [Key(8, 3, 0), Key(7, 3, 1)]
     assert list(Keys(3, [5]).pick([0])) == [Key(5, 3, 0)]
+
+
+def test_global_generators_are_seeded_as_by_their_own_functions() -> None:
+    first, second = Keyed(0, "map").fresh(Key(7, 2)).bit_generator.random_raw(2).tolist()
+    with preserved_globals():
+        python_random.seed(first)
+        np.random.seed(second & 0xFFFFFFFF)
+        expected = python_random.getstate(), python_random.gauss(0, 1), np.random.random(3).tolist()
+        python_random.gauss(0, 1)
+        python_random.gauss(0, 1)  # one more is left over for the next call
+        seed_globals(Keyed(0, "map").at(Key(7, 2)))
+        drawn = python_random.getstate(), python_random.gauss(0, 1), np.random.random(3).tolist()
+    assert drawn == expected

@@ -87,6 +87,8 @@ class Engine:
         self._last_number = 0
         self.starved = False
         """Tasks wait for a slot. The training loop releases slots without a notification."""
+        self._idle = True
+        """A worker found no task, so it waits to be notified. The others come for more tasks."""
         self._failure: BaseException | None = None
         self._watched = 0.0
         """When the workers were last looked at."""
@@ -102,6 +104,7 @@ class Engine:
             self._upcoming = batches
             self._pending = None
             self._failure = None
+            self._idle = True
         if not self._started:
             self.pool.start(self)
             self._started = True
@@ -195,16 +198,16 @@ class Engine:
             failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
-            # Workers may have lacked slots that the loop has released meanwhile.
-            opened = self._open() or self.starved
             batch = self._take_ready()
             self._slots.record_request(ready=batch is not None)
+            opened = (batch is None or batch.error is None) and self._open()
             if batch is None:
                 self._require_slot()
-            elif batch.error is None:
-                opened = self._open() or opened
             ended = batch is None and not self._open_batches and self._pending is None
-        if opened:
+            # Workers may have lacked slots that the loop has released meanwhile.
+            notify = self.starved or (opened and self._idle)
+            self._idle = self._idle and not notify
+        if notify:
             self.pool.notify()
         return batch, ended
 
@@ -218,7 +221,7 @@ class Engine:
         with self._lock:
             piece = self._schedule.take(worker)
             if piece is None:
-                self.starved = False
+                self.starved, self._idle = False, True
                 return None
             batch = self._open_batches[piece.batch]
             try:
@@ -228,6 +231,7 @@ class Engine:
                 raise
             self.starved = piece.count > 0 and not count
             if self.starved:
+                self._idle = True
                 self._schedule.put_back(piece.id)
                 return None
             if count < piece.count:
@@ -264,6 +268,11 @@ class Engine:
                 self._progressed()
         if opened:
             self.pool.notify()
+        try:
+            # Here and not when a batch is handed out, which would hold up the training loop.
+            self._keepers.catch_up()
+        except Exception as error:
+            self.broken(error)
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         with self._lock:
@@ -304,8 +313,8 @@ class Engine:
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
-        opened = False
-        while len(self._open_batches) < self._depth() and not self._probing():
+        opened, depth = False, self._depth()
+        while len(self._open_batches) < depth and not self._probing():
             batch_keys = self._pending or next(self._upcoming, None)
             if batch_keys is None:
                 break
@@ -411,8 +420,6 @@ class Engine:
             batch.give_back(self.ring)
             return self._refuse(batch, batch.error)
         summary = batch.summary
-        if summary.offers:
-            self._keepers.admit(summary.offers)
         self.meter.batch_times.append(summary.busy)
         # Counted when handed out, so that batches prepared ahead count in their own epoch.
         if summary.tally:
@@ -425,7 +432,9 @@ class Engine:
             self._slots.whole_size = max(self._slots.whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
-        self._keepers.handed_out(batch.batch_keys)
+        self._keepers.handed_out(batch.batch_keys, summary.offers)
+        # At once: a store may be over its budget, and batches of later epochs are open already.
+        self._keepers.catch_up()
         return ready
 
     def _ready(self, batch: OpenBatch) -> Ready:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.stops.hold import Keeper, Opening, keeps_samples
 from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import Offer, StageFailure, Stop
 from penstock.store import RunDir, ThreadClaims
+from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
 
 Prepare = Callable[[Sequence[int]], list[Any]]
@@ -52,6 +54,8 @@ class Keepers:
         self._keepers: list[Keeper] = []
         self._claims: list[Path] = []
         self._restarted = False
+        self._handed_out: deque[tuple[BatchKeys, Sequence[Offer]]] = deque()
+        self._catching_up = threading.RLock()
         road = pipeline.road(options.seed)
         stacks = pipeline.batching is not None and pipeline.batching.collate is None
         ranks = options.world if options.share is None else 1
@@ -91,6 +95,11 @@ class Keepers:
         by_keeper = (keeper.generations for keeper in self._keepers)
         return next((generations for generations in by_keeper if generations is not None), None)
 
+    @property
+    def division(self) -> Division | None:
+        """How several machines divide the samples of the lowest stop that keeps samples."""
+        return self._keepers[-1].division if self._keepers else None
+
     def _new_claims(self, shared: bool) -> Path | ThreadClaims:
         if not shared:
             return ThreadClaims()
@@ -103,7 +112,33 @@ class Keepers:
         for keeper in self._keepers:
             keeper.open()
 
-    def admit(self, offers: Sequence[Offer]) -> None:
+    def handed_out(self, batch: BatchKeys, offers: Sequence[Offer]) -> None:
+        """Note that a batch was handed out. ``offers``: samples put into stores for it, by row.
+
+        The thread of the training loop calls this. ``catch_up`` does the rest in another thread.
+        """
+        if self._keepers:
+            self._handed_out.append((batch, offers))
+
+    def catch_up(self) -> None:
+        """Admit samples of the batches handed out, and remove those that no later batch needs.
+
+        In the order in which the batches were handed out, whichever thread does it.
+        """
+        if not self._handed_out:
+            return
+        with self._catching_up:
+            while self._handed_out:
+                batch, offers = self._handed_out[0]
+                try:
+                    if offers:
+                        self._admit(offers)
+                    for keeper in self._keepers:
+                        keeper.handed_out(batch)
+                finally:
+                    self._handed_out.popleft()  # only now: other threads wait until it is done
+
+    def _admit(self, offers: Sequence[Offer]) -> None:
         """Decide which samples of a batch stay in the stores, in the order of its rows."""
         by_keeper: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, index, cost in offers:
@@ -113,6 +148,9 @@ class Keepers:
 
     def discard(self, offers: Sequence[Offer]) -> None:
         """Remove samples that were put into stores for a batch that will not be handed out."""
+        if not offers:
+            return
+        self.catch_up()  # a sample that is about to be admitted for another batch stays
         by_keeper: defaultdict[int, list[int]] = defaultdict(list)
         for number, index, _ in offers:
             by_keeper[number].append(index)
@@ -121,6 +159,7 @@ class Keepers:
 
     def lost(self, indices: Sequence[int]) -> None:
         """Remove samples that a worker may have put into stores before it died without a report."""
+        self.catch_up()
         for keeper in self._keepers:
             keeper.lost(indices)
 
@@ -138,25 +177,23 @@ class Keepers:
         It may not while this epoch still puts samples into the stores: the hits of the next epoch
         would depend on which worker is faster.
         """
+        self.catch_up()
         restarted, self._restarted = self._restarted, True
         return all(keeper.settled(restarted=restarted) for keeper in self._keepers)
-
-    def handed_out(self, batch: BatchKeys) -> None:
-        """Remove the samples that no batch after this one needs."""
-        for keeper in self._keepers:
-            keeper.handed_out(batch)
 
     def stats(self, answered: Sequence[tuple[int, int]]) -> Held:
         """The statistics of the stops that keep samples, given the (hits, misses) of each."""
         held = Held()
         if self._in_node:
             return held  # `penstock status` shows the statistics of the node
+        self.catch_up()
         for keeper, (hits, misses) in zip(self._keepers, answered, strict=True):
             held = keeper.stats(held, hits, misses)
         return held
 
     def close(self) -> None:
         """Close the stores."""
+        self.catch_up()
         for keeper in self._keepers:
             keeper.close()
         for file in self._claims:

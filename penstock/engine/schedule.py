@@ -149,6 +149,7 @@ def batches_ahead_of_sharers(nbytes: int, rows: int, workers: int) -> int:
     return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * workers / rows))
 
 
+@lru_cache(maxsize=64)
 def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
     """The default for ``prefetch``: how many batches of this size are prepared ahead.
 

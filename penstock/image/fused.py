@@ -30,7 +30,7 @@ from penstock.image.pixels import check_image
 from penstock.image.program import ImageWork
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import Operation, fits
-from penstock.stops.field import Field, On
+from penstock.stops.field import Field, On, works_on
 from penstock.stops.stop import (
     Joined,
     KernelWork,
@@ -47,6 +47,9 @@ _RESIZING = (Resize, RandomResizedCrop)
 FILES_PER_CALL = 4
 """Files in one call of the kernel. With four, two threads are a sixth faster than with one: they
 release the GIL less often and wait for it less. Eight are no faster."""
+
+Look = Callable[[Any], tuple[Any, tuple[int, int, int]]]
+"""Reads the header of a file. Returns the file as requests need it, and height, width, channels."""
 
 DecodeAll = Callable[[Sequence[RegionRequest]], Sequence[object]]
 """Decodes requests; returns an exception for each one that failed, and anything else otherwise."""
@@ -98,14 +101,14 @@ class Fused(Joined):
         table = None if self.normalize is None else self.normalize.table(3)
         dtype = np.dtype(np.uint8 if table is None else np.float32)
         rows = context.rows
-        size, decode_all = self._size_and_decoder()
+        look, decode_all = self._look_and_decoder()
 
         def request_region(data: Any, key: Key, requests: list[RegionRequest]) -> Any:
             """The array that will hold the result once its request in ``requests`` has run."""
             # Take a row for every sample, used or not: rows are handed out in sample order.
             out = None if rows is None else rows.next(self.on, field)
             try:
-                shape = size(data)
+                file, shape = look(data)
                 if self.decode is not None:
                     self.decode.check_size(shape[0], shape[1])
                 frame, flip = self._draw(shape, key, keyed)
@@ -115,7 +118,7 @@ class Fused(Joined):
             if out is None or not fits(out, wanted, dtype):
                 out = np.empty(wanted, dtype)
             corner = frame.part[:2]
-            requests.append(RegionRequest(data, frame.box, out, flip, table, frame.full, corner))
+            requests.append(RegionRequest(file, frame.box, out, flip, table, frame.full, corner))
             return out
 
         def run_single(data: Any, key: Key) -> Any:
@@ -155,8 +158,8 @@ class Fused(Joined):
 
         return step
 
-    def for_kernel(self, seed: int) -> KernelWork | None:
-        if self.on not in (None, 0) or not native.kernel_available():
+    def for_kernel(self, seed: int, field: str | int | None) -> KernelWork | None:
+        if not works_on(self.on, self.operations[0].field, field) or not native.kernel_available():
             return None
         keys = iter([Keyed(seed, f"map/{ordinal}").key for ordinal in self.ordinals])
         decode, flip, normalize = self.decode, self.flip, self.normalize
@@ -179,13 +182,13 @@ class Fused(Joined):
         # Without a crop every row is read anyway, so the JPEG index would save nothing.
         return not all(isinstance(operation, Resize) for operation in self.framing)
 
-    def _size_and_decoder(self) -> tuple[Callable[[Any], tuple[int, int, int]], DecodeAll]:
-        """A function for the size of a picture, and one that decodes regions."""
+    def _look_and_decoder(self) -> tuple[Look, DecodeAll]:
         if self.decode is None:
-            return _array_size, _sequentially(kernel.resize)
+            return lambda image: (image, _array_size(image)), _sequentially(kernel.resize)
         if not native.kernel_available():
-            return partial.size, _sequentially(partial.region)
-        return kernel.size, jpeg_index.regions if self._crops else kernel.regions
+            return _read_jpeg, _sequentially(partial.region)
+        regions = jpeg_index.regions if self._crops else kernel.regions
+        return lambda data: (data, kernel.size(data)), regions
 
     def _draw(self, size: tuple[int, int, int], key: Key, keyed: list[Keyed]) -> tuple[Frame, bool]:
         """The frame and the flip of one sample, drawn as the single operations draw them."""
@@ -208,6 +211,11 @@ class Fused(Joined):
             params = operation.draw(drawn.at(key), value.shape) if operation.random else None
             value = operation.apply(value, params)
         return value
+
+
+def _read_jpeg(data: Any) -> tuple[partial.JpegFile, tuple[int, int, int]]:
+    file = partial.read_file(data)
+    return file, file.size
 
 
 def _sequentially(decode_one: Callable[..., None]) -> DecodeAll:
@@ -316,8 +324,8 @@ class FusedAugment(Joined):
         """How the step runs, for ``Pipeline.explain``."""
         return "in one step: every level is looked up once for both"
 
-    def for_kernel(self, seed: int) -> KernelWork | None:
-        if self.on not in (None, 0) or self.normalize.layout != "chw":
+    def for_kernel(self, seed: int, field: str | int | None) -> KernelWork | None:
+        if not works_on(self.on, self.augment.field, field) or self.normalize.layout != "chw":
             return None
         augment = self.augment.for_kernel(Keyed(seed, f"map/{self.ordinal}").key)
         if augment is None:

@@ -13,7 +13,7 @@ difference to torchvision is 0.8 grey levels (3.0 at worst). For the single oper
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,34 @@ with a smaller factor, the difference to torchvision grows to 2 grey levels."""
 _PICTURE, _FILE = Scratch(most=1 << 25), Scratch(most=1 << 25)
 
 
-def size(data: Any) -> tuple[int, int, int]:
-    """Height, width and components, like ``kernel.size``."""
-    return _header(file_bytes(data, "image"))[:3]
+class JpegFile(NamedTuple):
+    """The bytes of a JPEG, and its header, which is read once."""
+
+    data: memoryview
+    header: jpeg.Header
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Height, width and components."""
+        return self.header[:3]
+
+
+def read_file(value: Any) -> JpegFile:
+    """A JPEG whose rows can be decoded from the top; raises ``Unsupported`` for other files."""
+    data = file_bytes(value, "image")
+    try:
+        if formats.identify(data) is not jpeg:
+            raise Unsupported("it does not begin like a JPEG")
+        header = jpeg.read_header(data)
+    except formats.Damaged as error:
+        raise Unsupported(str(error)) from None
+    if header.components not in (1, 3):
+        raise Unsupported("it has neither one nor three colours")
+    return JpegFile(data, header)
 
 
 def region(
-    data: Any,
+    file: JpegFile,
     box: tuple[int, int, int, int],
     out: NDArray[Any],
     flip: bool = False,
@@ -57,7 +78,7 @@ def region(
     top, left, height, width = box
     wanted = out.shape[:2] if table is None else out.shape[1:]
     full = full or (wanted[0], wanted[1])
-    picture, by = _rows(file_bytes(data, "image"), top + height, _divisor(box, full))
+    picture, by = _rows(file, top + height, _divisor(box, full))
     target = out if not flip and table is None and full == wanted else None
     if by == 1:
         image = resize(picture[top : top + height, left : left + width], *full, target)
@@ -73,31 +94,18 @@ def region(
         np.copyto(out, image)
 
 
-def _header(data: memoryview) -> jpeg.Header:
-    """The header of a JPEG whose rows can be decoded from the top."""
-    try:
-        if formats.identify(data) is not jpeg:
-            raise Unsupported("it does not begin like a JPEG")
-        header = jpeg.read_header(data)
-    except formats.Damaged as error:
-        raise Unsupported(str(error)) from None
-    if header.components not in (1, 3):
-        raise Unsupported("it has neither one nor three colours")
-    return header
-
-
 def _divisor(box: tuple[int, int, int, int], full: tuple[int, int]) -> int:
     """The factor by which libjpeg may shrink, if ``box`` is to be resized to ``full``."""
     shrink = min(box[2] / full[0], box[3] / full[1])
     return next((by for by in (8, 4, 2) if shrink >= _REMAINING_SHRINK * by), 1)
 
 
-def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
+def _rows(file: JpegFile, upto: int, by: int) -> tuple[Image, int]:
     """Decode at least the first ``upto`` rows, shrunk by ``by`` or, if that is not possible, by 1.
 
     Returns the rows and the factor. The next call in this thread may overwrite the rows.
     """
-    header = _header(data)
+    data, header = file
     height, width = header.height, header.width
     by = by if header.square else 1
     upto = min(height, upto + _EXTRA_ROWS)
@@ -107,7 +115,7 @@ def _rows(data: memoryview, upto: int, by: int) -> tuple[Image, int]:
             stated: memoryview | bytes = _stating(data, header, upto)
         else:
             upto = height
-            stated = jpeg.checked(data)
+            stated = jpeg.checked(data, header)
     except formats.Damaged as error:
         raise unreadable(data, str(error)) from None
     rows, columns = -(-upto // by), -(-width // by)

@@ -101,8 +101,11 @@ class ImageWork(KernelWork):
         return bool(self.framing)
 
     @property
-    def makes_pixels(self) -> bool:
+    def makes_input(self) -> bool:
         return self.table is None
+
+    def fits(self, column: NDArray[Any]) -> bool:
+        return column.ndim == 4 and column.flags.c_contiguous
 
     def program(self) -> Any:
         return native.kernel().Program(

@@ -62,11 +62,16 @@ class Generations:
     def generations(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """``generation`` of many samples."""
         places = self._queue.places(indices)
-        # Turns are counted from the end of the queue: span() rounds the limits of a turn down, and
-        # from the end rounding down gives the same limits.
-        from_end = np.maximum(self.kept - 1 - places, 0)
-        turns = self.reuse - 1 - scaled(from_end, self.reuse, self.kept)
-        return np.where(places < self.kept, (epoch - 1 - turns) // self.reuse + 1, epoch)
+        # Renewed before this epoch or in it: one more than those that are renewed after it.
+        rounds, turn = divmod(epoch - 1, self.reuse)
+        made = (places < (turn + 1) * self.kept // self.reuse) + np.int64(rounds)
+        return made if self.kept == self.n else np.where(places < self.kept, made, epoch)
+
+    def renewed(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Those of these samples that are kept, and that an epoch prepares anew."""
+        start, stop = self.span(epoch)
+        places = self._queue.places(indices)
+        return indices[(places >= start) & (places < stop)]
 
     def fresh(self, epoch: int) -> int:
         """The number of samples that an epoch prepares anew."""

@@ -3,7 +3,6 @@
 from penstock.source.dataset import DatasetSource
 from penstock.source.files import FilesSource
 from penstock.source.folder import IMAGE_EXTENSIONS, FolderSource
-from penstock.source.parquet import ParquetSource
 from penstock.source.source import Source
 from penstock.source.stream import StreamSource, is_stream
 
@@ -12,7 +11,6 @@ __all__ = [
     "DatasetSource",
     "FilesSource",
     "FolderSource",
-    "ParquetSource",
     "Source",
     "StreamSource",
     "is_stream",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -17,6 +17,10 @@ from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
 from penstock.source.source import FileSamples, Source
+
+FEWEST_IN_FOLDER = 2
+"""Files that follow each other in one folder, on average, so that keeping folders saves memory. In
+a shuffled list nearly every file is in another folder than the one before it."""
 
 
 class FilesSource(Source):
@@ -35,21 +39,21 @@ class FilesSource(Source):
                 f"paths is {str(paths)!r}, one path; give a list of files. "
                 "For all files of a folder, give the folder to from_folder."
             )
-        self._paths = Names(os.path.abspath(path) for path in paths)
-        if not len(self._paths):
+        self._listing = _listing(paths)
+        if not len(self):
             raise SourceError("The list of files is empty; give at least one path.")
-        if labels is not None and len(labels) != len(self._paths):
+        if labels is not None and len(labels) != len(self):
             raise PipelineError(
-                f"There are {len(self._paths)} files and {len(labels)} labels; "
+                f"There are {len(self)} files and {len(labels)} labels; "
                 "give one label for each file."
             )
         self._labels = None if labels is None else _compact(labels)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._listing)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        contents = read_files([self._paths[index] for index in indices])
+        contents = read_files([self._listing.path(index) for index in indices])
         if self._labels is None:
             return contents
         return [(data, self._label(index)) for data, index in zip(contents, indices, strict=True)]
@@ -59,11 +63,11 @@ class FilesSource(Source):
         return labels.item(index) if isinstance(labels, np.ndarray) else labels[index]  # type: ignore[index]
 
     def name(self, index: int) -> str:
-        return self._paths[index]
+        return self._listing.path(index)
 
     @property
     def listing(self) -> Listing:
-        return Listing(self._paths)
+        return self._listing
 
     def file_samples(self) -> FileSamples | None:
         labels = self._labels
@@ -71,16 +75,43 @@ class FilesSource(Source):
             return FileSamples(self.listing, None)
         if not isinstance(labels, np.ndarray):
             return None
-        return FileSamples(self.listing, labels.take)
+        return FileSamples(self.listing, 0, {1: labels.take})
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
-        return fingerprint(("files", self._paths, stats, self._labels))
+        return fingerprint(("files", *self._listing.parts, stats, self._labels))
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         if self._labels is None:
             return BytesSpec()
         known = isinstance(self._labels, np.ndarray)
         return {0: BytesSpec(), 1: ArraySpec.of((), self._labels.dtype) if known else None}  # type: ignore[union-attr]
+
+
+def _listing(paths: Iterable[str | os.PathLike[str]]) -> Listing:
+    """The absolute paths. Files of one folder that follow each other share its path."""
+    folders: list[str] = []
+    counts: list[int] = []
+
+    def names() -> Iterator[str]:
+        given = last = None
+        for path in paths:
+            folder, _, name = os.fspath(path).rpartition("/")
+            unusual = name in ("", ".", "..")
+            if folder != given or unusual:  # otherwise it is the folder again
+                given = None if unusual else folder
+                folder, _, name = os.path.abspath(path).rpartition("/")
+                if folder != last:
+                    folders.append(folder[1:])
+                    counts.append(0)
+                    last = folder
+            counts[-1] += 1
+            yield name
+
+    packed = Names(names())
+    listing = Listing(packed, "/", Names(folders), np.cumsum(counts, dtype=np.int64))
+    if FEWEST_IN_FOLDER * len(folders) <= len(listing):
+        return listing
+    return Listing(Names(listing.path(index) for index in range(len(listing))))
 
 
 def _compact(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:

@@ -163,7 +163,9 @@ class FolderSource(Source):
             found: NDArray[Any] = self._labels[self._ends.searchsorted(indices, side="right")]
             return found
 
-        return FileSamples(self.listing, None if self.classes is None else labels)
+        if self.classes is None:
+            return FileSamples(self.listing, None)
+        return FileSamples(self.listing, 0, {1: labels})
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
         return fingerprint(

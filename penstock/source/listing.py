@@ -65,6 +65,11 @@ class Listing:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def parts(self) -> tuple[Names, Names, NDArray[np.int64]]:
+        """Names, folders and ends: what makes this listing differ from others below its root."""
+        return self._names, self._folders, self._ends
+
     def place(self, index: int) -> int:
         """The number of the folder of a file."""
         return int(self._ends.searchsorted(index, side="right"))

@@ -12,18 +12,47 @@ from numpy.typing import NDArray
 from penstock.operation import Spec
 from penstock.source.listing import Listing
 
+Numbers = Callable[[NDArray[np.int64]], NDArray[Any]]
+"""Returns the values of a field that holds numbers, for these indices."""
+
 
 @dataclass(frozen=True)
 class FileSamples:
-    """Samples that are the contents of files: bytes, or ``(bytes, label)``.
+    """Samples of which one field is the content of a file, and the other fields are numbers.
 
-    ``labels`` returns the labels of these indices; ``None``: samples have none. ``contents``: files
-    that are in memory already, by index.
+    - ``content_field``: that field: 0 in tuples, a key in dicts; ``None``: the sample is the bytes
+      alone.
+    - ``others``: the other fields, after it in a tuple; in a dict in the order of ``names``.
+    - ``listing``: the files; ``None``: ``read`` returns their contents.
+    - ``read``: the contents for these indices, without a copy; ``None``: one cannot be read.
+    - ``peek``: the first bytes of one content, for files without names.
+    - ``contents``: files that are in memory already, by index.
     """
 
-    listing: Listing
-    labels: Callable[[NDArray[np.int64]], NDArray[Any]] | None
+    listing: Listing | None
+    content_field: str | int | None
+    others: Mapping[str | int, Numbers] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    read: Callable[[NDArray[np.int64]], list[Any]] | None = None
+    peek: Callable[[], bytes] | None = None
     contents: Mapping[int, bytes] = field(default_factory=dict)
+
+    def content(self, sample: Any) -> Any:
+        """The field of a sample that is the content of a file, or what was made of it."""
+        return sample if self.content_field is None else sample[self.content_field]
+
+    def samples(self, values: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+        """Samples with these values in place of the contents."""
+        if self.content_field is None:
+            return list(values)
+        wanted = np.array(indices, dtype=np.int64)
+        columns: dict[Any, Sequence[Any]] = {self.content_field: values}
+        for name, numbers in self.others.items():
+            columns[name] = numbers(wanted).tolist()
+        if not self.names:
+            return list(zip(*columns.values(), strict=True))
+        rows = zip(*(columns[name] for name in self.names), strict=True)
+        return [dict(zip(self.names, row, strict=True)) for row in rows]
 
 
 class Source:

@@ -20,6 +20,7 @@ from penstock.stops.hold import Found, Hold, Keeper, Opening, from_stored, lend
 from penstock.stops.stop import Step, StepContext, Stop, Upstream
 from penstock.store import SampleStore, memory_store
 from penstock.store.admission import Admission
+from penstock.store.partitioned import Division
 from penstock.store.plain import pack_sample
 from penstock.store.shared import SharedStores
 
@@ -93,8 +94,10 @@ class Cache(Hold):
 
         if opening.shared_stores is None:
             return make()
-        identity = fingerprint(opening.made_of())
-        return opening.shared_stores.store(f"{identity} {opening.shared} {self.lends}", make)
+        content = fingerprint(opening.made_of())
+        shared_stores = opening.shared_stores
+        form = "processes" if opening.shared else "threads"
+        return shared_stores.store(content, form, make, lends=self.lends, samples=opening.samples)
 
     def for_trial(self, store: SampleStore, number: int, samples: int, seed: int) -> Cache:
         return replace(self, number=number, store=store)
@@ -195,7 +198,12 @@ class CacheKeeper(Keeper):
         # In a node, several engines may admit samples to one store.
         self._admitting = nullcontext() if self._shared is None else self._shared.admitting
         self._admission: Admission | None = None
+        self._division = None if self._shared is None else self._shared.division(store)
         self._used_before = 0
+
+    @property
+    def division(self) -> Division | None:
+        return self._division
 
     def open(self) -> None:
         super().open()
@@ -209,17 +217,25 @@ class CacheKeeper(Keeper):
         admission = Admission(0 if store.sealed else max(0, store.budget - self._used_before))
         if self._shared is not None:
             admission = self._shared.admission(store, admission)
+        if self._division is not None:
+            self._division.open(admission)
         self._admission = admission
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> None:
         admission = self._admission
         if admission is None:
             return
+        division = self._division
         with self._admitting:
-            refused = admission.offer_many(offers)
+            if division is None:
+                refused = admission.offer_many(offers)
+                full = bool(refused)
+            else:
+                refused = division.admit(offers)
+                full = division.full
+        if full and not self.store.sealed:
+            self.store.seal()
         if refused:
-            if not self.store.sealed:
-                self.store.seal()
             self.store.delete_many(refused)
 
     def discard(self, indices: Sequence[int]) -> None:

@@ -12,6 +12,16 @@ On = str | int | None
 """A field: its name in a dict or named tuple, or its position in a tuple or list."""
 
 
+def works_on(on: On, default: str, field: str | int | None) -> bool:
+    """Whether a stop with these settings works on this field of a sample; ``None``: the sample.
+
+    ``default``: the field that it works on in dicts if ``on`` is ``None``.
+    """
+    if isinstance(field, str):
+        return (default if on is None else on) == field
+    return on is None or on == 0
+
+
 class Field:
     """The field that the stop ``name`` works on.
 

@@ -17,7 +17,8 @@ from penstock.order import BatchKeys, Generations
 from penstock.serialize import Packed
 from penstock.stats import Held
 from penstock.stops.stop import StepContext, Stop
-from penstock.store import LmdbStore, SampleStore, ThreadClaims
+from penstock.store import SampleStore, ThreadClaims
+from penstock.store.partitioned import Division
 from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.shared import SharedStores
 from penstock.store.value import Lent
@@ -144,6 +145,8 @@ class Opening:
         self, stop: str, where: str, budget: int, *tags: object, overshoot: int | None = None
     ) -> SampleStore:
         """A store on disk that outlives this run, named by the fingerprint of what it holds."""
+        from penstock.store import LmdbStore
+
         try:
             made_of = self.made_of()
         except FingerprintError as error:
@@ -172,6 +175,11 @@ class Keeper:
     @property
     def generations(self) -> Generations | None:
         """Which version of each sample an epoch uses, where samples have versions."""
+        return None
+
+    @property
+    def division(self) -> Division | None:
+        """How several machines divide its samples; ``None`` if this machine has them all."""
         return None
 
     def open(self) -> None:
@@ -233,11 +241,13 @@ def lend(sample: Any) -> Lent | None:
 
     Arrays, numbers and text are copied into batches; other objects are handed out themselves.
     """
-    nbytes = _OVERHEAD
     # Most samples are an array and a number, for which ``flatten`` costs more than all the rest.
     pair = type(sample) is tuple and len(sample) == 2 and type(sample[1]) in (int, float)
-    leaves = sample if pair and type(sample[0]) is np.ndarray else flatten(sample)[0]
-    for leaf in leaves:
+    array = sample[0] if pair else sample
+    if type(array) is np.ndarray and not array.dtype.hasobject:
+        return Lent(sample, _OVERHEAD + array.nbytes)
+    nbytes = _OVERHEAD
+    for leaf in flatten(sample)[0]:
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
             nbytes += leaf.nbytes
         elif isinstance(leaf, (str, bytes)):

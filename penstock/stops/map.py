@@ -11,7 +11,7 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keyed, seed_globals
 from penstock.operation import Operation
-from penstock.stops.field import Field, On, no_field
+from penstock.stops.field import Field, On, no_field, works_on
 from penstock.stops.stop import Fields, KernelWork, Rows, Step, StepContext, Stop, each
 
 Function = Operation | Callable[..., Any]
@@ -80,10 +80,14 @@ class Map(Stop):
     def fingerprint(self) -> str | None:
         if self.version is not None:
             return fingerprint(("map", self.name, self.version, self.on))
-        return fingerprint(("map", self.function, self.on, self.random))
+        parts: tuple[Any, ...] = ("map", self.function, self.on, self.random)
+        arithmetic = self.function.arithmetic() if isinstance(self.function, Operation) else None
+        return fingerprint(parts if arithmetic is None else (*parts, arithmetic))
 
-    def for_kernel(self, seed: int) -> KernelWork | None:
-        if not isinstance(self.function, Operation) or self.on not in (None, 0):
+    def for_kernel(self, seed: int, field: str | int | None) -> KernelWork | None:
+        if not isinstance(self.function, Operation):
+            return None
+        if not works_on(self.on, self.function.field, field):
             return None
         work: KernelWork | None = self.function.kernel_work(Keyed(seed, f"map/{self.ordinal}").key)
         return work

@@ -24,7 +24,7 @@ from penstock.order import Balanced, BatchKeys, Generations, Order, Shuffled
 from penstock.stats import Held, RefurbishStats
 from penstock.stops.hold import Found, Hold, Keeper, Opening, store_key, to_stored
 from penstock.stops.stop import StageFailure, Step, StepContext, Stop, Upstream
-from penstock.store import LmdbStore, SampleStore, ThreadClaims, claims_of, memory_store
+from penstock.store import SampleStore, ThreadClaims, claims_of, cost, memory_store
 from penstock.store.encoding import Encoding
 from penstock.store.value import Lent
 
@@ -38,6 +38,9 @@ generations while one replaces the other, and the file is a tenth larger than it
 
 _MANY = 16
 """From this many samples on, generations are computed for all of them at once."""
+
+_LENT = frozenset((Lent, type(None)))
+"""The types of the values that a store returns where all samples are lent, or missing."""
 
 Wanted = list[tuple[int, int]]
 """Samples by (index, generation)."""
@@ -165,7 +168,7 @@ class Refurbish(Hold):
         )
         encoding = Encoding(self.encode)
         costs = [
-            LmdbStore.cost(encoding.packed(sample).nbytes, tagged=True)
+            cost(encoding.packed(sample).nbytes, tagged=True)
             for sample in opening.prepare(chosen.tolist())
         ]
         if not costs:
@@ -274,19 +277,22 @@ class RefurbishAccess:
             versions = [generations.generation(index, epoch) for index in indices]
         else:
             versions = generations.generations(np.array(indices, np.int64), epoch).tolist()
-        samples: list[Any] = [None] * len(indices)
-        kept: Sequence[int] = ()
-        if generations.reuse > 1 and generations.kept == generations.n:
-            kept = range(len(indices))
-            samples = self.look_up(list(zip(indices, versions, strict=True)))
-        elif generations.reuse > 1:
+        wanted = list(zip(indices, versions, strict=True))
+        if generations.reuse == 1:
+            everything = list(range(len(indices)))
+            return Found([None] * len(indices), everything, [], versions)
+        if generations.kept == generations.n:
+            samples = self.look_up(wanted)
+            missing = keep = [i for i, sample in enumerate(samples) if sample is None]
+        else:
+            samples = [None] * len(indices)
             kept = [i for i, index in enumerate(indices) if generations.keeps(index)]
-            wanted = [(indices[i], versions[i]) for i in kept]
-            for i, sample in zip(kept, self.look_up(wanted), strict=True):
+            found = self.look_up([wanted[i] for i in kept])
+            for i, sample in zip(kept, found, strict=True):
                 samples[i] = sample
-        missing = [i for i, sample in enumerate(samples) if sample is None]
-        to_keep = set() if self._context.trial else set(kept)
-        return Found(samples, missing, [i for i in missing if i in to_keep], versions)
+            missing = [i for i, sample in enumerate(samples) if sample is None]
+            keep = [i for i in kept if samples[i] is None]
+        return Found(samples, missing, [] if self._context.trial else keep, versions)
 
     def count(self, hits: int, misses: int) -> None:
         """See ``Access.count``."""
@@ -300,12 +306,11 @@ class RefurbishAccess:
     def look_up(self, wanted: Wanted) -> list[Any]:
         """These samples from the store; ``None`` for those it does not have."""
         store, encoding = self._store, self._encoding
-        if self.lends:
-            keys = [2 * index + generation % 2 for index, generation in wanted]  # ``store_key``
-            return store.get_lent(keys, [generation for _, generation in wanted])
         before = store.corrupt
-        keys = [store_key(index, generation) for index, generation in wanted]
+        keys = [2 * index + generation % 2 for index, generation in wanted]  # ``store_key``
         values = store.get_tagged(keys, [generation for _, generation in wanted])
+        if self.lends and _LENT.issuperset(map(type, values)):
+            return [value if value is None else value.sample for value in values]
         samples: list[Any] = []
         unreadable: list[int] = []
         for key, value in zip(keys, values, strict=True):
@@ -357,15 +362,10 @@ class RefurbishKeeper(Keeper):
         generations = self._generations
         if generations.reuse == 1 or batch.epoch == 0:
             return []
-        now = generations.generations(batch.indices, batch.epoch)
-        before = generations.generations(batch.indices, batch.epoch - 1)
-        renewed = np.flatnonzero(now != before)
-        indices = batch.indices[renewed]
-        keys: list[int] = (2 * indices + before[renewed] % 2).tolist()  # ``store_key``
-        if generations.kept == generations.n:
-            return keys
-        pairs = zip(keys, indices.tolist(), strict=True)
-        return [key for key, index in pairs if generations.keeps(index)]
+        renewed = generations.renewed(batch.indices, batch.epoch)
+        before = generations.generations(renewed, batch.epoch - 1)
+        keys: list[int] = (2 * renewed + before % 2).tolist()  # ``store_key``
+        return keys
 
     def settled(self, *, restarted: bool) -> bool:
         """False in the first epoch, which puts in the samples that the second one would find."""

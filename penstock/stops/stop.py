@@ -102,7 +102,7 @@ class KernelWork:
 
     @property
     def reads_files(self) -> bool:
-        """Whether its input is the bytes of files, and not pixels."""
+        """Whether its input is the bytes of files, and not what other work made of them."""
         raise NotImplementedError
 
     @property
@@ -111,9 +111,20 @@ class KernelWork:
         raise NotImplementedError
 
     @property
-    def makes_pixels(self) -> bool:
+    def makes_input(self) -> bool:
         """Whether its output can be the input of work that does not read files."""
         raise NotImplementedError
+
+    def fits(self, column: NDArray[Any]) -> bool:
+        """Whether it can write its output into the rows of this column."""
+        raise NotImplementedError
+
+    def suits(self, name: str, peek: Callable[[], bytes] | None) -> bool:
+        """Whether the kernel can probably decode a file of this name.
+
+        ``peek``: returns the first bytes of a file, where files have no names.
+        """
+        return True
 
     def program(self) -> Any:
         """The program of the compiled kernel."""
@@ -194,8 +205,11 @@ class Stop:
         """The function that runs this stop in one worker."""
         raise NotImplementedError
 
-    def for_kernel(self, seed: int) -> KernelWork | None:
-        """Its work for the compiled kernel; ``None`` if Python has to do it."""
+    def for_kernel(self, seed: int, field: str | int | None) -> KernelWork | None:
+        """Its work for the compiled kernel; ``None`` if Python has to do it.
+
+        ``field``: the field of samples that the kernel prepares; see ``FileSamples``.
+        """
         return None
 
     def fingerprint(self) -> str | None:

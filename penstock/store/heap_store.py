@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from itertools import repeat
+from typing import Any, NoReturn
 
 from penstock.config import show_size
 from penstock.store.value import (
@@ -21,14 +22,8 @@ from penstock.store.value import (
     to_buffer,
 )
 
-
-class _HeapValue(NamedTuple):
-    tag: int | None
-    value: Buffer | Lent
-
-    def handed_out(self) -> memoryview | Lent:
-        """A copy for the caller; a ``Lent`` value itself."""
-        return self.value if isinstance(self.value, Lent) else copy_pieces([memoryview(self.value)])
+_Entry = tuple[int | None, Buffer | Lent, int]
+"""(tag, value, cost). Plain tuples: making a batch of named ones takes several times as long."""
 
 
 class HeapStore:
@@ -55,7 +50,7 @@ class HeapStore:
         """Number of values that were refused because there was no room."""
         self.sealed = False
         self.used = 0
-        self._values: dict[int, _HeapValue] = {}
+        self._values: dict[int, _Entry] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> NoReturn:
@@ -72,29 +67,21 @@ class HeapStore:
     def get_many(self, keys: Sequence[int]) -> list[Any]:
         """See ``SampleStore.get_many``."""
         with self._lock:
-            values = [self._values.get(key) for key in keys]
-        # Copied outside the lock: stored values are replaced, never changed.
-        return [None if value is None else value.handed_out() for value in values]
+            entries = list(map(self._values.get, keys))
+        return [None if entry is None else _handed_out(entry[1]) for entry in entries]
 
     def get_tagged(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
         """See ``SampleStore.get_tagged``."""
         with self._lock:
-            values = [self._values.get(key) for key in keys]
+            entries = list(map(self._values.get, keys))
+        # Copied outside the lock: stored values are replaced, never changed.
         return [
-            None if value is None or value.tag != tag else value.handed_out()
-            for value, tag in zip(values, tags, strict=True)
-        ]
-
-    def get_lent(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
-        """The samples of ``Lent`` values with these tags; ``None`` for those it does not have.
-
-        Faster than ``get_tagged`` where all values are lent.
-        """
-        with self._lock:
-            values = [self._values.get(key) for key in keys]
-        return [
-            value[1].sample if value is not None and value[0] == tag else None  # type: ignore[union-attr]
-            for value, tag in zip(values, tags, strict=True)
+            None
+            if entry is None or entry[0] != tag
+            else entry[1]
+            if type(entry[1]) is Lent
+            else _handed_out(entry[1])
+            for entry, tag in zip(entries, tags, strict=True)
         ]
 
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
@@ -103,7 +90,30 @@ class HeapStore:
 
     def put_tagged(self, items: Sequence[tuple[int, int, Value | Lent]]) -> list[bool]:
         """See ``SampleStore.put_tagged``."""
+        if self._put_new(items):
+            return [True] * len(items)
         return self._put([_item(*item) for item in items])
+
+    def _put_new(self, items: Sequence[tuple[int, int, Value | Lent]]) -> bool:
+        """Store ``Lent`` values all at once, in a fifth of the time that one after the other takes.
+
+        Returns false if they must be looked at one by one: some are not ``Lent``, replace others,
+        or do not fit.
+        """
+        new: dict[int, _Entry] = {
+            key: (tag, value, cost(value.nbytes, tagged=True))
+            for key, tag, value in items
+            if type(value) is Lent
+        }
+        needed = sum([entry[2] for entry in new.values()])
+        with self._lock:
+            room = 0 if self.sealed else self.budget + self.overshoot - self.used
+            whole = len(new) == len(items) and needed <= room
+            if not whole or not self._values.keys().isdisjoint(new):
+                return False
+            self._values.update(new)
+            self.used += needed
+        return True
 
     def _put(self, items: Sequence[PutItem]) -> list[bool]:
         with self._lock:
@@ -123,14 +133,14 @@ class HeapStore:
 
     def header(self, key: int) -> ValueHeader | None:
         """See ``PutTarget.header``; only for ``put_all``, under the lock."""
-        value = self._values.get(key)
-        return None if value is None else ValueHeader(0, len(value.value), 0, value.tag)
+        entry = self._values.get(key)
+        return None if entry is None else ValueHeader(0, len(entry[1]), 0, entry[0])
 
     def put(self, key: int, framed: Any, tag: int | None) -> None:
         """See ``PutTarget.put``; only for ``put_all``, under the lock."""
-        self._drop(key)
-        self._values[key] = _HeapValue(tag, framed)
-        self.used += cost(len(framed), tagged=tag is not None)
+        old, needed = self._values.get(key), cost(len(framed), tagged=tag is not None)
+        self._values[key] = (tag, framed, needed)
+        self.used += needed - (0 if old is None else old[2])
 
     def holds_pickles(self) -> bool:
         """True: only this process has put values in, so reading them runs no foreign code."""
@@ -148,13 +158,10 @@ class HeapStore:
     def delete_many(self, keys: Sequence[int]) -> int:
         """See ``SampleStore.delete_many``."""
         with self._lock:
-            return sum(self._drop(key) for key in keys)
-
-    def _drop(self, key: int) -> bool:
-        value = self._values.pop(key, None)
-        if value is not None:
-            self.used -= cost(len(value.value), tagged=value.tag is not None)
-        return value is not None
+            found = map(self._values.pop, keys, repeat(None))
+            dropped = [entry for entry in found if entry is not None]
+            self.used -= sum([entry[2] for entry in dropped])
+        return len(dropped)  # their memory is freed outside the lock
 
     def seal(self) -> None:
         """See ``SampleStore.seal``."""
@@ -181,6 +188,11 @@ class HeapStore:
             self.sealed = True
             self._values.clear()
             self.used = 0
+
+
+def _handed_out(value: Buffer | Lent) -> memoryview | Lent:
+    """A copy for the caller; a ``Lent`` value itself."""
+    return value if isinstance(value, Lent) else copy_pieces([memoryview(value)])
 
 
 def _item(key: int, tag: int | None, value: Value | Lent) -> PutItem:

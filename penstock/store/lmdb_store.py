@@ -132,10 +132,6 @@ class LmdbStore:
             self._drop_damaged(damaged)
         return [None] * len(keys) if values is None else values
 
-    def get_lent(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
-        """See ``SampleStore.get_lent``."""
-        raise TypeError("an LmdbStore keeps bytes, and so lends no samples; use get_tagged")
-
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
         """See ``SampleStore.put_many``. All items are stored in one transaction."""
         return self._put(len(items), lambda: [PutItem.of(key, value) for key, value in items])

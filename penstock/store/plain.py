@@ -109,6 +109,11 @@ def pack_plain(sample: Any) -> Packed:
     return Packed(_PLAIN + blob, writer.buffers, pickled=False)
 
 
+def is_plain(frame: Any) -> bool:
+    """Whether the sample in a frame can be read without running any code. Raises ValueError."""
+    return bytes(split_frame(frame)[0][:1]) == _PLAIN
+
+
 def unpack_sample(
     frame: Any, pickles: Callable[[], bool], restorers: Restorers | None = None
 ) -> Any:

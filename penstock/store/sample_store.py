@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.store.heap_store import HeapStore
-from penstock.store.lmdb_store import LmdbStore
 from penstock.store.rundir import RunDir
 from penstock.store.value import Lent, Value
 
@@ -64,12 +63,6 @@ class SampleStore(Protocol):
         """Like ``get_many``, but ``None`` also for a value whose tag is not the one given for it.
 
         Only the tag of such a value is read, so a stale value costs next to nothing.
-        """
-
-    def get_lent(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
-        """The samples of ``Lent`` values with these tags, ``None`` for missing ones.
-
-        Only for stores in the memory of this process in which all values are lent.
         """
 
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
@@ -132,4 +125,6 @@ def memory_store(budget: int, overshoot: int | None = None, *, shared: bool) -> 
     """A new store in memory. ``shared``: other processes use it too."""
     if not shared:
         return HeapStore(budget, overshoot=overshoot)
+    from penstock.store.lmdb_store import LmdbStore
+
     return LmdbStore(RunDir.current().path / uuid.uuid4().hex, budget, overshoot=overshoot)

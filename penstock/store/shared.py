@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.store.admission import Admission
+from penstock.store.partitioned import Divide, Division, PartitionedStore
 from penstock.store.sample_store import SampleStore
 
 
@@ -13,25 +14,61 @@ class SharedStores:
     """Memory stores by the identity of their content, for all pipelines of one process.
 
     A store that no pipeline uses any more is kept for the next one, until a new store is needed.
+
+    ``divide``: divides every store over several machines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, divide: Divide | None = None) -> None:
         self.admitting = threading.Lock()
         """Held while a pipeline decides which samples stay in a store."""
         self._lock = threading.Lock()
         self._stores: dict[str, SampleStore] = {}
         self._users: dict[str, int] = {}
         self._admissions: dict[int, Admission] = {}
+        self._divide = divide
+        self._divisions: dict[int, Division] = {}
 
-    def store(self, identity: str, make: Callable[[], SampleStore]) -> SampleStore:
-        """The store of this identity, made if there is none. It has one more user from now on."""
+    def store(
+        self,
+        content: str,
+        form: str,
+        make: Callable[[], SampleStore],
+        *,
+        lends: bool,
+        samples: int,
+    ) -> SampleStore:
+        """The store of this content, made if there is none. It has one more user from now on.
+
+        ``content``: the identity of what it holds, equal on all machines. ``form``: the kind of
+        store. ``lends``: it holds samples themselves, not packed ones. ``samples``: number of
+        samples that there are.
+        """
+        identity = f"{content} {form} {lends}"
         with self._lock:
             if identity not in self._stores:
                 self._drop_unused()
-                self._stores[identity] = make()
+                self._stores[identity] = self._made(content, make, lends, samples)
                 self._users[identity] = 0
             self._users[identity] += 1
             return self._stores[identity]
+
+    def _made(
+        self, content: str, make: Callable[[], SampleStore], lends: bool, samples: int
+    ) -> SampleStore:
+        own = make()
+        if self._divide is None:
+            return own
+        arrivals = make()
+        store = PartitionedStore(own, arrivals)
+        self._divisions[id(store)] = self._divide(
+            content, own, arrivals, lends=lends, samples=samples
+        )
+        return store
+
+    def division(self, store: SampleStore) -> Division | None:
+        """How this store is divided over several machines; ``None`` if it is not."""
+        with self._lock:
+            return self._divisions.get(id(store))
 
     def admission(self, store: SampleStore, first: Admission) -> Admission:
         """The admission that all users of a store share; ``first`` becomes it if there is none."""
@@ -51,14 +88,19 @@ class SharedStores:
         for identity in [identity for identity, users in self._users.items() if users == 0]:
             store = self._stores.pop(identity)
             del self._users[identity]
-            self._admissions.pop(id(store), None)
-            store.destroy()
+            self._end(store)
+
+    def _end(self, store: SampleStore) -> None:
+        self._admissions.pop(id(store), None)
+        division = self._divisions.pop(id(store), None)
+        if division is not None:
+            division.close()
+        store.destroy()
 
     def close(self) -> None:
         """Destroy all stores."""
         with self._lock:
             for store in self._stores.values():
-                store.destroy()
+                self._end(store)
             self._stores.clear()
             self._users.clear()
-            self._admissions.clear()

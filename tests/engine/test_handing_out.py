@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,14 @@ import pytest
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.open_batch import OpenBatch, Summary
-from penstock.engine.pools.runner import TaskReport
+from penstock.engine.pools.inline import InlinePool
+from penstock.engine.pools.messages import TasksSent
+from penstock.engine.pools.runner import Runner, TaskReport, WorkerInfo
+from penstock.engine.pools.wire import Wire
 from penstock.engine.schedule import Piece, Schedule
 from penstock.order.plan import BatchKeys
+from penstock.stops.cache import CacheKeeper
+from penstock.watch.publish import Publisher
 
 ROWS = 64
 
@@ -95,3 +101,88 @@ def test_keys_of_a_probe_are_few() -> None:
     probe = OpenBatch(planned, "probe")
     assert probe.rows == len(probe.keys) == len(probe.keys.replicas or ()) == 64
     assert OpenBatch(planned, "rows").rows == 500
+
+
+def test_caches_admit_samples_in_the_order_of_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admitted: list[int] = []
+    admit = CacheKeeper.admit
+
+    def noted(self: CacheKeeper, offers: Any) -> None:
+        admitted.extend([index for index, _ in offers])
+        admit(self, offers)
+
+    monkeypatch.setattr(CacheKeeper, "admit", noted)
+    # A report, which is due after some time, has the statistics, and so admits samples too.
+    monkeypatch.setattr(Publisher, "_publish", lambda *_, **__: None)
+    numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).cache("1MB").batch(ROWS)
+    with numbers.loader(kind="threads", workers=2, seed=3) as loader:
+        delivered = np.concatenate(list(loader)).tolist()
+        assert admitted == delivered
+        (cache,) = loader.stats().caches
+        assert cache.admitted == len(delivered)
+        assert np.concatenate(list(loader)).tolist() != delivered
+        assert loader.stats().caches[0].hits == len(delivered)
+
+
+def test_samples_of_a_failed_batch_stay_if_a_batch_handed_out_before_has_them() -> None:
+    numbers = ps.from_dataset(np.arange(8), random=False).cache("1MB").batch(4)
+    with numbers.loader(workers=0) as loader:
+        keepers = loader._assembly.keepers
+        keepers.open()
+        keeper = keepers._keepers[0]
+        keeper.store.put_many([(5, b"five"), (6, b"six")])
+        keepers.handed_out(BatchKeys(0, 0, np.array([5]), None), [(0, 5, 100)])
+        keepers.discard([(0, 5, 100), (0, 6, 100)])
+        assert keeper.store.keys() == [5]
+
+
+def test_the_training_loop_sends_no_messages_to_worker_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    senders: list[threading.Thread] = []
+    send = Wire.send
+
+    def noted(self: Wire, record: Any, fds: Any = ()) -> None:
+        if isinstance(record, TasksSent):
+            senders.append(threading.current_thread())
+        send(self, record, fds)
+
+    monkeypatch.setattr(Wire, "send", noted)
+    data = np.arange(20 * ROWS)
+    with (
+        ps.from_dataset(data, random=False)
+        .batch(ROWS)
+        .loader(kind="processes", workers=2, seed=3) as loader
+    ):
+        for _ in range(2):
+            assert sorted(np.concatenate(list(loader)).tolist()) == data.tolist()
+    assert senders
+    assert threading.main_thread() not in senders
+
+
+def test_workers_are_notified_only_if_one_of_them_found_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notified: list[int] = []
+    monkeypatch.setattr(InlinePool, "notify", lambda self: notified.append(1))
+    numbers = ps.from_dataset(np.arange(12 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(workers=0) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        at_first = len(notified)
+        assert at_first
+        for _ in range(3):
+            next(epoch)
+        assert len(notified) == at_first
+        feed = loader._feed
+        assert isinstance(feed, Engine)
+        tasks = list(iter(lambda: feed.take(0), None))
+        assert len(tasks) > 1
+        for task in tasks:
+            feed.done(task.id, Runner(feed.work, WorkerInfo(0, 1, 0, process=False)).run(task))
+        next(epoch)
+        assert len(notified) == at_first + 1
+        next(epoch)
+        assert len(notified) == at_first + 1

@@ -105,6 +105,7 @@ def test_the_kernel_finds_the_files_of_a_source(tmp_path: Path) -> None:
     for source in sources:
         files = source.file_samples()
         assert files is not None
+        assert files.listing is not None
         found = files.listing.kernel_paths()
         for index in range(len(source)):
             assert found.path(index) == source.name(index).encode(errors="surrogateescape")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from tests.project.test_docs import STAND_INS
 from tests.support import ROOT
+from tests.support.torchvision import customization
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +46,10 @@ def variables(place: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def torchvision(place: Path, variables: dict[str, str]) -> None:
+def torchvision(place: Path) -> None:
     """Make torchvision importable in scripts, by a ``sitecustomize`` if needed."""
     pytest.importorskip("PIL")
-    (place / "site" / "sitecustomize.py").write_text(STAND_INS)
-    needed = [sys.executable, "-c", "import torchvision"]
-    if subprocess.run(needed, env=variables, capture_output=True, check=False).returncode:
-        (place / "site" / "sitecustomize.py").write_text("")
-        done = subprocess.run(needed, env=variables, capture_output=True, check=False)
-        if done.returncode:
-            pytest.skip("torchvision is not installed, or does not match this torch")
+    text = customization()
+    if text is None:
+        pytest.skip("torchvision is not installed, or does not match this torch")
+    (place / "site" / "sitecustomize.py").write_text(text)

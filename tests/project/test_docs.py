@@ -20,32 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, torchvision
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```\s*?$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|<img[^>]*\ssrc=\"(?P<image>[^\"]+)\"")
 END_OF_BLOCK = "-- end of block --"
-
-# The compiled operators of torchvision may not match the installed torch. The transforms need no
-# operator, and importing torchvision only requires that these two exist.
-STAND_INS = """
-import sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torchvision":
-            sys.meta_path.remove(self)
-            import torch
-            for name in ("nms", "qnms"):
-                torch.library.define(
-                    f"torchvision::{name}",
-                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                )
-
-sys.meta_path.insert(0, Finder())
-"""
 
 
 class Block(NamedTuple):
@@ -110,14 +91,10 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment variables for running pages: caches go to a temporary directory."""
     variables = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     variables |= {"PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "COLUMNS": "100"}
-    if importlib.util.find_spec("torchvision") is not None:
-        trial = subprocess.run(
-            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
-        )
-        if trial.returncode:
-            directory = tmp_path_factory.mktemp("stand-ins")
-            (directory / "sitecustomize.py").write_text(STAND_INS)
-            variables["PYTHONPATH"] = os.pathsep.join((str(directory), str(ROOT)))
+    if text := torchvision.customization():
+        directory = tmp_path_factory.mktemp("stand-ins")
+        (directory / "sitecustomize.py").write_text(text)
+        variables["PYTHONPATH"] = os.pathsep.join((str(directory), str(ROOT)))
     return variables
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ ROOMS = [
     "pipeline",
     "diversity",
     "engine",
+    "cluster",
     "node",
     "watch",
     "loader",
@@ -123,6 +125,11 @@ def test_only_adapters_import_frameworks() -> None:
             assert room_of(path) in ("torch", "diagnose"), (path, used)
 
 
+def test_only_the_cluster_imports_flight() -> None:
+    users = [path for path in files() if re.search(r"pyarrow.*flight", path.read_text())]
+    assert [str(path.relative_to(ROOT)) for path in users] == ["cluster/flight.py"]
+
+
 def test_diversity_imports_only_the_plotter_of_diagnose_which_imports_no_room() -> None:
     used = {
         module
@@ -163,13 +170,24 @@ def test_no_room_hides_a_public_function_of_its_name() -> None:
 def test_importing_penstock_or_a_worker_loads_no_large_package() -> None:
     code = (
         "import sys, penstock; a = set(sys.modules);"
-        "import penstock.engine.pools.worker; b = set(sys.modules);"
+        "import penstock.engine.pools.worker, penstock.cluster.transport; b = set(sys.modules);"
         "print(sorted(a & {'numpy', 'torch', 'cv2', 'lmdb', 'pyarrow', 'rich'}),"
         "sorted(b & {'torch', 'cv2', 'lmdb', 'pyarrow', 'rich', 'simplejpeg',"
         "'scipy', 'soundfile'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] []"
+
+
+def test_the_drop_in_imports_only_what_a_plain_loader_needs() -> None:
+    unneeded = ("diagnose", "diversity", "image", "node", "source.parquet", "store.lmdb_store")
+    code = (
+        "import gc, sys; from penstock.torch import DataLoader; assert gc.isenabled(); "
+        "DataLoader(range(4), num_workers=1); "
+        f"print([name for name in {unneeded!r} if 'penstock.' + name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_there_are_few_rooms() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.support import ROOT
 
 TOOLS = ("bash", "cat", "env", "mkdir", "paste", "sha256sum", "tee", "touch", "tr", "true")
+HOST_TOOLS = ("ip", "tc", "openssl")
 HEADERS = f"python3.{sys.version_info.minor}-dev"
 
 
@@ -212,6 +213,32 @@ def test_a_browser_that_cannot_be_installed_is_not_an_error(machine: Machine) ->
     assert machine.run("equip_browser").code == 0
 
 
+def test_tools_for_several_machines_are_installed_once(machine: Machine) -> None:
+    made = "".join(
+        f"ln -s {shutil.which('true')} {machine.commands}/{tool}\n" for tool in HOST_TOOLS
+    )
+    machine.manager("apt-get", made)
+    machine.command("ln", f'exec {shutil.which("ln")} "$@"')
+    calls = ["apt-get install --yes --no-install-recommends iproute2 openssl"]
+    output = "==> tools for the tests of several machines: apt-get installs iproute2 openssl\n"
+    assert machine.run("equip_hosts") == (0, output, calls)
+    assert machine.run("equip_hosts") == (0, "", calls)
+
+
+@pytest.mark.parametrize("manager", ["dnf", "yum"])
+def test_tools_for_several_machines_have_other_names_elsewhere(
+    machine: Machine, manager: str
+) -> None:
+    machine.manager(manager)
+    assert machine.run("equip_hosts").calls == [f"{manager} install -y iproute iproute-tc openssl"]
+
+
+def test_tools_that_cannot_be_installed_are_not_an_error(machine: Machine) -> None:
+    assert machine.run("equip_hosts") == (0, "", [])
+    machine.command("apt-get", "exit 100")
+    assert machine.run("equip_hosts").code == 0
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the files that an installation depends on, with an empty environment."""
@@ -246,6 +273,13 @@ def test_no_packages_are_installed_for_a_kernel_that_is_switched_off(
     result = machine.run(f"{PREPARE} prepare demo", copy, PENSTOCK_NO_KERNEL="1")
     assert result.code == 0
     assert result.output.splitlines()[1:] == ["PyTorch", "build tools", "Penstock"]
+
+
+def test_programs_of_the_scripts_keep_compiled_modules(machine: Machine, copy: Path) -> None:
+    script = f"{PREPARE} prepare demo >/dev/null; python3 -c 'import sys; print(sys.flags)'"
+    result = machine.run(script, copy, PYTHONDONTWRITEBYTECODE="1")
+    assert result.code == 0
+    assert "dont_write_bytecode=0" in result.output
 
 
 def test_an_installation_is_repeated_when_any_part_of_the_kernel_changes(

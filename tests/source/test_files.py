@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,42 @@ def test_files_keep_their_order(paths: list[Path]) -> None:
     assert source.read([0, 2, 0]) == [b"b.bin", b"c.bin", b"b.bin"]
     assert source.name(1) == str(paths[1])
     assert source.fields() == BytesSpec()
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_any_sequence_of_folders_gives_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: bool
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(native, "kernel", lambda: None)
+    for folder in ("a", "b", "a/deep"):
+        (tmp_path / folder).mkdir()
+        for name in ("1", "2", "3"):
+            (tmp_path / folder / name).write_text(f"{folder}/{name}")
+    monkeypatch.chdir(tmp_path / "a")
+    grouped = ["1", "2", "./3", "deep/1", "deep/2", "../b/1", "../b/2", "../b/../a/deep/3", "3"]
+    shuffled = ["1", "../b/1", "deep/2", "../b/3", "deep/../2", "deep/3"]
+    for given in (grouped, shuffled, [tmp_path / "b" / "2"]):
+        source = FilesSource(given)
+        expected = [os.path.abspath(path) for path in given]
+        assert [source.name(index) for index in range(len(source))] == expected
+        contents = [Path(path).read_bytes() for path in given]
+        assert source.read(range(len(source))) == contents
+        sizes = source.listing.all_stats()[:, 0]
+        assert sizes.tolist() == [len(content) for content in contents]
+
+
+def test_a_name_that_is_a_folder_is_resolved(tmp_path: Path) -> None:
+    given = [f"{tmp_path}/a/1", f"{tmp_path}/a/..", f"{tmp_path}/a/.", f"{tmp_path}/a/"]
+    source = FilesSource([*given, f"{tmp_path}/a/2"])
+    a = str(tmp_path / "a")
+    found = [source.name(index) for index in range(5)]
+    assert found == [f"{a}/1", str(tmp_path), a, a, f"{a}/2"]
+
+
+def test_files_of_one_folder_share_its_path(tmp_path: Path) -> None:
+    many = [f"{tmp_path}/folder/{i:04}.jpg" for i in range(1000)]
+    assert len(pickle.dumps(FilesSource(many))) < 1000 * (8 + 8) + 2000
 
 
 def test_labels_come_with_the_files(paths: list[Path]) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from penstock.errors import PipelineError
 from penstock.keyed import Keys
-from penstock.order import Generations
+from penstock.order import BatchKeys, Generations
 from penstock.stats import Tally
 from penstock.stops.hold import store_key
-from penstock.stops.refurbish import Refurbish
+from penstock.stops.refurbish import Refurbish, RefurbishKeeper
 from penstock.stops.stop import StageFailure, StepContext
-from penstock.store import LmdbStore
+from penstock.store import HeapStore, LmdbStore
 from penstock.store.encoding import Encoding
+from tests.support.calls import python_calls
 
 N = 30
 
@@ -203,3 +204,39 @@ def test_its_fingerprint_has_only_settings_that_change_batches(store: LmdbStore)
     assert same.fingerprint() == stop.fingerprint()
     for other in (replace(stop, reuse=4), replace(stop, encode="jpeg")):
         assert other.fingerprint() != stop.fingerprint()
+
+
+def calls_to_find_and_remove(count: int) -> tuple[int, int]:
+    """Python calls for finding ``count`` lent samples, and for removing a part of them."""
+    generations = Generations(count, 3, count, seed=7)
+    store = HeapStore(50_000_000)
+    stop = Refurbish(3, number=1, lends=True, store=store, generations=generations)
+    access, keys = stop.access(new_context()), Keys(0, list(range(count)))
+    samples = [(np.full(3, index), index) for index in keys.indices]
+    access.keep(keys.indices, [0] * count, samples)
+    found = [access.find(keys)]  # the first time, the queue of generations is computed
+    finding = python_calls(lambda: found.append(access.find(keys)))
+    assert found[0].samples == found[1].samples == samples
+    keeper = RefurbishKeeper(stop, store, generations)
+    batch = BatchKeys(1, 0, np.arange(count), None)
+    removing = python_calls(lambda: keeper.handed_out(batch))
+    assert len(store) == count - generations.fresh(1)
+    return finding, removing
+
+
+def test_python_calls_do_not_grow_with_the_number_of_lent_samples() -> None:
+    assert calls_to_find_and_remove(64) == calls_to_find_and_remove(256)
+
+
+def test_outdated_versions_are_those_of_kept_samples_that_the_epoch_renews() -> None:
+    generations = Generations(N, 3, 20, seed=7)
+    store = HeapStore(50_000_000)
+    stop = Refurbish(3, number=1, lends=True, store=store, generations=generations)
+    keeper = RefurbishKeeper(stop, store, generations)
+    for epoch in range(8):
+        changed = [
+            store_key(index, generations.generation(index, epoch - 1))
+            for index in range(N)
+            if generations.keeps(index) and epoch and generations.is_fresh(index, epoch)
+        ]
+        assert keeper.outdated(BatchKeys(epoch, 0, np.arange(N), None)) == changed

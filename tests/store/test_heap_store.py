@@ -59,3 +59,31 @@ def test_a_loader_keeps_samples_where_its_workers_see_them(kind: Any, store: typ
         stops = loader._assembly.keepers.road.stops
         kept = [stop.store for stop in stops if keeps_samples(stop)]
     assert [type(one) for one in kept] == [store] * 3
+
+
+def test_lent_values_that_are_new_are_counted_as_one_by_one() -> None:
+    small, large = Lent("small", nbytes=100), Lent("large", nbytes=60_000)
+    store = HeapStore(MB)
+    assert store.put_tagged([(1, 5, small), (2, 6, large)]) == [True, True]
+    needed = [store.cost(value.nbytes, tagged=True) for value in (small, large)]
+    assert store.used == sum(needed)
+    assert store.get_tagged([1, 2, 2, 3], [5, 6, 5, 0]) == [small, large, None, None]
+    assert store.delete_many([1, 3]) == 1
+    assert store.used == needed[1]
+
+
+def test_lent_values_that_replace_others_or_do_not_fit_are_looked_at_one_by_one() -> None:
+    old, new, big = Lent("old", 100), Lent("new", 200), Lent("big", 900_000)
+    store = HeapStore(MB, overshoot=0)
+    assert store.put_tagged([(1, 0, old), (1, 0, new)]) == [True, True]
+    assert store.get_tagged([1], [0]) == [old]
+    assert store.used == store.cost(100, tagged=True)
+    assert store.put_tagged([(1, 1, new), (2, 0, old)]) == [True, True]
+    assert store.get_tagged([1, 2], [1, 0]) == [new, old]
+    assert store.put_tagged([(3, 0, big)]) == [True]
+    with pytest.warns(RuntimeWarning, match="larger budget"):
+        assert store.put_tagged([(4, 0, big), (5, 0, old)]) == [False, True]
+    store.seal()
+    assert store.put_tagged([(6, 0, old)]) == [False]
+    sizes = (200, 100, 900_000, 100)
+    assert store.used == sum(store.cost(nbytes, tagged=True) for nbytes in sizes)

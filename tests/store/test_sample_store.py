@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.serialize import pack, unpack
 from penstock.store import HeapStore, LmdbStore, SampleStore, Value, cost, memory_store
+from penstock.store.partitioned import PartitionedStore
 from penstock.store.value import PIECE
 from tests.store.reading import get, get_many, get_tagged
 
@@ -36,9 +37,15 @@ def make_lmdb_store(place: Path, budget: int, overshoot: int | None) -> SampleSt
     return LmdbStore(place, budget, overshoot=overshoot)
 
 
+def make_partitioned_store(place: Path, budget: int, overshoot: int | None) -> SampleStore:
+    own = HeapStore(budget, overshoot=overshoot)
+    return PartitionedStore(own, HeapStore(budget, overshoot=overshoot))
+
+
 STORES: dict[str, Callable[[Path, int, int | None], SampleStore]] = {
     "heap": make_heap_store,
     "lmdb": make_lmdb_store,
+    "partitioned": make_partitioned_store,
 }
 
 
@@ -422,7 +429,7 @@ def do(store: SampleStore, what: str, given: Any) -> Any:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps, st.uuids())
-def test_both_stores_give_the_same_answers(
+def test_all_stores_give_the_same_answers(
     tmp_path: Path, steps: list[tuple[str, Any]], name: Any
 ) -> None:
     stores = [make(tmp_path / str(name), 50 * MB, None) for make in STORES.values()]
@@ -444,3 +451,20 @@ def test_both_stores_give_the_same_answers(
     finally:
         for store in stores:
             store.destroy()
+
+
+def test_a_partitioned_store_finds_borrowed_values_and_keeps_none_of_them() -> None:
+    own, arrivals = HeapStore(MB), HeapStore(MB)
+    store = PartitionedStore(own, arrivals)
+    store.put_many([(1, b"own")])
+    arrivals.put_many([(1, b"not looked up"), (2, b"borrowed")])
+    arrivals.put_tagged([(3, 7, b"tagged")])
+    assert [None if value is None else bytes(value) for value in store.get_many([1, 2, 4])] == [
+        b"own",
+        b"borrowed",
+        None,
+    ]
+    assert [value is not None for value in store.get_tagged([3, 3], [6, 7])] == [False, True]
+    assert (store.keys(), len(store)) == ([1], 1)
+    assert store.delete_many([1, 2]) == 1
+    assert bytes(arrivals.get_many([2])[0]) == b"borrowed"

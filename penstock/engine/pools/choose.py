@@ -99,10 +99,10 @@ def choose(
         return Choice("processes", count, 'kind="processes"')
     if drawer:
         return Choice("processes", count, f"{drawer} may draw from the global generators")
+    if can_be_native(road, stacked=collate is None):
+        return Choice("threads", count, "the compiled kernel runs every stage, without the GIL")
     holder = _gil_holder(road, collate)
     if holder is None:
-        if can_be_native(road, stacked=collate is None):
-            return Choice("threads", count, "the compiled kernel runs every stage, without the GIL")
         if gil and beside_training and count >= CREW_FROM and fits_a_crew(road):
             return Choice("crew", count, f"{count} threads would slow down the training loop")
         return Choice("threads", count, "every operation releases the GIL")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,38 +25,43 @@ from penstock.stops.stop import KernelWork, Offer, StepContext, Stop
 class Lookup:
     """What one hold has of the samples of a task.
 
-    ``places``: the positions in the task of the samples that the hold was asked for.
+    ``places``: the positions in the task of the samples that the hold was asked for. ``missing``:
+    those that it does not have; ``to_keep``: those of them that it will keep.
     """
 
     access: Access
-    places: list[int]
     found: Found
+    places: Sequence[int]
+    missing: list[int]
+    to_keep: list[int]
 
-    def missing(self) -> list[int]:
-        return [self.places[i] for i in self.found.missing]
+    @classmethod
+    def of(cls, access: Access, keys: Keys, places: list[int] | None) -> Lookup:
+        """Look up the samples at these places of a task; ``None``: all of them."""
+        if places is None:
+            found = access.find(keys)
+            return cls(access, found, range(len(keys)), found.missing, found.keep)
+        found = access.find(keys.pick(places))
+        missing, to_keep = [places[i] for i in found.missing], [places[i] for i in found.keep]
+        return cls(access, found, places, missing, to_keep)
 
-    def to_keep(self) -> list[int]:
-        return [self.places[i] for i in self.found.keep]
-
-    def count(self, left_out: set[int]) -> None:
+    def count(self, left_out: Collection[int]) -> None:
         """Count hits and misses, except for samples that Python prepared, and so counted."""
-        if not left_out:
-            misses = len(self.found.missing)
-            self.access.count(len(self.places) - misses, misses)
-            return
-        missing = set(self.missing())
-        counted = [place for place in self.places if place not in left_out]
-        misses = sum(place in missing for place in counted)
-        self.access.count(len(counted) - misses, misses)
+        asked, misses = len(self.places), len(self.missing)
+        if left_out:
+            asked = sum(place not in left_out for place in self.places)
+            misses = sum(place not in left_out for place in self.missing)
+        self.access.count(asked - misses, misses)
 
 
 @dataclass
 class NativeTask:
     """A task in the kernel's queue.
 
-    - ``files``, ``pixels``: what a cache of files, and a hold of pixels, have of its samples.
-    - ``versions``: of the pixels, by place; empty if they have none.
-    - ``claims``: the samples whose pixels this task will keep: (index, version).
+    - ``files``, ``made``: what a cache of files, and a hold of the head's results, have of its
+      samples.
+    - ``claims``: the indices of the samples whose results this task will keep.
+    - ``read``: by place, what Python has read for the kernel; ``reading``: the seconds it took.
     - ``reports``: by place, of the samples that the kernel left to Python.
     - ``errors``: by place, what was raised for them.
     """
@@ -63,27 +69,27 @@ class NativeTask:
     task: Task
     context: StepContext
     files: Lookup | None = None
-    pixels: Lookup | None = None
-    claims: set[tuple[int, int]] = field(default_factory=set)
+    made: Lookup | None = None
+    claims: set[int] = field(default_factory=set)
+    read: dict[int, Any] = field(default_factory=dict)
+    reading: float = 0.0
     reports: dict[int, TaskReport] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
+    def contents(self) -> list[bytes | None]:
+        """A copy of what Python read of each sample."""
+        places = range(len(self.task.keys))
+        return [bytes(self.read[place]) if place in self.read else None for place in places]
+
     @property
     def versions(self) -> list[int]:
-        return [] if self.pixels is None else self.pixels.found.versions or []
-
-    def claim(self, pixels: Lookup) -> None:
-        """Note what a hold of pixels has of its samples, and what it will keep of the others."""
-        self.pixels = pixels
-        indices, versions = self.task.keys.indices, self.versions
-        self.claims = {
-            (indices[place], versions[place] if versions else 0) for place in pixels.to_keep()
-        }
+        """Of the results of the head, by place; empty if they have none."""
+        return [] if self.made is None else self.made.found.versions or []
 
 
 @dataclass(frozen=True)
 class _Segments:
-    """The parts of a native road: files, a cache of them, a head, a hold of its pixels, the rest.
+    """The parts of a native road: files, a cache of them, a head, a hold of its results, the rest.
 
     ``head`` and ``hold`` are both there, or neither.
     """
@@ -106,24 +112,30 @@ class NativeRoad:
         self._program = segments.work.program()
         self._head = None if head is None else head.program()
         self._index = segments.work.index() if head is None else head.index()
-        self._paths = files.listing.kernel_paths()
-        self._labels = files.labels
-        self._contents = files.contents
+        self._paths = None if files.listing is None else files.listing.kernel_paths()
+        self._files = files
         self._job_type = native.kernel().Job
         self._lock = threading.Lock()
-        self._claimed: set[tuple[int, int]] = set()
+        self._claimed: set[int] = set()
         """Samples that tasks in the queue will keep."""
+
+    @property
+    def reads_in_python(self) -> bool:
+        """Whether Python reads the files, with the GIL released within."""
+        return self._files.read is not None
 
     def accepts(self, task: Task) -> bool:
         """Whether the kernel can write the rows of this task."""
-        wanted = 1 if self._labels is None else 2
-        if task.kind != "rows" or len(task.columns) != wanted:
+        if task.kind != "rows" or task.layout is None:
             return False
-        images = task.columns[0]
-        return images is not None and images.ndim == 4 and images.flags.c_contiguous
+        fields = [self._files.content_field, *self._files.others]
+        columns = [_column(task, field) for field in fields]
+        if len(task.columns) != len(fields) or any(column is None for column in columns):
+            return False
+        return self._segments.work.fits(columns[0])
 
-    def job(self, task: Task) -> Any | None:
-        """The job of the kernel's queue for a task.
+    def look_up(self, task: Task) -> NativeTask | None:
+        """What the holds have of a task's samples.
 
         ``None``: a task in the queue is about to keep a sample that this one needs, too. The last
         batches of an epoch and the first ones of the next may share samples.
@@ -133,6 +145,10 @@ class NativeRoad:
             if not held.claims.isdisjoint(self._claimed):
                 return None
             self._claimed |= held.claims
+        return held
+
+    def job(self, held: NativeTask) -> Any:
+        """The job of the kernel's queue for a task that was looked up."""
         try:
             return self._make_job(held)
         except BaseException:
@@ -151,11 +167,12 @@ class NativeRoad:
     def _look_up(self, task: Task) -> NativeTask:
         road, segments = self._road, self._segments
         held = NativeTask(task, StepContext(road.seed, Tally(self._stages, self._holds)))
-        places = list(range(len(task.keys)))
+        places = None
         if segments.hold is not None:
-            pixels = _look_up(segments.hold, held.context, task.keys, places)
-            held.claim(pixels)
-            places = pixels.missing()
+            made = held.made = _look_up(segments.hold, held.context, task.keys, None)
+            indices = task.keys.indices
+            held.claims = {indices[place] for place in made.to_keep}
+            places = made.missing
         if segments.cache is not None:
             held.files = _look_up(segments.cache, held.context, task.keys, places)
         return held
@@ -163,9 +180,12 @@ class NativeRoad:
     def _make_job(self, held: NativeTask) -> Any:
         task, keys = held.task, held.task.keys
         rows = slice(task.first, task.first + len(keys))
-        indices = np.array(keys.indices, dtype=np.int64)
-        if self._labels is not None:
-            task.columns[1][rows] = self._labels(indices)
+        indices, versions = np.array(keys.indices, dtype=np.int64), held.versions
+        for name, numbers in self._files.others.items():
+            _column(task, name)[rows] = numbers(indices)
+        inputs = self._inputs(held)
+        if inputs is not None and self._files.read is not None:
+            self._read(held, indices, inputs)
         return self._job_type(
             self._program,
             self._head,
@@ -175,40 +195,52 @@ class NativeRoad:
             task.id,
             indices,
             keys.epoch,
-            np.array(held.versions, dtype=np.int64) if held.versions else None,
+            np.array(versions, dtype=np.int64) if versions else None,
             None if keys.replicas is None else np.array(keys.replicas, dtype=np.int64),
-            self._inputs(held),
-            held.files is not None and bool(held.files.found.keep),
+            inputs,
+            self._paths is not None and held.files is not None and bool(held.files.to_keep),
             self._kept(held),
-            task.columns[0][rows],
+            _column(task, self._files.content_field)[rows],
         )
+
+    def _read(self, held: NativeTask, indices: NDArray[np.int64], inputs: list[Any]) -> None:
+        """Add what the source reads to the inputs; what stays ``None`` is left to Python."""
+        started = time.perf_counter()
+        places = [place for place, value in enumerate(inputs) if value is None]
+        if places and self._files.read is not None:
+            for place, content in zip(places, self._files.read(indices[places]), strict=True):
+                inputs[place] = content
+                if content is not None:
+                    held.read[place] = content
+        held.reading = time.perf_counter() - started
 
     def _inputs(self, held: NativeTask) -> list[Any] | None:
         """What the holds have of each sample; ``None`` for a file that is to be read."""
+        files = self._files
         inputs: list[Any] = [None] * len(held.task.keys)
-        lookups = [lookup for lookup in (held.pixels, held.files) if lookup is not None]
+        lookups = [lookup for lookup in (held.made, held.files) if lookup is not None]
         for lookup in lookups:
             samples = lookup.found.samples
-            if self._labels is not None:
-                samples = [sample and sample[0] for sample in samples]
+            if files.content_field is not None:
+                samples = [sample and files.content(sample) for sample in samples]
             if len(lookup.places) == len(inputs):
                 inputs = list(samples)
                 continue
             for place, sample in zip(lookup.places, samples, strict=True):
                 if sample is not None:
                     inputs[place] = sample
-        if self._contents:
+        if files.contents:
             for place, index in enumerate(held.task.keys.indices):
                 if inputs[place] is None:
-                    inputs[place] = self._contents.get(index)
-        return inputs if lookups or self._contents else None
+                    inputs[place] = files.contents.get(index)
+        return inputs if lookups or files.contents or files.read is not None else None
 
     def _kept(self, held: NativeTask) -> NDArray[np.int64] | None:
-        """1 for each sample whose pixels will be kept."""
-        if held.pixels is None:
+        """1 for each sample of which the result of the head will be kept."""
+        if held.made is None:
             return None
         kept = np.zeros(len(held.task.keys), dtype=np.int64)
-        kept[held.pixels.to_keep()] = 1
+        kept[held.made.to_keep] = 1
         return kept
 
     def run_in_python(self, held: NativeTask, place: int, runner: Runner) -> None:
@@ -257,37 +289,58 @@ class NativeRoad:
         return report
 
     def _tally(self, held: NativeTask, job: Any) -> Tally:
-        reading, working, heading, head_augmenting, augmenting, nbytes, files = job.spent
-        segments, tally = self._segments, held.context.tally
+        *_, nbytes, files = job.spent
+        tally = held.context.tally
         by_python = held.reports.keys()
         count = len(held.task.keys) - len(by_python)
         above = count
-        if held.pixels is not None:
-            missing = held.pixels.missing()
+        if held.made is not None:
+            missing = held.made.missing
             above = sum(place not in by_python for place in missing) if by_python else len(missing)
         stages = len(tally.samples)
-        head = segments.stages_above_hold
+        head = self._segments.stages_above_hold
         tally.samples[:] = [files] + [above] * (head - 1) + [count] * (stages - head)
-        # Seconds of a stage include those of the stages above it.
+        seconds = self._seconds_by_step(job) if job.steps else self._seconds(job)
+        tally.seconds[:] = [held.reading + part for part in seconds]
+        read = [view for place, view in held.read.items() if place not in by_python]
+        tally.samples[0] += len(read)
+        tally.bytes_read = nbytes + sum(map(len, read))
+        return tally
+
+    def _seconds(self, job: Any) -> list[float]:
+        """Seconds of each stage and the stages above it, for images."""
+        reading, working, heading, head_augmenting, augmenting, *_ = job.spent
+        segments, stages = self._segments, self._stages
         framed = reading + working - augmenting
         first = 1 if segments.cache is None else 2
-        tally.seconds[:] = [reading] * first + [framed] * (stages - first)
+        seconds = [reading] * first + [framed] * (stages - first)
         if segments.hold is not None:
+            head = segments.stages_above_hold
             decoded = reading + heading - head_augmenting
-            tally.seconds[first : head - 1] = [decoded] * (head - 1 - first)
-            tally.seconds[head - 1 : head + 1] = [reading + heading] * 2
-        tally.seconds[-1] = reading + working
-        tally.bytes_read = nbytes
-        return tally
+            seconds[first : head - 1] = [decoded] * (head - 1 - first)
+            seconds[head - 1 : head + 1] = [reading + heading] * 2
+        seconds[-1] = reading + working
+        return seconds
+
+    def _seconds_by_step(self, job: Any) -> list[float]:
+        """The same for sounds: every stop that keeps no samples is a step."""
+        reading, working, *_ = job.spent
+        seconds, steps = [reading], iter(job.steps)
+        for stop in self._road.stops:
+            seconds.append(seconds[-1] + (0.0 if stop.keeps else next(steps)))
+        seconds[-1] = reading + working
+        return seconds
 
     def _keep(self, held: NativeTask, job: Any) -> dict[int, list[Offer]]:
         """Put what is new into the holds. Returns the offers by place."""
         offers: dict[int, list[Offer]] = {}
-        for lookup, results in ((held.files, job.files), (held.pixels, job.pixels)):
+        reports = held.reports
+        contents = held.contents if self._paths is None else job.files
+        for lookup, results in ((held.files, contents), (held.made, job.made)):
             if lookup is None:
                 continue
-            lookup.count(set(held.reports))
-            places = [place for place in lookup.to_keep() if place not in held.reports]
+            lookup.count(reports)
+            places = [place for place in lookup.to_keep if place not in reports]
             if places and not held.errors:
                 for place, offer in self._keep_in(lookup, held, places, results()):
                     offers.setdefault(place, []).append(offer)
@@ -299,15 +352,13 @@ class NativeRoad:
         """Keep the results of these places. Returns the offers that were made for them."""
         # A task that was cancelled has not prepared all of them.
         places = [place for place in places if results[place] is not None]
-        keys = held.task.keys
-        indices = [keys.indices[place] for place in places]
+        all_indices, all_versions = held.task.keys.indices, held.versions
+        indices = [all_indices[place] for place in places]
         samples: list[Any] = [results[place] for place in places]
-        if lookup is held.pixels:
+        if lookup is held.made:
             samples = [np.asarray(sample) for sample in samples]
-        if self._labels is not None:
-            labels = self._labels(np.array(indices, dtype=np.int64)).tolist()
-            samples = list(zip(samples, labels, strict=True))
-        versions = [held.versions[place] for place in places] if held.versions else ()
+        samples = self._files.samples(samples, indices)
+        versions = [all_versions[place] for place in places] if all_versions else ()
         before = len(held.context.offers)
         lookup.access.keep(indices, versions, samples)
         made = {offer[1]: offer for offer in held.context.offers[before:]}
@@ -326,7 +377,7 @@ def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
     ``stacked``: samples are stacked into batches in place, without a collate function.
     """
     files = road.source.file_samples() if stacked and native.kernel_available() else None
-    segments = None if files is None else _segments(road, _lender)
+    segments = None if files is None else _segments(road, files, _lender)
     if files is None or segments is None:
         return None
     return NativeRoad(road, segments, files)
@@ -334,29 +385,49 @@ def native_road(road: Road, *, stacked: bool) -> NativeRoad | None:
 
 def can_be_native(road: Road, *, stacked: bool) -> bool:
     """Whether ``native_road`` will return a road, once the stores are open."""
-    if not stacked or not native.kernel_available() or road.source.file_samples() is None:
-        return False
-    return _segments(road, _can_lend) is not None
+    files = road.source.file_samples() if stacked and native.kernel_available() else None
+    return files is not None and _segments(road, files, _can_lend) is not None
 
 
-def _segments(road: Road, lender: Callable[[Stop, Road], Hold | None]) -> _Segments | None:
+def _segments(
+    road: Road, files: FileSamples, lender: Callable[[Stop, Road], Hold | None]
+) -> _Segments | None:
     stops = list(road.stops)
     cache = lender(stops[0], road) if stops else None
     if cache is not None:
         del stops[0]
     place = next((i for i, stop in enumerate(stops) if keeps_samples(stop)), None)
     if place is None:
-        work = _joined(stops, road.seed)
-        if work is None or not work.reads_files or not work.fills_rows:
+        work = _joined(stops, road.seed, files.content_field)
+        if (
+            work is None
+            or not work.reads_files
+            or not work.fills_rows
+            or not _suits(work, road, files)
+        ):
             return None
         return _Segments(cache, None, None, work, 1)
     hold = lender(stops[place], road)
-    head, work = _joined(stops[:place], road.seed), _joined(stops[place + 1 :], road.seed)
+    head = _joined(stops[:place], road.seed, files.content_field)
+    work = _joined(stops[place + 1 :], road.seed, files.content_field)
     if hold is None or head is None or work is None:
         return None
-    if not (head.reads_files and head.makes_pixels and work.fills_rows) or work.reads_files:
+    if not (head.reads_files and head.makes_input and work.fills_rows) or work.reads_files:
+        return None
+    if not _suits(head, road, files):
         return None
     return _Segments(cache, head, hold, work, 1 + len(road.stops[: road.stops.index(hold)]))
+
+
+_LOOKS = 16
+"""Files whose names are looked at, evenly spread over all."""
+
+
+def _suits(work: KernelWork, road: Road, files: FileSamples) -> bool:
+    """Whether the kernel can probably decode the files. Those that it leaves take the GIL."""
+    count = len(road.source)
+    looks = range(0, count, count if files.peek else max(1, count // _LOOKS))
+    return all(work.suits(road.source.name(index), files.peek) for index in looks)
 
 
 def _lender(stop: Stop, road: Road) -> Hold | None:
@@ -372,10 +443,10 @@ def _can_lend(stop: Stop, road: Road) -> Hold | None:
     return stop if keeps_samples(stop) and stop.can_lend else None
 
 
-def _joined(stops: list[Stop], seed: int) -> KernelWork | None:
+def _joined(stops: list[Stop], seed: int, field: str | int | None) -> KernelWork | None:
     whole: KernelWork | None = None
     for stop in stops:
-        work = stop.for_kernel(seed)
+        work = stop.for_kernel(seed, field)
         if work is None:
             return None
         whole = work if whole is None else whole.joined(work)
@@ -384,11 +455,21 @@ def _joined(stops: list[Stop], seed: int) -> KernelWork | None:
     return whole
 
 
-def _look_up(hold: Hold, context: StepContext, keys: Keys, places: list[int]) -> Lookup:
+def _look_up(hold: Hold, context: StepContext, keys: Keys, places: list[int] | None) -> Lookup:
     access = hold.lent(context)
     if access is None:
         raise TypeError(f"{hold.name} does not lend its samples any more")
-    return Lookup(access, places, access.find(keys.pick(places)))
+    return Lookup.of(access, keys, places)
+
+
+def _column(task: Task, field: str | int | None) -> Any:
+    """The column of the batch for a field of samples; ``None`` if it has none."""
+    skeleton: Any = None if task.layout is None else task.layout.skeleton
+    try:
+        number = skeleton if field is None else skeleton[field]
+    except (TypeError, LookupError):
+        return None
+    return task.columns[number] if type(number) is int else None
 
 
 def _close_gaps(task: Task, report: TaskReport) -> None:

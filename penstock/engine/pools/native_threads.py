@@ -124,10 +124,7 @@ class NativePool(ThreadPool):
                 task = job.tag.task
                 self._jobs.pop(task.id, None)
                 desk.done(task.id, self._outcome(job))
-                with self._deferring:
-                    deferred = [self._deferred.popleft() for _ in range(len(self._deferred))]
-                for task in deferred:
-                    self._submit(desk, task)
+                self._submit_deferred(desk)
             del job
             self._take_tasks(desk, number, runner)
             del desk
@@ -148,6 +145,8 @@ class NativePool(ThreadPool):
                 del self._current[number]
                 desk.done(task.id, outcome)
                 continue
+            if self._road.reads_in_python:
+                self._queue.ask()  # another worker reads the files of the next task meanwhile
             self._submit(desk, task)
         if desk.starved:
             retry, self._retry = self._retry, min(2 * self._retry, LONGEST_RETRY)
@@ -155,18 +154,28 @@ class NativePool(ThreadPool):
 
     def _submit(self, desk: Desk, task: Task) -> None:
         """Put a task into the queue, or defer it."""
+        held = None
         try:
             # Under the lock: the task that this one waits for must not end before it is deferred.
             with self._deferring:
-                job = self._road.job(task)
-                if job is None:
+                held = self._road.look_up(task)
+                if held is None:
                     self._deferred.append(task)
                     return
+            job = self._road.job(held)
         except Exception as error:
             desk.done(task.id, Outcome(TaskReport(), error=error))
+            if held is not None:
+                self._submit_deferred(desk)
             return
         self._jobs[task.id] = job
         self._queue.submit(job)
+
+    def _submit_deferred(self, desk: Desk) -> None:
+        with self._deferring:
+            deferred = [self._deferred.popleft() for _ in range(len(self._deferred))]
+        for task in deferred:
+            self._submit(desk, task)
 
 
 def _one_sample(task: Task, row: int) -> Task:

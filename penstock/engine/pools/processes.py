@@ -239,6 +239,8 @@ class ProcessPool:
         self._alone = False
         """The zygote has threads, so each worker is a program by itself."""
         self._wake: tuple[int, int] | None = None
+        self._notified = False
+        """The thread of the pool was woken, and has not given out tasks since."""
         self._closing = False
         self._failed_starts = FailedStarts()
         self._due: dict[int, float] = {}
@@ -267,7 +269,7 @@ class ProcessPool:
         if self._reader is not None:
             return
         self._desk = weakref.ref(desk)
-        self._closing = False
+        self._closing = self._notified = False
         self._pid = os.getpid()
         self._failed_starts = FailedStarts()
         self._due, self._warning, self._given_up = {}, None, False
@@ -291,13 +293,15 @@ class ProcessPool:
         self._reader.start()
 
     def notify(self) -> None:
-        desk = self._desk()
-        if desk is None:
+        if threading.current_thread() is self._reader:
+            self._serve_all()
             return
+        # Sending tasks here would hold up the training loop.
         with self._lock:
-            if self._closing:
+            if self._closing or self._notified or self._wake is None:
                 return
-            self._fill(desk, list(self._workers.values()))
+            self._notified = True
+            os.write(self._wake[1], b"x")
 
     def help(self) -> bool:
         return False
@@ -630,6 +634,7 @@ class ProcessPool:
                     worker: _WorkerHandle | None = event.data
                     if worker is None:
                         os.read(event.fd, 1)
+                        self._serve_all()
                     elif self._closing or self._workers.get(worker.number) is not worker:
                         continue  # buried because of another event
                     elif event.fd != worker.exit_fd:
@@ -646,6 +651,14 @@ class ProcessPool:
             self._restart_workers(due)
         except Exception as error:  # only ``close`` may end this thread
             self._report_broken(error)
+
+    def _serve_all(self) -> None:
+        """Give tasks to all workers that lack some."""
+        desk = self._desk()
+        with self._lock:
+            self._notified = False
+            if desk is not None and not self._closing:
+                self._fill(desk, list(self._workers.values()))
 
     def _serve(self, workers: list[_WorkerHandle]) -> None:
         """Give workers that have finished tasks others, and rest if all have some in advance."""

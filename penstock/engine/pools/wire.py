@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
+from numpy.typing import NDArray
 
+import penstock
 from penstock.engine.slots import shared_file
+
+RELEASE = f"{penstock.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
+"""A node refuses jobs and machines of another release: pipelines are not portable between them."""
 
 _PACKET = 1 << 16
 _MOST_DESCRIPTORS = 8
@@ -64,6 +71,33 @@ class Vocabulary:
             shown = message[:1] if isinstance(message, list) else type(message).__name__
             raise ProtocolError(f"not a message: {shown!r}") from None
 
+    def encode(self, record: tuple[Any, ...]) -> bytes:
+        """The record as bytes."""
+        # Names of files need not be valid UTF-8: Python has the other bytes as surrogates.
+        encoded: bytes = msgpack.packb(
+            self.pack(record), use_bin_type=True, unicode_errors="surrogatepass"
+        )
+        return encoded
+
+    def decode(self, body: Any) -> Any:
+        """The record that was encoded. Raises ProtocolError."""
+        try:
+            message = msgpack.unpackb(
+                body, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
+            )
+        except Exception as error:  # msgpack raises exceptions of many kinds
+            raise ProtocolError(f"not a message: {type(error).__name__}: {error}") from None
+        return self.unpack(message)
+
+
+def check_types(record: tuple[Any, ...], allowed: Sequence[tuple[type, ...]]) -> None:
+    """Raise ProtocolError if a field of a record has another type than the ``allowed`` ones."""
+    fields: tuple[str, ...] = type(record)._fields  # type: ignore[attr-defined]
+    for value, types, field in zip(record, allowed, fields, strict=True):
+        if type(value) not in types:
+            kind = type(record).__name__
+            raise ProtocolError(f"{kind} with {field} of type {type(value).__name__}")
+
 
 class Wire:
     """One end of a socket pair. Sending and receiving may happen in different threads.
@@ -84,11 +118,7 @@ class Wire:
 
     def encode(self, record: tuple[Any, ...]) -> bytes:
         """The record as bytes, for ``send_encoded``."""
-        # Names of files need not be valid UTF-8: Python has the other bytes as surrogates.
-        packed: bytes = msgpack.packb(
-            self._vocabulary.pack(record), use_bin_type=True, unicode_errors="surrogatepass"
-        )
-        return packed
+        return self._vocabulary.encode(record)
 
     def send(self, record: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         self.send_encoded(self.encode(record), fds)
@@ -147,12 +177,12 @@ class Wire:
 
     def _record(self, packet: bytes, fds: list[int]) -> Any:
         if packet[:1] == _INLINE:
-            return self._vocabulary.unpack(_decoded(packet[1:]))
+            return self._vocabulary.decode(packet[1:])
         if packet != _IN_MEMFD or not fds:
             raise ProtocolError(f"not a message: {packet[:8]!r}")
         memfd = fds.pop()
         try:
-            return self._vocabulary.unpack(_decoded(_read_all(memfd, self._largest)))
+            return self._vocabulary.decode(_read_all(memfd, self._largest))
         except OSError as error:
             raise ProtocolError(f"not a message: {error}") from None
         finally:
@@ -160,15 +190,6 @@ class Wire:
 
     def close(self) -> None:
         self.socket.close()
-
-
-def _decoded(body: Any) -> Any:
-    try:
-        return msgpack.unpackb(
-            body, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-    except Exception as error:  # msgpack raises exceptions of many kinds
-        raise ProtocolError(f"not a message: {type(error).__name__}: {error}") from None
 
 
 def _write_all(fd: int, body: bytes) -> None:
@@ -224,3 +245,13 @@ class MappedSlots:
     def forget(self, slot: int) -> bool:
         """Record that a slot is unmapped. Returns whether it was mapped."""
         return self._order.pop(slot, self) is None
+
+
+def pack_integers(array: NDArray[np.int64] | None) -> bytes | None:
+    """Integers for a message: little-endian, 64 bits each."""
+    return None if array is None else array.astype("<i8", copy=False).tobytes()
+
+
+def unpack_integers(data: bytes | None) -> NDArray[np.int64] | None:
+    """The integers that were packed."""
+    return None if data is None else np.frombuffer(data, "<i8").astype(np.int64)

@@ -51,8 +51,9 @@ _KNOWN_SAMPLING = (
 )
 """Sampling factors of three components that simplejpeg reads; it refuses all others."""
 
-_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
-"""A marker in entropy-coded data, where 0xFF is followed by 0."""
+_MARKER = re.compile(rb"\xff\xff*([^\x00\xff])", re.DOTALL)
+"""A marker in entropy-coded data, where 0xFF is followed by 0. Since the pattern begins with a
+literal byte, re skips to the next 0xFF with memchr: 26 us for 110 KB, and 540 us for ``\\xff+``."""
 
 _BEFORE_END = re.compile(r"extraneous bytes before marker 0xd9$")
 """simplejpeg reports its first warning only, as text. This one says that libjpeg has decoded all
@@ -99,8 +100,8 @@ def size(data: memoryview) -> tuple[int, int]:
     return header.height, header.width
 
 
-def checked(data: memoryview) -> memoryview | bytes:
-    header = read_header(data)
+def checked(data: memoryview, header: Header | None = None) -> memoryview | bytes:
+    header = header or read_header(data)
     if header.several_scans:
         _count_scans(data, header)
     return _without(data, header.stray)
