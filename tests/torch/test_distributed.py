@@ -50,11 +50,16 @@ def report(found):
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without what a launcher of these tests may have set."""
+    """The environment without what a launcher of these tests may have set.
+
+    Without the barrier, a rank that has finished may leave while another one is still connecting
+    to it, whose ``init_process_group`` then fails.
+    """
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "SLURM_", "OMPI_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_DIST_INIT_BARRIER": "1"}
+    return {**kept, "PYTHONPATH": path, **own, **more}
 
 
 def run_ranks(script: str, place: Path, *, launched: bool = False, world: int = 2) -> list[Any]:
@@ -65,12 +70,13 @@ def run_ranks(script: str, place: Path, *, launched: bool = False, world: int = 
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world)} if launched else {}
         words = [str(rank), str(world), str(place / "store"), str(place / f"out-{rank}")]
-        errors = place / f"errors-{rank}"
-        processes.append(start(program, words, clean_environment(**variables), errors))
+        log = place / f"errors-{rank}"
+        processes.append(start(program, words, clean_environment(**variables), log))
     try:
-        for rank, process in enumerate(processes):
+        for process in processes:
             process.join(150)
-            assert process.exitcode == 0, (place / f"errors-{rank}").read_text()
+        errors = "\n".join(path.read_text() for path in sorted(place.glob("errors-*")))
+        assert [process.exitcode for process in processes] == [0] * world, errors
     finally:
         for process in processes:
             process.kill()
