@@ -176,12 +176,17 @@ class DividedCache:
         """The first owners, as far as the machines have said which ranks they train."""
         names = tuple(machine.name for machine in machines)
         place_of_rank = np.full(int(self._ranks.max(initial=-1)) + 2, NOBODY, np.uint16)
+        times = np.zeros(len(place_of_rank), np.int64)
+        times[list(self._hosted)] = 1
         for place, machine in enumerate(machines):
             for content, digest, ranks in machine.ranks:
                 if content == self.content and digest == self._digest:
                     known = [rank for rank in ranks if 0 <= rank < len(place_of_rank) - 1]
                     place_of_rank[known] = place
+                    times[known] += machine.name != self._me
         place_of_rank[list(self._hosted)] = names.index(self._me)
+        # Jobs of a search: several machines have this rank, and meet its samples at the same time.
+        place_of_rank[times > 1] = NOBODY
         # The last entry is that of rank -1: samples that the first epoch does not deal.
         place_of_rank[-1] = NOBODY
         return FirstOwners(self.content, names, place_of_rank[self._ranks])

@@ -34,6 +34,8 @@ from penstock.cluster.protocol import (
     MOST_LEAVES,
     REPLIES,
     AnswersHead,
+    BatchHead,
+    BatchPiece,
     Hello,
     HelloReply,
     Kept,
@@ -42,6 +44,7 @@ from penstock.cluster.protocol import (
     RefusalKind,
     RemoteTask,
     RowsHead,
+    WantedBatch,
     WantedValues,
     decode,
     encode,
@@ -60,6 +63,8 @@ from penstock.cluster.transport import (
     Received,
     RemoteRows,
     answer_messages,
+    batch_messages,
+    batch_pieces,
     split_answers,
     value_messages,
 )
@@ -199,10 +204,12 @@ class _FlightService(flight.FlightServerBase):  # type: ignore[misc]
         # All of it happens in the generator, which ends in any case; do_get may not be followed
         # by anything if the client has gone.
         with self._serving_peer(peer):
-            request = _request(body, WantedValues, RemoteTask)
+            request = _request(body, WantedValues, RemoteTask, WantedBatch)
             heads: Iterator[tuple[Any, list[Any]]]
             if isinstance(request, WantedValues):
                 heads = answer_messages(self._handler.get(peer, request), request.most_bytes)
+            elif isinstance(request, WantedBatch):
+                heads = batch_messages(*self._handler.batch(peer, request), request.most_bytes)
             else:
                 heads = self._rows(peer, request)
             for head, buffers in heads:
@@ -461,6 +468,24 @@ class FlightLink:
                 yield RemoteRows(head.first, head.rows, leaves, head.report)
             received.end()
 
+    def batch(
+        self, wanted: WantedBatch, *, timeout: float
+    ) -> tuple[BatchHead, Iterator[memoryview]]:
+        stream = self._stream(wanted, timeout)
+        with self._told():
+            messages = stream.messages(BatchHead, BatchPiece)
+            head, buffers = next(messages, (None, []))
+            if not isinstance(head, BatchHead) or buffers or head.nbytes > wanted.most_bytes:
+                stream.close()
+                raise ProtocolError("no head of a batch, or one of too many bytes")
+        return head, self._pieces(head.nbytes, messages, stream)
+
+    def _pieces(
+        self, nbytes: int, messages: Iterator[Any], stream: _Stream
+    ) -> Iterator[memoryview]:
+        with stream, self._told():
+            yield from batch_pieces(messages, nbytes)
+
     def put(self, offered: Offered, values: list[Any], *, timeout: float) -> list[bool]:
         with self._told():
             descriptor = flight.FlightDescriptor.for_command(encode(offered))
@@ -485,7 +510,7 @@ class FlightLink:
             stream.close()
         self._client.close()
 
-    def _stream(self, request: WantedValues | RemoteTask, timeout: float) -> _Stream:
+    def _stream(self, request: WantedValues | RemoteTask | WantedBatch, timeout: float) -> _Stream:
         with self._told():
             ticket = flight.Ticket(encode(request))
             stream = _Stream(self._client.do_get(ticket, self._options(timeout)))
@@ -542,13 +567,13 @@ class _Stream:
     def __init__(self, reader: Any) -> None:
         self._reader = reader
 
-    def messages(self, kind: type[tuple[Any, ...]]) -> Iterator[tuple[Any, list[memoryview]]]:
+    def messages(self, *kinds: type[tuple[Any, ...]]) -> Iterator[tuple[Any, list[memoryview]]]:
         if not self._reader.schema.equals(_SCHEMA):
             raise ValueError("values of another type")
         for chunk in self._reader:
             if chunk.data is None:
                 raise ValueError("a message without values")
-            yield decode(_view(chunk.app_metadata), kind), _buffers(chunk.data)
+            yield decode(_view(chunk.app_metadata), *kinds), _buffers(chunk.data)
 
     def close(self) -> None:
         self._reader.cancel()

@@ -41,6 +41,21 @@ LONGEST_PAUSE = 30.0
 Role = Literal["trains", "helps"]
 
 
+class HostedGroup(NamedTuple):
+    """A group (``share=``) that has members on a machine.
+
+    ``name``, ``content``: digests of its name and of what it prepares. ``unit``: samples in its
+    batches. ``speed``: samples per second that the machine prepares, 0 if not known. ``parts``: the
+    ranks and batch sizes of its members.
+    """
+
+    name: str
+    content: str
+    unit: int
+    speed: int
+    parts: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A machine of the cluster, as its node describes itself.
@@ -52,6 +67,7 @@ class Machine:
     - ``role``: ``"helps"`` for machines without training processes of their own.
     - ``ranks``: of each cache, the ranks that train on this machine: (content, digest, ranks). The
       digest says how the samples are dealt to ranks in the first epoch.
+    - ``groups``: the groups that have members on this machine.
     """
 
     name: str
@@ -62,6 +78,7 @@ class Machine:
     version: int = 1
     role: Role = "trains"
     ranks: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    groups: tuple[HostedGroup, ...] = ()
 
 
 class Stamp(NamedTuple):

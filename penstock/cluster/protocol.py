@@ -5,7 +5,8 @@ A node that connects to another, or wants to know whether it is alive, sends ``H
 tells the owner of samples where they are kept. Values are requested with ``WantedValues`` and come
 back behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
 ``Kept`` says which of them it keeps. A task for the workers of another machine is ``RemoteTask``;
-its rows come back behind ``RowsHead``.
+its rows come back behind ``RowsHead``. A batch of a group that has members on both machines is
+requested with ``WantedBatch``; ``BatchHead`` comes back, and its bytes behind ``BatchPiece``.
 
 All records are plain data: nothing that another machine sends is ever unpickled.
 """
@@ -47,6 +48,18 @@ LONGEST_NAME = 255
 
 MOST_RANKS = 4096
 """Ranks that train on one machine."""
+
+MOST_GROUPS, MOST_PARTS = 256, 1024
+"""Groups with members on one machine, and parts of a group."""
+
+LARGEST_LAYOUT = 1 << 20
+"""Bytes that describe the arrays of a batch."""
+
+LONGEST_WAIT = 60.0
+"""Seconds that a machine may be asked to hold a request for a batch."""
+
+MOST_BAD = 1024
+"""Bad samples of a batch. A batch with more is not sent."""
 
 ROLES = ("trains", "helps")
 
@@ -113,7 +126,8 @@ class HeartbeatReply(NamedTuple):
 
 
 WireMachine = list[Any]
-"""The fields of a machine: name, address, incarnation, cores, cache bytes, version, role, ranks."""
+"""The fields of a machine: name, address, incarnation, cores, cache bytes, version, role, ranks,
+groups."""
 
 WireStamp = list[int]
 """The fields of a stamp: term, incarnation, version."""
@@ -237,6 +251,64 @@ class RowsHead(NamedTuple):
     report: dict[str, Any]
 
 
+class WantedBatch(NamedTuple):
+    """Asks for a prepared batch of a group.
+
+    - ``group``: digest of the group's name and of what it prepares. ``part`` to ``digest``: the
+      name of the batch. ``indices``, ``replicas``, ``spent``: its samples (see ``BatchKeys``).
+    - ``most_bytes``: the batch may have at most this many bytes. ``wait``: seconds within which it
+      must be ready; after that it is refused.
+    - ``ahead``: batches that the member who wants it takes before. ``position``: [epoch, first
+      batch, batches of the epoch, batches done] of the member that is furthest behind.
+    """
+
+    group: str
+    part: str
+    epoch: int
+    number: int
+    digest: str
+    indices: bytes
+    replicas: bytes | None
+    spent: bytes | None
+    most_bytes: int
+    wait: float
+    ahead: int
+    position: list[int]
+
+
+BatchState = Literal["present", "absent", "later", "failed", "unsendable"]
+BATCH_STATES: tuple[BatchState, ...] = ("present", "absent", "later", "failed", "unsendable")
+"""``absent``: this machine does not prepare the batch. ``later``: it was not ready in time.
+``failed``: it could not be prepared. ``unsendable``: it is not plain data."""
+
+
+class BatchHead(NamedTuple):
+    """The answer to ``WantedBatch``. If it is present, ``nbytes`` follow, behind ``BatchPiece``.
+
+    - ``layout``: the arrays of the batch, as plain data; ``None`` if a packed value follows.
+    - ``beside``: fields of text or bytes, as plain data, or ``None``.
+    - ``bad``: [index, name, stage, error] of its bad samples.
+    """
+
+    state: BatchState
+    rows: int
+    nbytes: int
+    layout: bytes | None
+    beside: bytes | None
+    bad: list[list[Any]]
+
+    @classmethod
+    def without(cls, state: BatchState) -> BatchHead:
+        """An answer without a batch."""
+        return cls(state, 0, 0, None, None, [])
+
+
+class BatchPiece(NamedTuple):
+    """Bytes of a batch follow, those from ``first`` on."""
+
+    first: int
+
+
 VOCABULARY = Vocabulary(
     hello=Hello,
     hello_reply=HelloReply,
@@ -253,6 +325,9 @@ VOCABULARY = Vocabulary(
     kept=Kept,
     task=RemoteTask,
     rows=RowsHead,
+    want_batch=WantedBatch,
+    batch=BatchHead,
+    piece=BatchPiece,
 )
 
 CONTROL = (Hello, HeartbeatSent, Spilled, GetMachineStatus)
@@ -317,7 +392,7 @@ _BYTES = _FieldLimit((int,), 0, LARGEST_ANSWER)
 _KEYS = _FieldLimit((bytes,), 8, 8 * MOST_KEYS)
 _KEYS_OR_NONE = _FieldLimit((bytes, _NONE), 8, 8 * MOST_KEYS)
 _SENDER = (
-    _FieldLimit((list,), 8, 8),
+    _FieldLimit((list,), 9, 9),
     _FieldLimit((list,), 3, 3),
     _FieldLimit((str,), 0, LONGEST_NAME),
     _FieldLimit((int,), 0, MOST_MACHINES),
@@ -353,12 +428,25 @@ _LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
         _FieldLimit((int,), 1, MOST_KEYS),
         _FieldLimit((dict,), 0, 1024),
     ),
+    WantedBatch: (
+        *(_NAME, _NAME, _NUMBER, _NUMBER, _NAME, _KEYS, _KEYS_OR_NONE),
+        _FieldLimit((bytes, _NONE), 0, 8 * MOST_KEYS),
+        *(_BYTES, _FieldLimit((int, float), 0, LONGEST_WAIT), _NUMBER),
+        _FieldLimit((list,), 4, 4),
+    ),
+    BatchHead: (
+        *(_NAME, _FieldLimit((int,), 0, MOST_KEYS), _BYTES),
+        _FieldLimit((bytes, _NONE), 1, LARGEST_LAYOUT),
+        _FieldLimit((bytes, _NONE), 1, LARGEST_RECORD // 2),
+        _FieldLimit((list,), 0, MOST_BAD),
+    ),
+    BatchPiece: (_BYTES,),
 }
 
 
 def _problem(record: tuple[Any, ...]) -> str:
     """What is wrong with the values of a record; empty if nothing is."""
-    if isinstance(record, (WantedValues, Offered, Spilled, RemoteTask)):
+    if isinstance(record, (WantedValues, Offered, Spilled, RemoteTask, WantedBatch)):
         problem = _wrong_keys(record)
         if problem:
             return problem
@@ -381,6 +469,13 @@ def _problem(record: tuple[Any, ...]) -> str:
             return f"unknown kind {record.kind!r}"
     elif isinstance(record, (HeartbeatSent, HeartbeatReply)):
         return _wrong_heartbeat(record)
+    elif isinstance(record, WantedBatch):
+        if not _fits(record.position, (int, int, int, int)):
+            return "a position that is not four numbers"
+        if len(record.spent or b"") % 8:
+            return "arrays of the wrong length"
+    elif isinstance(record, BatchHead):
+        return _wrong_batch(record)
     return ""
 
 
@@ -405,11 +500,36 @@ def _wrong_heartbeat(record: HeartbeatSent | HeartbeatReply) -> str:
     return ""
 
 
+def _wrong_batch(record: BatchHead) -> str:
+    if record.state not in BATCH_STATES:
+        return f"unknown state {record.state!r}"
+    if record.state != "present" and record != BatchHead.without(record.state):
+        return "a batch that is not present"
+    if record.layout is None and record.beside is not None:
+        return "fields beside a packed value"
+    for bad in record.bad:
+        if type(bad) is not list or [*map(type, bad)] != [int, str, str, str] or bad[0] < 0:
+            return "bad samples that are not [index, name, stage, error]"
+    return ""
+
+
 def _is_machine(fields: Any) -> bool:
-    if type(fields) is not list or len(fields) != 8 or type(fields[7]) is not list:
+    if type(fields) is not list or len(fields) != 9:
+        return False
+    if type(fields[7]) is not list or type(fields[8]) is not list or len(fields[8]) > MOST_GROUPS:
         return False
     known = _fits(fields[:7], (str, str, int, int, int, int, str)) and bool(fields[0])
-    return known and fields[6] in ROLES and all(map(_are_ranks, fields[7]))
+    known = known and fields[6] in ROLES and all(map(_are_ranks, fields[7]))
+    return known and all(map(_is_group, fields[8]))
+
+
+def _is_group(hosted: Any) -> bool:
+    """Whether a list says what group a machine hosts: [name, content, unit, speed, parts]."""
+    if type(hosted) is not list or len(hosted) != 5 or type(hosted[4]) is not list:
+        return False
+    parts = hosted[4]
+    named = _fits(hosted[:4], (str, str, int, int)) and all(hosted[:3])
+    return named and len(parts) <= MOST_PARTS and _are_names(parts)
 
 
 def _are_ranks(hosted: Any) -> bool:
@@ -439,9 +559,11 @@ def _are_names(names: list[Any], least: int = 1) -> bool:
     return all(type(name) is str and least <= len(name) <= LONGEST_NAME for name in names)
 
 
-def _wrong_keys(record: WantedValues | Offered | Spilled | RemoteTask) -> str:
+def _wrong_keys(record: WantedValues | Offered | Spilled | RemoteTask | WantedBatch) -> str:
     indices = record.indices
-    versions = record.replicas if isinstance(record, RemoteTask) else record.generations
+    versions = (
+        record.replicas if isinstance(record, (RemoteTask, WantedBatch)) else record.generations
+    )
     if len(indices) % 8 or (versions is not None and len(versions) != len(indices)):
         return "arrays of the wrong length"
     if any(integers(data).min() < 0 for data in (indices, versions) if data is not None):

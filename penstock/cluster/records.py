@@ -8,6 +8,7 @@ from typing import Any
 from penstock.cluster.membership import (
     Heartbeat,
     HeartbeatAnswer,
+    HostedGroup,
     Machine,
     MachineLoad,
     Stamp,
@@ -77,6 +78,7 @@ def answer_of(record: HeartbeatReply) -> HeartbeatAnswer:
 
 def _packed(machine: Machine) -> WireMachine:
     ranks = [[content, digest, list(numbers)] for content, digest, numbers in machine.ranks]
+    groups = [[*group[:4], list(group.parts)] for group in machine.groups]
     return [
         machine.name,
         machine.address,
@@ -86,9 +88,14 @@ def _packed(machine: Machine) -> WireMachine:
         machine.version,
         machine.role,
         ranks,
+        groups,
     ]
 
 
 def _machine(fields: list[Any]) -> Machine:
     ranks = tuple((content, digest, tuple(numbers)) for content, digest, numbers in fields[7])
-    return replace(Machine(*fields[:7]), ranks=ranks)
+    groups = tuple(
+        HostedGroup(name, content, unit, speed, tuple(parts))
+        for name, content, unit, speed, parts in fields[8]
+    )
+    return replace(Machine(*fields[:7]), ranks=ranks, groups=groups)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,14 +32,17 @@ from penstock.cluster.membership import (
     Beat,
     ClusterMembership,
     ClusterView,
+    HostedGroup,
     Installed,
     Machine,
     Probe,
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
+    MOST_GROUPS,
     VERSION,
     Acknowledged,
+    BatchHead,
     GetMachineStatus,
     HeartbeatSent,
     Hello,
@@ -47,16 +50,19 @@ from penstock.cluster.protocol import (
     Offered,
     RemoteTask,
     Spilled,
+    WantedBatch,
     WantedValues,
     integers,
 )
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
 from penstock.cluster.secrets import Secrets, read_secrets
+from penstock.cluster.spanning import AskBatch, announced_unit
 from penstock.cluster.transport import (
     KeyAnswer,
     Link,
     PeerFault,
     PeerLost,
+    PeerNonsense,
     PeerRefused,
     RemoteRows,
 )
@@ -86,6 +92,26 @@ AGAIN = 1.0
 """Seconds after a failed connection in which no other is tried."""
 
 
+class SpanningGroup(Protocol):
+    """A group of this machine that may have members on others (``node/span.py``)."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def hosted(self) -> HostedGroup: ...
+
+    def placed(self, machines: Sequence[Machine]) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def serve(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]: ...
+
+    def receive(self, ask: AskBatch, head: BatchHead, pieces: Iterator[memoryview]) -> None: ...
+
+    def request_failed(self, ask: AskBatch, *, lost: bool) -> None: ...
+
+
 class ClusterService:
     """The place of one node among others. ``stores``: caches that are divided over the machines."""
 
@@ -112,6 +138,7 @@ class ClusterService:
         self._again: dict[str, float] = {}
         """By address: when a connection that has failed may be tried again."""
         self._caches: dict[str, DividedCache] = {}
+        self._groups: dict[str, SpanningGroup] = {}
         self._guest_bytes = cache_bytes
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -127,6 +154,8 @@ class ClusterService:
         self._callers = ThreadPoolExecutor(CONTROL, thread_name_prefix="penstock-cluster")
         # Of its own: transfers that wait for a slow machine must not hold up heartbeats.
         self._movers = ThreadPoolExecutor(TRANSFERS, thread_name_prefix="penstock-cluster-move")
+        # Requests for batches wait until these are prepared; samples must not wait for that.
+        self._batches = ThreadPoolExecutor(TRANSFERS, thread_name_prefix="penstock-cluster-batch")
         self._notifier = ThreadPoolExecutor(1, thread_name_prefix="penstock-cluster-notify")
         self._ticker = threading.Thread(
             target=self._tick_often, name="penstock-cluster-tick", daemon=True
@@ -188,6 +217,7 @@ class ClusterService:
             link.close()
         self._callers.shutdown(wait=True, cancel_futures=True)
         self._movers.shutdown(wait=True, cancel_futures=True)
+        self._batches.shutdown(wait=True, cancel_futures=True)
         self._notifier.shutdown(wait=True)
 
     # Time.
@@ -199,9 +229,12 @@ class ClusterService:
                     now = self._clock()
                     decisions: list[Any] = list(self._membership.tick(now))
                     caches = list(self._caches.values())
+                    groups = list(self._groups.values())
                 self._decided(decisions)
                 for cache in caches:
                     cache.tick()
+                for group in groups:
+                    group.tick()
             except Exception:  # the next tick may succeed; without ticks nothing is hedged
                 _log.exception("a tick of the cluster has failed")
 
@@ -263,19 +296,29 @@ class ClusterService:
             link.close()
         for cache in self._all_caches():
             cache.place(view.machines)
+        with self._lock:
+            groups = list(self._groups.values())
+        for group in groups:
+            group.placed(view.machines)
 
     def _all_caches(self) -> list[DividedCache]:
         with self._lock:
             return list(self._caches.values())
 
     def announce(self) -> None:
-        """Tell the other machines how much room this one has, and which ranks it trains."""
+        """Tell the other machines how much room this one has, which ranks it trains, and which
+        groups have members here."""
+        with self._lock:
+            hosting = list(self._groups.values())
+        # Without the lock: a group that holds its own may be calling this service.
+        hosted = [group.hosted for group in hosting]
+        groups = tuple(sorted(group for group in hosted if group.parts)[:MOST_GROUPS])
         with self._lock:
             caches = list(self._caches.values())
             room = max([self._guest_bytes, *(cache.budget for cache in caches)])
             ranks = tuple(sorted(cache.hosted for cache in caches if cache.hosted[2]))
             me = self._membership.me
-            changed = replace(me, cache_bytes=room, ranks=ranks)
+            changed = replace(me, cache_bytes=room, ranks=ranks, groups=groups)
             self._membership.change(changed, self._clock())
 
     # Connections.
@@ -424,6 +467,49 @@ class ClusterService:
         except PeerFault as fault:
             self._failed(tell.owner, fault)
 
+    # Groups with members on several machines.
+
+    def opened_group(self, group: SpanningGroup) -> None:
+        """A group of this machine may have members on others."""
+        with self._lock:
+            self._groups[group.key] = group
+            machines = self._membership.view.machines
+        group.placed(machines)
+        self.announce()
+
+    def closed_group(self, group: SpanningGroup) -> None:
+        with self._lock:
+            if self._groups.get(group.key) is group:
+                del self._groups[group.key]
+        if not self._closing.is_set():
+            self.announce()
+
+    def unit_of(self, name: str, content: str) -> int | None:
+        """Samples in a batch of this group on other machines; ``None`` if they do not have it."""
+        with self._lock:
+            machines = self._membership.view.machines
+        return announced_unit(name, content, machines, self.machine)
+
+    def ask_batch(self, group: SpanningGroup, ask: AskBatch, wanted: WantedBatch) -> None:
+        """Ask another machine for a batch, in a thread of its own."""
+        _submit(self._batches, self._fetch_batch, group, ask, wanted)
+
+    def _fetch_batch(self, group: SpanningGroup, ask: AskBatch, wanted: WantedBatch) -> None:
+        try:
+            link = self._link(self._address_of(ask.machine))
+            head, pieces = link.batch(wanted, timeout=wanted.wait + TRANSFER)
+            group.receive(ask, head, pieces)
+            with self._lock:
+                self.received[ask.machine] += head.nbytes
+        except PeerFault as fault:
+            group.request_failed(ask, lost=self._failed(ask.machine, fault))
+        except ValueError as error:
+            self._failed(ask.machine, PeerNonsense(f"{ask.machine} sent an odd batch: {error}"))
+            group.request_failed(ask, lost=False)
+        except BaseException:
+            group.request_failed(ask, lost=False)
+            raise
+
     # What other machines ask (see ``Handler``).
 
     def control(self, peer: str, message: Any) -> Any:
@@ -467,6 +553,16 @@ class ClusterService:
 
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
         raise ClusterError("this node prepares no samples for other machines")
+
+    def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
+        with self._lock:
+            group = self._groups.get(wanted.group)
+        if group is None:
+            return BatchHead.without("absent"), []
+        head, buffers = group.serve(peer, wanted)
+        with self._lock:
+            self.sent[peer] += head.nbytes
+        return head, buffers
 
     def _cache(self, content: str) -> DividedCache | None:
         with self._lock:

@@ -14,8 +14,11 @@ from penstock.cluster.protocol import (
     LARGEST_VALUE,
     AnswersHead,
     AnswerState,
+    BatchHead,
+    BatchPiece,
     Offered,
     RemoteTask,
+    WantedBatch,
     WantedValues,
     integers,
 )
@@ -92,6 +95,10 @@ class Handler(Protocol):
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
         """The rows of a tiny-batch, as they get ready."""
 
+    def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
+        """A prepared batch: its head, and buffers of ``nbytes`` in all. Waits for it, but not
+        longer than ``wanted.wait``."""
+
 
 class Link(Protocol):
     """A connection to another machine. Several threads may use it at once.
@@ -114,6 +121,12 @@ class Link(Protocol):
 
     def run(self, task: RemoteTask, *, timeout: float) -> Iterator[RemoteRows]:
         """Let the machine prepare a tiny-batch."""
+
+    def batch(
+        self, wanted: WantedBatch, *, timeout: float
+    ) -> tuple[BatchHead, Iterator[memoryview]]:
+        """Ask for a prepared batch. Waits for its head; the pieces, of ``nbytes`` in all, follow
+        in order."""
 
     def close(self) -> None:
         """End the connection. Calls that are under way fail with PeerLost."""
@@ -199,6 +212,45 @@ def split_answers(head: AnswersHead, values: list[memoryview]) -> Iterator[KeyAn
             yield KeyAnswer(place, state, next(value))
         else:
             yield KeyAnswer(place, state, None, next(moved_to) if state == "moved" else "")
+
+
+def batch_messages(
+    head: BatchHead, buffers: list[Any], most_bytes: int
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A batch as messages: its head alone, then its bytes in pieces of at most ``MESSAGE``.
+
+    The head comes first and alone, so that the receiver can measure how long the bytes take.
+    """
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
+    if sum(map(len, views)) != head.nbytes:
+        raise ValueError(f"a batch of {sum(map(len, views))} bytes, and not {head.nbytes}")
+    if head.nbytes > most_bytes:
+        yield BatchHead.without("unsendable"), []
+        return
+    yield head, []
+    first = 0
+    for view in views:
+        for start in range(0, len(view), MESSAGE):
+            piece = view[start : start + MESSAGE]
+            yield BatchPiece(first), [piece]
+            first += len(piece)
+
+
+def batch_pieces(
+    messages: Iterator[tuple[Any, list[memoryview]]], nbytes: int
+) -> Iterator[memoryview]:
+    """The pieces of a batch. Raises ValueError if they are not ``nbytes``, or not in order."""
+    first = 0
+    for head, buffers in messages:
+        if not isinstance(head, BatchPiece) or head.first != first:
+            raise ValueError("a piece of a batch out of order")
+        for buffer in buffers:
+            first += len(buffer)
+            if first > nbytes:
+                raise ValueError("more bytes than the head of the batch says")
+            yield buffer
+    if first != nbytes:
+        raise ValueError(f"{first} bytes of a batch, and not {nbytes}")
 
 
 def value_messages(values: list[Any]) -> Iterator[list[Any]]:

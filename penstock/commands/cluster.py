@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClusterError
@@ -19,8 +20,9 @@ examples:
   penstock cluster status                      machines, and what they have sent each other
   penstock cluster leave                       this machine works alone again
 
-Loaders with cluster="auto" then use one cache that is divided over all machines. The machines need
-the same secrets: `start` makes them, and prints where they are.
+Loaders with cluster="auto" then use one cache that is divided over all machines; with share="name",
+too, a batch is prepared once for the jobs of all machines. The machines need the same secrets:
+`start` makes them, and prints where they are.
 """
 
 
@@ -122,14 +124,16 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
             "the node of this machine is not part of a cluster. Start one with `penstock cluster "
             "start`, or join one with `penstock cluster join ADDRESS`."
         )
-    sys.stdout.write("\n".join(lines_of(cluster)) + "\n")
+    groups = [] if status is None else status["groups"]
+    sys.stdout.write("\n".join(lines_of(cluster, groups)) + "\n")
     return 0
 
 
-def lines_of(cluster: dict[str, Any]) -> list[str]:
-    """The status of a cluster as lines of text."""
+def lines_of(cluster: dict[str, Any], groups: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """The status of a cluster as lines of text. ``groups``: those of this machine's node."""
     from penstock.config import show_size
     from penstock.host.text import aligned, many
+    from penstock.node.status import span_facts
 
     rows = [("machine", "address", "role", "cache", "free", "state", "sent to it", "got from it")]
     for machine in cluster["machines"]:
@@ -159,4 +163,6 @@ def lines_of(cluster: dict[str, Any]) -> list[str]:
                 f"{cache['storage']:,}",
             )
         )
+    for group in groups:
+        facts += [(f"group {group['name']}", text) for _, text in span_facts(group.get("span"))]
     return [*aligned(facts), "", *aligned(rows, right={3, 4, 6, 7})]

@@ -32,6 +32,7 @@ from penstock.node.protocol import (
     Took,
     Want,
 )
+from penstock.node.span import Span, SpanCalls
 from penstock.node.staging import (
     LACKING,
     ChosenBatches,
@@ -66,7 +67,8 @@ class Group:
 
     ``description``: what it prepares; it must be equal for all members. ``unit``: samples in a
     batch; a member's batch size may also be a divisor or a multiple of it. ``budget``: bytes that
-    staged batches may take.
+    staged batches may take. ``calls``: the cluster, if the group may have members on other
+    machines.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Group:
         workers: WorkerLimit,
         shared_stores: SharedStores,
         clock: Callable[[], float] = time.monotonic,
+        calls: SpanCalls | None = None,
     ) -> None:
         self.name = name
         self.description = description
@@ -119,6 +122,9 @@ class Group:
         """Batches whose samples are on their way from other machines."""
         self._fetched: deque[BatchName] = deque()
         """Those of them whose samples are here, or will not come."""
+        self._last_remote = 0
+        self.span = None if calls is None else Span(self, calls, clock)
+        """The part of the group that is on other machines."""
         self._watchdog = Watchdog()
         self.stalls = 0
         """How many times the watchdog found that the group stood still."""
@@ -132,6 +138,8 @@ class Group:
         with self.lock:
             self.peers[peer.number] = peer
             self.state.join(peer.number, part, lag, self._clock())
+        if self.span is not None:
+            self.span.changed()
 
     def leave(
         self, peer: Peer, used: Sequence[BatchName] | None = None
@@ -152,6 +160,8 @@ class Group:
         self._apply(lambda now: self.state.leave(peer.number, now))
         with self.lock:
             self.peers.pop(peer.number, None)
+        if self.span is not None:
+            self.span.changed()
         return kept
 
     def host(self, dealt: bytes, rank: int) -> None:
@@ -230,6 +240,8 @@ class Group:
             self._carry_out(decisions)
             for name in [name for name in self._wanted if not self.state.is_open(name)]:
                 del self._wanted[name]
+            if self.span is not None:
+                self.span.ask_others()
             if not self._hungry or (
                 not self._wanted and not any(isinstance(made, Drop) for made in decisions)
             ):
@@ -316,7 +328,8 @@ class Group:
         with self.lock:
             self._hungry = True
             for name, keys in [*self._names.values(), *self._fetching.items()]:
-                if self.state.interrupted(name):
+                # Another machine may have sent it meanwhile.
+                if self.state.is_preparing(name) and self.state.interrupted(name):
                     self._wanted[name] = keys
                 self._return_borrowed(name)
             self._forget_batches()
@@ -350,8 +363,9 @@ class Group:
             engine, now = self._engine, self._clock()
             if engine is None or self._closing or self.broken is not None:
                 return
-            starving, prepared = self.state.is_starving(), self.state.prepared_batches
-            fetching = bool(self._fetching)
+            starving = self.state.is_starving()
+            prepared = self.state.prepared_batches + self.state.received_batches
+            fetching = bool(self._fetching) or (self.span is not None and self.span.waits)
         busy = bool(engine.load) or engine.starting or engine.occupied or fetching
         seen = Observation(starving, busy, engine.moves + prepared)
         step = self._watchdog.look(seen, now)
@@ -408,11 +422,14 @@ class Group:
             pids = [str(self.peers[number].pid) for number in waits_for if number in self.peers]
             trouble = self.trouble if self._watchdog.since is not None else ""
             fetching = wanted[0] in self._fetching
+            elsewhere = self.span is not None and self.span.spanning.is_asked(wanted[0])
         if pids:
             return (
                 f"the memory for batches is full, and it waits until process {', '.join(pids)} "
                 "(lag='wait') has taken its batches"
             )
+        if elsewhere:
+            return "another machine prepares it"
         if fetching:
             return "its samples are on their way from other machines"
         if engine.starting:
@@ -454,12 +471,12 @@ class Group:
         with self.lock:
             most = 1 if self._division is None else FETCH_AHEAD
             while len(self._fetching) < most:
-                name, decisions = self.state.choose(self._clock())
-                self._carry_out(decisions)
-                if name is None:
+                chosen = self._choose()
+                if chosen is None:
                     break
+                name, keys = chosen
                 # A copy, because it is known by its ``id`` while it is being prepared.
-                keys = self._fetching[name] = self._wanted.pop(name)._replace()
+                keys = self._fetching[name] = keys._replace()
                 if self._borrow(name, keys):
                     self._fetched.append(name)
             self._hungry = not self._fetched
@@ -470,6 +487,17 @@ class Group:
             keys = self._fetching.pop(name)
             self._names[id(keys)] = (name, keys)
             return keys
+
+    def _choose(self) -> tuple[BatchName, BatchKeys] | None:
+        """The batch that this machine prepares next."""
+        span = self.span
+        again = None if span is None else span.next_again()
+        if again is not None:
+            return again
+        fits = None if span is None else span.is_here
+        name, decisions = self.state.choose(self._clock(), fits)
+        self._carry_out(decisions)
+        return None if name is None else (name, self._wanted.pop(name))
 
     def _borrow(self, name: BatchName, keys: BatchKeys) -> bool:
         """Fetch the samples that other machines keep. Returns whether the batch can begin now."""
@@ -500,14 +528,29 @@ class Group:
             self._carry_out(self._finish(name, ready.value))
 
     def _finish(self, name: BatchName, value: StagedBatch | FailedBatch) -> list[Decision]:
+        span, local = self.span, False
+        if span is not None and not self.state.is_preparing(name):
+            # Another machine was late, and then faster.
+            if isinstance(value, StagedBatch) and value.slot is not None and self._engine:
+                self._engine.ring.release(value.slot)
+            return []
         if isinstance(value, FailedBatch):
+            if span is not None:
+                span.failed(name)
             return self.state.failed(name, pack_error(value.error), self._clock())
+        if span is not None:
+            times = [] if self.meter is None else self.meter.batch_times
+            busy = times[-1] if times else 0.0
+            local = span.prepared(name, value, busy, self._workers.size)
         self._staged[name] = value
-        return self.state.prepared(name, value.size, self._clock())
+        return self.state.prepared(name, value.size, self._clock(), local=local)
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            if isinstance(decision, Give):
+            if isinstance(decision, (Give, Fail)) and decision.member < 0:
+                if self.span is not None:
+                    self.span.carry_out(decision)
+            elif isinstance(decision, Give):
                 staged = self._staged.get(decision.name)
                 if staged is not None:  # none is left in a group that cannot go on
                     self.peers[decision.member].give(decision.name, staged)
@@ -517,6 +560,8 @@ class Group:
                 self.peers[decision.member].send(failed)
             elif isinstance(decision, Drop):
                 self._drop(decision.name)
+                if self.span is not None:
+                    self.span.carry_out(decision)
 
     def _drop(self, name: BatchName) -> None:
         staged = self._staged.pop(name, None)
@@ -530,9 +575,71 @@ class Group:
         else:
             self._engine.ring.release(staged.slot)
 
+    # What ``Span`` needs. The caller holds the lock, except for ``kick``.
+
+    @property
+    def can_receive(self) -> StagingEngine | None:
+        """The engine, if batches of other machines can be staged."""
+        return None if self._closing or self.broken is not None else self._engine
+
+    def carry_out(self, decisions: list[Decision]) -> None:
+        self._carry_out(decisions)
+
+    def staged(self, name: BatchName) -> StagedBatch | None:
+        return self._staged.get(name)
+
+    def take_wanted(self, name: BatchName) -> BatchKeys:
+        """The samples of a batch that is not prepared here for now."""
+        return self._wanted.pop(name)
+
+    def has_samples(self, keys: BatchKeys) -> bool:
+        """Whether the data has these samples, as far as is known."""
+        if self.assembly is None:
+            return True
+        count = len(self.assembly.recipe.pipeline.source)
+        return len(keys.indices) > 0 and int(keys.indices.max()) < count
+
+    def next_remote(self) -> int:
+        """The number of a member that stands for another machine: below 0."""
+        self._last_remote -= 1
+        return self._last_remote
+
+    def want_remote(self, number: int, name: BatchName, keys: BatchKeys, ahead: int) -> None:
+        """Another machine wants a batch."""
+        self._carry_out(self.state.want(number, name, self._clock(), ahead))
+        if self.state.is_open(name):
+            self._wanted.setdefault(name, keys)
+
+    def received(self, name: BatchName, staged: StagedBatch) -> bool:
+        """A batch came from another machine. Returns whether it is still needed."""
+        if not self.state.is_preparing(name) or self._engine is None:
+            return False
+        if name in self._fetching:
+            del self._fetching[name]
+            self._return_borrowed(name)
+            if name in self._fetched:
+                self._fetched.remove(name)
+        self._staged[name] = staged
+        now = self._clock()
+        self._carry_out(self.state.prepared(name, staged.size, now, received=True, local=True))
+        return True
+
+    def kick(self, *, if_hungry: bool = False) -> None:
+        """Let the engine look for batches. Not under the lock."""
+        with self.lock:
+            if if_hungry and not self._hungry:
+                return
+            self._events += 1
+            self._wake.notify_all()
+            engine = self._engine
+        if engine is not None:
+            engine.wake()
+
     # Ending.
 
     def close(self) -> None:
+        if self.span is not None:
+            self.span.close()
         with self.lock:
             self._closing = True
             self._wake.notify_all()

@@ -46,6 +46,7 @@ from penstock.node.protocol import (
     check,
     requested_size,
 )
+from penstock.node.span import digests_of
 from penstock.node.staging import LACKING, WorkerLimit
 from penstock.node.state import MOST, BatchName
 from penstock.node.status import FEW_DESCRIPTORS, status_of
@@ -353,15 +354,19 @@ class Service:
             peer.send(Broken(group.broken))
             return
         if group is None:
+            cluster = self.cluster if request.clustered else None
             group = self.groups[name] = Group(
                 name,
                 request.description,
-                request.unit or request.size,
+                request.unit or self._unit_elsewhere(request) or request.size,
                 self.staging,
                 self.workers,
                 self._stores(request),
                 self._clock,
+                cluster,
             )
+            if group.span is not None:
+                group.span.open()
             self._divide_budget()
         else:
             differing = differences(group.description, request.description)
@@ -451,6 +456,15 @@ class Service:
         if request.clustered and self.cluster is not None:
             return self.cluster.stores
         return self.shared_stores
+
+    def _unit_elsewhere(self, request: Join) -> int | None:
+        """The batch size of the same group on another machine, if the member can use it."""
+        if not request.clustered or self.cluster is None:
+            return None
+        unit = self.cluster.unit_of(*digests_of(request.group, request.description))
+        if unit is None or requested_size(request.size, unit, request.cuts) != unit:
+            return None
+        return unit
 
     def _released(self, peer: Peer, messages: list[tuple[Any, ...]]) -> None:
         """A process that has left its group no longer uses batches."""

@@ -281,6 +281,28 @@ class StagingEngine(Engine):
         with self._lock:
             return self.ring.used
 
+    # Batches from other machines.
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of its batches, once it is known."""
+        return self._layout
+
+    def slot_for(self, nbytes: int) -> Slot | None:
+        """A slot for a batch that another machine has prepared; ``None`` if there is no memory."""
+        try:
+            with self._lock:
+                return self.ring.acquire(nbytes)
+        except OSError as error:
+            if error.errno not in LACKING:
+                raise
+            return None
+
+    def note_received(self, batch_keys: BatchKeys) -> None:
+        """A batch came from another machine: remove the samples that no later batch needs."""
+        self._keepers.handed_out(batch_keys, ())
+        self._keepers.catch_up()
+
     def done(self, task: int, outcome: Outcome) -> None:
         super().done(task, outcome)
         self._uncount(task)

@@ -9,6 +9,7 @@ are prepared again. Preparing a batch again gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -65,12 +66,16 @@ Decision = Give | Drop | Fail
 
 @dataclass(slots=True)
 class Member:
-    """One job, or one rank of a job.
+    """One job, or one rank of a job; or another machine whose jobs are in the same group.
 
     ``wants``: batches it has asked for and was not given yet, in its order. ``held``: batches it
     was given and has not released, and how many times it was given them. ``untaken``: those of them
     that its training loop has not taken yet. ``done``: batches taken of its epoch. ``served``: the
     last choice (see ``GroupState.choose``) that was for this member.
+
+    ``remote``: it is another machine. It asks only for batches that this machine prepares for it,
+    and gets them in any order. ``ahead``: of those it wants, how many batches its own members take
+    before. ``had``: batches that it was given.
     """
 
     part: str
@@ -84,6 +89,9 @@ class Member:
     done: int = 0
     taken: int = 0
     served: int = 0
+    remote: bool = False
+    ahead: dict[BatchName, int] = field(default_factory=dict)
+    had: set[BatchName] = field(default_factory=set)
 
     def needs(self, name: BatchName) -> bool:
         """Whether it has still to take this batch, in its epoch or a later one."""
@@ -109,6 +117,8 @@ class _BatchRecord:
     """Members that want the batch and were not given it yet."""
     holders: set[int] = field(default_factory=set)
     """Members that were given the batch and have not released it."""
+    local: bool = False
+    """Other machines get this batch elsewhere. It is not kept for them."""
 
 
 class GroupState:
@@ -122,6 +132,7 @@ class GroupState:
         self.most_batches = most_batches
         self.members: dict[int, Member] = {}
         self.prepared_batches = 0
+        self.received_batches = 0
         self.given_batches = 0
         self.staged_batches = 0
         self._batches: dict[BatchName, _BatchRecord] = {}
@@ -138,8 +149,8 @@ class GroupState:
 
     # Members.
 
-    def join(self, member: int, part: str, lag: Lag, now: float) -> None:
-        self.members[member] = Member(part, lag)
+    def join(self, member: int, part: str, lag: Lag, now: float, *, remote: bool = False) -> None:
+        self.members[member] = Member(part, lag, remote=remote)
         self._gather_until = now + GATHER
 
     def leave(self, member: int, now: float) -> list[Decision]:
@@ -183,13 +194,26 @@ class GroupState:
 
     # Messages from members.
 
-    def want(self, member: int, name: BatchName, now: float) -> list[Decision]:
-        """A member will take this batch, after those it has asked for before."""
+    def want(self, member: int, name: BatchName, now: float, ahead: int = 0) -> list[Decision]:
+        """A member will take this batch, after those it has asked for before.
+
+        ``ahead``: for another machine, see ``Member.ahead``.
+        """
         self.members[member].wants[name] = None
+        if self.members[member].remote:
+            self.members[member].ahead[name] = ahead
         if name not in self._batches:
             self._batches[name] = _BatchRecord()
             self._open[name] = None
         self._batches[name].seekers.add(member)
+        return self._settle(now, name)
+
+    def withdraw(self, member: int, name: BatchName, now: float) -> list[Decision]:
+        """A member does not want this batch any more."""
+        self.members[member].wants.pop(name, None)
+        self.members[member].ahead.pop(name, None)
+        if name in self._batches:
+            self._batches[name].seekers.discard(member)
         return self._settle(now, name)
 
     def rewind(self, member: int, now: float) -> list[Decision]:
@@ -228,10 +252,17 @@ class GroupState:
 
     # Preparing.
 
-    def choose(self, now: float) -> tuple[BatchName | None, list[Decision]]:
-        """Choose the batch to prepare next, and which batches to drop for it."""
+    def choose(
+        self, now: float, fits: Callable[[BatchName], bool] | None = None
+    ) -> tuple[BatchName | None, list[Decision]]:
+        """Choose the batch to prepare next, and which batches to drop for it.
+
+        ``fits``: only a batch for which this is true.
+        """
         urgencies = [
-            (urgency, name) for name in self._open if (urgency := self._urgency(name)) is not None
+            (urgency, name)
+            for name in self._open
+            if (fits is None or fits(name)) and (urgency := self._urgency(name)) is not None
         ]
         dropped: list[Decision] = []
         for urgency, name in sorted(urgencies):
@@ -247,14 +278,29 @@ class GroupState:
                 return name, dropped
         return None, dropped
 
-    def prepared(self, name: BatchName, nbytes: int, now: float) -> list[Decision]:
+    def prepared(
+        self,
+        name: BatchName,
+        nbytes: int,
+        now: float,
+        *,
+        received: bool = False,
+        local: bool = False,
+    ) -> list[Decision]:
+        """A batch is ready: it was prepared here, or ``received`` from another machine.
+
+        ``local``: other machines get it elsewhere.
+        """
         batch = self._batches[name]
-        batch.status, batch.nbytes = "staged", nbytes
+        batch.status, batch.nbytes, batch.local = "staged", nbytes, local
         self._preparing -= 1
         self._bytes += nbytes
         self.staged_batches += 1
         self._largest = max(self._largest, nbytes)
-        self.prepared_batches += 1
+        if received:
+            self.received_batches += 1
+        else:
+            self.prepared_batches += 1
         return self._settle(now, name)
 
     def failed(self, name: BatchName, error: bytes, now: float) -> list[Decision]:
@@ -264,6 +310,7 @@ class GroupState:
         decisions: list[Decision] = []
         for member in sorted(batch.seekers):
             self.members[member].wants.pop(name, None)
+            self.members[member].ahead.pop(name, None)
             decisions.append(Fail(member, name, error))
         return decisions + self._settle(now, name)
 
@@ -290,7 +337,7 @@ class GroupState:
         """
         for member in self.members.values():
             name = next(iter(member.wants), None)
-            if name is None or member.untaken:
+            if name is None or member.untaken or member.remote:
                 continue
             if self._batches[name].status == "preparing" or not self.waits_for(name):
                 return True
@@ -310,6 +357,29 @@ class GroupState:
     def is_open(self, name: BatchName) -> bool:
         """Whether a batch is wanted and its preparation has not begun."""
         return name in self._open
+
+    def open_batches(self) -> Sequence[BatchName]:
+        """The batches that are wanted and whose preparation has not begun."""
+        return list(self._open)
+
+    def is_preparing(self, name: BatchName) -> bool:
+        """Whether a batch is being prepared, here or on another machine."""
+        batch = self._batches.get(name)
+        return batch is not None and batch.status == "preparing"
+
+    def batches_before(self, name: BatchName) -> int:
+        """How many batches the member that needs this one soonest takes before it."""
+        counts = [
+            len(member.untaken) + list(member.wants).index(name)
+            for number in self._batches[name].seekers
+            if not (member := self.members[number]).remote
+        ]
+        return min(counts, default=0)
+
+    def slowest(self, part: str) -> Member | None:
+        """The member of this part on this machine that is furthest behind."""
+        mine = [one for one in self.members.values() if one.part == part and not one.remote]
+        return min(mine, key=lambda one: (one.epoch, one.done), default=None)
 
     @property
     def staged(self) -> int:
@@ -338,6 +408,12 @@ class GroupState:
         smallest = None
         for number in self._batches[name].seekers:
             member = self.members[number]
+            if member.remote:
+                # Never as urgent as a member here that has nothing to take: the other machine
+                # prepares what comes too late.
+                key = (member.ahead[name] + 1, member.ahead[name], 0, member.served, name)
+                smallest = key if smallest is None else min(smallest, key)
+                continue
             # Batches that it takes before this one, ready or not.
             ahead = len(member.untaken) + list(member.wants).index(name)
             key = (self.lead(number), ahead, -self._catching_up(member), member.served, name)
@@ -380,7 +456,7 @@ class GroupState:
         for name, batch in self._batches.items():
             if batch.status != "staged" or batch.holders or batch.seekers:
                 continue
-            needing = [member for member in self.members.values() if member.needs(name)]
+            needing = [one for one in self.members.values() if self._is_needed(name, one)]
             if any(member.lag == "wait" for member in needing):
                 continue
             soonest = min((member.turn(name) - member.done for member in needing), default=1 << 60)
@@ -427,14 +503,22 @@ class GroupState:
         return decisions
 
     def _kept(self, name: BatchName) -> bool:
-        if any(member.needs(name) for member in self.members.values()):
+        if any(self._is_needed(name, member) for member in self.members.values()):
             return True
         # Kept for members that join a little later, while there is room.
         live = any(m.part == name.part and m.epoch == name.epoch for m in self.members.values())
         return self._gathering and live and self.staged <= min(GATHERED, self.budget // 2)
 
+    def _is_needed(self, name: BatchName, member: Member) -> bool:
+        """Whether a member has still to take this batch, from this machine."""
+        if member.remote and (self._batches[name].local or name in member.had):
+            return False
+        return member.needs(name)
+
     def _give(self, number: int, member: Member) -> list[Decision]:
         decisions: list[Decision] = []
+        if member.remote:
+            return self._give_remote(number, member)
         while member.wants and len(member.untaken) < WINDOW:
             name = next(iter(member.wants))
             batch = self._batches[name]
@@ -449,7 +533,23 @@ class GroupState:
             decisions.append(Give(number, name))
         return decisions
 
+    def _give_remote(self, number: int, member: Member) -> list[Decision]:
+        decisions: list[Decision] = []
+        for name in list(member.wants):
+            batch = self._batches[name]
+            if batch.status == "staged":
+                del member.wants[name]
+                member.ahead.pop(name, None)
+                batch.seekers.discard(number)
+                batch.holders.add(number)
+                member.held[name] = member.held.get(name, 0) + 1
+                member.had.add(name)
+                decisions.append(Give(number, name))
+        return decisions
+
     def _forget(self, name: BatchName) -> None:
+        for member in self.members.values():
+            member.had.discard(name)
         self._bytes -= self._batches.pop(name).nbytes
         self.staged_batches -= 1
         key = (name.part, name.epoch)

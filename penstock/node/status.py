@@ -65,6 +65,7 @@ def _group(group: Group) -> dict[str, Any]:
             "budget": state.budget,
             "prepared": state.prepared_batches,
             "given": state.given_batches,
+            "span": None if group.span is None else group.span.status(),
             "members": [
                 {
                     "pid": group.peers[number].pid,
@@ -259,6 +260,7 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
         ("saved", saved(group["prepared"], group["given"]) + rate),
         *(("cache", _cache(cache)) for cache in group.get("caches", ())),
     ]
+    facts += span_facts(group.get("span"))
     if group["trouble"]:
         facts.append(("trouble", f"{many(group['stalls'], 'time')}, the last: {group['trouble']}"))
     if group.get("refurbish"):
@@ -266,6 +268,54 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
     table = aligned(rows, right={0, 2, 3, 4, 5})
     title = f"{group['name']}: {many(len(members), 'member')}, {note}"
     return [title, *(f"  {line}" for line in [*table, *aligned(facts)])]
+
+
+def span_facts(span: NodeStatus | None) -> list[tuple[str, str]]:
+    """The other machines of a group, in words; empty if it has none."""
+    if span is None:
+        return []
+    facts: list[tuple[str, str]] = []
+    others = len(span["machines"]) - 1
+    if others > 0 or span["received"] or span["sent"]:
+        counts = (
+            f"with {many(others, 'other machine')}: prepared here {span['prepared']:,}, received "
+            f"{span['received']:,}, sent {span['sent']:,}"
+        )
+        late = [
+            f"{span[key]:,} {words}"
+            for key, words in (
+                ("again", "prepared here although another machine was asked"),
+                ("hedged", "of them because it was late"),
+                ("local", "of another machine prepared here without asking it"),
+            )
+            if span[key]
+        ]
+        facts.append(("batches", "; ".join([counts, *late])))
+    here = span["preparing_seconds"]
+    for name, link in sorted(span["links"].items()):
+        facts.append(("link", f"{name}: {_link(link, here)}"))
+    if not span["sendable"]:
+        facts.append(("batches", "are not plain data: each machine prepares all of its own"))
+    if span["separate"]:
+        names = ", ".join(span["separate"])
+        facts.append(("separate", f"{names}: the group there has this name, and another pipeline"))
+    return facts
+
+
+_TROUBLES = {
+    "": "its batches are asked for",
+    "lost": "it cannot be reached: its batches are prepared here",
+    "late": "its batches came too late: they are prepared here for now",
+    "link": "receiving takes longer than preparing: its batches are prepared here",
+}
+
+
+def _link(link: NodeStatus, here: float | None) -> str:
+    text = _TROUBLES[link["trouble"]]
+    if link["seconds"] is not None and here is not None:
+        text += f" (a batch takes {1e3 * link['seconds']:,.1f} ms to receive, {1e3 * here:,.1f} ms"
+        text += " to prepare)"
+    return text
 
 
 def _staged(groups: Sequence[NodeStatus], budget: int) -> str:

@@ -210,7 +210,7 @@ class _PlainWriter:
         if dtype.kind == "b" and row.size and content.max() > 1:
             # A mask of 0 and 255 seen as truth values. The reader accepts only 0 and 1.
             content = (content != 0).view(np.uint8)
-        _check_content(content, dtype)
+        check_content(content, dtype)
         number = self._buffer(content.data)
         head = _ARRAY_HEAD.pack(number, fortran, len(shape))
         name: str = dtype.str
@@ -283,7 +283,7 @@ class _PlainReader:
             raise ValueError("the buffer of an array has another size than its shape")
         if not size:
             return np.empty(shape, dtype)
-        _check_content(np.frombuffer(buffer, np.uint8), dtype)
+        check_content(np.frombuffer(buffer, np.uint8), dtype)
         array = np.frombuffer(buffer, dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
@@ -291,7 +291,7 @@ class _PlainReader:
         dtype = _dtype(name.encode())
         if not _is_scalar(dtype) or len(raw) != dtype.itemsize:
             raise ValueError(f"a scalar of {len(raw)} bytes has the dtype {name}")
-        _check_content(np.frombuffer(raw, np.uint8), dtype)
+        check_content(np.frombuffer(raw, np.uint8), dtype)
         return np.frombuffer(raw, dtype)[0]
 
 
@@ -338,7 +338,16 @@ def _dtype(name: bytes) -> np.dtype[Any]:
     return dtype
 
 
-def _check_content(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: np.dtype[Any]) -> None:
+def plain_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of this name, if arrays of it are plain data. Raises ValueError.
+
+    >>> plain_dtype("<f4")
+    dtype('float32')
+    """
+    return _dtype(name.encode("ascii", "replace"))
+
+
+def check_content(content: np.ndarray[Any, np.dtype[np.uint8]], dtype: np.dtype[Any]) -> None:
     """Raise ValueError for bytes that NumPy relies on never to occur. Writers check too: a sample
     that cannot be read must not be stored."""
     if not content.size:

@@ -115,6 +115,10 @@ class _Stalling:
         self.go.wait()
         yield from self._handler.run(peer, task)
 
+    def batch(self, peer: str, wanted: Any) -> tuple[Any, list[Any]]:
+        self.go.wait()
+        return self._handler.batch(peer, wanted)
+
 
 Body = InProcess | OverFlight
 

@@ -20,7 +20,8 @@ from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError, PipelineError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
-from tests.support.scripts import cluster_job
+from penstock.node.member import DEPTH
+from tests.support.scripts import cluster_job, spanning_job
 
 SAMPLES, SIZE = 96, 20_000
 LIMIT = 150.0
@@ -47,6 +48,11 @@ class TwoHosts:
         self.directories = [place / "node-0", place / "node-1"]
 
     def start(self, rank: int, epochs: int, pause_after: int = 0) -> subprocess.Popen[str]:
+        script = [cluster_job.__file__, str(self.files), str(rank), str(epochs)]
+        return self.run(rank, *script, str(self.place), str(pause_after))
+
+    def run(self, rank: int, *script: str) -> subprocess.Popen[str]:
+        """Run a script on one of the hosts."""
         environment = {
             **os.environ,
             "PENSTOCK_RUNTIME_DIR": str(self.directories[rank]),
@@ -55,8 +61,7 @@ class TwoHosts:
             "PENSTOCK_CLUSTER_SECRET": str(self.secret),
             "PENSTOCK_NODE_IDLE": "1",
         }
-        command = [sys.executable, cluster_job.__file__, str(self.files), str(rank), str(epochs)]
-        command += [str(self.place), str(pause_after)]
+        command = [sys.executable, *script]
         return subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -138,6 +143,57 @@ def test_a_node_that_is_killed_changes_no_batch(hosts: TwoHosts) -> None:
     results = results_of(jobs)
     for rank in range(2):
         assert results[rank]["batches"] == alone(hosts.files, rank, 4)
+    assert results[1]["node"] != status["pid"]
+
+
+def wait_for_files(*paths: Path) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def search(hosts: TwoHosts, epochs: int, pause_after: int) -> list[subprocess.Popen[str]]:
+    """A job on each host, both in the group "search". They wait after ``pause_after`` batches."""
+    jobs = []
+    for number in range(2):
+        arguments = [str(hosts.place), str(number), str(epochs), str(pause_after)]
+        jobs.append(hosts.run(number, spanning_job.__file__, *arguments))
+    return jobs
+
+
+def search_alone(epochs: int) -> list[list[Any]]:
+    with spanning_job.pipeline().loader(seed=3, workers=0) as loader:
+        return [spanning_job.record(batch) for _ in range(epochs) for batch in loader]
+
+
+def test_jobs_of_a_search_on_two_nodes_share_one_preparation(hosts: TwoHosts) -> None:
+    jobs = search(hosts, 3, pause_after=1)
+    wait_for_files(*(hosts.place / f"paused-{number}" for number in range(2)))
+    (hosts.place / "go on").touch()
+    results = results_of(jobs)
+    expected = search_alone(3)
+    assert [found["batches"] for found in results] == [expected, expected]
+    spans = [found["group"]["span"] for found in results]
+    assert all(len(span["machines"]) == 2 for span in spans)
+    assert min(span["received"] for span in spans) > 0
+    # What each prepared before it knew of the other, or because the other was late.
+    twice = 2 * (1 + 2 * DEPTH) + sum(span["again"] + span["local"] for span in spans)
+    assert sum(span["prepared"] for span in spans) <= len(expected) + twice
+    received = sum(span["received"] + span["late"] for span in spans)
+    assert received <= sum(span["sent"] for span in spans)
+
+
+def test_a_search_goes_on_when_a_node_is_killed(hosts: TwoHosts) -> None:
+    jobs = search(hosts, 3, pause_after=30)
+    wait_for_files(*(hosts.place / f"paused-{number}" for number in range(2)))
+    status = hosts.status(1)
+    assert status is not None
+    os.kill(status["pid"], signal.SIGKILL)
+    (hosts.place / "go on").touch()
+    results = results_of(jobs)
+    expected = search_alone(3)
+    assert [found["batches"] for found in results] == [expected, expected]
     assert results[1]["node"] != status["pid"]
 
 

@@ -20,6 +20,8 @@ from penstock.cluster.protocol import (
     VOCABULARY,
     Acknowledged,
     AnswersHead,
+    BatchHead,
+    BatchPiece,
     GetMachineStatus,
     HeartbeatReply,
     HeartbeatSent,
@@ -32,6 +34,7 @@ from penstock.cluster.protocol import (
     RemoteTask,
     RowsHead,
     Spilled,
+    WantedBatch,
     WantedValues,
     decode,
     encode,
@@ -40,7 +43,10 @@ from penstock.engine.pools.wire import ProtocolError
 
 KEYS = np.array([3, 1], "<i8").tobytes()
 STAMP = [2, 1, 7]
-ME = ["a", "x:1", 5, 8, 1 << 40, 1, "trains", [["c", "d", [0, 1]]]]
+GROUP = ["n", "c", 64, 0, ["0/1 x 64"]]
+ME = ["a", "x:1", 5, 8, 1 << 40, 1, "trains", [["c", "d", [0, 1]]], [GROUP]]
+BATCH = WantedBatch("g", "0/1 x 2", 0, 3, "d", KEYS, None, None, 100, 2.5, 1, [0, 0, 7, 2])
+HEAD = BatchHead("present", 2, 100, b"layout", b"beside", [[3, "file", "decode", "broken"]])
 GOOD: list[tuple[Any, ...]] = [
     Hello(1, "0.1", "a", 5),
     HelloReply(1, "0.1", "b", (1 << 63) - 1),
@@ -59,6 +65,11 @@ GOOD: list[tuple[Any, ...]] = [
     Kept(b"\0\1"),
     RemoteTask("r", 0, KEYS, KEYS, 100),
     RowsHead(0, 2, {}),
+    BATCH,
+    BATCH._replace(replicas=KEYS, spent=b""),
+    HEAD,
+    BatchHead.without("later"),
+    BatchPiece(0),
 ]
 KINDS = tuple(VOCABULARY._records.values())
 
@@ -104,6 +115,26 @@ BAD: list[tuple[Any, ...]] = [
     Kept(b"\2"),
     RemoteTask("r", 0, KEYS, KEYS[:8], 100),
     RowsHead(0, 0, {}),
+    HeartbeatSent([*ME[:8], [GROUP] * 257], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent([*ME[:8], [GROUP[:4]]], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent([*ME[:8], [["", *GROUP[1:]]]], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent([*ME[:8], [[*GROUP[:2], 0, 0, []]]], STAMP, "", 0, [1, 0.5], [], True),
+    HeartbeatSent([*ME[:8], [[*GROUP[:4], [7]]]], STAMP, "", 0, [1, 0.5], [], True),
+    BATCH._replace(number=-1),
+    BATCH._replace(replicas=KEYS[:8]),
+    BATCH._replace(spent=KEYS[:7]),
+    BATCH._replace(most_bytes=(1 << 30) + 1),
+    BATCH._replace(wait=61.0),
+    BATCH._replace(wait=float("nan")),
+    BATCH._replace(position=[0, 0, 7]),
+    BATCH._replace(position=[0, 0, 7, -1]),
+    HEAD._replace(state="odd"),  # type: ignore[arg-type]
+    HEAD._replace(state="later"),
+    HEAD._replace(layout=None),
+    HEAD._replace(bad=[[3, "file", "decode"]]),
+    HEAD._replace(bad=[[-1, "file", "decode", "broken"]]),
+    HEAD._replace(nbytes=-1),
+    BatchPiece(-1),
 ]
 
 

@@ -168,6 +168,19 @@ def test_each_sample_is_read_from_storage_by_one_machine(
         assert counts["storage"] == counts["remote"] == counts["local"] == SAMPLES // 2
 
 
+def test_machines_with_the_same_rank_divide_its_samples(services: list[ClusterService]) -> None:
+    machines = [TrainingMachine(one, 0) for one in services]
+    for machine in machines:
+        machine.open(1)
+    wait_until(lambda: all(map(_knows_all, services)))
+    everything = list(range(SAMPLES))
+    for machine in machines:
+        check(machine.prepare(everything), everything)
+        wait_until(lambda: sum(len(one.store) for one in machines) == SAMPLES)
+    assert sorted(machines[0].read + machines[1].read) == everything
+    assert min(len(machine.store) for machine in machines) > 0
+
+
 def test_what_does_not_fit_on_its_machine_is_kept_by_another(
     services: list[ClusterService],
 ) -> None:

@@ -13,12 +13,14 @@ import pytest
 from penstock.cluster.protocol import (
     LARGEST_VALUE,
     Acknowledged,
+    BatchHead,
     GetMachineStatus,
     HeartbeatSent,
     MachineStatus,
     Offered,
     RemoteTask,
     Spilled,
+    WantedBatch,
     WantedValues,
 )
 from penstock.cluster.transport import (
@@ -247,6 +249,48 @@ def test_rows_of_a_remote_task_come_back_as_buffers_with_a_report(body: Body) ->
     first = np.frombuffer(parts[0].leaves[0], np.int64)
     assert first.tolist() == [5] * 1000 + [6] * 1000
     assert np.frombuffer(parts[1].leaves[1], np.float32).tolist() == [21.0]
+
+
+def batch(number: int, *indices: int, most_bytes: int = 1 << 30) -> WantedBatch:
+    keys = np.array(indices, "<i8").tobytes()
+    return WantedBatch(
+        "g", "0/1 x 2", 0, number, "d", keys, None, None, most_bytes, 1.0, 0, [0] * 4
+    )
+
+
+@pytest.mark.parametrize("number", [1, 5000], ids=["small", "many-pieces"])
+def test_a_batch_comes_back_as_its_head_and_its_bytes_in_order(body: Body, number: int) -> None:
+    head, pieces = linked(body, Keeper()).batch(batch(number, 5, 6), timeout=TIMEOUT)
+    received = b"".join(pieces)
+    assert head == BatchHead("present", 2, len(received), b"layout", None, [[3, "n", "s", "e"]])
+    size = 1000 * number
+    assert received == b"\5" * size + b"\6" * size + np.array([5, 6], "<i8").tobytes()
+
+
+def test_a_batch_that_is_not_there_is_a_head_without_bytes(body: Body) -> None:
+    head, pieces = linked(body, Keeper()).batch(batch(0, 5), timeout=TIMEOUT)
+    assert (head, list(pieces)) == (BatchHead.without("later"), [])
+
+
+def test_a_batch_of_more_bytes_than_asked_for_is_not_sent(body: Body) -> None:
+    head, pieces = linked(body, Keeper()).batch(batch(1, 5, most_bytes=1000), timeout=TIMEOUT)
+    assert (head, list(pieces)) == (BatchHead.without("unsendable"), [])
+
+
+class WrongBatch(Keeper):
+    """A handler whose batch has other bytes than its head says."""
+
+    def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
+        return BatchHead("present", 1, 10, None, None, []), [bytes(wanted.number)]
+
+
+@pytest.mark.parametrize("size", [9, 11])
+def test_a_batch_of_another_size_than_its_head_says_is_nonsense(
+    body: Body, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "penstock.cluster")
+    with pytest.raises(PeerNonsense):
+        linked(body, WrongBatch()).batch(batch(size, 5), timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,15 @@ from penstock.cluster.protocol import (
     CONTROL,
     REPLIES,
     AnswersHead,
+    BatchHead,
+    BatchPiece,
     Hello,
     HelloReply,
     Kept,
     Offered,
     RemoteTask,
     RowsHead,
+    WantedBatch,
     WantedValues,
     decode,
     encode,
@@ -37,6 +40,8 @@ from penstock.cluster.transport import (
     Received,
     RemoteRows,
     answer_messages,
+    batch_messages,
+    batch_pieces,
     split_answers,
 )
 from penstock.engine.pools.wire import ProtocolError
@@ -188,6 +193,30 @@ class FabricLink:
                     received.answer(KeyAnswer(row, "present"))
                 yield RemoteRows(head.first, head.rows, leaves, head.report)
             received.end()
+
+    def batch(
+        self, wanted: WantedBatch, *, timeout: float
+    ) -> tuple[BatchHead, Iterator[memoryview]]:
+        deadline = self._travel(timeout)
+        with self._told():
+            asked = decode(encode(wanted), WantedBatch)
+            head, rows = self._served(lambda: self._other.handler.batch(self._me, asked))
+            messages = self._items(
+                self._encoded(batch_messages(head, rows, asked.most_bytes)), deadline
+            )
+            head, buffers = next(messages, (None, []))
+            if not isinstance(head, BatchHead) or buffers or head.nbytes > wanted.most_bytes:
+                raise ProtocolError("no head of a batch, or one of too many bytes")
+        return head, self._pieces(head.nbytes, messages)
+
+    def _encoded(self, messages: Iterator[Any]) -> Iterator[Any]:
+        for head, buffers in messages:
+            copies = [memoryview(bytes(buffer)) for buffer in buffers]
+            yield decode(encode(head), BatchHead, BatchPiece), copies
+
+    def _pieces(self, nbytes: int, messages: Iterator[Any]) -> Iterator[memoryview]:
+        with self._told():
+            yield from batch_pieces(messages, nbytes)
 
     def close(self) -> None:
         self._closed = True

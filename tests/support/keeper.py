@@ -10,6 +10,7 @@ import numpy as np
 from penstock.cluster.protocol import (
     VERSION,
     Acknowledged,
+    BatchHead,
     GetMachineStatus,
     HeartbeatReply,
     HeartbeatSent,
@@ -17,6 +18,7 @@ from penstock.cluster.protocol import (
     MachineStatus,
     Offered,
     RemoteTask,
+    WantedBatch,
     WantedValues,
     integers,
 )
@@ -30,7 +32,7 @@ def hello(machine: str, incarnation: int = 1, **other: Any) -> Hello:
     return Hello(VERSION, RELEASE, machine, incarnation)._replace(**other)
 
 
-ME = ["client", "host:1", 5, 8, 1 << 40, 1, "trains", []]
+ME = ["client", "host:1", 5, 8, 1 << 40, 1, "trains", [], []]
 REPLY = HeartbeatReply(ME, [2, 1, 7], "host:1", 3, [[2, 1, 7], "host:1", None, [ME, ME], ["gone"]])
 
 
@@ -78,3 +80,13 @@ class Keeper:
             some = indices[first : first + 2]
             leaves = [np.repeat(some, 1000), (some * task.epoch).astype(np.float32)]
             yield RemoteRows(first, len(some), leaves, {"seconds": 0.5, "bad": []})
+
+    def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
+        """Batches of ``number`` times 1000 bytes for each sample, in two buffers."""
+        indices = integers(wanted.indices)
+        if not wanted.number:
+            return BatchHead.without("later"), []
+        rows: list[Any] = [np.repeat(indices, 1000 * wanted.number).astype(np.uint8), indices]
+        nbytes = sum(row.nbytes for row in rows)
+        head = BatchHead("present", len(indices), nbytes, b"layout", None, [[3, "n", "s", "e"]])
+        return head, rows
