@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.cluster.host_faults import HOST_FAULTS, fault_result, run_faults
 from benchmarks.cluster.job import RankPlan
 from benchmarks.cluster.run import HostsRun, RankFailedError
+from benchmarks.cluster.search import search
 from benchmarks.cluster.work import PREFETCH, CutPhotos, jpeg_files
 from benchmarks.faults.verdict import BatchRecord
 from benchmarks.harness.arguments import count, positive
@@ -169,8 +170,10 @@ def run(options: Namespace) -> Result:
         raise SystemExit(f"{options.data} has {found} JPEG files; --items is {options.items}")
     parts: list[Result] = []
     try:
-        if not options.only_faults:
+        if not options.only_faults and not options.only_search:
             parts.append(partitioned(options))
+        if options.search or options.only_search:
+            parts.append(search(options))
         if options.faults or options.only_faults:
             parts.append(fault_result(run_faults(options), options))
     except NoHostsError as error:
@@ -352,6 +355,10 @@ def _arguments(parser: ArgumentParser) -> None:
         default=FACTOR,
         help="how much slower than real ones disks, links and accelerators are (100)",
     )
+    parser.add_argument(
+        "--search", action="store_true", help="measure a search on two hosts (share=), too"
+    )
+    parser.add_argument("--only-search", action="store_true", help="measure only that")
     parser.add_argument("--faults", action="store_true", help="run the faults of hosts, too")
     parser.add_argument(
         "--only-faults",
