@@ -39,13 +39,17 @@ def pack_layout(layout: Layout) -> bytes:
 
 def layout_of(packed: bytes) -> Layout:
     """The layout that another machine has sent. Raises ValueError."""
-    skeleton, leaves, rows = read_plain(packed)
-    if type(rows) is not int or not 0 < rows <= MOST_KEYS or type(leaves) is not tuple:
+    try:
+        skeleton, described, rows = read_plain(packed)
+        leaves = tuple(_leaf(*one) for one in described)
+    except TypeError as error:
+        raise ValueError(f"a layout of another form: {error}") from None
+    if type(rows) is not int or not 0 < rows <= MOST_KEYS:
         raise ValueError("a layout without rows")
     numbers, _ = flatten(skeleton)
     if len(leaves) > MOST_LEAVES or numbers != [*range(len(leaves))]:
         raise ValueError("a layout whose structure does not fit its fields")
-    layout = Layout(skeleton, tuple(_leaf(*described) for described in leaves), rows)
+    layout = Layout(skeleton, leaves, rows)
     if layout.nbytes > 2 * LARGEST_ANSWER:
         raise ValueError(f"a layout of {layout.nbytes} bytes")
     return layout

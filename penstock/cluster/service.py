@@ -99,7 +99,8 @@ class SpanningGroup(Protocol):
     def key(self) -> str: ...
 
     @property
-    def hosted(self) -> HostedGroup: ...
+    def hosted(self) -> HostedGroup:
+        """The group as this machine announces it. Takes no lock."""
 
     def placed(self, machines: Sequence[Machine]) -> None: ...
 
@@ -309,11 +310,8 @@ class ClusterService:
         """Tell the other machines how much room this one has, which ranks it trains, and which
         groups have members here."""
         with self._lock:
-            hosting = list(self._groups.values())
-        # Without the lock: a group that holds its own may be calling this service.
-        hosted = [group.hosted for group in hosting]
-        groups = tuple(sorted(group for group in hosted if group.parts)[:MOST_GROUPS])
-        with self._lock:
+            hosted = [group.hosted for group in self._groups.values()]
+            groups = tuple(sorted(group for group in hosted if group.parts)[:MOST_GROUPS])
             caches = list(self._caches.values())
             room = max([self._guest_bytes, *(cache.budget for cache in caches)])
             ranks = tuple(sorted(cache.hosted for cache in caches if cache.hosted[2]))

@@ -23,7 +23,15 @@ from penstock.node import client
 from penstock.node.client import request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.state import BatchName, GroupState
-from penstock.node.status import behind, cpu_seconds, lines_of, part_text, position, saved
+from penstock.node.status import (
+    behind,
+    cpu_seconds,
+    lines_of,
+    part_text,
+    position,
+    saved,
+    span_facts,
+)
 
 NOW = 10_000.0
 
@@ -91,6 +99,45 @@ def snapshot(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 # As text.
+
+
+def spanned(**more: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("prepared", "received", "sent", "hedged", "again", "late", "local"), 0)
+    return {
+        "machines": ["a", "b"],
+        "separate": [],
+        "sendable": True,
+        **counts,
+        "preparing_seconds": 0.05,
+        "links": {},
+        **more,
+    }
+
+
+def test_a_group_on_several_machines_says_who_prepares_and_what_was_measured() -> None:
+    link = {"trouble": "link", "rate": 12.5e6, "seconds": 3.04}
+    span = spanned(prepared=60, received=58, sent=59, again=2, hedged=1, links={"b": link})
+    assert span_facts(span) == [
+        (
+            "batches",
+            "with 1 other machine: prepared here 60, received 58, sent 59; 2 prepared here "
+            "although another machine was asked; 1 of them because it was late",
+        ),
+        (
+            "link",
+            "b: receiving takes longer than preparing: its batches are prepared here (a batch "
+            "takes 3,040.0 ms to receive, 50.0 ms to prepare)",
+        ),
+    ]
+    shown = lines_of(snapshot(group(span=span)), NOW)
+    assert any("with 1 other machine: prepared here 60" in line for line in shown)
+
+
+def test_a_group_of_the_same_name_with_another_pipeline_is_named() -> None:
+    assert span_facts(spanned(machines=["a"], separate=["c"])) == [
+        ("separate", "c: the group there has this name, and another pipeline")
+    ]
+    assert span_facts(spanned(machines=["a"])) == span_facts(None) == []
 
 
 def test_the_status_of_a_node_with_one_group() -> None:
