@@ -352,3 +352,34 @@ def test_an_epoch_goes_on_into_the_next_without_dropping_a_batch(
         for _ in range(5):
             assert sorted(np.concatenate(list(loader)).tolist()) == list(range(6 * ROWS))
     assert len(starts) == 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_loader_forgotten_while_a_worker_opens_a_batch_ends_its_workers(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    held: list[Any] = []
+    forgotten = threading.Event()
+
+    def may_begin_early(self: Loader) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            held.clear()
+            forgotten.set()
+        return True
+
+    monkeypatch.setattr(Loader, "_may_begin_early", may_begin_early)
+    numbers = ps.from_dataset(np.arange(6 * ROWS), random=False).batch(ROWS)
+    held.append(numbers.loader(kind=kind, workers=2, prefetch=2))
+    held.append(iter(held[0]))
+    next(held[1])
+    engine = held[0]._feed
+    while not forgotten.is_set():
+        while held and not engine.queue().ready:
+            time.sleep(1e-3)
+        epoch = held[1:]  # a worker may empty the list at any time
+        if epoch:
+            next(epoch.pop())
+    assert not held
+    while engine._started:
+        time.sleep(1e-3)
+    assert not engine._open_batches
