@@ -321,7 +321,7 @@ def run_script(kind: str, then: str, act: Any) -> tuple[int, str, list[int]]:
     process.stdin.flush()
     act(process)
     _, errors = process.communicate(timeout=60)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while (left := [pid for pid in family if psutil.pid_exists(pid)]) and (
         time.monotonic() < deadline
     ):
