@@ -120,6 +120,9 @@ with pipeline.batch(4, collate=collate).loader(
     for batch in loader:
         held.append(batch)
         if {hog} and len(held) == 10:
+            # The loop gives one batch back: on a busy machine the slot of the next batch may not
+            # have been allocated yet, and without any slot the loader cannot go on.
+            held[0] = np.array(held[0])
             try:
                 while True:
                     files.append(os.dup(0))
