@@ -539,7 +539,7 @@ class Group:
                 span.failed(name)
             return self.state.failed(name, pack_error(value.error), self._clock())
         if span is not None:
-            times = [] if self.meter is None else self.meter.batch_times
+            times = [] if self.meter is None else self.meter.batch_times()
             busy = times[-1] if times else 0.0
             local = span.prepared(name, value, busy, self._workers.size)
         self._staged[name] = value
