@@ -2,7 +2,7 @@
 
 Pure: events and the time in, decisions out. Each machine of a group has one ``Spanning``.
 
-- **Dealing**: batch ``k`` belongs to the machine that ``Deal`` says, by number and by the speeds
+- **Dealing**: ``MachineTurns`` says which machine a batch belongs to, by its number and the speeds
   that the machines have announced. Machines that disagree for a moment prepare a batch twice. That
   costs time and nothing else: batches are named by their samples, and preparing gives equal bits.
 - **Asking**: a batch of another machine is asked for as soon as a member here wants it, within a
@@ -86,13 +86,13 @@ class PrepareHere(NamedTuple):
     name: SharedName
 
 
-class Deal:
+class MachineTurns:
     """Which machine prepares a batch. ``speeds``: samples per second by machine, 0 if not known.
 
-    >>> deal = Deal({"a": 0, "b": 500})
+    >>> deal = MachineTurns({"a": 0, "b": 500})
     >>> [deal.owner("0/1 x 8", number) for number in range(4)]
     ['b', 'a', 'b', 'a']
-    >>> faster = Deal({"a": 100, "b": 300})
+    >>> faster = MachineTurns({"a": 100, "b": 300})
     >>> [faster.owner("0/1 x 8", number) for number in range(8)].count("b")
     6
     """
@@ -144,7 +144,7 @@ class SpanCounts:
 
 
 @dataclass(slots=True)
-class _OpenRequest:
+class _AskedBatch:
     machine: str
     name: SharedName
     asked: float
@@ -274,9 +274,9 @@ class Spanning:
     peers: dict[str, PeerLink] = field(default_factory=dict)
     sendable: bool = True
     """Whether batches can be sent to other machines: not if they need a pickle."""
-    _deals: dict[str, Deal] = field(default_factory=dict)
+    _deals: dict[str, MachineTurns] = field(default_factory=dict)
     _incarnations: dict[str, int] = field(default_factory=dict)
-    _requests: dict[int, _OpenRequest] = field(default_factory=dict)
+    _requests: dict[int, _AskedBatch] = field(default_factory=dict)
     _by_name: dict[SharedName, int] = field(default_factory=dict)
     _waiting: dict[SharedName, float] = field(default_factory=dict)
     _owed: dict[SharedName, None] = field(default_factory=dict)
@@ -354,7 +354,7 @@ class Spanning:
 
         ``machines``: all of the cluster.
         """
-        self._deals = {part: Deal({self.me: 0, **speeds}) for part, speeds in hosts.items()}
+        self._deals = {part: MachineTurns({self.me: 0, **speeds}) for part, speeds in hosts.items()}
         incarnations = {machine.name: machine.incarnation for machine in machines}
         present = {name for speeds in hosts.values() for name in speeds} - {self.me}
         gone = [name for name in self.peers if name not in present]
@@ -397,7 +397,7 @@ class Spanning:
             peer.pause = min(2.0 * peer.pause, LONGEST_PAUSE)
         self._waiting.pop(name, None)
         self._last += 1
-        self._requests[self._last] = _OpenRequest(machine, name, now, now + peer.delay, self._size)
+        self._requests[self._last] = _AskedBatch(machine, name, now, now + peer.delay, self._size)
         self._by_name[name] = self._last
         peer.requests += 1
         peer.in_flight += self._size
@@ -447,7 +447,7 @@ class Spanning:
         asked = self._requests.get(request)
         return [] if asked is None else self._unanswered(request, asked, now)
 
-    def _unanswered(self, request: int, asked: _OpenRequest, now: float) -> list[PrepareHere]:
+    def _unanswered(self, request: int, asked: _AskedBatch, now: float) -> list[PrepareHere]:
         self._end(request)
         if asked.arriving:
             self._peer(asked.machine).ends(0, now)
@@ -536,7 +536,7 @@ class Spanning:
     def _peer(self, name: str) -> PeerLink:
         return self.peers.setdefault(name, PeerLink())
 
-    def _end(self, request: int) -> _OpenRequest | None:
+    def _end(self, request: int) -> _AskedBatch | None:
         asked = self._requests.pop(request, None)
         if asked is not None:
             if self._by_name.get(asked.name) == request:

@@ -32,7 +32,7 @@ from penstock.node.protocol import (
     Took,
     Want,
 )
-from penstock.node.span import Span, SpanCalls
+from penstock.node.span import GroupSpan, SpanCalls
 from penstock.node.staging import (
     LACKING,
     ChosenBatches,
@@ -123,7 +123,7 @@ class Group:
         self._fetched: deque[BatchName] = deque()
         """Those of them whose samples are here, or will not come."""
         self._last_remote = 0
-        self.span = None if calls is None else Span(self, calls, clock)
+        self.span = None if calls is None else GroupSpan(self, calls, clock)
         """The part of the group that is on other machines."""
         self._watchdog = Watchdog()
         self.stalls = 0
@@ -575,7 +575,7 @@ class Group:
         else:
             self._engine.ring.release(staged.slot)
 
-    # What ``Span`` needs. The caller holds the lock, except for ``kick``.
+    # What ``GroupSpan`` needs. The caller holds the lock, except for ``kick``.
 
     @property
     def can_receive(self) -> StagingEngine | None:

@@ -71,13 +71,13 @@ class SpanCalls(Protocol):
 
     machine: str
 
-    def opened_group(self, group: Span) -> None: ...
+    def opened_group(self, group: GroupSpan) -> None: ...
 
-    def closed_group(self, group: Span) -> None: ...
+    def closed_group(self, group: GroupSpan) -> None: ...
 
     def announce(self) -> None: ...
 
-    def ask_batch(self, group: Span, ask: AskBatch, wanted: WantedBatch) -> None: ...
+    def ask_batch(self, group: GroupSpan, ask: AskBatch, wanted: WantedBatch) -> None: ...
 
 
 _CONTENT = ("seed", "order", "samples", "on_error", "directory", "data", "stops", "kept")
@@ -91,7 +91,7 @@ def digests_of(name: str, description: Mapping[str, Any]) -> tuple[str, str]:
     return digest, fingerprint({entry: description.get(entry) for entry in _CONTENT})[:32]
 
 
-class Span:
+class GroupSpan:
     """The other machines of one group. Made with the group, and closed with it."""
 
     def __init__(self, group: Group, calls: SpanCalls, clock: Callable[[], float]) -> None:

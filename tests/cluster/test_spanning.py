@@ -11,7 +11,7 @@ from penstock.cluster.spanning import (
     FIRST_DELAY,
     LATE,
     PAUSE,
-    Deal,
+    MachineTurns,
     PrepareHere,
     Spanning,
     announced_unit,
@@ -151,13 +151,13 @@ def test_a_small_budget_lets_a_machine_that_lags_prepare_again() -> None:
 
 
 def test_batches_are_dealt_in_turns_and_by_speed() -> None:
-    equal = Deal({"a": 0, "b": 900, "c": 100})
+    equal = MachineTurns({"a": 0, "b": 900, "c": 100})
     assert [[equal.owner(PART, n) for n in range(30)].count(name) for name in "abc"] == [10] * 3
-    fast = Deal({"a": 100, "b": 300})
+    fast = MachineTurns({"a": 100, "b": 300})
     dealt = [fast.owner(PART, number) for number in range(64)]
     assert [dealt.count("a"), dealt.count("b")] == [16, 48]
     assert max(len(run) for run in "".join(dealt).split("a")) <= 4
-    assert Deal({"a": 100, "b": 140})._turns == ("a", "b")
+    assert MachineTurns({"a": 100, "b": 140})._turns == ("a", "b")
 
 
 def test_a_batch_that_no_other_batch_fits_is_prepared_here() -> None:

@@ -405,3 +405,22 @@ def test_the_error_of_a_batch_goes_to_all_members_that_want_it(again: bool) -> N
         assert prepare(state) == (name(0), [Give(0, name(0))])
     else:
         assert prepare(state) == (None, [])
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["prepared-for-it", "it-gets-it-elsewhere"])
+def test_a_batch_is_kept_for_another_machine_until_it_was_given_it(local: bool) -> None:
+    state = GroupState(budget=5 * SIZE)
+    state.join(1, "0/1", "detach", 0.0)
+    state.begin(1, 0, LENGTH, 0, 0, 0.0)
+    state.join(-1, "0/1", "detach", 0.0, remote=True)
+    state.begin(-1, 0, LENGTH, 0, 0, 0.0)
+    late = GATHER + 1
+    state.want(1, name(0), late)
+    assert state.choose(late)[0] == name(0)
+    assert state.prepared(name(0), SIZE, late, local=local) == [Give(1, name(0))]
+    state.took(1, name(0), late)
+    dropped = state.released(1, name(0), late)
+    assert dropped == ([Drop(name(0))] if local else [])
+    if not local:
+        assert state.want(-1, name(0), late) == [Give(-1, name(0))]
+        assert state.released(-1, name(0), late) == [Drop(name(0))]
