@@ -141,7 +141,19 @@ def lines_of(cluster: dict[str, Any]) -> list[str]:
     from penstock.config import show_size
     from penstock.host.text import aligned, many
 
-    rows = [("machine", "address", "role", "cache", "free", "state", "sent to it", "got from it")]
+    rows = [
+        (
+            "machine",
+            "address",
+            "role",
+            "cores",
+            "cache",
+            "free",
+            "state",
+            "sent to it",
+            "got from it",
+        )
+    ]
     for machine in cluster["machines"]:
         notes = [name for name in ("head", "this machine") if machine["is"].get(name)]
         rows.append(
@@ -149,6 +161,7 @@ def lines_of(cluster: dict[str, Any]) -> list[str]:
                 machine["name"],
                 machine["address"],
                 machine["role"],
+                str(machine["cores"]),
                 show_size(machine["cache_bytes"]),
                 "?" if machine["free_bytes"] is None else show_size(machine["free_bytes"]),
                 ", ".join([machine["state"], *notes]),
@@ -169,4 +182,13 @@ def lines_of(cluster: dict[str, Any]) -> list[str]:
                 f"{cache['storage']:,}",
             )
         )
-    return [*aligned(facts), "", *aligned(rows, right={3, 4, 6, 7})]
+    for guest in cluster["guests"]:
+        facts.append(
+            (
+                f"pipeline {guest['recipe']}",
+                f"{many(guest['tiny_batches'], 'tiny-batch', 'tiny-batches')} of "
+                f"{many(guest['samples'], 'sample')} prepared here for other machines"
+                + (f"; refused: {guest['refused']}" if guest["refused"] else ""),
+            )
+        )
+    return [*aligned(facts), "", *aligned(rows, right={3, 4, 5, 7, 8})]

@@ -20,11 +20,13 @@ from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
+    MOST_AHEAD,
     Piece,
     Schedule,
     TaskKind,
     batches_ahead,
     batches_ahead_of_sharers,
+    batches_for_lenders,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
@@ -308,8 +310,16 @@ class Engine:
         if self._layout is None:
             return batches_ahead(0)
         rows, nbytes = self._layout.rows, self._layout.nbytes
+        lent = self.pool.size - self._schedule.local_workers
+        if lent > 0:
+            ahead = self._depth_alone(rows, nbytes)
+            return max(ahead, min(MOST_AHEAD, ahead + batches_for_lenders(rows, lent)))
+        return self._depth_alone(rows, nbytes)
+
+    def _depth_alone(self, rows: int, nbytes: int) -> int:
+        """Batches that are prepared ahead for the workers of this machine."""
         if self.pool.divides_tasks:
-            return batches_ahead_of_sharers(nbytes, rows, self.pool.size)
+            return batches_ahead_of_sharers(nbytes, rows, self._schedule.local_workers)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
         samples = self._schedule.samples_in_demand if self.pool.own_process else 0

@@ -115,10 +115,14 @@ def test_the_table_of_machines_names_the_head_and_the_silent() -> None:
                 machine("b", state="silent", sent=2_000_000),
             ],
             "caches": [cache],
+            "guests": [
+                {"recipe": "ab12", "tiny_batches": 7, "samples": 140, "refused": "it is full"}
+            ],
         }
     )
     text = "\n".join(lines)
     assert "alive, head, this machine" in text
     assert "silent" in lines[-1]
     assert "2.0 MB" in lines[-1]
+    assert "7 tiny-batches of 140 samples prepared here for other machines; refused" in text
     assert "found here 1, on other machines 2, read from storage 3" in text
