@@ -133,7 +133,10 @@ class Guests:
         guest = self._guests.get(str(name))
         if guest is None:
             if len(self._guests) >= MOST_GUESTS:
-                raise Refuse("busy", f"it prepares for {len(self._guests)} pipelines")
+                refused = [key for key, found in self._guests.items() if found.has_ended]
+                if not refused:
+                    raise Refuse("busy", f"it prepares for {len(self._guests)} pipelines")
+                self._ending.append(self._guests.pop(refused[0]))
             guest = _Guest(name, self._recipes, self._workers, self.cores, self._clock)
             self._guests[str(name)] = guest
         return guest
@@ -242,6 +245,11 @@ class _Guest:
         with self._lock:
             limit = UNUSED if self._refusal is None else AGAIN
             return not self._orders and not self._waiting and now - self._used > limit
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it prepares nothing any more, or never did."""
+        return self._refusal is not None
 
     @property
     def is_alive(self) -> bool:
