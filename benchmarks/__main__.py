@@ -15,6 +15,7 @@ from benchmarks.audio import audio
 from benchmarks.cluster import cluster
 from benchmarks.echo import echo
 from benchmarks.faults import faults
+from benchmarks.fed import fed
 from benchmarks.harness import chart as charts
 from benchmarks.harness.arguments import count, drawing, positive
 from benchmarks.harness.benchmark import Benchmark
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         jobs,
         cluster,
         remote,
+        fed,
         faults,
         soak,
         analyze,
