@@ -9,6 +9,7 @@ be dropped: its samples were dealt again, and randomness is keyed, so both resul
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -135,7 +136,7 @@ class RemotePool:
         """Counts the starts: a call of an earlier one is not wanted any more."""
         self._thread: threading.Thread | None = None
         self._callers: ThreadPoolExecutor | None = None
-        self._looked = 0.0
+        self._looked = -math.inf
         self._ways = recipe.ways
         self._withheld = ""
         """Why no tiny-batch leaves this machine; empty if they may."""
@@ -254,17 +255,17 @@ class RemotePool:
                     self._wake.wait(STARVED if starved else max(1e-3, min(LOOK, due or LOOK)))
 
     def _look_for_machines(self) -> None:
-        now = self._clock()
-        if self._withheld or (now - self._looked < LOOK and self._looked):
+        now, ways = self._clock(), self._recipe.ways
+        if ways == self._ways and (self._withheld or now - self._looked < LOOK):
             return
         self._looked = now
-        lenders, ways = self._lenders.lenders(), self._recipe.ways
+        lenders = self._lenders.lenders()
         desk = self._desk()
         left = desk.left_over() if desk is not None and lenders else 0
         with self._lock:
             self._lending.left(left, now)
             if ways != self._ways:
-                self._ways = ways
+                self._ways, self._withheld = ways, ""
                 self._lending.ways_changed()
             lost = self._lending.machines(lenders, now)
             calls = [self._calls.pop(number) for number in lost if number in self._calls]

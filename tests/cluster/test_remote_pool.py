@@ -30,6 +30,7 @@ from penstock.engine.build import Assembly, Recipe
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
+from penstock.errors import ClusterError
 from penstock.keyed import Keys
 from penstock.options import Options
 from penstock.order.plan import BatchKeys
@@ -49,12 +50,13 @@ def slowly(value: Any) -> Any:
 class Published:
     """A recipe that every machine has."""
 
-    ways = 0
-
     def __init__(self) -> None:
         self.withdrawn = 0
+        self.ways = 1
 
     def publish(self) -> str:
+        if not self.ways:
+            raise ClusterError("the directory cannot be written")
         return "a.b"
 
     def missing(self) -> bool:
@@ -254,6 +256,19 @@ def test_a_machine_without_the_pipeline_is_asked_once(helped: Helped) -> None:
     helped.run_until(lambda: helped.prepared.get("helper", {"reason": ""})["reason"] != "")
     helped.run_until(lambda: True)
     assert helped.prepared["helper"]["state"] == "lacks the pipeline"
+
+
+def test_a_pipeline_that_cannot_be_published_stays_here_until_there_is_a_way(
+    helped: Helped,
+) -> None:
+    assert helped.pool is not None
+    pool = helped.pool
+    helped.recipe.ways = 0
+    helped.run_until(lambda: pool.status()["withheld"] == "the directory cannot be written")
+    helped.run_until(lambda: True)
+    assert helped.helper.calls.total() == 0
+    helped.recipe.ways = 1
+    helped.run_until(lambda: helped.prepared["helper"]["tiny_batches"] > 0)
 
 
 def test_a_machine_that_never_answers_holds_nothing_up(

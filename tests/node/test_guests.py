@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,16 +27,25 @@ from tests.support.fabric import VirtualClock
 SAMPLES = 12
 
 
+def kills_its_worker(number: int) -> int:
+    if number == 5:
+        os._exit(3)
+    return number
+
+
 class Machine:
     """A machine that lends two cores, and the recipe of a job on another one."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, pipeline: ps.Pipeline | None = None) -> None:
         self.files = [place / f"{number}.bin" for number in range(SAMPLES)]
         for number, file in enumerate(self.files):
             file.write_bytes(bytes([number]) * (number + 1))
-        pipeline = ps.from_files(list(map(str, self.files)), list(range(SAMPLES))).batch(4)
+        user_code = pipeline is not None
+        names = list(map(str, self.files))
+        pipeline = pipeline or ps.from_files(names, list(range(SAMPLES))).batch(4)
         frame = bytes(pack(Recipe(pipeline, Options(seed=3), stack)).tobytes())
-        content = RecipeContent((), str(place), user_code=False, frame=frame)
+        path = tuple(sys.path) if user_code else ()
+        content = RecipeContent(path, str(place), user_code, frame)
         self.name = Recipes(place / "recipes").publish("identity", content)
         self.clock = VirtualClock()
         self.limit = WorkerLimit(2)
@@ -144,6 +155,20 @@ def test_a_machine_serves_a_limited_number_of_pipelines(
     assert machine.run(1).rows == 1
     assert machine.refusal(1, recipe=RecipeName("other", "00")).kind == "busy"
     assert len(again.status()) == 1
+
+
+def test_a_sample_that_kills_workers_is_found_and_others_go_on(tmp_path: Path) -> None:
+    numbers = ps.from_dataset(np.arange(SAMPLES)).map(kills_its_worker, random=False)
+    machine = Machine(tmp_path, numbers.batch(4))
+    try:
+        refusal = machine.refusal(4, 5, 6)
+        assert refusal.kind == "deadly"
+        assert "index 5" in refusal.reason
+        [values] = machine.run(4, 6).leaves
+        assert np.frombuffer(values, np.int64).tolist() == [4, 6]
+    finally:
+        machine.guests.close()
+    assert machine.limit.busy == 0
 
 
 def test_nothing_is_prepared_after_the_end(machine: Machine) -> None:
