@@ -439,7 +439,7 @@ class Engine:
             self._slots.whole_size = max(self._slots.whole_size, slot.size)
         if ready.rows:
             self.meter.delivered(ready.rows, ready.nbytes)
-        self._keepers.handed_out(batch.batch_keys, summary.offers)
+        self._keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
         # At once: a store may be over its budget, and batches of later epochs are open already.
         self._keepers.catch_up()
         return ready

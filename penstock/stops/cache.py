@@ -221,7 +221,7 @@ class CacheKeeper(Keeper):
             self._division.open(admission)
         self._admission = admission
 
-    def admit(self, offers: Sequence[tuple[int, int]]) -> None:
+    def admit(self, offers: Sequence[tuple[int, int]], epoch: int) -> None:
         admission = self._admission
         if admission is None:
             return
@@ -265,9 +265,7 @@ class CacheKeeper(Keeper):
 
     def close(self) -> None:
         self._admission = None
-        if self._shared is not None and not self.store.persistent:
-            self._shared.release(self.store)
-        else:
+        if self._shared is None or not self._shared.release(self.store):
             super().close()
 
 

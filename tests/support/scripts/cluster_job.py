@@ -16,16 +16,52 @@ import numpy as np
 
 import penstock as ps
 
+REUSE = 2
 
-def first_bytes(sample: Any) -> Any:
-    content, number = sample
-    return np.frombuffer(content[:4], np.uint8), number
+
+class Files:
+    """The files of a folder. Every read is a line in a log beside the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder.with_name("reads")
+        self.paths = sorted(folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        note(self.log, index)
+        return self.paths[index].read_bytes(), index
+
+
+class Augment:
+    """The first bytes of a file, and a random number. Every call is a line in a log."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __call__(self, sample: Any) -> Any:
+        content, number = sample
+        drawn = np.random.random()
+        note(self.log, f"{number} {drawn}")
+        return np.frombuffer(content[:4], np.uint8), number, drawn
+
+
+def jitter(sample: Any) -> Any:
+    pixels, number, drawn = sample
+    return pixels, number, drawn, np.random.random()
+
+
+def note(log: Path, line: object) -> None:
+    with open(log, "a") as file:
+        file.write(f"{line}\n")
 
 
 def pipeline(folder: Path) -> ps.Pipeline:
-    files = sorted(str(path) for path in folder.iterdir())
-    source = ps.from_files(files, list(range(len(files))))
-    return source.cache("100MB").map(first_bytes, random=False).batch(8)
+    source = ps.from_dataset(Files(folder), random=False, version="1").cache("100MB")
+    augment = Augment(folder.with_name("prepared"))
+    kept = source.map(augment, random=True, version="1").refurbish(reuse=REUSE)
+    return kept.map(jitter, random=True).batch(8)
 
 
 def meet(place: Path, rank: int, what: str) -> None:
@@ -48,9 +84,9 @@ def main() -> None:
     with pipeline(folder).loader(rank=rank, world=2, seed=1, cluster="auto") as loader:
         for _ in range(epochs):
             epoch = []
-            for content, numbers in loader:
+            for content, numbers, *drawn in loader:
                 assert content[:, 0].tolist() == numbers.tolist()
-                epoch.append(numbers.tolist())
+                epoch.append([numbers.tolist(), *(column.tolist() for column in drawn)])
             batches.append(epoch)
             while len(machines()) < 2:
                 time.sleep(0.01)
@@ -61,8 +97,11 @@ def main() -> None:
         meet(place, rank, "end")
         status = request_status()
     assert status is not None
-    [cache] = status["cluster"]["caches"]
-    print(json.dumps({"batches": batches, "node": status["pid"], **cache}))
+    caches = {
+        "refurbish" if cache["versions"] else "cache": cache
+        for cache in status["cluster"]["caches"]
+    }
+    print(json.dumps({"batches": batches, "node": status["pid"], **caches}))
 
 
 if __name__ == "__main__":
