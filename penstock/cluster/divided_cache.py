@@ -74,6 +74,8 @@ class ClusterCalls(Protocol):
 
     def tell(self, cache: DividedCache, tell: Tell) -> None: ...
 
+    def learn(self, cache: DividedCache, machine: str) -> None: ...
+
 
 class DividedCache:
     """See ``Division``. ``guest``: it keeps samples for jobs on other machines only.
@@ -123,6 +125,8 @@ class DividedCache:
         self._known_ranks: dict[int, str] = {}
         """The machines of the ranks, as far as they are known."""
         self._opened = 0.0
+        self._unheard: set[str] | None = None
+        """Machines that were asked what they keep and have not answered; ``None``: none was."""
         self._begun = False
         """A batch was asked for."""
         self._starting: dict[int, list[int]] = {}
@@ -131,6 +135,7 @@ class DividedCache:
         self._hosted: tuple[int, ...] = ()
         self._sizes = array("Q")
         """Bytes of each sample in the own store, by slot."""
+        self._usual_size = 0
         self._numbers: dict[Hashable, int] = {}
         self._keys: dict[int, list[int]] = {}
         self._waiting: dict[int, Callable[[], None]] = {}
@@ -154,6 +159,11 @@ class DividedCache:
         return self._own.store.budget
 
     @property
+    def samples(self) -> int:
+        """Number of samples of the source."""
+        return len(self._ranks)
+
+    @property
     def hosted(self) -> Hosted:
         return self.content, self._digest, self._hosted
 
@@ -165,6 +175,8 @@ class DividedCache:
             if self._partition is not None:
                 return  # another pipeline has opened it
             self._opened = self._clock()
+            # Of samples that were in the store before.
+            self._usual_size = self._own.store.used // max(1, len(self._own.store))
             alone = Machine(self._me, "", 0, cache_bytes=self.budget)
             self._holdings = Holdings(self._me, kept, self._size)
             placement = Placement(self._layout((alone,)), (alone,))
@@ -203,8 +215,11 @@ class DividedCache:
             # Samples of ranks whose machine was not known are with the machines placed instead.
             late = {*self._known_ranks.values()} - {*before.values()} if self._begun else ()
             decisions = self._partition.placed(placement, self._clock(), late)
+            asked = self._machines_to_ask(placement.names)
             decisions += self._begin_batches()
         self._carry_out(decisions)
+        for name in asked:
+            self._service.learn(self, name)
 
     def _with_me(self, machines: Sequence[Machine]) -> list[Machine]:
         """These machines and this one, with the room that it has.
@@ -263,9 +278,35 @@ class DividedCache:
         return self._partition.want(batches, self._clock())
 
     def _is_starting(self) -> bool:
-        """Whether machines of the job may not be known yet."""
+        """Whether machines of the job may not be known yet, or not what they keep."""
         missing = len(self._known_ranks) < self._world
-        return missing and self._clock() < self._opened + START
+        return bool(missing or self._unheard) and self._clock() < self._opened + START
+
+    def _machines_to_ask(self, names: Iterable[str]) -> list[str]:
+        """The machines to be asked what they keep: all, once the machines of all ranks are known.
+
+        What they have on their disks is not read from storage, whoever owns it now.
+        """
+        all_known = 0 < self._world == len(self._known_ranks)
+        if self._unheard is not None or not all_known or self.versions:
+            return []
+        self._unheard = {*names} - {self._me}
+        return sorted(self._unheard)
+
+    def learnt(self, machine: str, indices: NDArray[np.int64]) -> None:
+        """Another machine keeps these samples, as far as is known."""
+        with self._lock:
+            if self._partition is None or self._unheard is None:
+                return
+            self._unheard.discard(machine)
+            self._partition.learnt(machine, indices)
+            decisions = self._begin_batches()
+        self._carry_out(decisions)
+
+    def kept(self) -> NDArray[np.int64]:
+        """The samples that this machine keeps."""
+        with self._lock:
+            return np.zeros(0, np.int64) if self._holdings is None else self._holdings.kept()
 
     def close(self) -> None:
         """See ``Division.close``."""
@@ -684,7 +725,7 @@ class DividedCache:
 
     def _size(self, key: int) -> int:
         slot = self._own.slot(key)
-        return self._sizes[slot] if slot < len(self._sizes) else 0
+        return (self._sizes[slot] if slot < len(self._sizes) else 0) or self._usual_size
 
     def _note_size(self, key: int, nbytes: int) -> None:
         slot = self._own.slot(key)

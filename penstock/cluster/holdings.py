@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.config import cluster_patience
 from penstock.store.admission import Kept
 
@@ -156,6 +159,14 @@ class Holdings:
     def may_keep(self, key: int) -> bool:
         """Whether a value may be kept, if there is room: there is no newer version in its place."""
         return self._admission.accepts(key)
+
+    def kept(self) -> NDArray[np.int64]:
+        """The samples that are here."""
+        return self._admission.keys()
+
+    def learnt(self, holder: str, keys: Iterable[int]) -> None:
+        """Another machine keeps these samples, which this machine owns."""
+        self._redirects.update((key, holder) for key in keys if key not in self._admission)
 
     def known(self) -> list[int]:
         """The samples that are here, and those of this machine that are on others."""

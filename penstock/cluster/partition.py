@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.cluster.holdings import PROMISE, Holdings, OwnerReply
 from penstock.cluster.placement import Placement
@@ -372,6 +373,14 @@ class Partition:
             else:
                 replies += self._holdings.homeless(key, now)
         return [SendReply(reply) for reply in replies]
+
+    def learnt(self, machine: str, keys: NDArray[np.int64]) -> None:
+        """Another machine keeps these samples: those of this machine are asked from there."""
+        if not len(keys) or machine not in self._placement.machines:
+            return
+        mine = self._placement.names.index(self.me)
+        owned: list[int] = keys[self._placement.owners(keys) == mine].tolist()
+        self._holdings.learnt(machine, owned)
 
     # What other machines do.
 

@@ -41,15 +41,19 @@ from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
     VERSION,
     Acknowledged,
+    GetKeptSamples,
     GetMachineStatus,
     HeartbeatSent,
     Hello,
+    KeptSamples,
     MachineStatus,
     Offered,
     RemoteTask,
     Spilled,
     WantedValues,
     integers,
+    pack_kept,
+    unpack_kept,
 )
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
 from penstock.cluster.secrets import Secrets, read_secrets
@@ -61,7 +65,7 @@ from penstock.cluster.transport import (
     PeerRefused,
     RemoteRows,
 )
-from penstock.engine.pools.wire import RELEASE, pack_integers
+from penstock.engine.pools.wire import RELEASE, ProtocolError, pack_integers
 from penstock.errors import ClusterError
 from penstock.order import Generations
 from penstock.store import HeapStore, SampleStore
@@ -421,6 +425,22 @@ class ClusterService:
             self.sent[offer.to] += sum(sizes)
         cache.offered(offer, kept)
 
+    def learn(self, cache: DividedCache, machine: str) -> None:
+        """Ask another machine what it keeps, in a thread of its own."""
+        self._call(self._learn, cache, machine)
+
+    def _learn(self, cache: DividedCache, machine: str) -> None:
+        indices = np.zeros(0, np.int64)
+        try:
+            link = self._link(self._address_of(machine))
+            answer = link.control(GetKeptSamples(cache.content), timeout=CALL)
+            indices = unpack_kept(answer.kept, cache.samples)
+        except ProtocolError as error:
+            _log.warning("%s: %s", machine, error)
+        except PeerFault as fault:
+            self._failed(machine, fault)
+        cache.learnt(machine, indices)
+
     def tell(self, cache: DividedCache, tell: Tell) -> None:
         """Tell the owner of samples where they are, in a thread of its own."""
         self._call(self._tell, cache, tell)
@@ -444,6 +464,10 @@ class ClusterService:
                 answer, decisions = self._membership.heartbeat(beat, self._clock())
             self._decided(decisions)
             return pack_answer(answer)
+        if isinstance(message, GetKeptSamples):
+            cache = self._cache(message.fingerprint)
+            plain = cache is not None and not cache.versions
+            return KeptSamples(pack_kept(cache.kept()) if cache is not None and plain else b"")
         if isinstance(message, Spilled):
             cache = self._cache(message.fingerprint)
             if cache is not None and _fits(cache, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.placement import pack_ranks
 from penstock.cluster.transport import KeyAnswer
 from penstock.order import Generations
-from penstock.store import HeapStore
+from penstock.store import HeapStore, LmdbStore
 from penstock.store.admission import Admission, Versions, version_key, version_slot
 from penstock.store.plain import pack_sample
 from penstock.store.value import Lent
@@ -30,6 +31,8 @@ class Recorder:
     """Calls to other machines. None of them is answered."""
 
     made: list[Any] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """What other machines say they keep."""
 
     def opened(self, cache: DividedCache) -> None: ...
 
@@ -48,6 +51,9 @@ class Recorder:
 
     def tell(self, cache: DividedCache, tell: Tell) -> None:
         self.made.append(tell)
+
+    def learn(self, cache: DividedCache, machine: str) -> None:
+        cache.learnt(machine, np.array(self.kept, np.int64))
 
 
 OTHER = Machine("other", "10.0.0.2:1", 7, cache_bytes=ROOM)
@@ -294,3 +300,71 @@ def test_a_guest_removes_versions_that_no_epoch_uses_any_more(
         assert guest.keep_offered(key, frame)
     assert sorted(guest.known()) == [version_key(6, 1), version_key(7, 2)]
     assert len(own) == 2
+
+
+# What machines have kept before.
+
+
+def test_samples_that_another_machine_has_on_its_disk_are_not_read(
+    calls: Recorder, cache: DividedCache
+) -> None:
+    calls.kept = [0, 1, 4, SAMPLES - 1]
+    cache.host(pack_ranks(dealt_in(0)), {0})
+    cache.place((trains(cache, 1),))
+    assert not cache.fetch("batch", [0, 2, 4], lambda: None)
+    [ask] = calls.made
+    assert (ask.owner, ask.keys) == ("other", (0, 4))
+    assert cache.to_prepare("batch") == [2]
+    # A third machine that asks this one, the owner, is sent there.
+    [answers] = list(cache.serve("third", [4, 6], 1 << 20))
+    found = {answer.place: (answer.state, answer.moved_to) for answer in answers}
+    assert found == {0: ("moved", "other"), 1: ("absent", "")}
+
+
+def test_the_first_batches_wait_until_other_machines_have_said_what_they_keep(
+    calls: Recorder, cache: DividedCache, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(calls, "learn", lambda cache, machine: asked.append(machine))
+    cache.host(pack_ranks(dealt_in(0)), {0})
+    cache.place((trains(cache, 1),))
+    done: list[int] = []
+    assert not cache.fetch("batch", [0, 2], lambda: done.append(1))
+    assert (asked, done) == (["other"], [])
+    cache.learnt("other", np.array([0]))
+    assert cache.to_prepare("batch") == [2]
+    assert [ask.keys for ask in calls.made] == [(0,)]
+
+
+def test_samples_of_an_earlier_run_are_found_and_served(
+    calls: Recorder, clock: VirtualClock, tmp_path: Path
+) -> None:
+    def opened() -> tuple[DividedCache, LmdbStore]:
+        own = LmdbStore(tmp_path / "store", ROOM, persistent=True)
+        made = DividedCache(
+            "content",
+            "me",
+            own,
+            HeapStore(ROOM, overshoot=0),
+            lends=False,
+            samples=SAMPLES,
+            service=calls,
+            clock=clock,
+        )
+        admission = Admission(ROOM)
+        admission.restore(own.keys())
+        made.open(admission)
+        return made, own
+
+    cache, own = opened()
+    cache.fetch("batch", [3], lambda: None)
+    packed = pack_sample(np.full(100, 3, np.uint8))
+    own.put_many([(3, packed)])
+    assert cache.admit([(3, own.cost(packed.nbytes))]) == []
+    cache.close()
+    own.close()
+    again, own = opened()
+    assert again.kept().tolist() == [3]
+    [[answer]] = list(again.serve("other", [3], 1 << 20))
+    assert bytes(answer.value) == bytes(packed.tobytes())
+    own.destroy()

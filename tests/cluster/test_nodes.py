@@ -49,7 +49,14 @@ class TwoHosts:
         self.directories = [place / "node-0", place / "node-1"]
 
     def start(
-        self, rank: int, epochs: int, pause_after: int = 0, patience: int = 1
+        self,
+        rank: int,
+        epochs: int,
+        pause_after: int = 0,
+        *,
+        patience: int = 1,
+        where: str = "memory",
+        seed: int = 1,
     ) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
@@ -59,12 +66,18 @@ class TwoHosts:
             "PENSTOCK_CLUSTER_SECRET": str(self.secret),
             "PENSTOCK_NODE_IDLE": "1",
             "PENSTOCK_CLUSTER_PATIENCE": str(patience),
+            "PENSTOCK_CACHE_DIR": str(self.place / f"disk-{rank}"),
         }
         command = [sys.executable, cluster_job.__file__, str(self.files), str(rank), str(epochs)]
-        command += [str(self.place), str(pause_after)]
+        command += [str(self.place), str(pause_after), where, str(seed)]
         return subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+
+    def forget_meetings(self) -> None:
+        """Let the jobs of another run wait for each other."""
+        for path in [*self.place.glob("epoch *"), *self.place.glob("end-*")]:
+            path.unlink()
 
     def status(self, rank: int) -> dict[str, Any] | None:
         return request_status(NodeDirectory(self.directories[rank]))
@@ -114,17 +127,19 @@ def results_of(jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return [dict(json.loads(out.splitlines()[-1])) for out, _ in printed]
 
 
-def alone(files: Path, rank: int, epochs: int) -> list[list[list[int]]]:
+def alone(files: Path, rank: int, epochs: int, seed: int = 1) -> list[list[list[Any]]]:
     """The batches of the same loader without a cluster."""
     pipeline = cluster_job.pipeline(files)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that ranks without a node do not share what they keep
-        loader = pipeline.loader(rank=rank, world=2, seed=1, workers=0)
+        loader = pipeline.loader(rank=rank, world=2, seed=seed, workers=0)
     with loader:
-        return [
+        batches = [
             [[column.tolist() for column in columns] for _, *columns in loader]
             for _ in range(epochs)
         ]
+    lines_of(files.with_name("reads"))
+    return batches
 
 
 def lines_of(log: Path) -> Counter[str]:
@@ -137,7 +152,8 @@ def lines_of(log: Path) -> Counter[str]:
 def test_jobs_on_two_nodes_get_the_batches_that_they_get_alone(hosts: TwoHosts) -> None:
     epochs = 4
     # With patience: on a busy machine the nodes must not take each other for slow.
-    results = results_of([hosts.start(rank, epochs, patience=100) for rank in range(2)])
+    jobs = [hosts.start(rank, epochs, patience=100, where="disk") for rank in range(2)]
+    results = results_of(jobs)
     # Storage is read once for each sample, by both machines together.
     reads = lines_of(hosts.files.with_name("reads"))
     assert reads == Counter(str(index) for index in range(SAMPLES))
@@ -148,13 +164,22 @@ def test_jobs_on_two_nodes_get_the_batches_that_they_get_alone(hosts: TwoHosts) 
     assert len(prepared) >= versions
     for rank in range(2):
         assert results[rank]["batches"] == alone(hosts.files, rank, epochs)
-    for kept in ("cache", "refurbish"):
-        assert all(found[kept]["requests"] > 0 for found in results)
+    assert all(found["refurbish"]["requests"] > 0 for found in results)
     # Loaders may have begun an epoch more.
     fresh = sum(found["refurbish"]["storage"] for found in results)
     assert versions <= fresh <= versions + SAMPLES // cluster_job.REUSE
     assert sum(found["cache"]["storage"] for found in results) == SAMPLES
     assert sum(found["cache"]["samples"] for found in results) == SAMPLES
+    # A later run with another seed deals the samples to other machines. None is read from storage.
+    hosts.close()
+    hosts.forget_meetings()
+    jobs = [hosts.start(rank, 2, patience=100, where="disk", seed=2) for rank in range(2)]
+    again = results_of(jobs)
+    assert lines_of(hosts.files.with_name("reads")) == Counter()
+    for rank in range(2):
+        assert again[rank]["batches"] == alone(hosts.files, rank, 2, seed=2)
+    assert sum(found["cache"]["storage"] for found in again) == 0
+    assert sum(found["cache"]["samples"] for found in again) == SAMPLES
 
 
 def test_a_node_that_is_killed_changes_no_batch(hosts: TwoHosts) -> None:

@@ -1,7 +1,7 @@
 """A job with ``cluster=``: prints its batches and where its node found the samples, as JSON.
 
 Arguments: folder of files, rank of two, epochs, folder in which the two jobs wait for each other,
-number of epochs after which they wait until the file "go on" is there.
+number of epochs after which they wait until the file "go on" is there, place of the cache, seed.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def note(log: Path, line: object) -> None:
         file.write(f"{line}\n")
 
 
-def pipeline(folder: Path) -> ps.Pipeline:
-    source = ps.from_dataset(Files(folder), random=False, version="1").cache("100MB")
+def pipeline(folder: Path, where: str = "memory") -> ps.Pipeline:
+    source = ps.from_dataset(Files(folder), random=False, version="1").cache("100MB", where)
     augment = Augment(folder.with_name("prepared"))
     kept = source.map(augment, random=True, version="1").refurbish(reuse=REUSE)
     return kept.map(jitter, random=True).batch(8)
@@ -74,6 +74,7 @@ def meet(place: Path, rank: int, what: str) -> None:
 def main() -> None:
     folder, rank, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     place, pause_after = Path(sys.argv[4]), int(sys.argv[5])
+    where, seed = sys.argv[6], int(sys.argv[7])
     from penstock.node.client import request_status
 
     def machines() -> list[Any]:
@@ -81,7 +82,8 @@ def main() -> None:
         return [] if status is None or not status["cluster"] else status["cluster"]["machines"]
 
     batches = []
-    with pipeline(folder).loader(rank=rank, world=2, seed=1, cluster="auto") as loader:
+    road = pipeline(folder, where)
+    with road.loader(rank=rank, world=2, seed=seed, cluster="auto") as loader:
         for _ in range(epochs):
             epoch = []
             for content, numbers, *drawn in loader:
