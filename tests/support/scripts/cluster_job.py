@@ -58,7 +58,7 @@ def note(log: Path, line: object) -> None:
 
 
 def pipeline(folder: Path, where: str = "memory") -> ps.Pipeline:
-    source = ps.from_dataset(Files(folder), random=False, version="1").cache("100MB", where)
+    source = ps.from_dataset(Files(folder), random=False, version="1").cache("100MB", where=where)
     augment = Augment(folder.with_name("prepared"))
     kept = source.map(augment, random=True, version="1").refurbish(reuse=REUSE)
     return kept.map(jitter, random=True).batch(8)
