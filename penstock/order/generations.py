@@ -88,6 +88,16 @@ class Generations:
         renewed: NDArray[np.int64] = (generations - 1) * self.reuse + 1 + turns
         return np.where(generations == 0, 0, renewed)
 
+    def before_renewal(self, epoch: int) -> int:
+        """The generation that all samples which an epoch renews had in the epoch before.
+
+        >>> generations = Generations(6, 3, 6, seed=1)
+        >>> renewed = generations.renewed(np.arange(6), 5)
+        >>> generations.generations(renewed, 4).tolist(), generations.before_renewal(5)
+        ([1, 1], 1)
+        """
+        return (epoch - 1) // self.reuse
+
     def fresh(self, epoch: int) -> int:
         """The number of samples that an epoch prepares anew."""
         start, stop = self.span(epoch)
