@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock import config
 from penstock.cluster.divided_cache import DividedCache
@@ -40,15 +41,19 @@ from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
     VERSION,
     Acknowledged,
+    GetKeptSamples,
     GetMachineStatus,
     HeartbeatSent,
     Hello,
+    KeptSamples,
     MachineStatus,
     Offered,
     RemoteTask,
     Spilled,
     WantedValues,
     integers,
+    pack_kept,
+    unpack_kept,
 )
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
 from penstock.cluster.secrets import Secrets, read_secrets
@@ -60,9 +65,11 @@ from penstock.cluster.transport import (
     PeerRefused,
     RemoteRows,
 )
-from penstock.engine.pools.wire import RELEASE, pack_integers
+from penstock.engine.pools.wire import RELEASE, ProtocolError, pack_integers
 from penstock.errors import ClusterError
+from penstock.order import Generations
 from penstock.store import HeapStore, SampleStore
+from penstock.store.admission import split_keys, version_keys
 from penstock.store.shared import SharedStores
 
 _log = logging.getLogger("penstock.node.cluster")
@@ -70,10 +77,10 @@ _log = logging.getLogger("penstock.node.cluster")
 TICK = 0.02
 """Seconds between two looks at requests that take too long: the shortest delay of a hedge."""
 
-CALL = 2.0
+CALL = 2.0 * config.cluster_patience()
 """Seconds that another machine may take to answer a control message, or to accept a connection."""
 
-TRANSFER = 10.0
+TRANSFER = 10.0 * config.cluster_patience()
 """Seconds that a transfer of samples may take. Long before that they are read from storage."""
 
 PART = 8
@@ -341,7 +348,14 @@ class ClusterService:
     # Divided caches: what they ask of other machines.
 
     def _divide(
-        self, content: str, own: SampleStore, arrivals: SampleStore, *, lends: bool, samples: int
+        self,
+        content: str,
+        own: SampleStore,
+        arrivals: SampleStore,
+        *,
+        lends: bool,
+        samples: int,
+        generations: Generations | None = None,
     ) -> DividedCache:
         cache = DividedCache(
             content,
@@ -352,6 +366,7 @@ class ClusterService:
             samples=samples,
             service=self,
             clock=self._clock,
+            generations=generations,
         )
         with self._lock:
             before = self._caches.get(content)
@@ -379,8 +394,8 @@ class ClusterService:
         _submit(self._movers, self._fetch, cache, ask)
 
     def _fetch(self, cache: DividedCache, ask: Ask) -> None:
-        indices = np.array(ask.keys, np.int64)
-        wanted = WantedValues.of(cache.content, indices, most_bytes=ask.most_bytes)
+        indices, generations = _names(cache, ask.keys)
+        wanted = WantedValues.of(cache.content, indices, generations, most_bytes=ask.most_bytes)
         try:
             link = self._link(self._address_of(ask.owner))
             answers = link.get(wanted, timeout=TRANSFER)
@@ -397,12 +412,11 @@ class ClusterService:
         _submit(self._movers, self._put, cache, offer, values)
 
     def _put(self, cache: DividedCache, offer: OfferValues, values: Sequence[Any]) -> None:
-        indices, sizes = np.array(offer.keys, np.int64), [len(value) for value in values]
+        (indices, generations), sizes = _names(cache, offer.keys), [len(v) for v in values]
         try:
             link = self._link(self._address_of(offer.to))
-            kept = link.put(
-                Offered.of(cache.content, indices, None, sizes), list(values), timeout=TRANSFER
-            )
+            offered = Offered.of(cache.content, indices, generations, sizes)
+            kept = link.put(offered, list(values), timeout=TRANSFER)
         except PeerFault as fault:
             self._failed(offer.to, fault)
             cache.offered(offer, None)
@@ -411,16 +425,33 @@ class ClusterService:
             self.sent[offer.to] += sum(sizes)
         cache.offered(offer, kept)
 
+    def learn(self, cache: DividedCache, machine: str) -> None:
+        """Ask another machine what it keeps, in a thread of its own."""
+        self._call(self._learn, cache, machine)
+
+    def _learn(self, cache: DividedCache, machine: str) -> None:
+        indices = np.zeros(0, np.int64)
+        try:
+            link = self._link(self._address_of(machine))
+            answer = link.control(GetKeptSamples(cache.content), timeout=CALL)
+            indices = unpack_kept(answer.kept, cache.samples)
+        except ProtocolError as error:
+            _log.warning("%s: %s", machine, error)
+        except PeerFault as fault:
+            self._failed(machine, fault)
+        cache.learnt(machine, indices)
+
     def tell(self, cache: DividedCache, tell: Tell) -> None:
         """Tell the owner of samples where they are, in a thread of its own."""
         self._call(self._tell, cache, tell)
 
     def _tell(self, cache: DividedCache, tell: Tell) -> None:
-        indices = np.array(list(tell.holders), np.int64)
+        indices, generations = _names(cache, list(tell.holders))
         try:
             link = self._link(self._address_of(tell.owner))
             packed, holders = pack_integers(indices) or b"", list(tell.holders.values())
-            link.control(Spilled(cache.content, packed, None, holders), timeout=CALL)
+            versions = pack_integers(generations)
+            link.control(Spilled(cache.content, packed, versions, holders), timeout=CALL)
         except PeerFault as fault:
             self._failed(tell.owner, fault)
 
@@ -433,19 +464,21 @@ class ClusterService:
                 answer, decisions = self._membership.heartbeat(beat, self._clock())
             self._decided(decisions)
             return pack_answer(answer)
+        if isinstance(message, GetKeptSamples):
+            cache = self._cache(message.fingerprint)
+            plain = cache is not None and not cache.versions
+            return KeptSamples(pack_kept(cache.kept()) if cache is not None and plain else b"")
         if isinstance(message, Spilled):
             cache = self._cache(message.fingerprint)
-            if cache is not None:
-                cache.told(
-                    dict(zip(integers(message.indices).tolist(), message.holders, strict=True))
-                )
+            if cache is not None and _fits(cache, message):
+                cache.told(dict(zip(_keys(message), message.holders, strict=True)))
             return Acknowledged()
         return MachineStatus(self.status())
 
     def get(self, peer: str, wanted: WantedValues) -> Iterator[list[KeyAnswer]]:
-        keys = integers(wanted.indices).tolist()
+        keys = _keys(wanted)
         cache = self._cache(wanted.fingerprint)
-        if cache is None or wanted.generations is not None:
+        if cache is None or not _fits(cache, wanted):
             yield [KeyAnswer(place, "absent") for place in range(len(keys))]
             return
         for answers in cache.serve(peer, keys, wanted.most_bytes):
@@ -454,9 +487,9 @@ class ClusterService:
             yield answers
 
     def put(self, peer: str, offered: Offered, values: Iterator[memoryview]) -> list[bool]:
-        keys = integers(offered.indices).tolist()
-        cache = self._cache(offered.fingerprint) or self._guest(offered.fingerprint)
-        if cache is None or offered.generations is not None:
+        keys, versions = _keys(offered), offered.generations is not None
+        cache = self._cache(offered.fingerprint) or self._guest(offered.fingerprint, versions)
+        if cache is None or not _fits(cache, offered):
             return [False] * len(keys)
         kept = []
         for key, value in zip(keys, values, strict=True):
@@ -473,7 +506,7 @@ class ClusterService:
             cache = self._caches.get(content)
         return cache if cache is not None and cache.is_open else None
 
-    def _guest(self, content: str) -> DividedCache | None:
+    def _guest(self, content: str, versions: bool) -> DividedCache | None:
         """A cache for samples of jobs that run on other machines only."""
         with self._lock:
             used = sum(cache.budget for cache in self._caches.values() if cache.guest)
@@ -490,6 +523,7 @@ class ClusterService:
                 service=self,
                 clock=self._clock,
                 guest=True,
+                versions=versions,
             )
             self._caches[content] = cache
         cache.open_as_guest()
@@ -530,6 +564,26 @@ class ClusterService:
             "machines": machines,
             "caches": [cache.status() for cache in caches],
         }
+
+
+def _names(
+    cache: DividedCache, keys: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The indices and generations of samples, as messages have them."""
+    indices, generations = split_keys(np.array(keys, np.int64))
+    return indices, generations if cache.versions else None
+
+
+def _keys(record: WantedValues | Offered | Spilled) -> list[int]:
+    """The keys of the samples in a message."""
+    generations = None if record.generations is None else integers(record.generations)
+    keys: list[int] = version_keys(integers(record.indices), generations).tolist()
+    return keys
+
+
+def _fits(cache: DividedCache, record: WantedValues | Offered | Spilled) -> bool:
+    """Whether a message is about versions of samples if the cache is, and only then."""
+    return cache.versions == (record.generations is not None)
 
 
 def _submit(executor: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:

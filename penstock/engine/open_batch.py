@@ -158,6 +158,17 @@ class OpenBatch:
         if self.slot is not None:
             self._copy_early_rows(piece.first)
 
+    def add_first_row(self, report: TaskReport, layout: Layout) -> None:
+        """Use the sample that has shown the layout as the first row. ``report``: of its probe."""
+        values = {number: value for number, [value] in report.objects.items()}
+        columns = layout.new_columns(1)
+        for number, column in enumerate(columns):
+            if column is not None:
+                column[0] = values.pop(number)
+        self.early_rows[0] = EarlyRows(1, columns)
+        report.objects = {number: [value] for number, value in values.items()}
+        self.reports[0] = report
+
     def _copy_early_rows(self, first: int) -> None:
         """Copy the piece that begins with row ``first`` into the slot, if it was prepared early."""
         early = self.early_rows.pop(first, None)
