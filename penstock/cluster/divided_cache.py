@@ -116,6 +116,11 @@ class DividedCache:
         return self._own.budget
 
     @property
+    def used(self) -> int:
+        """Bytes of the samples that this machine holds."""
+        return self._own.used
+
+    @property
     def hosted(self) -> Hosted:
         return self.content, self._digest, self._hosted
 
@@ -565,6 +570,9 @@ class DividedCache:
                 "bytes": self._own.used,
                 "budget": self.budget,
                 "guest": self.guest,
+                "hedged_requests": {}
+                if partition is None
+                else {name: peer.hedged for name, peer in partition.peers.items() if peer.hedged},
                 **{
                     name: 0 if counts is None else getattr(counts, name)
                     for name in (
