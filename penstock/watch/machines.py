@@ -195,7 +195,8 @@ def _recent(machine: ClusterStatus, old: ClusterStatus | None) -> tuple[int, int
 
 def asked_of(machine: ClusterStatus) -> int:
     """Requests to a machine. A hedged one may not have ended yet."""
-    return max(machine["hedged_requests"], machine["requests"] + machine["failed"])
+    ended: int = machine["requests"] + machine["failed"]
+    return max(machine["hedged_requests"], ended)
 
 
 def slow_machines(rows: Sequence[MachineRow], recent: Sequence[tuple[int, int]]) -> set[str]:

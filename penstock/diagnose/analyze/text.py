@@ -27,6 +27,7 @@ MEANING: dict[Bound, str] = {
     "training faster.",
     "prep": "Workers do not decode and augment samples as fast as the accelerator takes them.",
     "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
+    "network": "The network does not carry samples as fast as the accelerator takes them.",
 }
 """The meaning of each verdict, in a sentence."""
 
