@@ -15,6 +15,7 @@ from benchmarks.audio import audio
 from benchmarks.cluster import cluster
 from benchmarks.echo import echo
 from benchmarks.faults import faults
+from benchmarks.fed import fed
 from benchmarks.harness import chart as charts
 from benchmarks.harness.arguments import count, drawing, positive
 from benchmarks.harness.benchmark import Benchmark
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         cluster,
+        fed,
         faults,
         soak,
         analyze,

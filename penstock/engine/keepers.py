@@ -88,6 +88,8 @@ class Keepers:
                 stop = keeper.stop
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
+        self.any = bool(self._keepers)
+        """Whether a stop of the pipeline keeps samples."""
 
     @property
     def generations(self) -> Generations | None:
@@ -117,8 +119,7 @@ class Keepers:
 
         The thread of the training loop calls this. ``catch_up`` does the rest in another thread.
         """
-        if self._keepers:
-            self._handed_out.append((batch, offers))
+        self._handed_out.append((batch, offers))
 
     def catch_up(self) -> None:
         """Admit samples of the batches handed out, and remove those that no later batch needs.

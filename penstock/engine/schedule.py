@@ -334,6 +334,10 @@ class Schedule:
         self._forget(batch)
         self._left.pop(batch, None)
 
+    def end(self, batch: int) -> None:
+        """Remove a batch whose pieces are all done."""
+        self._left.pop(batch, None)
+
     def outstanding(self, batch: int) -> int:
         """How many pieces of a batch are not done yet."""
         return self._left.get(batch, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -216,8 +217,13 @@ class Deal(Plan):
         return each // self.batch_size if self.drop_last else -(-each // self.batch_size)
 
     def _total(self, epoch: int) -> int:
-        length = length_of(self.order, self.n)
+        length = self._stated_length
         return len(self._sequence(epoch)) if length is None else length
+
+    @cached_property
+    def _stated_length(self) -> int | None:
+        """Asked once, because the training loop needs it after every batch."""
+        return length_of(self.order, self.n)
 
     def _sequence(self, epoch: int) -> NDArray[np.int64]:
         kept = self._sequences.get(epoch)

@@ -73,6 +73,16 @@ class Generations:
         places = self._queue.places(indices)
         return indices[(places >= start) & (places < stop)]
 
+    def before_renewal(self, epoch: int) -> int:
+        """The generation that all samples which an epoch renews had in the epoch before.
+
+        >>> generations = Generations(6, 3, 6, seed=1)
+        >>> renewed = generations.renewed(np.arange(6), 5)
+        >>> generations.generations(renewed, 4).tolist(), generations.before_renewal(5)
+        ([1, 1], 1)
+        """
+        return (epoch - 1) // self.reuse
+
     def fresh(self, epoch: int) -> int:
         """The number of samples that an epoch prepares anew."""
         start, stop = self.span(epoch)

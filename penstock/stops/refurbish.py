@@ -275,19 +275,23 @@ class RefurbishAccess:
         generations, indices, epoch = self._generations, keys.indices, keys.epoch
         if len(indices) < _MANY:
             versions = [generations.generation(index, epoch) for index in indices]
+            store_keys = [
+                store_key(index, version) for index, version in zip(indices, versions, strict=True)
+            ]
         else:
-            versions = generations.generations(np.array(indices, np.int64), epoch).tolist()
-        wanted = list(zip(indices, versions, strict=True))
+            numbers = np.array(indices, np.int64)
+            made = generations.generations(numbers, epoch)
+            versions, store_keys = made.tolist(), (2 * numbers + made % 2).tolist()
         if generations.reuse == 1:
             everything = list(range(len(indices)))
             return Found([None] * len(indices), everything, [], versions)
         if generations.kept == generations.n:
-            samples = self.look_up(wanted)
+            samples = self._look_up(store_keys, versions)
             missing = keep = [i for i, sample in enumerate(samples) if sample is None]
         else:
             samples = [None] * len(indices)
             kept = [i for i, index in enumerate(indices) if generations.keeps(index)]
-            found = self.look_up([wanted[i] for i in kept])
+            found = self._look_up([store_keys[i] for i in kept], [versions[i] for i in kept])
             for i, sample in zip(kept, found, strict=True):
                 samples[i] = sample
             missing = [i for i, sample in enumerate(samples) if sample is None]
@@ -305,10 +309,14 @@ class RefurbishAccess:
 
     def look_up(self, wanted: Wanted) -> list[Any]:
         """These samples from the store; ``None`` for those it does not have."""
+        keys = [store_key(index, generation) for index, generation in wanted]
+        return self._look_up(keys, [generation for _, generation in wanted])
+
+    def _look_up(self, keys: list[int], versions: list[int]) -> list[Any]:
+        """The samples with these store keys and generations."""
         store, encoding = self._store, self._encoding
         before = store.corrupt
-        keys = [2 * index + generation % 2 for index, generation in wanted]  # ``store_key``
-        values = store.get_tagged(keys, [generation for _, generation in wanted])
+        values = store.get_tagged(keys, versions)
         if self.lends and _LENT.issuperset(map(type, values)):
             return [value if value is None else value.sample for value in values]
         samples: list[Any] = []
@@ -363,8 +371,8 @@ class RefurbishKeeper(Keeper):
         if generations.reuse == 1 or batch.epoch == 0:
             return []
         renewed = generations.renewed(batch.indices, batch.epoch)
-        before = generations.generations(renewed, batch.epoch - 1)
-        keys: list[int] = (2 * renewed + before % 2).tolist()  # ``store_key``
+        parity = generations.before_renewal(batch.epoch) % 2
+        keys: list[int] = (2 * renewed + parity).tolist()  # ``store_key``
         return keys
 
     def settled(self, *, restarted: bool) -> bool:

@@ -313,7 +313,7 @@ def test_a_collected_loader_ends_its_workers(install: Install) -> None:
     assert len(started) == 1
     del loader
     gc.collect()
-    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
 def test_workers_of_the_command_replace_those_of_the_script(install: Install) -> None:

@@ -152,7 +152,7 @@ def port() -> int:
 
 
 def fetch(port: int) -> dict[str, list[Any]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         return samples(answer.read().decode())
 
