@@ -196,7 +196,8 @@ def _recent(machine: ClusterStatus, old: ClusterStatus | None) -> tuple[int, int
 def asked_of(machine: ClusterStatus) -> int:
     """Requests to a machine. A hedged one may not have ended yet."""
     ended: int = machine["requests"] + machine["failed"]
-    return max(machine["hedged_requests"], ended)
+    hedged: int = machine["hedged_requests"]
+    return max(hedged, ended)
 
 
 def slow_machines(rows: Sequence[MachineRow], recent: Sequence[tuple[int, int]]) -> set[str]:
