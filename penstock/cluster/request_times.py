@@ -34,7 +34,7 @@ class RequestStats:
 
 
 @dataclass(slots=True)
-class _Counts:
+class _RequestCounts:
     requests: int = 0
     failed: int = 0
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class RequestTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, _RequestCounts] = {}
 
     def timed(self, machine: str, answers: Iterator[T]) -> Iterator[T]:
         """The answers of a request that begins now. A request that raises has failed.
@@ -84,8 +84,8 @@ class RequestTimes:
             counts.seconds += seconds
             counts.times[bisect_left(BOUNDS, seconds)] += 1
 
-    def _of(self, machine: str) -> _Counts:
-        return self._counts.setdefault(machine, _Counts())
+    def _of(self, machine: str) -> _RequestCounts:
+        return self._counts.setdefault(machine, _RequestCounts())
 
 
 def quantile(times: Sequence[int], share: float) -> float | None:

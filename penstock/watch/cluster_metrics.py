@@ -10,7 +10,7 @@ from typing import Any, Literal
 from penstock.cluster.request_times import BOUNDS
 from penstock.watch.machines import ClusterStatus
 
-Values = Iterable[tuple[dict[str, str], float]]
+MetricValues = Iterable[tuple[dict[str, str], float]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ClusterMetric:
     name: str
     help: str
     labels: tuple[str, ...]
-    values: Callable[[ClusterStatus], Values]
+    values: Callable[[ClusterStatus], MetricValues]
     histogram: bool = False
 
     @property
@@ -49,19 +49,19 @@ def _others(cluster: ClusterStatus) -> list[ClusterStatus]:
     return [machine for machine in cluster["machines"] if not machine["is"]["this machine"]]
 
 
-def _between(field: str) -> Callable[[ClusterStatus], Values]:
+def _between(field: str) -> Callable[[ClusterStatus], MetricValues]:
     """What was counted between this machine and each other one."""
 
-    def values(cluster: ClusterStatus) -> Values:
+    def values(cluster: ClusterStatus) -> MetricValues:
         return [({"machine": machine["name"]}, machine[field]) for machine in _others(cluster)]
 
     return values
 
 
-def _reported(field: str) -> Callable[[ClusterStatus], Values]:
+def _reported(field: str) -> Callable[[ClusterStatus], MetricValues]:
     """What each machine reports about itself."""
 
-    def values(cluster: ClusterStatus) -> Values:
+    def values(cluster: ClusterStatus) -> MetricValues:
         return [
             ({"machine": machine["name"]}, machine["report"][field])
             for machine in cluster["machines"]
@@ -77,8 +77,8 @@ def _caches(cluster: ClusterStatus) -> Iterator[tuple[dict[str, str], dict[str, 
             yield {"machine": machine["name"], "cache": cache["content"][:12]}, cache
 
 
-def _of_caches(field: str) -> Callable[[ClusterStatus], Values]:
-    def values(cluster: ClusterStatus) -> Values:
+def _of_caches(field: str) -> Callable[[ClusterStatus], MetricValues]:
+    def values(cluster: ClusterStatus) -> MetricValues:
         return [(labels, cache[field]) for labels, cache in _caches(cluster)]
 
     return values
@@ -88,7 +88,7 @@ PLACES = (("here", "local"), ("elsewhere", "remote"), ("storage", "storage"))
 """Where a sample was found, as a label, and the field of a report that counts it."""
 
 
-def _found(cluster: ClusterStatus) -> Values:
+def _found(cluster: ClusterStatus) -> MetricValues:
     return [
         ({**labels, "place": place}, cache[field])
         for labels, cache in _caches(cluster)
@@ -96,12 +96,12 @@ def _found(cluster: ClusterStatus) -> Values:
     ]
 
 
-def _states(cluster: ClusterStatus) -> Values:
+def _states(cluster: ClusterStatus) -> MetricValues:
     found = Counter(machine["state"] for machine in cluster["machines"])
     return [({"state": state}, found[state]) for state in ("alive", "suspected", "gone")]
 
 
-def _info(cluster: ClusterStatus) -> Values:
+def _info(cluster: ClusterStatus) -> MetricValues:
     return [
         (
             {
@@ -118,7 +118,7 @@ def _info(cluster: ClusterStatus) -> Values:
     ]
 
 
-def _room(cluster: ClusterStatus) -> Values:
+def _room(cluster: ClusterStatus) -> MetricValues:
     return [
         ({"machine": machine["name"]}, machine["cache_bytes"]) for machine in cluster["machines"]
     ]
