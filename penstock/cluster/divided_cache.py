@@ -164,6 +164,11 @@ class DividedCache:
         return len(self._ranks)
 
     @property
+    def used(self) -> int:
+        """Bytes of the samples that this machine holds."""
+        return self._own.store.used
+
+    @property
     def hosted(self) -> Hosted:
         return self.content, self._digest, self._hosted
 
@@ -747,6 +752,9 @@ class DividedCache:
                 "budget": self.budget,
                 "guest": self.guest,
                 "versions": self.versions,
+                "hedged_requests": {}
+                if partition is None
+                else {name: peer.hedged for name, peer in partition.peers.items() if peer.hedged},
                 **{
                     name: 0 if counts is None else getattr(counts, name)
                     for name in (

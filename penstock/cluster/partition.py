@@ -194,11 +194,15 @@ class _Queued:
 
 @dataclass(slots=True)
 class PeerCredit:
-    """What is known of another machine: its credit, bytes on the way, and seconds per byte."""
+    """What is known of another machine: its credit, bytes on the way, and seconds per byte.
+
+    ``hedged``: requests to it that were not waited for.
+    """
 
     credit: int = FIRST_CREDIT
     in_flight: int = 0
     pace: float | None = None
+    hedged: int = 0
 
     def delay(self, nbytes: int, reading: float = 0.0) -> float:
         """Seconds after which a request for this many bytes is hedged.
@@ -784,7 +788,9 @@ class Partition:
         """
         if blame and not asked.hedged:
             asked.hedged = True
-            self._peer(asked.owner).too_late()
+            peer = self._peer(asked.owner)
+            peer.hedged += 1
+            peer.too_late()
         late = []
         for key in sorted(keys):
             sample = self._samples.get(key)

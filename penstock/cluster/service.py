@@ -30,12 +30,15 @@ from penstock.cluster.divided_cache import DividedCache
 from penstock.cluster.find import own_address, split_address
 from penstock.cluster.flight import FlightServer, connect
 from penstock.cluster.membership import (
+    BEAT,
     Beat,
     ClusterMembership,
     ClusterView,
     Installed,
     Machine,
+    MachineLoad,
     Probe,
+    Role,
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
@@ -56,7 +59,9 @@ from penstock.cluster.protocol import (
     unpack_kept,
 )
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
+from penstock.cluster.request_times import RequestTimes
 from penstock.cluster.secrets import Secrets, read_secrets
+from penstock.cluster.survey import MOST_CACHES, CacheReport, MachineReport, Survey, report_of
 from penstock.cluster.transport import (
     KeyAnswer,
     Link,
@@ -67,6 +72,7 @@ from penstock.cluster.transport import (
 )
 from penstock.engine.pools.wire import RELEASE, ProtocolError, pack_integers
 from penstock.errors import ClusterError
+from penstock.host.idle_cores import IdleCores
 from penstock.order import Generations
 from penstock.store import HeapStore, SampleStore
 from penstock.store.admission import split_keys, version_keys
@@ -91,6 +97,9 @@ CONTROL, TRANSFERS = 16, 64
 
 AGAIN = 1.0
 """Seconds after a failed connection in which no other is tried."""
+
+GONE, MOST_GONE = 600.0, 32
+"""Seconds for which machines that have left are shown, and most of them."""
 
 
 class ClusterService:
@@ -123,13 +132,22 @@ class ClusterService:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         """Bytes of samples by machine."""
+        self.times = RequestTimes(clock)
+        self._survey = Survey()
+        self._idle_cores = IdleCores(config.cores())
+        self._load_at = clock()
+        """When the load of this machine is measured again."""
+        self._known: dict[str, Machine] = {}
+        """The machines of the last view, by name."""
+        self._gone: dict[str, tuple[float, Machine]] = {}
+        """Machines that have left, by name, and when."""
         self._faults: dict[str, str] = {}
         """By address: the kind of the last fault in the log."""
         incarnation = time.time_ns()
         self._hello = Hello(VERSION, RELEASE, name, incarnation)
         self._server = FlightServer(self, self._hello, secrets, host=host, port=port)
         self.machine, self.address = name, self._server.address
-        me = Machine(name, self.address, incarnation, cores, cache_bytes)
+        me = Machine(name, self.address, incarnation, cores, cache_bytes, role="helps")
         self._membership = ClusterMembership(me, self.seeds, clock())
         self._callers = ThreadPoolExecutor(CONTROL, thread_name_prefix="penstock-cluster")
         # Of its own: transfers that wait for a slow machine must not hold up heartbeats.
@@ -204,9 +222,16 @@ class ClusterService:
             try:
                 with self._lock:
                     now = self._clock()
+                    if now >= self._load_at:
+                        self._load_at = now + BEAT
+                        self._membership.load = self._load()
                     decisions: list[Any] = list(self._membership.tick(now))
                     caches = list(self._caches.values())
+                    others = [name for name in self._membership.view.named if name != self.machine]
+                    due = self._survey.due(others, now)
                 self._decided(decisions)
+                for name in due:
+                    self._call(self._ask_for_report, name)
                 for cache in caches:
                     cache.tick()
             except Exception:  # the next tick may succeed; without ticks nothing is hedged
@@ -263,6 +288,7 @@ class ClusterService:
         names = ", ".join(machine.name for machine in view.machines)
         _log.info("view %s: %s", ".".join(map(str, view.stamp)), names)
         with self._lock:
+            self._note_gone(view)
             addresses = {machine.address for machine in view.machines} | {*self.seeds}
             gone = [address for address in self._links if address not in addresses]
             links = [self._links.pop(address) for address in gone]
@@ -282,7 +308,8 @@ class ClusterService:
             room = max([self._guest_bytes, *(cache.budget for cache in caches)])
             ranks = tuple(sorted(cache.hosted for cache in caches if cache.hosted[2]))
             me = self._membership.me
-            changed = replace(me, cache_bytes=room, ranks=ranks)
+            role: Role = "trains" if ranks else "helps"
+            changed = replace(me, cache_bytes=room, ranks=ranks, role=role)
             self._membership.change(changed, self._clock())
 
     # Connections.
@@ -398,7 +425,7 @@ class ClusterService:
         wanted = WantedValues.of(cache.content, indices, generations, most_bytes=ask.most_bytes)
         try:
             link = self._link(self._address_of(ask.owner))
-            answers = link.get(wanted, timeout=TRANSFER)
+            answers = self.times.timed(ask.owner, link.get(wanted, timeout=TRANSFER))
             # In parts: a sample that the owner has to wait for must not delay the others.
             while part := list(islice(answers, PART)):
                 with self._lock:
@@ -473,7 +500,7 @@ class ClusterService:
             if cache is not None and _fits(cache, message):
                 cache.told(dict(zip(_keys(message), message.holders, strict=True)))
             return Acknowledged()
-        return MachineStatus(self.status())
+        return MachineStatus(self.report().as_dict())
 
     def get(self, peer: str, wanted: WantedValues) -> Iterator[list[KeyAnswer]]:
         keys = _keys(wanted)
@@ -531,38 +558,106 @@ class ClusterService:
 
     # Status.
 
-    def status(self) -> dict[str, Any]:
-        """The machines of the cluster and the caches of this one, as plain data."""
+    def _load(self) -> MachineLoad:
+        """The load of this machine. The caller holds the lock."""
+        free = sum(max(0, cache.budget - cache.used) for cache in self._caches.values())
+        return MachineLoad(free, self._idle_cores.look())
+
+    def _note_gone(self, view: ClusterView) -> None:
+        """Remember the machines that the new view does not have. The caller holds the lock."""
+        now = self._clock()
+        for name, machine in self._known.items():
+            if name not in view.named:
+                self._gone[name] = (now, machine)
+        self._known = dict(view.named)
+        kept = [
+            (name, (when, machine))
+            for name, (when, machine) in self._gone.items()
+            if name not in view.named and now - when <= GONE
+        ]
+        self._gone = dict(kept[-MOST_GONE:])
+
+    def _ask_for_report(self, name: str) -> None:
+        try:
+            answer = self._link(self._address_of(name)).control(GetMachineStatus(), timeout=CALL)
+        except PeerFault:
+            return  # heartbeats and probes find out what is wrong with it
+        report = report_of(answer.status)
+        if report is not None:
+            with self._lock:
+                self._survey.reported(name, report, self._clock())
+
+    def report(self) -> MachineReport:
+        """This machine alone, for others that ask."""
         with self._lock:
-            membership = self._membership
-            view, suspects, loads = membership.view, membership.suspects, membership.loads
-            head = membership.head
-            machines = [
-                {
-                    "name": machine.name,
-                    "address": machine.address,
-                    "role": machine.role,
-                    "cores": machine.cores,
-                    "cache_bytes": machine.cache_bytes,
-                    "free_bytes": loads[machine.name].free_bytes if machine.name in loads else None,
-                    "state": "silent" if machine.name in suspects else "alive",
-                    "is": {
-                        "head": machine.address == head,
-                        "this machine": machine.name == self.machine,
-                    },
-                    "sent": self.sent[machine.name],
-                    "received": self.received[machine.name],
-                }
-                for machine in view.machines
-            ]
-            caches = list(self._caches.values())
+            caches = list(self._caches.values())[:MOST_CACHES]
+            load = self._membership.load
+            sent, received = sum(self.sent.values()), sum(self.received.values())
+        found = []
+        for cache in caches:
+            status = cache.status()
+            found.append(CacheReport(**{name: status[name] for name in CacheReport.__slots__}))
+        return MachineReport(config.cores(), load.idle_cores, sent, received, tuple(found))
+
+    def status(self) -> dict[str, Any]:
+        """The machines of the cluster and the caches of this one, as plain data.
+
+        Somebody looks at it, so other machines are asked for their reports from now on, for some
+        seconds. The next status has them.
+        """
+        own, caches = self.report(), [cache.status() for cache in self._all_caches()]
+        hedged: Counter[str] = Counter()
+        for cache in caches:
+            hedged.update(cache["hedged_requests"])
+        with self._lock:
+            membership, now = self._membership, self._clock()
+            self._survey.watched(now)
+            view, suspects, head = membership.view, membership.suspects, membership.head
+            machines = []
+            for machine in view.machines:
+                here = machine.name == self.machine
+                report = (0.0, own) if here else self._survey.of(machine.name, now)
+                machines.append(
+                    {
+                        **self._described(machine),
+                        "state": "suspected" if machine.name in suspects else "alive",
+                        "is": {"head": machine.address == head, "this machine": here},
+                        "hedged_requests": hedged[machine.name],
+                        "report": None if report is None else report[1].as_dict(),
+                        "report_age": None if report is None else report[0],
+                    }
+                )
+            for when, machine in self._gone.values():
+                machines.append(
+                    {
+                        **self._described(machine),
+                        "state": "gone",
+                        "gone_for": now - when,
+                        "is": {"head": False, "this machine": False},
+                        "hedged_requests": hedged[machine.name],
+                        "report": None,
+                        "report_age": None,
+                    }
+                )
         return {
             "machine": self.machine,
             "address": self.address,
             "view": ".".join(map(str, view.stamp)),
             "head": head,
             "machines": machines,
-            "caches": [cache.status() for cache in caches],
+            "caches": caches,
+        }
+
+    def _described(self, machine: Machine) -> dict[str, Any]:
+        """What the list of machines says of one, and what this machine has exchanged with it."""
+        return {
+            "name": machine.name,
+            "address": machine.address,
+            "role": machine.role,
+            "cache_bytes": machine.cache_bytes,
+            "sent": self.sent[machine.name],
+            "received": self.received[machine.name],
+            **self.times.of(machine.name).as_dict(),
         }
 
 
