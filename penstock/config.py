@@ -226,6 +226,12 @@ def cluster_secret() -> Path:
     return home / "penstock" / "cluster"
 
 
+def cluster_recipes(secret: Path) -> Path:
+    """Directory of the pipelines that machines give to each other; ``secret``: of their secrets."""
+    named = os.environ.get("PENSTOCK_CLUSTER_RECIPES", "")
+    return Path(named) if named else secret / "recipes"
+
+
 def quiet_grpc() -> None:
     """Keep gRPC from writing to stderr: every process that connects to the port of a node could
     fill its log. What fails is raised as an exception too. Call this before gRPC is used."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from penstock import config
 from penstock.cluster.divided_cache import DividedCache
 from penstock.cluster.find import own_address, split_address
 from penstock.cluster.flight import FlightServer, connect
+from penstock.cluster.lending import Lender
 from penstock.cluster.membership import (
     BEAT,
     Beat,
@@ -58,6 +59,7 @@ from penstock.cluster.protocol import (
     pack_kept,
     unpack_kept,
 )
+from penstock.cluster.recipes import Recipes
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
 from penstock.cluster.request_times import RequestTimes
 from penstock.cluster.secrets import Secrets, read_secrets
@@ -68,10 +70,10 @@ from penstock.cluster.transport import (
     PeerFault,
     PeerLost,
     PeerRefused,
+    Refuse,
     RemoteRows,
 )
 from penstock.engine.pools.wire import RELEASE, ProtocolError, pack_integers
-from penstock.errors import ClusterError
 from penstock.host.idle_cores import IdleCores
 from penstock.order import Generations
 from penstock.store import HeapStore, SampleStore
@@ -102,8 +104,24 @@ GONE, MOST_GONE = 600.0, 32
 """Seconds for which machines that have left are shown, and most of them."""
 
 
+class TaskServer(Protocol):
+    """Prepares tiny-batches for other machines. See ``Handler.run``."""
+
+    def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]: ...
+
+    def idle_cores(self) -> float:
+        """Cores that other machines could use now."""
+
+    def status(self) -> list[dict[str, Any]]:
+        """What it prepares, as plain data."""
+
+
 class ClusterService:
-    """The place of one node among others. ``stores``: caches that are divided over the machines."""
+    """The place of one node among others. ``stores``: caches that are divided over the machines.
+
+    ``recipes``: the pipelines that machines give each other. ``guests``: serves the tiny-batches of
+    other machines; ``None`` if this one prepares none.
+    """
 
     def __init__(
         self,
@@ -115,9 +133,12 @@ class ClusterService:
         name: str,
         cache_bytes: int = 0,
         cores: int = 0,
+        recipes: Recipes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seeds = tuple(seeds)
+        self.recipes = recipes or Recipes(config.cluster_recipes(config.cluster_secret()))
+        self.guests: TaskServer | None = None
         self.stores = SharedStores(self._divide)
         self._secrets = secrets
         self._clock = clock
@@ -172,7 +193,8 @@ class ClusterService:
         ``address``: where other machines reach this one; by default it is found out. ``secret``:
         directory of the secrets, by default the usual one.
         """
-        secrets = read_secrets(Path(secret) if secret else config.cluster_secret())
+        place = Path(secret) if secret else config.cluster_secret()
+        secrets = read_secrets(place)
         host, port = split_address(address) if address else own_address(tuple(seeds))
         service = cls(
             seeds,
@@ -182,6 +204,7 @@ class ClusterService:
             name=machine_name(host, port),
             cache_bytes=cache_bytes,
             cores=cores,
+            recipes=Recipes(config.cluster_recipes(place)),
         )
         service.begin()
         return service
@@ -311,6 +334,34 @@ class ClusterService:
             role: Role = "trains" if ranks else "helps"
             changed = replace(me, cache_bytes=room, ranks=ranks, role=role)
             self._membership.change(changed, self._clock())
+
+    # The workers of other machines (see ``Lenders``).
+
+    def lend(self, cores: int) -> None:
+        """Let jobs on other machines use this many cores of this one."""
+        with self._lock:
+            self._membership.change(replace(self._membership.me, cores=cores), self._clock())
+
+    def lenders(self) -> list[Lender]:
+        """The other machines that lend cores."""
+        with self._lock:
+            machines, suspects = self._membership.view.machines, self._membership.suspects
+        return [
+            Lender(machine.name, machine.incarnation, machine.cores)
+            for machine in machines
+            if machine.name != self.machine and machine.cores and machine.name not in suspects
+        ]
+
+    def ask_rows(self, machine: str, task: RemoteTask, *, timeout: float) -> Iterator[RemoteRows]:
+        """Let another machine prepare a tiny-batch. Raises PeerFault."""
+        try:
+            for rows in self._link(self._address_of(machine)).run(task, timeout=timeout):
+                with self._lock:
+                    self.received[machine] += sum(map(len, rows.leaves))
+                yield rows
+        except PeerLost as fault:
+            self._failed(machine, fault)
+            raise
 
     # Connections.
 
@@ -526,7 +577,12 @@ class ClusterService:
         return kept
 
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
-        raise ClusterError("this node prepares no samples for other machines")
+        if self.guests is None:
+            raise Refuse("busy", "this machine prepares no samples for others")
+        for rows in self.guests.run(peer, task):
+            with self._lock:
+                self.sent[peer] += sum(memoryview(leaf).nbytes for leaf in rows.leaves)
+            yield rows
 
     def _cache(self, content: str) -> DividedCache | None:
         with self._lock:
@@ -640,6 +696,7 @@ class ClusterService:
                     }
                 )
         return {
+            "guests": [] if self.guests is None else self.guests.status(),
             "machine": self.machine,
             "address": self.address,
             "view": ".".join(map(str, view.stamp)),
@@ -654,6 +711,7 @@ class ClusterService:
             "name": machine.name,
             "address": machine.address,
             "role": machine.role,
+            "lent_cores": machine.cores,
             "cache_bytes": machine.cache_bytes,
             "sent": self.sent[machine.name],
             "received": self.received[machine.name],

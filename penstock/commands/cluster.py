@@ -17,6 +17,7 @@ EXAMPLE = """\
 examples:
   penstock cluster start                       on the first machine; says what to do on others
   penstock cluster join 10.0.0.1 --cache 64GB  on every other machine
+  penstock cluster join 10.0.0.1 --cores 32    also lends cores to the jobs of other machines
   penstock cluster status                      machines, and what they have sent each other
   penstock cluster leave                       this machine works alone again
 
@@ -45,6 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument(
             "--cache", default="0", metavar="SIZE", help="room for samples of other machines' jobs"
+        )
+        action.add_argument(
+            "--cores",
+            type=int,
+            metavar="N",
+            help="cores that jobs on other machines may use while jobs here do not; default: all",
         )
         action.add_argument(
             "--secret", default="", metavar="DIR", help="directory of the token and certificate"
@@ -87,8 +94,11 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
         address = parse_own_address(address, "--address")
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
+    cores = config.node_workers() if arguments.cores is None else arguments.cores
+    if cores < 0:
+        raise ClusterError(f"--cores {cores}: give the number of cores to lend, or 0 for none")
     entered = enter_cluster(
-        directory, EnterCluster(seeds, address, str(secret.absolute()), cache, 0, stay=True)
+        directory, EnterCluster(seeds, address, str(secret.absolute()), cache, cores, stay=True)
     )
     out = sys.stdout.write
     out(f"This machine is {entered.machine} of the cluster, at {entered.address}.\n")
@@ -125,8 +135,25 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
         )
     from penstock.watch.machines import lines_of, rows_of
 
-    sys.stdout.write("\n".join(lines_of(rows_of(cluster))) + "\n")
+    sys.stdout.write("\n".join([*lines_of(rows_of(cluster)), *guest_lines(cluster)]) + "\n")
     return 0
+
+
+def guest_lines(cluster: dict[str, Any]) -> list[str]:
+    """What this machine has prepared for others, as lines of text."""
+    from penstock.host.text import aligned, many
+
+    return aligned(
+        [
+            (
+                f"pipeline {guest['recipe']}",
+                f"{many(guest['tiny_batches'], 'tiny-batch', 'tiny-batches')} of "
+                f"{many(guest['samples'], 'sample')} prepared here for other machines"
+                + (f"; refused: {guest['refused']}" if guest["refused"] else ""),
+            )
+            for guest in cluster["guests"]
+        ]
+    )
 
 
 def _status(directory: NodeDirectory) -> dict[str, Any] | None:

@@ -20,11 +20,13 @@ from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
+    MOST_AHEAD,
     Piece,
     Schedule,
     TaskKind,
     batches_ahead,
     batches_ahead_of_sharers,
+    batches_for_lenders,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
@@ -239,13 +241,13 @@ class Engine:
 
     # What pools call.
 
-    def take(self, worker: int) -> Task | None:
+    def take(self, worker: int, *, away: int = 0) -> Task | None:
         with self._lock:
             if self._to_open:
                 self._open_in_worker()
-            piece = self._schedule.take(worker)
+            piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
-                self.starved, self._idle = False, True
+                self.starved, self._idle = self.starved and away > 0, True
                 return None
             batch = self._open_batches[piece.batch]
             try:
@@ -263,6 +265,10 @@ class Engine:
             batch.running += 1
             self._tasks[piece.id] = (batch, piece)
             return batch.task(piece)
+
+    def left_over(self) -> int:
+        with self._lock:
+            return self._schedule.left_over()
 
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
@@ -329,8 +335,16 @@ class Engine:
         if self._layout is None:
             return batches_ahead(0)
         rows, nbytes = self._layout.rows, self._layout.nbytes
+        lent = self.pool.size - self._schedule.local_workers
+        if lent > 0:
+            ahead = self._depth_alone(rows, nbytes)
+            return max(ahead, min(MOST_AHEAD, ahead + batches_for_lenders(rows, lent)))
+        return self._depth_alone(rows, nbytes)
+
+    def _depth_alone(self, rows: int, nbytes: int) -> int:
+        """Batches that are prepared ahead for the workers of this machine."""
         if self.pool.divides_tasks:
-            return batches_ahead_of_sharers(nbytes, rows, self.pool.size)
+            return batches_ahead_of_sharers(nbytes, rows, self._schedule.local_workers)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
         samples = self._schedule.samples_in_demand if self.pool.own_process else 0
@@ -339,6 +353,7 @@ class Engine:
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
         self._to_open = False
+        self._schedule.workers = max(1, self.pool.size)
         opened, depth = False, self._depth()
         while len(self._open_batches) < depth and not self._probing():
             batch_keys = self._pending or next(self._upcoming, None)

@@ -53,6 +53,7 @@ from penstock.store.shared import SharedStores
 
 if TYPE_CHECKING:
     from penstock.cluster.service import ClusterService
+    from penstock.node.guests import Guests
 
 _log = logging.getLogger("penstock.node")
 
@@ -93,6 +94,8 @@ class Service:
         self.workers = WorkerLimit(workers)
         self.shared_stores = SharedStores()
         self.cluster: ClusterService | None = None
+        self.guests: Guests | None = None
+        """Prepares samples for jobs on other machines."""
         self._stays = False
         """The node does not end without members, because other machines use it."""
         self._idle = idle
@@ -158,6 +161,8 @@ class Service:
             for closing, _ in self._closing:
                 closing.join()
             self.shared_stores.close()
+            if self.guests is not None:
+                self.guests.close()
             if self.cluster is not None:
                 self.cluster.close()
             self._selector.close()
@@ -174,6 +179,8 @@ class Service:
                 self._send_unsent(peer)
         for group in list(self.groups.values()):
             group.watch()
+        if self.guests is not None:
+            self.guests.tick()
         ended = [pair for pair in self._closing if not pair[0].is_alive() and pair[1].ended]
         if ended:
             self._closing = [pair for pair in self._closing if pair not in ended]
@@ -361,6 +368,7 @@ class Service:
                 self.workers,
                 self._stores(request),
                 self._clock,
+                self.cluster if request.clustered else None,
             )
             self._divide_budget()
         else:
@@ -429,6 +437,7 @@ class Service:
                 )
             # Not imported by nodes that work alone: Arrow Flight takes a second and many megabytes.
             from penstock.cluster.service import ClusterService
+            from penstock.node.guests import Guests
 
             self.cluster = ClusterService.start(
                 request.seeds,
@@ -437,6 +446,8 @@ class Service:
                 cache_bytes=request.cache_bytes,
                 cores=request.cores,
             )
+            self.guests = Guests(self.cluster.recipes, self.workers, request.cores, self._clock)
+            self.cluster.guests = self.guests
         elif request.seeds and not self.cluster.knows(request.seeds):
             raise PenstockError(
                 f"the node of this machine is in the cluster of {', '.join(self.cluster.seeds)}, "
@@ -444,6 +455,10 @@ class Service:
                 "cluster at a time: wait until its jobs have ended, or set PENSTOCK_RUNTIME_DIR to "
                 "another directory to start a separate node."
             )
+        elif request.stay and self.guests is not None:
+            # `penstock cluster join` once more: the machine lends another number of cores.
+            self.guests.lend(request.cores)
+            self.cluster.lend(request.cores)
         self._stays |= request.stay
         return Entered(self.cluster.machine, self.cluster.address)
 

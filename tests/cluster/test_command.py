@@ -12,6 +12,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cluster.secrets import make_secrets
+from penstock.commands.cluster import guest_lines
 from penstock.errors import ClusterError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
@@ -84,3 +85,10 @@ def test_status_without_a_cluster_says_how_to_begin_one(
 ) -> None:
     assert main(["cluster", "status"]) == 1
     assert "penstock cluster start" in capsys.readouterr().err
+
+
+def test_status_says_what_was_prepared_for_other_machines() -> None:
+    guest = {"recipe": "ab12", "tiny_batches": 7, "samples": 140, "refused": "it is full"}
+    [line] = guest_lines({"guests": [guest]})
+    assert "7 tiny-batches of 140 samples prepared here for other machines; refused" in line
+    assert guest_lines({"guests": []}) == []
