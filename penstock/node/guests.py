@@ -172,7 +172,7 @@ class Guests:
 
 
 @dataclass(slots=True)
-class _Order:
+class _GuestTask:
     """A tiny-batch of another machine. ``rows``: the answer."""
 
     keys: BatchKeys
@@ -197,8 +197,8 @@ class _Guest:
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._waiting: deque[_Order] = deque()
-        self._orders: dict[int, _Order] = {}
+        self._waiting: deque[_GuestTask] = deque()
+        self._orders: dict[int, _GuestTask] = {}
         """The orders that are being prepared, by the ``id`` of their keys."""
         self._engine: StagingEngine | None = None
         self._used = clock()
@@ -223,7 +223,7 @@ class _Guest:
             if self._refusal is not None:
                 raise self._refusal
             self._number += 1
-            order = _Order(BatchKeys(task.epoch, self._number, indices, replicas), Future())
+            order = _GuestTask(BatchKeys(task.epoch, self._number, indices, replicas), Future())
             self._waiting.append(order)
             self._used = self._clock()
             self._wake.notify_all()
