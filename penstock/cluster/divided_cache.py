@@ -38,7 +38,7 @@ from penstock.config import cluster_patience
 from penstock.order import Generations
 from penstock.serialize import split_frame
 from penstock.store import SampleStore
-from penstock.store.admission import Admission, Kept, Versions, index_of, split_keys
+from penstock.store.admission import Admission, KeptSet, Versions, index_of, split_keys
 from penstock.store.partitioned import RanksIn, Shelf, VersionShelf
 from penstock.store.plain import is_plain, pack_sample, unpack_sample
 from penstock.store.value import Lent
@@ -174,7 +174,7 @@ class DividedCache:
 
     # The life of the cache.
 
-    def open(self, kept: Kept) -> None:
+    def open(self, kept: KeptSet) -> None:
         """See ``Division.open``."""
         with self._lock:
             if self._partition is not None:

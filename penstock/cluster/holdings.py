@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config import cluster_patience
-from penstock.store.admission import Kept
+from penstock.store.admission import KeptSet
 
 PROMISE = 2.0 * cluster_patience()
 """Seconds that a reader has for reading a promised sample and offering it. After that the promise
@@ -63,7 +63,7 @@ class Holdings:
     ([7], [8])
     """
 
-    def __init__(self, me: str, admission: Kept, size: Callable[[int], int]) -> None:
+    def __init__(self, me: str, admission: KeptSet, size: Callable[[int], int]) -> None:
         self.me = me
         self._admission = admission
         self._size = size

@@ -56,7 +56,7 @@ def version_slot(key: int) -> int:
     return 2 * (key % _INDICES) + key // _INDICES % 2
 
 
-class Kept(Protocol):
+class KeptSet(Protocol):
     """Which samples a machine keeps, by ``version_key``."""
 
     @property
@@ -95,12 +95,12 @@ class Versions:
         self._by_slot = array("q")
 
     def accepts(self, key: int) -> bool:
-        """See ``Kept.accepts``. False for a version older than the one in its place."""
+        """See ``KeptSet.accepts``. False for a version older than the one in its place."""
         slot = version_slot(key)
         return slot >= len(self._by_slot) or self._by_slot[slot] <= key // _INDICES
 
     def offer(self, key: int, cost: int) -> bool:
-        """See ``Kept.offer``."""
+        """See ``KeptSet.offer``."""
         if not self.accepts(key):
             return False
         slot = version_slot(key)
@@ -111,13 +111,13 @@ class Versions:
         return True
 
     def remove(self, keys: Iterable[int]) -> None:
-        """See ``Kept.remove``."""
+        """See ``KeptSet.remove``."""
         for key in keys:
             if key in self:
                 self._by_slot[version_slot(key)] = -1
 
     def keys(self) -> NDArray[np.int64]:
-        """See ``Kept.keys``."""
+        """See ``KeptSet.keys``."""
         versions = np.array(self._by_slot, np.int64)
         slots = np.flatnonzero(versions >= 0)
         return version_keys(slots // 2, versions[slots])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import Generations
-from penstock.store.admission import Kept, split_keys, version_slot
+from penstock.store.admission import KeptSet, split_keys, version_slot
 from penstock.store.sample_store import SampleStore
 from penstock.store.value import Lent, Value
 
@@ -32,7 +32,7 @@ class Division(Protocol):
         this, those of the samples that its ranks are dealt in the first epoch.
         """
 
-    def open(self, kept: Kept) -> None:
+    def open(self, kept: KeptSet) -> None:
         """Begin to serve other machines. ``kept``: decides what this machine has room for."""
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> list[int]:

@@ -196,7 +196,8 @@ class Hosts:
                 self._open(host)
 
     def _keys(self, indices: NDArray[np.int64], epoch: int) -> list[int]:
-        versions = self.generations and self.generations.generations(indices, epoch)
+        made = self.generations
+        versions = None if made is None else made.generations(indices, epoch)
         keys: list[int] = version_keys(indices, versions).tolist()
         return keys
 
