@@ -50,8 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--cores",
             type=int,
+            default=0,
             metavar="N",
-            help="cores that jobs on other machines may use while jobs here do not; default: all",
+            help="cores that jobs on other machines may use while jobs here do not (0)",
         )
         action.add_argument(
             "--secret", default="", metavar="DIR", help="directory of the token and certificate"
@@ -94,7 +95,7 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
         address = parse_own_address(address, "--address")
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
-    cores = config.node_workers() if arguments.cores is None else arguments.cores
+    cores = arguments.cores
     if cores < 0:
         raise ClusterError(f"--cores {cores}: give the number of cores to lend, or 0 for none")
     entered = enter_cluster(

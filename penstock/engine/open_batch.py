@@ -74,7 +74,7 @@ class Summary(NamedTuple):
 EMPTY = Summary(0, 0, 0.0, [], [], {})
 
 
-class View(NamedTuple):
+class BatchView(NamedTuple):
     """A complete batch as the loop gets it. ``buffer``: the one that its arrays are views of."""
 
     buffer: Any
@@ -112,7 +112,7 @@ class OpenBatch:
     deadly: set[int] = field(default_factory=set)
     bad: list[BadSample] = field(default_factory=list)
     summary: Summary = EMPTY
-    view: View | None = None
+    view: BatchView | None = None
     _keys: Keys | None = None
 
     @property
@@ -210,7 +210,7 @@ class OpenBatch:
         if self.kind == "rows" and self.slot is not None and self.summary.rows:
             self.view = self._view_of(self.slot.buffer(), convert)
 
-    def _view_of(self, buffer: Any, convert: Convert | None) -> View | None:
+    def _view_of(self, buffer: Any, convert: Convert | None) -> BatchView | None:
         """The batch as a view of ``buffer``; ``None`` if it has no layout."""
         layout, summary = self.layout, self.summary
         if layout is None:
@@ -222,7 +222,7 @@ class OpenBatch:
         value = fill(layout.skeleton, leaves)
         nbytes = layout.row_nbytes * summary.rows
         ready = Ready(self.batch_keys, _converted(value, convert), summary.rows, nbytes)
-        return View(buffer, ready)
+        return BatchView(buffer, ready)
 
     def ready(self, ring: Ring, convert: Convert | None = None) -> Ready:
         """The finished batch. Its arrays hold a lease on the slot, or the slot goes back.

@@ -112,5 +112,5 @@ def _enter(cluster: str) -> EnterCluster:
     seeds = list(find_cluster(cluster).seeds)
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
-    # Cores that this machine's jobs do not use at the moment.
-    return EnterCluster(seeds, address, secret, 0, config.node_workers(), stay=False)
+    # It lends no cores: what another machine prepares is read from storage there once more.
+    return EnterCluster(seeds, address, secret, 0, 0, stay=False)
