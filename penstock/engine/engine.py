@@ -88,6 +88,8 @@ class Engine:
         )
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
+        self._first_row: TaskReport | None = None
+        """The probe of the pending batch, if its sample is the first row of that batch."""
         self._any_thread = False
         """Workers may open batches, not only the thread of the training loop."""
         self._to_open = False
@@ -390,13 +392,20 @@ class Engine:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
             batch.layout = self._layout
+            if self._first_row is not None:
+                batch.add_first_row(self._first_row, self._layout)
+                self._first_row = None
         self._last_number += 1
         self._open_batches[self._last_number] = batch
-        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream)
+        done = len(batch.reports)
+        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream, first=done)
 
     def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
         """Use the result of a probe. Returns whether there are new tasks."""
         if batch.kind == "probe":
+            self._first_row = outcome.report if outcome.report.rows else None
+            if self._first_row is None:
+                self._keepers.discard(outcome.report.offers)
             if outcome.report.taken or not self._probe_next(batch, piece):
                 self._learn_layout(batch, outcome.layout)
             return True
@@ -478,7 +487,7 @@ class Engine:
         # Counted when handed out, so that batches prepared ahead count in their own epoch.
         self.meter.handed_out(summary.busy, summary.tally, batch.bad, ready.rows, ready.nbytes)
         if self._keepers.any:
-            self._keepers.handed_out(batch.batch_keys, summary.offers)
+            self._keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
             # At once: a store may be over its budget, and batches of later epochs are open already.
             self._keepers.catch_up()
         return ready
@@ -504,7 +513,7 @@ class Engine:
         batch.reports.clear()
         self._schedule.drop(self._number(batch))
         if batch.kind == "probe":
-            self._pending = None
+            self._forget_pending()
         self._keepers.discard(offers)
 
     def _resolve_deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
@@ -553,7 +562,14 @@ class Engine:
             if not batch.running:
                 batch.give_back(self.ring)
         self._open_batches.clear()
+        self._forget_pending()
         self.pool.cancel([task for task, (batch, _) in self._tasks.items() if batch.dropped])
+
+    def _forget_pending(self) -> None:
+        """The batch whose first sample has shown the layout is not prepared."""
+        first_row, self._pending, self._first_row = self._first_row, None, None
+        if first_row is not None:
+            self._keepers.discard(first_row.offers)
 
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)

@@ -223,10 +223,21 @@ class Schedule:
         self._running: dict[int, Piece] = {}
         self._left: dict[int, int] = {}
 
-    def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
-        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece."""
+    def open(
+        self,
+        batch: int,
+        rows: int,
+        kind: TaskKind = "rows",
+        pin: int | None = None,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece.
+
+        ``first``: the rows before this one are done already.
+        """
         self._left[batch] = 0
-        self._waiting.append(self._piece(kind, batch, 0, rows, pin))
+        self._waiting.append(self._piece(kind, batch, first, rows - first, pin))
         if not self._recent:
             self._guess = math.ceil(rows / (2 * self.workers))
 
