@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ClusterError
 
 if TYPE_CHECKING:
+    from penstock.cluster.ray import PlacedNodes
     from penstock.node.directory import NodeDirectory
 
 EXAMPLE = """\
@@ -18,6 +19,9 @@ examples:
   penstock cluster join 10.0.0.1 --cache 64GB  on every other machine
   penstock cluster status                      machines, and what they have sent each other
   penstock cluster leave                       this machine works alone again
+  penstock cluster start --ray --cache 64GB    on all machines of a Ray cluster
+  penstock cluster leave --ray                 ends that
+  penstock cluster secrets --export | ssh gpu-2 penstock cluster secrets --import
 
 Loaders with cluster="auto" then use one cache that is divided over all machines. The machines need
 the same secrets: `start` makes them, and prints where they are.
@@ -40,19 +44,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="where other machines reach this one, such as 10.0.0.1:7411",
         )
         action.add_argument(
+            "--cores",
+            type=_cores,
+            default=0,
+            metavar="N",
+            help="cores that jobs on other machines may use (default: %(default)s)",
+        )
+        action.add_argument(
             "--cache", default="0", metavar="SIZE", help="room for samples of other machines' jobs"
         )
         action.add_argument(
             "--secret", default="", metavar="DIR", help="directory of the token and certificate"
         )
+    start.add_argument("--for-loader", action="store_true", help=argparse.SUPPRESS)
     status = actions.add_parser("status", help="show the machines of the cluster")
     status.add_argument("--json", action="store_true", help="print JSON")
-    actions.add_parser("leave", help="leave the cluster")
+    leave = actions.add_parser("leave", help="leave the cluster")
+    for action, what in (
+        (start, "let Ray place nodes on all its machines"),
+        (status, "show the nodes that Ray has placed"),
+        (leave, "end the nodes that Ray has placed"),
+    ):
+        action.add_argument(
+            "--ray",
+            nargs="?",
+            const="",
+            metavar="ADDRESS",
+            help=f"{what}; ADDRESS of its head (default: RAY_ADDRESS, or the one running here)",
+        )
+    secrets = actions.add_parser("secrets", help="copy the token and certificate by a pipe")
+    way = secrets.add_mutually_exclusive_group(required=True)
+    way.add_argument("--export", action="store_true", help="write them to stdout")
+    way.add_argument("--import", dest="takes", action="store_true", help="read them from stdin")
+    secrets.add_argument("--secret", default="", metavar="DIR", help="their directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.node.directory import NodeDirectory
 
+    if arguments.action == "secrets":
+        return _copy_secrets(arguments)
+    if getattr(arguments, "ray", None) is not None:
+        return _with_ray(arguments)
     directory = NodeDirectory()
     if arguments.action == "status":
         return _show_status(directory, as_json=arguments.json)
@@ -84,7 +117,8 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
     entered = enter_cluster(
-        directory, EnterCluster(seeds, address, str(secret.absolute()), cache, 0, stay=True)
+        directory,
+        EnterCluster(seeds, address, str(secret.absolute()), cache, arguments.cores, stay=True),
     )
     out = sys.stdout.write
     out(f"This machine is {entered.machine} of the cluster, at {entered.address}.\n")
@@ -95,6 +129,128 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
             f"  penstock cluster join {entered.address}\n"
         )
     out('Loaders with cluster="auto" use it. `penstock cluster leave` ends it.\n')
+    return 0
+
+
+def _cores(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores")
+    return int(text)
+
+
+def _copy_secrets(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from penstock import config
+    from penstock.cluster.secrets import (
+        export_secrets,
+        fingerprint_of,
+        import_secrets,
+        make_secrets,
+        read_secrets,
+        write_secrets,
+    )
+
+    directory = Path(arguments.secret) if arguments.secret else config.cluster_secret()
+    if arguments.export:
+        if sys.stdout.isatty():
+            raise ClusterError(
+                "secrets are not written to a terminal. Give them to the other machine by a pipe: "
+                "penstock cluster secrets --export | ssh MACHINE penstock cluster secrets --import"
+            )
+        secrets = read_secrets(directory) if directory.exists() else make_secrets(directory)
+        sys.stdout.write(export_secrets(secrets))
+        return 0
+    if sys.stdin.isatty():
+        raise ClusterError(
+            "secrets are read from a pipe, not from a terminal: penstock cluster secrets --export "
+            "| ssh THIS-MACHINE penstock cluster secrets --import"
+        )
+    given = import_secrets(sys.stdin.read())
+    used = directory.exists() and any(directory.iterdir())
+    # Tasks of a launcher may share a home directory: the first one has written them.
+    if used and fingerprint_of(read_secrets(directory)) == fingerprint_of(given):
+        sys.stdout.write(f"{directory} has these secrets already.\n")
+        return 0
+    write_secrets(directory, given)
+    sys.stdout.write(f"Secrets: {directory} (new)\n")
+    return 0
+
+
+def _with_ray(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from penstock import config
+    from penstock.cluster import ray as by_ray
+    from penstock.node.placed import find_placed, make_keeper
+
+    by_ray.connect(arguments.ray)
+    try:
+        if arguments.action == "leave":
+            count = by_ray.remove_nodes()
+            sys.stdout.write(f"Ray no longer keeps nodes in the cluster; it kept {count}.\n")
+            return 0
+        if arguments.action == "status":
+            placed = by_ray.placed_nodes()
+            if placed is None:
+                raise ClusterError(
+                    "Ray has placed no nodes. Place them with `penstock cluster start --ray`."
+                )
+            return _show_placed(placed, as_json=arguments.json)
+        if arguments.for_loader:
+            sys.stdout.write(json.dumps(find_placed()) + "\n")
+            return 0
+        if arguments.address:
+            raise ClusterError(
+                "--address is for one machine, and --ray places nodes on all machines, at the "
+                "addresses by which Ray knows them. Leave out --address."
+            )
+        placed = by_ray.place_nodes(
+            make_keeper,
+            cores=arguments.cores,
+            cache_bytes=config.size(arguments.cache, "--cache"),
+            stay=True,
+            secret=Path(arguments.secret) if arguments.secret else None,
+            done=lambda placed: placed.entered,
+        )
+        _show_placed(placed, as_json=False)
+        if not any(report.state == "in" for _, report in placed.reports.values()):
+            raise ClusterError("no node is in the cluster; the table says why.")
+        sys.stdout.write(
+            'Loaders with cluster="ray" use it. `penstock cluster leave --ray` ends it.\n'
+        )
+        return 0
+    finally:
+        by_ray.disconnect()
+
+
+def _show_placed(placed: PlacedNodes, *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from penstock.config import show_size
+    from penstock.host.text import aligned, many
+
+    if as_json:
+        machines = [
+            {"node": node, "host": machine.host, "cpus": machine.cpus, **asdict(report)}
+            for node, (machine, report) in placed.reports.items()
+        ]
+        shown = {"seeds": list(placed.seeds), "machines": machines}
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        return 0
+    options = placed.options
+    rows = [("placed by Ray", "machine", "state", "jobs", "reason")]
+    for node, (machine, report) in placed.reports.items():
+        here = ", this machine" if node == placed.here else ""
+        place = report.address or machine.host
+        name = report.machine or node[:12]
+        rows.append((place, name, report.state + here, str(report.members), report.reason))
+    until = "until `leave --ray`" if options.stay else "until no job uses them"
+    facts = [
+        ("nodes", f"{many(len(placed.reports), 'machine')}, {until}"),
+        ("each lends", f"{options.cores} cores, {show_size(options.cache_bytes)} of cache"),
+    ]
+    sys.stdout.write("\n".join([*aligned(facts), "", *aligned(rows, right={3})]) + "\n")
     return 0
 
 
@@ -123,6 +279,8 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
             "start`, or join one with `penstock cluster join ADDRESS`."
         )
     sys.stdout.write("\n".join(lines_of(cluster)) + "\n")
+    for keeper in (status or {}).get("held_by", ()):
+        sys.stdout.write(f"The node of this machine is placed by {keeper}.\n")
     return 0
 
 

@@ -34,6 +34,7 @@ from penstock.node.protocol import (
     EnterCluster,
     Entered,
     GetStatus,
+    HoldNode,
     Join,
     LeaveCluster,
     LeaveGroup,
@@ -95,6 +96,8 @@ class Service:
         self.cluster: ClusterService | None = None
         self._stays = False
         """The node does not end without members, because other machines use it."""
+        self._held_until = float("-inf")
+        """The node stays until then: the process that kept it in its cluster may come back."""
         self._idle = idle
         self._clock = clock
         self._last_number = 0
@@ -142,7 +145,7 @@ class Service:
                 if time.monotonic() - ticked >= TICK:
                     ticked = time.monotonic()
                     self._tick()
-                if self._stays or any(peer.group is not None for peer in self.peers.values()):
+                if self._stays or self._is_used():
                     last_needed = self._clock()
                 elif self._clock() - last_needed > self._idle:
                     break
@@ -166,6 +169,12 @@ class Service:
             if self._spare is not None:
                 os.close(self._spare)
             _log.info("node %d ends", os.getpid())
+
+    def _is_used(self) -> bool:
+        """Whether a job is attached, or another process wants this node to stay."""
+        if self._clock() < self._held_until:
+            return True
+        return any(peer.group is not None or peer.held for peer in self.peers.values())
 
     def _tick(self) -> None:
         """What must happen again and again, whatever members do."""
@@ -308,6 +317,9 @@ class Service:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.wire.socket)
         self._leave(peer)
+        if peer.held is not None:
+            self._held_until = self._clock() + peer.held.grace
+            _log.info("%s (process %d) no longer holds this node", peer.held.keeper, peer.pid)
         peer.close()
         if peer.mapped:
             peer.mapped.clear()
@@ -407,8 +419,13 @@ class Service:
             self._divide_budget()
         elif isinstance(message, EnterCluster):
             peer.send(self._enter_cluster(message))
+        elif isinstance(message, HoldNode):
+            self._hold(peer, message)
+            peer.send(Status(status_of(self)))
         elif isinstance(message, LeaveCluster):
-            self._stays = False
+            self._stays, self._held_until = False, float("-inf")
+            for holder in self.peers.values():
+                holder.held = None
             peer.send(Status(status_of(self)))
         elif isinstance(message, (GetStatus, EndNode)):
             self._ending |= isinstance(message, EndNode)
@@ -446,6 +463,14 @@ class Service:
             )
         self._stays |= request.stay
         return Entered(self.cluster.machine, self.cluster.address)
+
+    def _hold(self, peer: Peer, message: HoldNode) -> None:
+        if self.cluster is None:
+            raise PenstockError("a process must send EnterCluster before it holds the node")
+        if peer.held is None:
+            _log.info("%s (process %d) holds this node", message.keeper, peer.pid)
+        peer.held = message
+        self.cluster.reseed(message.seeds)
 
     def _stores(self, request: Join) -> SharedStores:
         if request.clustered and self.cluster is not None:

@@ -106,7 +106,12 @@ def _enter(cluster: str) -> EnterCluster:
     address = config.cluster_address()
     if address:
         address = parse_own_address(address, "PENSTOCK_CLUSTER_ADDRESS")
-    seeds = list(find_cluster(cluster).seeds)
+    place = find_cluster(cluster)
+    if place.by_ray:
+        from penstock.node.placed import enter_by_ray
+
+        return enter_by_ray()
+    seeds = list(place.seeds)
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
     return EnterCluster(seeds, address, secret, 0, 0, stay=False)
