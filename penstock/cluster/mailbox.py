@@ -152,17 +152,31 @@ class Mailbox:
 class KeeperCourier:
     """The node's end. See ``penstock.cluster.recipes.Courier``."""
 
-    def __init__(self, name: str, path: Path) -> None:
+    def __init__(self, name: str, path: str) -> None:
         self.name = name
         self._path = path
+        self._lock = threading.Lock()
+        self._published: dict[str, bytes] = {}
 
     def publish(self, digest: str, content: bytes) -> None:
+        with self._lock:
+            self._published[digest] = content
         self._ask(PublishRecipe(digest, content), ANSWER)
+
+    def renew(self) -> None:
+        """Publish all recipes again: the keeper was restarted."""
+        with self._lock:
+            published = list(self._published.items())
+        for digest, content in published:
+            with suppress(ClusterError):
+                self._ask(PublishRecipe(digest, content), ANSWER)
 
     def fetch(self, digest: str, *, timeout: float) -> bytes | None:
         return self._ask(FetchRecipe(digest, timeout), timeout)
 
     def withdraw(self, digest: str) -> None:
+        with self._lock:
+            self._published.pop(digest, None)
         self._ask(WithdrawRecipe(digest), ANSWER)
 
     def _ask(self, message: tuple[Any, ...], timeout: float) -> bytes | None:
@@ -170,7 +184,7 @@ class KeeperCourier:
         wire = Wire(sock, _RECIPES, largest=LARGEST_RECIPE + _MARGIN)
         try:
             sock.settimeout(timeout)
-            sock.connect(str(self._path))
+            sock.connect(self._path)
             wire.send(message)
             received = wire.receive()
         except (OSError, ProtocolError) as error:

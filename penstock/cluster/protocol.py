@@ -82,10 +82,14 @@ class Refusal(NamedTuple):
     reason: str
 
 
-RefusalKind = Literal["token", "version", "busy", "nonsense", "failed"]
-REFUSAL_KINDS = ("token", "version", "busy", "nonsense", "failed")
+RefusalKind = Literal[
+    "token", "version", "busy", "nonsense", "failed", "recipe", "sample", "deadly"
+]
+REFUSAL_KINDS = ("token", "version", "busy", "nonsense", "failed", "recipe", "sample", "deadly")
 """``token``: it is missing or wrong. ``version``: of these messages, or of Penstock. ``busy``: too
-many calls at the same time. ``nonsense``: a malformed call. ``failed``: an error in this node."""
+many calls at the same time. ``nonsense``: a malformed call. ``failed``: an error in this node.
+``recipe``: this machine has no way to get the pipeline. ``sample``: samples of the task could not
+be prepared here. ``deadly``: one of them kills workers."""
 
 
 class HeartbeatSent(NamedTuple):
@@ -229,7 +233,7 @@ class RemoteTask(NamedTuple):
 class RowsHead(NamedTuple):
     """Rows ``first`` to ``first + rows`` of a tiny-batch; the buffer of each leaf follows.
 
-    ``report``: bad samples and times, as plain data.
+    ``report``: times and counters, as plain data.
     """
 
     first: int

@@ -347,6 +347,41 @@ class Recipes:
         raise ClusterError(_missing(self.directory.path, tried))
 
 
+class Publication:
+    """The pipeline of one pool, which is published when another machine first needs it."""
+
+    def __init__(self, recipes: Recipes, identity: str, content: RecipeContent) -> None:
+        self._recipes = recipes
+        self._identity = identity
+        self._content = content
+        self._lock = threading.Lock()
+        self._name: RecipeName | None = None
+
+    @property
+    def ways(self) -> int:
+        """See ``Recipes.ways``."""
+        return self._recipes.ways
+
+    def publish(self) -> str:
+        """Publish it, if that was not done yet, and return its name. Raises ClusterError."""
+        with self._lock:
+            if self._name is None:
+                self._name = self._recipes.publish(self._identity, self._content)
+            return str(self._name)
+
+    def missing(self) -> bool:
+        """A machine cannot get it. Returns whether it was gone, and is here again."""
+        with self._lock:
+            return self._name is not None and self._recipes.renew(self._name.digest)
+
+    def withdraw(self) -> None:
+        """No machine needs it any more."""
+        with self._lock:
+            name, self._name = self._name, None
+        if name is not None:
+            self._recipes.withdraw(name.digest)
+
+
 @dataclass(slots=True)
 class _Published:
     """A recipe that other machines may use, and how many pools of this machine published it."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from penstock import config
 from penstock.cluster.divided_cache import DividedCache
 from penstock.cluster.find import own_address, split_address
 from penstock.cluster.flight import FlightServer, connect
+from penstock.cluster.lending import Lender
 from penstock.cluster.membership import (
     Beat,
     ClusterMembership,
     ClusterView,
     Installed,
     Machine,
+    MachineLoad,
     Probe,
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
@@ -50,6 +52,7 @@ from penstock.cluster.protocol import (
     WantedValues,
     integers,
 )
+from penstock.cluster.recipes import Recipes
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
 from penstock.cluster.secrets import Secrets, read_secrets
 from penstock.cluster.transport import (
@@ -58,10 +61,10 @@ from penstock.cluster.transport import (
     PeerFault,
     PeerLost,
     PeerRefused,
+    Refuse,
     RemoteRows,
 )
 from penstock.engine.pools.wire import RELEASE, pack_integers
-from penstock.errors import ClusterError
 from penstock.store import HeapStore, SampleStore
 from penstock.store.shared import SharedStores
 
@@ -86,8 +89,24 @@ AGAIN = 1.0
 """Seconds after a failed connection in which no other is tried."""
 
 
+class TaskServer(Protocol):
+    """Prepares tiny-batches for other machines. See ``Handler.run``."""
+
+    def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]: ...
+
+    def idle_cores(self) -> float:
+        """Cores that other machines could use now."""
+
+    def status(self) -> list[dict[str, Any]]:
+        """What it prepares, as plain data."""
+
+
 class ClusterService:
-    """The place of one node among others. ``stores``: caches that are divided over the machines."""
+    """The place of one node among others. ``stores``: caches that are divided over the machines.
+
+    ``recipes``: the pipelines that machines give each other. ``guests``: serves the tiny-batches of
+    other machines; ``None`` if this one prepares none.
+    """
 
     def __init__(
         self,
@@ -99,9 +118,12 @@ class ClusterService:
         name: str,
         cache_bytes: int = 0,
         cores: int = 0,
+        recipes: Recipes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seeds = tuple(seeds)
+        self.recipes = recipes or Recipes(config.cluster_recipes(config.cluster_secret()))
+        self.guests: TaskServer | None = None
         self.stores = SharedStores(self._divide)
         self._secrets = secrets
         self._clock = clock
@@ -147,7 +169,8 @@ class ClusterService:
         ``address``: where other machines reach this one; by default it is found out. ``secret``:
         directory of the secrets, by default the usual one.
         """
-        secrets = read_secrets(Path(secret) if secret else config.cluster_secret())
+        place = Path(secret) if secret else config.cluster_secret()
+        secrets = read_secrets(place)
         host, port = split_address(address) if address else own_address(tuple(seeds))
         service = cls(
             seeds,
@@ -157,6 +180,7 @@ class ClusterService:
             name=machine_name(host, port),
             cache_bytes=cache_bytes,
             cores=cores,
+            recipes=Recipes(config.cluster_recipes(place)),
         )
         service.begin()
         return service
@@ -202,8 +226,12 @@ class ClusterService:
     def _tick_often(self) -> None:
         while not self._closing.wait(TICK):
             try:
+                guests = self.guests
+                idle = 0.0 if guests is None else guests.idle_cores()
                 with self._lock:
                     now = self._clock()
+                    load = self._membership.load
+                    self._membership.load = MachineLoad(load.free_bytes, idle)
                     decisions: list[Any] = list(self._membership.tick(now))
                     caches = list(self._caches.values())
                 self._decided(decisions)
@@ -284,6 +312,34 @@ class ClusterService:
             me = self._membership.me
             changed = replace(me, cache_bytes=room, ranks=ranks)
             self._membership.change(changed, self._clock())
+
+    # The workers of other machines (see ``Lenders``).
+
+    def lend(self, cores: int) -> None:
+        """Let jobs on other machines use this many cores of this one."""
+        with self._lock:
+            self._membership.change(replace(self._membership.me, cores=cores), self._clock())
+
+    def lenders(self) -> list[Lender]:
+        """The other machines that lend cores."""
+        with self._lock:
+            machines, suspects = self._membership.view.machines, self._membership.suspects
+        return [
+            Lender(machine.name, machine.incarnation, machine.cores)
+            for machine in machines
+            if machine.name != self.machine and machine.cores and machine.name not in suspects
+        ]
+
+    def ask_rows(self, machine: str, task: RemoteTask, *, timeout: float) -> Iterator[RemoteRows]:
+        """Let another machine prepare a tiny-batch. Raises PeerFault."""
+        try:
+            for rows in self._link(self._address_of(machine)).run(task, timeout=timeout):
+                with self._lock:
+                    self.received[machine] += sum(map(len, rows.leaves))
+                yield rows
+        except PeerLost as fault:
+            self._failed(machine, fault)
+            raise
 
     # Connections.
 
@@ -473,7 +529,12 @@ class ClusterService:
         return kept
 
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
-        raise ClusterError("this node prepares no samples for other machines")
+        if self.guests is None:
+            raise Refuse("busy", "this machine prepares no samples for others")
+        for rows in self.guests.run(peer, task):
+            with self._lock:
+                self.sent[peer] += sum(memoryview(leaf).nbytes for leaf in rows.leaves)
+            yield rows
 
     def _cache(self, content: str) -> DividedCache | None:
         with self._lock:
@@ -529,7 +590,9 @@ class ClusterService:
                 for machine in view.machines
             ]
             caches = list(self._caches.values())
+        guests = self.guests
         return {
+            "guests": [] if guests is None else guests.status(),
             "machine": self.machine,
             "address": self.address,
             "view": ".".join(map(str, view.stamp)),

@@ -17,6 +17,7 @@ EXAMPLE = """\
 examples:
   penstock cluster start                       on the first machine; says what to do on others
   penstock cluster join 10.0.0.1 --cache 64GB  on every other machine
+  penstock cluster join 10.0.0.1 --cores 32    also lends cores to the jobs of other machines
   penstock cluster status                      machines, and what they have sent each other
   penstock cluster leave                       this machine works alone again
   penstock cluster start --ray --cache 64GB    on all machines of a Ray cluster
@@ -44,14 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="where other machines reach this one, such as 10.0.0.1:7411",
         )
         action.add_argument(
-            "--cores",
-            type=_cores,
-            default=0,
-            metavar="N",
-            help="cores that jobs on other machines may use (default: %(default)s)",
+            "--cache", default="0", metavar="SIZE", help="room for samples of other machines' jobs"
         )
         action.add_argument(
-            "--cache", default="0", metavar="SIZE", help="room for samples of other machines' jobs"
+            "--cores",
+            type=int,
+            metavar="N",
+            help="cores that jobs on other machines may use while jobs here do not; default: all",
         )
         action.add_argument(
             "--secret", default="", metavar="DIR", help="directory of the token and certificate"
@@ -116,9 +116,9 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
         address = parse_own_address(address, "--address")
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
+    cores = config.node_workers() if arguments.cores is None else _lent(arguments.cores)
     entered = enter_cluster(
-        directory,
-        EnterCluster(seeds, address, str(secret.absolute()), cache, arguments.cores, stay=True),
+        directory, EnterCluster(seeds, address, str(secret.absolute()), cache, cores, stay=True)
     )
     out = sys.stdout.write
     out(f"This machine is {entered.machine} of the cluster, at {entered.address}.\n")
@@ -132,10 +132,10 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cores(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores")
-    return int(text)
+def _lent(cores: int) -> int:
+    if cores < 0:
+        raise ClusterError(f"--cores {cores}: give the number of cores to lend, or 0 for none")
+    return cores
 
 
 def _copy_secrets(arguments: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def _with_ray(arguments: argparse.Namespace) -> int:
             )
         placed = by_ray.place_nodes(
             make_keeper,
-            cores=arguments.cores,
+            cores=_lent(arguments.cores or 0),
             cache_bytes=config.size(arguments.cache, "--cache"),
             stay=True,
             secret=Path(arguments.secret) if arguments.secret else None,

@@ -145,14 +145,24 @@ class Assembly:
 
         return prepare
 
-    def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
+    def engine(
+        self,
+        make: MakeEngine = Engine,
+        *,
+        staged: bool = False,
+        join: Callable[[Pool], Pool] | None = None,
+        **more: Any,
+    ) -> Engine:
         """An engine with a pool of its own.
 
-        ``staged``: other processes can map its batches. ``more``: further arguments for ``make``.
+        ``staged``: other processes can map its batches. ``join``: joins the pool with workers of
+        other machines. ``more``: further arguments for ``make``.
         """
         recipe, options = self.recipe, self.recipe.options
         self.keepers.open()
         pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
+        if join is not None:
+            pool = join(pool)
         batch = batching_of(recipe.pipeline)
         whole = not recipe.pipeline.source.indexed or self.work.collate is not None
         layout = None if whole else layout_of(recipe.pipeline.fields, batch.size)

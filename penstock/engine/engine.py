@@ -217,11 +217,11 @@ class Engine:
 
     # What pools call.
 
-    def take(self, worker: int) -> Task | None:
+    def take(self, worker: int, *, away: int = 0) -> Task | None:
         with self._lock:
-            piece = self._schedule.take(worker)
+            piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
-                self.starved, self._idle = False, True
+                self.starved, self._idle = self.starved and away > 0, True
                 return None
             batch = self._open_batches[piece.batch]
             try:
@@ -239,6 +239,10 @@ class Engine:
             batch.running += 1
             self._tasks[piece.id] = (batch, piece)
             return batch.task(piece)
+
+    def left_over(self) -> int:
+        with self._lock:
+            return self._schedule.left_over()
 
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
@@ -313,6 +317,7 @@ class Engine:
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
+        self._schedule.workers = max(1, self.pool.size)
         opened, depth = False, self._depth()
         while len(self._open_batches) < depth and not self._probing():
             batch_keys = self._pending or next(self._upcoming, None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -186,6 +187,7 @@ class Piece:
 class Schedule:
     """The pieces of the open batches.
 
+    ``workers``: on this machine. The attribute changes when other machines lend theirs.
     ``handing``: seconds of the training process for each piece. ``tiny_batch``: samples of every
     piece, in place of a number that follows their cost. ``cuts``: batches are cut; without it
     each is one piece.
@@ -199,7 +201,7 @@ class Schedule:
         tiny_batch: int | None = None,
         cuts: bool = True,
     ) -> None:
-        self.workers = max(1, workers)
+        self.workers = self._local = max(1, workers)
         self._handing = handing
         self._tiny_batch = tiny_batch
         self._cuts = cuts
@@ -252,6 +254,33 @@ class Schedule:
                 self._running[piece.id] = piece
                 return piece if size >= piece.count else self.cut(piece.id, size)
         return None
+
+    def take_away(self, most: int) -> Piece | None:
+        """A piece of at most ``most`` samples for another machine; ``None`` if there is none.
+
+        It is as long as the other machine wants, because sending it takes time. A piece for each
+        worker of this machine stays: these come first. A sample that may have killed a worker
+        stays here too.
+        """
+        most = min(most, self.left_over())
+        if not most:
+            return None
+        taken = next(self._movable())
+        self._waiting.remove(taken)
+        self._running[taken.id] = taken
+        return self.cut(taken.id, most)
+
+    def left_over(self) -> int:
+        """Samples that ``take_away`` may give to other machines."""
+        counts = [piece.count for piece in self._movable()]
+        if not counts:
+            return 0
+        # Workers that share a task take a batch at a time.
+        kept = self._local * self.piece_size(counts[0]) if self._cuts else counts[0]
+        return max(0, sum(counts) - kept)
+
+    def _movable(self) -> Iterator[Piece]:
+        return (piece for piece in self._waiting if piece.kind == "rows" and not piece.strikes)
 
     def put_back(self, piece: int) -> None:
         """Make a taken piece the next one again: its worker cannot begin yet."""

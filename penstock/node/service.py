@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,10 @@ from penstock.node.status import FEW_DESCRIPTORS, status_of
 from penstock.store.shared import SharedStores
 
 if TYPE_CHECKING:
+    from penstock.cluster.mailbox import KeeperCourier
+    from penstock.cluster.recipes import Recipes
     from penstock.cluster.service import ClusterService
+    from penstock.node.guests import Guests
 
 _log = logging.getLogger("penstock.node")
 
@@ -94,10 +98,13 @@ class Service:
         self.workers = WorkerLimit(workers)
         self.shared_stores = SharedStores()
         self.cluster: ClusterService | None = None
+        self.guests: Guests | None = None
+        """Prepares samples for jobs on other machines."""
         self._stays = False
         """The node does not end without members, because other machines use it."""
         self._held_until = float("-inf")
         """The node stays until then: the process that kept it in its cluster may come back."""
+        self._courier: KeeperCourier | None = None
         self._idle = idle
         self._clock = clock
         self._last_number = 0
@@ -161,6 +168,8 @@ class Service:
             for closing, _ in self._closing:
                 closing.join()
             self.shared_stores.close()
+            if self.guests is not None:
+                self.guests.close()
             if self.cluster is not None:
                 self.cluster.close()
             self._selector.close()
@@ -183,6 +192,8 @@ class Service:
                 self._send_unsent(peer)
         for group in list(self.groups.values()):
             group.watch()
+        if self.guests is not None:
+            self.guests.tick()
         ended = [pair for pair in self._closing if not pair[0].is_alive() and pair[1].ended]
         if ended:
             self._closing = [pair for pair in self._closing if pair not in ended]
@@ -373,6 +384,7 @@ class Service:
                 self.workers,
                 self._stores(request),
                 self._clock,
+                self.cluster if request.clustered else None,
             )
             self._divide_budget()
         else:
@@ -446,6 +458,7 @@ class Service:
                 )
             # Not imported by nodes that work alone: Arrow Flight takes a second and many megabytes.
             from penstock.cluster.service import ClusterService
+            from penstock.node.guests import Guests
 
             self.cluster = ClusterService.start(
                 request.seeds,
@@ -454,6 +467,8 @@ class Service:
                 cache_bytes=request.cache_bytes,
                 cores=request.cores,
             )
+            self.guests = Guests(self.cluster.recipes, self.workers, request.cores, self._clock)
+            self.cluster.guests = self.guests
         elif request.seeds and not self.cluster.knows(request.seeds):
             raise PenstockError(
                 f"the node of this machine is in the cluster of {', '.join(self.cluster.seeds)}, "
@@ -461,6 +476,10 @@ class Service:
                 "cluster at a time: wait until its jobs have ended, or set PENSTOCK_RUNTIME_DIR to "
                 "another directory to start a separate node."
             )
+        elif request.stay and self.guests is not None:
+            # `penstock cluster join` once more: the machine lends another number of cores.
+            self.guests.lend(request.cores)
+            self.cluster.lend(request.cores)
         self._stays |= request.stay
         return Entered(self.cluster.machine, self.cluster.address)
 
@@ -469,8 +488,24 @@ class Service:
             raise PenstockError("a process must send EnterCluster before it holds the node")
         if peer.held is None:
             _log.info("%s (process %d) holds this node", message.keeper, peer.pid)
+            self._use_courier(self.cluster.recipes, message)
         peer.held = message
         self.cluster.reseed(message.seeds)
+
+    def _use_courier(self, recipes: Recipes, message: HoldNode) -> None:
+        """Let the keeper bring recipes to other machines, those published before included."""
+        from penstock.cluster.mailbox import KeeperCourier
+
+        if not message.courier:
+            return
+        if self._courier is None:
+            self._courier = KeeperCourier(message.keeper, message.courier)
+            renew: Callable[[], None] = partial(recipes.add_courier, self._courier)
+        else:
+            # A new keeper at the same socket has none of the recipes.
+            renew = self._courier.renew
+        # In a thread: it waits for the keeper, and members must not.
+        threading.Thread(target=renew, name="penstock-courier", daemon=True).start()
 
     def _stores(self, request: Join) -> SharedStores:
         if request.clustered and self.cluster is not None:

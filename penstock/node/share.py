@@ -114,7 +114,8 @@ def _enter(cluster: str) -> EnterCluster:
     seeds = list(place.seeds)
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
-    return EnterCluster(seeds, address, secret, 0, 0, stay=False)
+    # Cores that this machine's jobs do not use at the moment.
+    return EnterCluster(seeds, address, secret, 0, config.node_workers(), stay=False)
 
 
 def ranks_of_first_epoch(deal: Deal) -> NDArray[np.int32]:

@@ -65,6 +65,7 @@ def _group(group: Group) -> dict[str, Any]:
             "staged_batches": state.staged_batches,
             "budget": state.budget,
             "prepared": state.prepared_batches,
+            "remote": None if group.remote is None else group.remote.status(),
             "given": state.given_batches,
             "members": [
                 {
