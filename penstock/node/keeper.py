@@ -8,7 +8,6 @@ and after that for as long as jobs use it.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import shutil
 import socket
@@ -81,8 +80,7 @@ class NodeKeeper:
         self._entered = False
         self._recipes = PublishedRecipes(fetch)
         self._directory.create()
-        # The name has the process id: the keeper before this one may still hold its own.
-        self._mailbox = Mailbox(self._directory.path / f"keeper-{os.getpid()}.sock", self._recipes)
+        self._mailbox = Mailbox(self._directory.path / "keeper.sock", self._recipes)
         self._address = self._choose_address()
         self._thread = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
         self._thread.start()
@@ -111,6 +109,8 @@ class NodeKeeper:
             self._closing = True
         self._ring()
         self._thread.join(ANSWER)
+        for end in (self._wake, self._wake_end):
+            end.close()
         with suppress(PenstockError):
             leave_cluster(self._directory)
         self._mailbox.close()

@@ -141,7 +141,7 @@ def test_recipes_go_from_one_keeper_to_another(place: Path) -> None:
     fetching = PublishedRecipes(lambda digest, timeout: published.content(digest))
     boxes = [Mailbox(here, published), Mailbox(there, fetching)]
     content = os.urandom(3 << 20)
-    publisher, fetcher = KeeperCourier("Ray", here), KeeperCourier("Ray", there)
+    publisher, fetcher = KeeperCourier("Ray", str(here)), KeeperCourier("Ray", str(there))
     publisher.publish("ab", content)
     assert fetcher.fetch("ab", timeout=LIMIT) == content
     assert fetcher.fetch("cd", timeout=LIMIT) is None
@@ -160,7 +160,7 @@ def test_a_fetch_that_is_refused_says_why(place: Path) -> None:
 
     box = Mailbox(place / "box.sock", PublishedRecipes(refuse))
     with pytest.raises(ClusterError, match="without a token"):
-        KeeperCourier("Ray", place / "box.sock").fetch("ab", timeout=LIMIT)
+        KeeperCourier("Ray", str(place / "box.sock")).fetch("ab", timeout=LIMIT)
     box.close()
 
 
