@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -18,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.support.torchvision import load as load_torchvision
 
 collect_ignore = ["penstock/torch/lightning.py"]
 """It imports Lightning, which may be missing, or may fail to import torchvision."""
@@ -61,12 +62,19 @@ def _workers() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and _is_ours(_command(child))
+        if _is_alive(child) and _is_ours(_command(child))
     ]
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
+
+
 def _is_ours(command: list[str]) -> bool:
-    """Whether a process is one of Penstock's. The server of ``tests.support.rank`` stays."""
+    """Whether a process is one of Penstock's. The server of ``tests.support.warm`` stays."""
     words = " ".join(command)
     return "penstock" in words and "from multiprocessing." not in words
 
@@ -118,32 +126,16 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def _import_torchvision() -> Any:
-    """torchvision, even if its compiled operators do not fit the installed torch.
-
-    Its transforms need none of the operators; its import only checks that two of them exist.
-    """
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(1)
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{name}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
-        return importlib.import_module("torchvision")
-
-
 @pytest.fixture(scope="session")
 def torchvision() -> Any:
+    """torchvision, even if its compiled operators do not fit the installed torch.
+
+    Its transforms need none of the operators.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            module = _import_torchvision()
+            module, _ = load_torchvision()
             importlib.import_module("torchvision.transforms.v2.functional")
         except (ImportError, RuntimeError) as error:
             pytest.skip(f"torchvision cannot be imported: {error}")

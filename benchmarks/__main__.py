@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, start
+from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, remote, start
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
 from benchmarks.cluster import cluster
 from benchmarks.echo import echo
 from benchmarks.faults import faults
+from benchmarks.fed import fed
 from benchmarks.harness import chart as charts
 from benchmarks.harness.arguments import count, drawing, positive
 from benchmarks.harness.benchmark import Benchmark
@@ -41,6 +42,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         cluster,
+        remote,
+        fed,
         faults,
         soak,
         analyze,

@@ -196,6 +196,20 @@ def node_idle() -> float:
         raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give a number of seconds.") from None
 
 
+def cluster_patience() -> float:
+    """Multiplies the times after which another machine of a cluster counts as slow or lost."""
+    named = os.environ.get("PENSTOCK_CLUSTER_PATIENCE", "")
+    try:
+        patience = float(named) if named else 1.0
+    except ValueError:
+        patience = 0.0
+    if not 0.0 < patience <= 1000.0:
+        raise PipelineError(
+            f"PENSTOCK_CLUSTER_PATIENCE is {named!r}; give a number above 0, up to 1000."
+        )
+    return patience
+
+
 def cluster_secret() -> Path:
     """Directory of the token and the certificate of this user's cluster.
 

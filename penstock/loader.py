@@ -129,6 +129,10 @@ class Loader:
         self._unverified: Mapping[str, Any] | None = None
         self._assemble(None)
         self._feed: Feed | None = None
+        self._convert = self._custom.convert
+        """What is left to do with each batch of the feed; ``None``: nothing."""
+        self._direct = False
+        """The feed returns batches in the form in which the loop gets them."""
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -278,18 +282,23 @@ class Loader:
                 "set_epoch() or load_state_dict() was called. A loader runs one epoch at a time: "
                 "make a second loader to iterate the data twice at once."
             )
-        self._check_usable()
+        if self._closed or os.getpid() != self._pid:
+            self._check_usable()
         if self._unverified is not None:
             self._verify(self._unverified)
-        feed, plan = self._running_feed(), self._plan
+        feed, plan, publisher = self._feed, self._plan, self._publisher
+        if feed is None or self._feed_cursor is not self._cursor:
+            feed = self._running_feed()
         while epoch.left != 0:
-            if not self._ahead:
-                self._publisher.asked(self)
+            if not self._ahead and publisher.due():
+                publisher.asked(self)
             try:
-                ready = self._take(feed, epoch)
+                # A feed whose batches need no more work is asked directly: every call here is
+                # paid by the training loop.
+                ready = feed.next() if self._direct else self._take(feed, epoch)
             except BaseException:
                 self._feed_cursor = None
-                self._publisher.moved(self)
+                publisher.moved(self)
                 raise
             if ready is None:
                 break
@@ -301,22 +310,25 @@ class Loader:
                 epoch.left -= 1
             if not plan.delivers(ready.rows):
                 continue
-            self._check_stated_length(epoch)
-            self._publisher.moved(self)
+            if epoch.stated is not None:
+                self._check_stated_length(epoch)
+            if publisher.due():
+                publisher.moved(self)
             if self._gil_watch is not None:
                 self._watch_gil(self._gil_watch)
             return ready.value
         epoch_over = self._cursor.epoch
         self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
         self._go_to_epoch(epoch_over + 1)
-        begun_early = self._batches is not None and self._batches.epoch > epoch_over
+        batches = self._batches
+        begun_early = batches is not None and batches.goes_on_after(epoch_over)
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
         raise StopIteration
 
     def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch in the form in which the loop gets it; ``None`` after the last."""
-        ahead, convert = self._ahead, self._custom.convert
+        ahead, convert = self._ahead, self._convert
 
         def take() -> Ready | None:
             ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
@@ -383,7 +395,7 @@ class Loader:
             # batches in preparation, which are removed when those batches are handed out.
             self._settled = feed.settled()
             self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
-            feed.start(iter(self._batches))
+            feed.start(iter(self._batches), any_thread=self._plan.ahead)
             self._feed_cursor = self._cursor
         return feed
 
@@ -527,7 +539,7 @@ class Loader:
 
     def batch_times(self) -> list[float]:
         """Seconds that the workers spent on each of the last batches, added up."""
-        return list(self._meter.batch_times)
+        return self._meter.batch_times()
 
     def __repr__(self) -> str:
         source = self.pipeline.source
@@ -595,9 +607,14 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
+        self._convert, self._direct = self._custom.convert, False
         if self.options.share is None:
             self._data.begin()
-            return self._assembly.engine(in_order=self.options.in_order)
+            if self._echoing.repeats_batches:
+                return self._assembly.engine(in_order=self.options.in_order)
+            convert, self._convert = self._convert, None
+            self._direct = self._ahead is None
+            return self._assembly.engine(in_order=self.options.in_order, convert=convert)
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}

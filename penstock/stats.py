@@ -243,8 +243,11 @@ class Meter:
         self._seconds = [0.0] * len(stages)
         self._sums = _Sums(hits=[0] * holds, misses=[0] * holds)
         self._bad: deque[BadSample] = deque(maxlen=LISTED_BAD_SAMPLES)
-        self.batch_times: deque[float] = deque(maxlen=RECENT_BATCHES)
-        """Seconds that workers spent on each of the recent batches."""
+        self._batch_times: deque[float] = deque(maxlen=RECENT_BATCHES)
+        # Batches that were handed out and are not counted yet. Counting them is left to the
+        # workers and to readers: the thread of the training loop only appends.
+        self._handed_out: deque[tuple[float, Sequence[Any], Sequence[BadSample], int, int]]
+        self._handed_out = deque()
         self._started: float | None = None
 
     def start(self) -> None:
@@ -254,19 +257,51 @@ class Meter:
     def worked(self, seconds: float) -> None:
         with self._lock:
             self._sums.busy += seconds
+            self._catch_up()
 
-    def add(self, tally: Sequence[Any]) -> None:
+    def handed_out(
+        self,
+        busy: float,
+        tally: Sequence[Any],
+        bad: Sequence[BadSample],
+        rows: int,
+        nbytes: int,
+    ) -> None:
+        """Count a batch. ``busy``: seconds that workers spent on it; ``tally`` may be empty."""
+        self._handed_out.append((busy, tally, bad, rows, nbytes))
+
+    def _catch_up(self) -> None:
+        """Count the batches handed out. The caller holds the lock."""
+        sums = self._sums
+        while self._handed_out:
+            busy, tally, bad, rows, nbytes = self._handed_out.popleft()
+            self._batch_times.append(busy)
+            sums.bad += len(bad)
+            self._bad.extend(bad)
+            if rows:
+                sums.samples += rows
+                sums.bytes += nbytes
+                sums.batches += 1
+            if tally:
+                self._add(tally)
+
+    def _add(self, tally: Sequence[Any]) -> None:
         samples, seconds, bytes_read, hits, misses, corrupt = tally
+        sums = self._sums
+        for i, (n, t) in enumerate(zip(samples, seconds, strict=True)):
+            self._samples[i] += n
+            self._seconds[i] += t
+        for i, (h, m) in enumerate(zip(hits, misses, strict=True)):
+            sums.hits[i] += h
+            sums.misses[i] += m
+        sums.bytes_read += bytes_read
+        sums.corrupt += corrupt
+
+    def batch_times(self) -> list[float]:
+        """Seconds that workers spent on each of the recent batches."""
         with self._lock:
-            sums = self._sums
-            for i, (n, t) in enumerate(zip(samples, seconds, strict=True)):
-                self._samples[i] += n
-                self._seconds[i] += t
-            for i, (h, m) in enumerate(zip(hits, misses, strict=True)):
-                sums.hits[i] += h
-                sums.misses[i] += m
-            sums.bytes_read += bytes_read
-            sums.corrupt += corrupt
+            self._catch_up()
+            return list(self._batch_times)
 
     def delivered(self, samples: int, nbytes: int) -> None:
         with self._lock:
@@ -290,11 +325,13 @@ class Meter:
     def answered(self) -> list[tuple[int, int]]:
         """(hits, misses) of each stop that keeps samples."""
         with self._lock:
+            self._catch_up()
             return list(zip(self._sums.hits, self._sums.misses, strict=True))
 
     def totals(self) -> Totals:
         """The sums so far; the difference of two readings covers the time between them."""
         with self._lock:
+            self._catch_up()
             samples, seconds = tuple(self._samples), tuple(self._seconds)
             sums = self._sums
             return Totals(samples, seconds, sums.samples, sums.wait, self.clock())
@@ -308,6 +345,7 @@ class Meter:
     ) -> Stats:
         """The statistics so far, frozen."""
         with self._lock:
+            self._catch_up()
             sums = self._sums
             elapsed = self.clock() - self._started if self._started is not None else 0.0
             above = 0.0

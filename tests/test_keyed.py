@@ -6,6 +6,9 @@ import pickle
 import random as python_random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.keyed import (
+    GlobalPeek,
     Key,
     Keyed,
     Keys,
+    SeededCalls,
     SpareGenerators,
     _can_exchange,
     preserved_globals,
@@ -152,3 +157,115 @@ def test_global_generators_are_seeded_as_by_their_own_functions() -> None:
         seed_globals(Keyed(0, "map").at(Key(7, 2)))
         drawn = python_random.getstate(), python_random.gauss(0, 1), np.random.random(3).tolist()
     assert drawn == expected
+
+
+@contextmanager
+def as_in_a_worker() -> Iterator[None]:
+    """Calls of functions that return states are counted."""
+    with pytest.MonkeyPatch.context() as patch, preserved_globals():
+        patch.setattr(python_random, "getstate", python_random.getstate)
+        patch.setattr(np.random, "get_state", np.random.get_state)
+        patch.setattr(GlobalPeek, "_watched", False)
+        GlobalPeek.watch()
+        yield
+
+
+@pytest.fixture
+def watched() -> Iterator[None]:
+    with as_in_a_worker():
+        yield
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: 0,
+    "python": python_random.random,
+    "gauss": lambda: python_random.gauss(0, 1),
+    "a whole round": lambda: python_random.getrandbits(32 * 624),
+    "numpy": np.random.random,
+    "numpy, a whole round": lambda: np.random.bytes(4 * 624),
+    "torch": lambda: float(torch.rand(1)),
+    "torch's seed": torch.initial_seed,
+    "python's state": lambda: hash(python_random.getstate()),
+    "numpy's state": lambda: hash(str(np.random.get_state())),
+    "own seeds": lambda: (python_random.seed(1), python_random.random()),
+    "an error": lambda: 1 // python_random.choice([0, 0, 1]),
+}
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*["nothing"] * 12, *DRAWS]), min_size=1, max_size=40),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_results_and_states_are_those_of_seeding_every_call(tasks: list[list[str]]) -> None:
+    def run(calls: Callable[[list[Key], Callable[[Key], Any]], list[Any]]) -> list[Any]:
+        made: list[Any] = []
+        for epoch, task in enumerate(tasks):
+            keys = [Key(index, epoch) for index in range(len(task))]
+            try:
+                made += calls(keys, lambda key: DRAWS[tasks[key.epoch][key.index]]())
+                made += [python_random.random(), np.random.random(), torch.initial_seed()]
+            except ZeroDivisionError:
+                made.append("failed")
+        return made
+
+    with as_in_a_worker():
+        lazy = SeededCalls(Keyed(0, "source"))
+        assert lazy._states is not None
+        assert run(lazy) == run(seed_every)
+
+
+def seed_every(keys: list[Key], call: Callable[[Key], Any]) -> list[Any]:
+    results = []
+    for key in keys:
+        seed_globals(Keyed(0, "source").at(key))
+        results.append(call(key))
+    return results
+
+
+@pytest.mark.usefixtures("watched")
+def test_calls_that_draw_nothing_are_made_once_and_seeded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Key] = []
+    seeded: list[Any] = []
+    monkeypatch.setattr("penstock.keyed.seed_globals", seeded.append)
+    lazy = SeededCalls(Keyed(0, "source"))
+    for epoch in range(4):
+        lazy([Key(index, epoch) for index in range(64)], made.append)
+    assert made == [Key(index, epoch) for epoch in range(4) for index in range(64)]
+    # After 1, 1, 2, 4, 8, 16 and 32 calls of the first task, once for every task.
+    assert len(seeded) == 7 + 3
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_first_call_that_draws_is_not_made_twice() -> None:
+    lazy = SeededCalls(Keyed(0, "source"))
+    made: list[Key] = []
+
+    def draw(key: Key) -> float:
+        made.append(key)
+        return np.random.random()
+
+    lazy([Key(index) for index in range(8)], draw)
+    assert made == [Key(index) for index in range(8)]
+
+
+def test_every_call_is_seeded_where_states_are_not_watched() -> None:
+    assert GlobalPeek.available() is None
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_call_that_fails_only_with_the_seeds_of_another_is_made_again() -> None:
+    keyed = Keyed(0, "source")
+    seed_globals(keyed.at(Key(20)))
+    right = np.random.random()
+
+    def call(key: Key) -> int:
+        if key.index == 20 and np.random.random() != right:
+            raise ValueError("drawn with other seeds")
+        return key.index
+
+    assert SeededCalls(keyed)([Key(index) for index in range(32)], call) == list(range(32))

@@ -48,7 +48,7 @@ def test_a_stage_is_charged_only_its_own_time() -> None:
     tally = Tally(3, 0)
     tally.samples[:] = [4, 4, 4]
     tally.seconds[:] = [1.0, 3.5, 4.0]  # each includes the stages above it
-    meter.add(tally.as_list())
+    meter.handed_out(0.0, tally.as_list(), (), 0, 0)
     meter.worked(4.0)
     meter.waited(2.0)
     now[0] = 8.0

@@ -28,6 +28,24 @@ def photos(work: Photos) -> Make:
     import tensorflow as tf
 
     paths, labels = image_files(work.data)
+    image = image_reader(tf, work)
+
+    def make() -> Any:
+        return Arrays(
+            tf.data.Dataset.from_tensor_slices((paths, labels))
+            .shuffle(len(paths))
+            .repeat()
+            .map(image, num_parallel_calls=tf.data.AUTOTUNE)
+            .batch(work.batch, drop_remainder=True)
+            .prefetch(tf.data.AUTOTUNE)
+            .with_options(options_for(tf, work.workers))
+        )
+
+    return make
+
+
+def image_reader(tf: Any, work: Photos) -> Any:
+    """A function from a path and a label to an image in the workload's form, and the label."""
     read = _reader(tf, work)
     everything = (0.0, 0.0, 1.0, 1.0)
 
@@ -43,18 +61,7 @@ def photos(work: Photos) -> Make:
         )
         return read(data, tf.concat([begin[:2], size[:2]], 0)), label
 
-    def make() -> Any:
-        return Arrays(
-            tf.data.Dataset.from_tensor_slices((paths, labels))
-            .shuffle(len(paths))
-            .repeat()
-            .map(image, num_parallel_calls=tf.data.AUTOTUNE)
-            .batch(work.batch, drop_remainder=True)
-            .prefetch(tf.data.AUTOTUNE)
-            .with_options(options_for(tf, work.workers))
-        )
-
-    return make
+    return image
 
 
 def _reader(tf: Any, work: Photos) -> Any:

@@ -108,7 +108,7 @@ class LenderStats:
 
 @dataclass(slots=True)
 class _Sent:
-    lender: _Peer
+    lender: _LenderRecord
     samples: int
     since: float
     deadline: float
@@ -118,7 +118,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Peer:
+class _LenderRecord:
     """A machine as this one sees it.
 
     ``rate``: samples per second, 0 if unknown. ``trip``: seconds of a call that are not work.
@@ -172,8 +172,8 @@ class Lending:
     """
 
     def __init__(self) -> None:
-        self._peers: dict[str, _Peer] = {}
-        self._gone: dict[str, _Peer] = {}
+        self._peers: dict[str, _LenderRecord] = {}
+        self._gone: dict[str, _LenderRecord] = {}
         self._sent: dict[int, _Sent] = {}
         self._last = 0
         self._short_since: float | None = None
@@ -231,7 +231,7 @@ class Lending:
                 known.cores = lender.cores
                 continue
             before = self._gone.pop(name, None)
-            made = self._peers[name] = _Peer(name, lender.incarnation, lender.cores)
+            made = self._peers[name] = _LenderRecord(name, lender.incarnation, lender.cores)
             if before is not None:
                 made.calls, made.samples = before.calls, before.samples
                 made.nbytes, made.again = before.nbytes, before.again
@@ -265,7 +265,7 @@ class Lending:
         peer = min(able, key=lambda peer: peer.in_flight / max(peer.rate, 1e-9))
         return Call(self._last + 1, peer.name, call_size(peer.rate, peer.trip, peer.row_bytes))
 
-    def _takes_calls(self, peer: _Peer) -> bool:
+    def _takes_calls(self, peer: _LenderRecord) -> bool:
         # A machine whose own jobs use its cores gets one call at a time, to see when that ends.
         most = CALLS if peer.idle >= 1 else 1
         size = call_size(peer.rate, peer.trip, peer.row_bytes)

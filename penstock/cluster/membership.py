@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from penstock.config import cluster_patience
+
 BEAT = 1.0
 """Seconds between two heartbeats of a machine."""
 
-LIMIT = 3.0
+LIMIT = 3.0 * cluster_patience()
 """Seconds of silence after which the head removes a machine, and a machine looks for a new head."""
 
 GATHER = 0.25

@@ -364,7 +364,7 @@ class RemotePool:
             _log.exception("a call to %s has failed", open_call.call.lender)
             self._failed(open_call, PeerNonsense(type(error).__name__), started)
 
-    def _ask(self, open_call: _OpenCall) -> _Rows:
+    def _ask(self, open_call: _OpenCall) -> _ReceivedRows:
         call, keys = open_call.call, open_call.keys
         name = self._recipe.publish()
         with self._lock:
@@ -380,9 +380,9 @@ class RemotePool:
         )
         timeout = max(0.1, deadline - self._clock()) + GRACE
         parts = list(self._lenders.ask_rows(call.lender, task, timeout=timeout))
-        return _Rows(parts, len(keys), self._work.road)
+        return _ReceivedRows(parts, len(keys), self._work.road)
 
-    def _use(self, open_call: _OpenCall, rows: _Rows, cpu: float, started: int) -> None:
+    def _use(self, open_call: _OpenCall, rows: _ReceivedRows, cpu: float, started: int) -> None:
         """Copy the rows into their slots, and report the tasks as done."""
         for task in open_call.tasks:
             if task.layout is not None:
@@ -456,7 +456,7 @@ class RemotePool:
             _log.warning("%s prepares no samples for now: %s", lender, reason)
 
 
-class _Rows:
+class _ReceivedRows:
     """The rows of an answer, as it came from another machine: nothing in it is trusted."""
 
     def __init__(self, parts: Sequence[RemoteRows], samples: int, road: Road) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClusterError
@@ -27,6 +28,9 @@ examples:
 Loaders with cluster="auto" then use one cache that is divided over all machines. The machines need
 the same secrets: `start` makes them, and prints where they are.
 """
+
+LOOKS, PAUSE = 6, 0.25
+"""Looks that wait for reports of the other machines, and seconds between two of them."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -266,10 +270,7 @@ def _leave(directory: NodeDirectory) -> int:
 
 
 def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
-    from penstock.node.client import request_status
-
-    status = request_status(directory)
-    cluster = None if status is None else status.get("cluster")
+    cluster = _status(directory)
     if as_json:
         sys.stdout.write(json.dumps(cluster, indent=2) + "\n")
         return 0
@@ -278,43 +279,48 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
             "the node of this machine is not part of a cluster. Start one with `penstock cluster "
             "start`, or join one with `penstock cluster join ADDRESS`."
         )
-    sys.stdout.write("\n".join(lines_of(cluster)) + "\n")
-    for keeper in (status or {}).get("held_by", ()):
+    from penstock.watch.machines import lines_of, rows_of
+
+    sys.stdout.write("\n".join([*lines_of(rows_of(cluster)), *guest_lines(cluster)]) + "\n")
+    for keeper in cluster["held_by"]:
         sys.stdout.write(f"The node of this machine is placed by {keeper}.\n")
     return 0
 
 
-def lines_of(cluster: dict[str, Any]) -> list[str]:
-    """The status of a cluster as lines of text."""
-    from penstock.config import show_size
+def guest_lines(cluster: dict[str, Any]) -> list[str]:
+    """What this machine has prepared for others, as lines of text."""
     from penstock.host.text import aligned, many
 
-    rows = [("machine", "address", "role", "cache", "free", "state", "sent to it", "got from it")]
-    for machine in cluster["machines"]:
-        notes = [name for name in ("head", "this machine") if machine["is"].get(name)]
-        rows.append(
+    return aligned(
+        [
             (
-                machine["name"],
-                machine["address"],
-                machine["role"],
-                show_size(machine["cache_bytes"]),
-                "?" if machine["free_bytes"] is None else show_size(machine["free_bytes"]),
-                ", ".join([machine["state"], *notes]),
-                show_size(machine["sent"]),
-                show_size(machine["received"]),
+                f"pipeline {guest['recipe']}",
+                f"{many(guest['tiny_batches'], 'tiny-batch', 'tiny-batches')} of "
+                f"{many(guest['samples'], 'sample')} prepared here for other machines"
+                + (f"; refused: {guest['refused']}" if guest["refused"] else ""),
             )
-        )
-    facts = [
-        ("cluster", f"{many(len(cluster['machines']), 'machine')}, view {cluster['view']}"),
-        ("this machine", f"{cluster['machine']} at {cluster['address']}"),
-    ]
-    for cache in cluster["caches"]:
-        facts.append(
-            (
-                f"cache {cache['content'][:12]}",
-                f"{cache['samples']:,} samples here, {show_size(cache['bytes'])}; found here "
-                f"{cache['local']:,}, on other machines {cache['remote']:,}, read from storage "
-                f"{cache['storage']:,}",
-            )
-        )
-    return [*aligned(facts), "", *aligned(rows, right={3, 4, 6, 7})]
+            for guest in cluster["guests"]
+        ]
+    )
+
+
+def _status(directory: NodeDirectory) -> dict[str, Any] | None:
+    """The cluster part of the node's status, with reports of the other machines if they answer.
+
+    The node asks them when somebody looks, so the first look has no reports.
+    """
+    from penstock.node.client import request_status
+
+    cluster: dict[str, Any] | None = None
+    for look in range(LOOKS):
+        if look:
+            time.sleep(PAUSE)
+        status = request_status(directory)
+        cluster = None if status is None else status.get("cluster")
+        if status is not None and cluster is not None:
+            cluster = {**cluster, "held_by": status["held_by"]}
+        if cluster is None or all(
+            machine["report"] or machine["state"] != "alive" for machine in cluster["machines"]
+        ):
+            break
+    return cluster

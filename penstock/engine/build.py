@@ -23,6 +23,7 @@ from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
+from penstock.order import Deal
 from penstock.order.plan import BatchKeys
 from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Meter
@@ -39,6 +40,7 @@ class Recipe:
     - ``init``: called in each worker before its first task.
     - ``start``: how worker processes are started.
     - ``kept``: how many samples refurbish keeps, if a checkpoint says so.
+    - ``deal``: how the samples are dealt to the ranks of the job, if that runs no user code.
     """
 
     pipeline: Pipeline
@@ -47,6 +49,7 @@ class Recipe:
     init: WorkerInit | None = None
     start: ChooseStart = as_program
     kept: int | None = None
+    deal: Deal | None = None
 
     def choice(self, cores: int | None = None) -> Choice:
         """The kind and number of workers; with ``share=``, the workers of the node."""

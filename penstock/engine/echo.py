@@ -177,6 +177,11 @@ class Echoing:
 
     # Handing out.
 
+    @property
+    def repeats_batches(self) -> bool:
+        """Whether whole batches are handed out again."""
+        return self._repeats is not None
+
     def restart(self) -> None:
         """Forget the batches of the feed: it starts again."""
         if self._repeats is not None:

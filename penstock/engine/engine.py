@@ -14,17 +14,19 @@ from dataclasses import replace
 
 from penstock.engine.feed import Queue, Ready
 from penstock.engine.keepers import Keepers
-from penstock.engine.open_batch import OpenBatch, resolve_deadly_piece
+from penstock.engine.open_batch import Convert, OpenBatch, resolve_deadly_piece
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
+    MOST_AHEAD,
     Piece,
     Schedule,
     TaskKind,
     batches_ahead,
     batches_ahead_of_sharers,
+    batches_for_lenders,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
@@ -45,6 +47,8 @@ class Engine:
     - ``timeout``: seconds that a worker may take for a task.
     - ``keepers``: get the samples that workers put into stores, and the batches handed out, in the
       order in which batches are handed out.
+    - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
+      worker that completes the batch.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Engine:
         in_order: bool = True,
         timeout: float | None = None,
         keepers: Keepers,
+        convert: Convert | None = None,
     ) -> None:
         self.work = work
         self.pool = pool
@@ -69,6 +74,7 @@ class Engine:
         self._in_order = in_order
         self._timeout = timeout
         self._keepers = keepers
+        self._convert = convert
         self._layout = layout
         self._whole = work.collate is not None
         self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
@@ -82,6 +88,14 @@ class Engine:
         )
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
+        self._first_row: TaskReport | None = None
+        """The probe of the pending batch, if its sample is the first row of that batch."""
+        self._any_thread = False
+        """Workers may open batches, not only the thread of the training loop."""
+        self._to_open = False
+        """Batches can be opened: the training loop has left it to the next worker."""
+        self._all_opened = False
+        """The plan has no more batches."""
         self._open_batches: OrderedDict[int, OpenBatch] = OrderedDict()
         self._tasks: dict[int, tuple[OpenBatch, Piece]] = {}
         self._last_number = 0
@@ -97,12 +111,12 @@ class Engine:
 
     # What the loader calls.
 
-    def start(self, batches: Iterator[BatchKeys]) -> None:
+    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
         """Prepare these batches from now on, and drop the batches that were open before."""
         with self._lock:
             self._drop_all()
-            self._upcoming = batches
-            self._pending = None
+            self._plan_batches(batches)
+            self._any_thread = any_thread
             self._failure = None
             self._idle = True
         if not self._started:
@@ -161,8 +175,11 @@ class Engine:
         """Drop all open batches, and prepare no more."""
         with self._lock:
             self._drop_all()
-            self._upcoming = iter(())
-            self._pending = None
+            self._plan_batches(iter(()))
+
+    def _plan_batches(self, batches: Iterator[BatchKeys]) -> None:
+        self._upcoming, self._pending = batches, None
+        self._to_open = self._all_opened = False
 
     def close(self) -> None:
         """End the workers and close the stores."""
@@ -200,7 +217,14 @@ class Engine:
                 raise failure
             batch = self._take_ready()
             self._slots.record_request(ready=batch is not None)
-            opened = (batch is None or batch.error is None) and self._open()
+            if batch is None:
+                opened = self._open()
+            elif batch.error is not None:
+                opened = False
+            elif self._any_thread:
+                self._to_open, opened = True, not self._all_opened
+            else:
+                opened = self._open()
             if batch is None:
                 self._require_slot()
             ended = batch is None and not self._open_batches and self._pending is None
@@ -219,6 +243,8 @@ class Engine:
 
     def take(self, worker: int, *, away: int = 0) -> Task | None:
         with self._lock:
+            if self._to_open:
+                self._open_in_worker()
             piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
                 self.starved, self._idle = self.starved and away > 0, True
@@ -268,6 +294,7 @@ class Engine:
                     batch.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
                     batch.finish()
+                    self._make_view(batch)
             if opened or self._finished() is not None:
                 self._progressed()
         if opened:
@@ -308,8 +335,16 @@ class Engine:
         if self._layout is None:
             return batches_ahead(0)
         rows, nbytes = self._layout.rows, self._layout.nbytes
+        lent = self.pool.size - self._schedule.local_workers
+        if lent > 0:
+            ahead = self._depth_alone(rows, nbytes)
+            return max(ahead, min(MOST_AHEAD, ahead + batches_for_lenders(rows, lent)))
+        return self._depth_alone(rows, nbytes)
+
+    def _depth_alone(self, rows: int, nbytes: int) -> int:
+        """Batches that are prepared ahead for the workers of this machine."""
         if self.pool.divides_tasks:
-            return batches_ahead_of_sharers(nbytes, rows, self.pool.size)
+            return batches_ahead_of_sharers(nbytes, rows, self._schedule.local_workers)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
         samples = self._schedule.samples_in_demand if self.pool.own_process else 0
@@ -317,17 +352,27 @@ class Engine:
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
+        self._to_open = False
         self._schedule.workers = max(1, self.pool.size)
         opened, depth = False, self._depth()
         while len(self._open_batches) < depth and not self._probing():
             batch_keys = self._pending or next(self._upcoming, None)
             if batch_keys is None:
+                self._all_opened = True
                 break
             kind = self._kind(batch_keys)
             self._pending = batch_keys if kind == "probe" else None
             self._open_batch(batch_keys, kind)
             opened = True
         return opened
+
+    def _open_in_worker(self) -> None:
+        """Open batches in place of the training loop, which gets the error if that fails."""
+        try:
+            self._open()
+        except Exception as error:
+            self._failure = self._failure or error
+            self._progress.notify_all()
 
     def _probing(self) -> bool:
         """Whether the layout, which all later batches need, is still being learnt."""
@@ -347,13 +392,20 @@ class Engine:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
             batch.layout = self._layout
+            if self._first_row is not None:
+                batch.add_first_row(self._first_row, self._layout)
+                self._first_row = None
         self._last_number += 1
         self._open_batches[self._last_number] = batch
-        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream)
+        done = len(batch.reports)
+        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream, first=done)
 
     def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
         """Use the result of a probe. Returns whether there are new tasks."""
         if batch.kind == "probe":
+            self._first_row = outcome.report if outcome.report.rows else None
+            if self._first_row is None:
+                self._keepers.discard(outcome.report.offers)
             if outcome.report.taken or not self._probe_next(batch, piece):
                 self._learn_layout(batch, outcome.layout)
             return True
@@ -407,8 +459,12 @@ class Engine:
         number = self._finished()
         if number is None:
             return None
-        self._schedule.drop(number)
-        return self._open_batches.pop(number)
+        batch = self._open_batches.pop(number)
+        if batch.complete:
+            self._schedule.end(number)
+        else:
+            self._schedule.drop(number)
+        return batch
 
     def _finished(self) -> int | None:
         """The number of a batch that can be handed out now."""
@@ -424,27 +480,28 @@ class Engine:
         if batch.error is not None:
             batch.give_back(self.ring)
             return self._refuse(batch, batch.error)
-        summary = batch.summary
-        self.meter.batch_times.append(summary.busy)
-        # Counted when handed out, so that batches prepared ahead count in their own epoch.
-        if summary.tally:
-            self.meter.add(summary.tally)
-        for bad in batch.bad:
-            self.meter.bad(bad)
-        slot = batch.slot
+        summary, slot = batch.summary, batch.slot
         ready = self._ready(batch)
         if slot is not None and batch.kind != "rows":
             self._slots.whole_size = max(self._slots.whole_size, slot.size)
-        if ready.rows:
-            self.meter.delivered(ready.rows, ready.nbytes)
-        self._keepers.handed_out(batch.batch_keys, summary.offers)
-        # At once: a store may be over its budget, and batches of later epochs are open already.
-        self._keepers.catch_up()
+        # Counted when handed out, so that batches prepared ahead count in their own epoch.
+        self.meter.handed_out(summary.busy, summary.tally, batch.bad, ready.rows, ready.nbytes)
+        if self._keepers.any:
+            self._keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
+            # At once: a store may be over its budget, and batches of later epochs are open already.
+            self._keepers.catch_up()
         return ready
+
+    def _make_view(self, batch: OpenBatch) -> None:
+        """Make the value of a complete batch, in the thread of a worker."""
+        try:
+            batch.make_view(self._convert)
+        except Exception as error:
+            self._fail(batch, error)
 
     def _ready(self, batch: OpenBatch) -> Ready:
         """The finished batch in the form in which it is handed out."""
-        return batch.ready(self.ring)
+        return batch.ready(self.ring, self._convert)
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
         """Raise the error of a failed batch, or return what is handed out in its place."""
@@ -456,7 +513,7 @@ class Engine:
         batch.reports.clear()
         self._schedule.drop(self._number(batch))
         if batch.kind == "probe":
-            self._pending = None
+            self._forget_pending()
         self._keepers.discard(offers)
 
     def _resolve_deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
@@ -505,7 +562,14 @@ class Engine:
             if not batch.running:
                 batch.give_back(self.ring)
         self._open_batches.clear()
+        self._forget_pending()
         self.pool.cancel([task for task, (batch, _) in self._tasks.items() if batch.dropped])
+
+    def _forget_pending(self) -> None:
+        """The batch whose first sample has shown the layout is not prepared."""
+        first_row, self._pending, self._first_row = self._first_row, None, None
+        if first_row is not None:
+            self._keepers.discard(first_row.offers)
 
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)

@@ -43,8 +43,11 @@ class Feed(Protocol):
     def restarts(self) -> int:
         """The number of workers, or nodes, that died and were replaced."""
 
-    def start(self, batches: Iterator[BatchKeys]) -> None:
-        """Prepare these batches from now on, and drop the batches of an earlier call."""
+    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
+        """Prepare these batches from now on, and drop the batches of an earlier call.
+
+        ``any_thread``: other threads may iterate ``batches``, not only the caller of ``next``.
+        """
 
     def next(self) -> Ready | None:
         """Wait for the next batch and return it; ``None`` after the last."""

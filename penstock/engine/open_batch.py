@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from penstock.serialize import unpack
 from penstock.stats import BadSample, add_tallies
 from penstock.stops.stop import Offer
 from penstock.tree import fill
+
+Convert = Callable[[Any], Any]
 
 PROBED = 64
 """The layout of batches is learnt from the first of this many samples that does not fail."""
@@ -72,6 +74,13 @@ class Summary(NamedTuple):
 EMPTY = Summary(0, 0, 0.0, [], [], {})
 
 
+class View(NamedTuple):
+    """A complete batch as the loop gets it. ``buffer``: the one that its arrays are views of."""
+
+    buffer: Any
+    ready: Ready
+
+
 @dataclass(slots=True)
 class OpenBatch:
     """A batch that is being prepared, or is complete and waits for the training loop.
@@ -84,6 +93,7 @@ class OpenBatch:
     - ``substitutes``: by row, the samples left to try in place of one that kills workers.
     - ``deadly``: rows of a batch collated as a whole whose samples kill workers.
     - ``summary``: of a complete batch, in place of ``reports``.
+    - ``view``: of a complete batch of rows, made by the worker that completed it.
     """
 
     batch_keys: BatchKeys
@@ -102,6 +112,7 @@ class OpenBatch:
     deadly: set[int] = field(default_factory=set)
     bad: list[BadSample] = field(default_factory=list)
     summary: Summary = EMPTY
+    view: View | None = None
     _keys: Keys | None = None
 
     @property
@@ -147,6 +158,17 @@ class OpenBatch:
         if self.slot is not None:
             self._copy_early_rows(piece.first)
 
+    def add_first_row(self, report: TaskReport, layout: Layout) -> None:
+        """Use the sample that has shown the layout as the first row. ``report``: of its probe."""
+        values = {number: value for number, [value] in report.objects.items()}
+        columns = layout.new_columns(1)
+        for number, column in enumerate(columns):
+            if column is not None:
+                column[0] = values.pop(number)
+        self.early_rows[0] = EarlyRows(1, columns)
+        report.objects = {number: [value] for number, value in values.items()}
+        self.reports[0] = report
+
     def _copy_early_rows(self, first: int) -> None:
         """Copy the piece that begins with row ``first`` into the slot, if it was prepared early."""
         early = self.early_rows.pop(first, None)
@@ -180,29 +202,54 @@ class OpenBatch:
             return self.summary.offers
         return [offer for _, report in self.pieces() for offer in report.offers]
 
-    def ready(self, ring: Ring) -> Ready:
-        """The finished batch. Its arrays hold a lease on the slot, or the slot goes back."""
+    def make_view(self, convert: Convert | None) -> None:
+        """Make the value of a complete batch of rows, so that the training loop finds it ready.
+
+        ``convert``: turns the value into what the loop gets.
+        """
+        if self.kind == "rows" and self.slot is not None and self.summary.rows:
+            self.view = self._view_of(self.slot.buffer(), convert)
+
+    def _view_of(self, buffer: Any, convert: Convert | None) -> View | None:
+        """The batch as a view of ``buffer``; ``None`` if it has no layout."""
+        layout, summary = self.layout, self.summary
+        if layout is None:
+            return None
+        leaves: list[Any] = layout.columns(buffer, summary.rows)
+        for number, leaf in enumerate(layout.leaves):
+            if leaf.dtype is None:
+                leaves[number] = summary.objects.get(number, [])
+        value = fill(layout.skeleton, leaves)
+        nbytes = layout.row_nbytes * summary.rows
+        ready = Ready(self.batch_keys, _converted(value, convert), summary.rows, nbytes)
+        return View(buffer, ready)
+
+    def ready(self, ring: Ring, convert: Convert | None = None) -> Ready:
+        """The finished batch. Its arrays hold a lease on the slot, or the slot goes back.
+
+        ``convert``: as for ``make_view``.
+        """
+        if self.view is None:
+            self.make_view(convert)
+        view, self.view, self.columns = self.view, None, []
+        if view is not None and self.slot is not None:
+            buffer = ring.lease(self.slot, view.buffer)
+            if buffer is not view.buffer:  # a copy: file descriptors run out
+                view = self._view_of(buffer, convert) or view
+            return view.ready
         rows = self.summary.rows
         if rows == 0:
             self.give_back(ring)
             ended = self.kind == "pull" and not self.summary.taken
             return Ready(self.batch_keys, None, 0, 0, ended)
-        if self.kind == "rows" and self.layout is not None and self.slot is not None:
-            leaves: list[Any] = self.layout.columns(ring.lease(self.slot), rows)
-            for number, leaf in enumerate(self.layout.leaves):
-                if leaf.dtype is None:
-                    leaves[number] = self.summary.objects.get(number, [])
-            value = fill(self.layout.skeleton, leaves)
-            nbytes = self.layout.row_nbytes * rows
-        elif isinstance(self.value, InSlot) and self.slot is not None:
+        if isinstance(self.value, InSlot) and self.slot is not None:
             self.slot.refresh()
             nbytes = self.value.nbytes
             value = unpack(memoryview(ring.lease(self.slot)).cast("B")[:nbytes])
         else:
             value, nbytes = self.value, 0
             self.give_back(ring)
-        self.columns = []
-        return Ready(self.batch_keys, value, rows, nbytes)
+        return Ready(self.batch_keys, _converted(value, convert), rows, nbytes)
 
     def leave_out_deadly(self) -> None:
         """Go on without the samples that kill workers."""
@@ -219,17 +266,21 @@ class OpenBatch:
 
     def forget_slot(self, ring: Ring) -> None:
         """Take the slot out of the ring: a thread may still write into it."""
-        self.columns = []
+        self.columns, self.view = [], None
         if self.slot is not None:
             ring.forget(self.slot)
             self.slot = None
 
     def give_back(self, ring: Ring) -> None:
         """Return the unused slot to the ring."""
-        self.columns = []
+        self.columns, self.view = [], None
         if self.slot is not None:
             ring.release(self.slot)
             self.slot = None
+
+
+def _converted(value: Any, convert: Convert | None) -> Any:
+    return value if convert is None else convert(value)
 
 
 def resolve_deadly_piece(

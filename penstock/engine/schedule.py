@@ -150,6 +150,16 @@ def batches_ahead_of_sharers(nbytes: int, rows: int, workers: int) -> int:
     return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * workers / rows))
 
 
+def batches_for_lenders(rows: int, workers: int) -> int:
+    """Batches that are prepared ahead for the workers that other machines lend.
+
+    >>> batches_for_lenders(64, 0), batches_for_lenders(64, 4), batches_for_lenders(64, 32)
+    (0, 2, 4)
+    """
+    # Two at least: one that is on its way, and the next.
+    return max(2, math.ceil(SAMPLES_AHEAD * workers / rows)) if workers > 0 else 0
+
+
 @lru_cache(maxsize=64)
 def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
     """The default for ``prefetch``: how many batches of this size are prepared ahead.
@@ -201,7 +211,7 @@ class Schedule:
         tiny_batch: int | None = None,
         cuts: bool = True,
     ) -> None:
-        self.workers = self._local = max(1, workers)
+        self.workers = self.local_workers = max(1, workers)
         self._handing = handing
         self._tiny_batch = tiny_batch
         self._cuts = cuts
@@ -213,10 +223,21 @@ class Schedule:
         self._running: dict[int, Piece] = {}
         self._left: dict[int, int] = {}
 
-    def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
-        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece."""
+    def open(
+        self,
+        batch: int,
+        rows: int,
+        kind: TaskKind = "rows",
+        pin: int | None = None,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece.
+
+        ``first``: the rows before this one are done already.
+        """
         self._left[batch] = 0
-        self._waiting.append(self._piece(kind, batch, 0, rows, pin))
+        self._waiting.append(self._piece(kind, batch, first, rows - first, pin))
         if not self._recent:
             self._guess = math.ceil(rows / (2 * self.workers))
 
@@ -276,7 +297,7 @@ class Schedule:
         if not counts:
             return 0
         # Workers that share a task take a batch at a time.
-        kept = self._local * self.piece_size(counts[0]) if self._cuts else counts[0]
+        kept = self.local_workers * self.piece_size(counts[0]) if self._cuts else counts[0]
         return max(0, sum(counts) - kept)
 
     def _movable(self) -> Iterator[Piece]:
@@ -361,6 +382,10 @@ class Schedule:
     def drop(self, batch: int) -> None:
         """Remove a batch and its pieces: their outcomes are no longer wanted."""
         self._forget(batch)
+        self._left.pop(batch, None)
+
+    def end(self, batch: int) -> None:
+        """Remove a batch whose pieces are all done."""
         self._left.pop(batch, None)
 
     def outstanding(self, batch: int) -> int:

@@ -192,6 +192,10 @@ class Slot:
         else:
             self.map = _private_memory(nbytes)
 
+    def buffer(self) -> Any:
+        """A buffer over the memory, to which weak references are possible."""
+        return (ctypes.c_char * self.size).from_buffer(self.map)
+
     def close_descriptor(self) -> None:
         """Keep the memory, but not its descriptor: no other process can map the slot any more."""
         self.fd = -1
@@ -320,16 +324,18 @@ class Ring:
         held = len(self._slots) - len(self._free) - len(self._returned) - len(self._forgotten)
         return max(0, held)
 
-    def lease(self, slot: Slot) -> Any:
+    def lease(self, slot: Slot, buffer: Any = None) -> Any:
         """A buffer over the slot; the slot returns to the ring when its last view is collected.
 
-        Where file descriptors run out, the buffer is a copy, and the slot returns at once.
+        ``buffer``: the one that ``slot.buffer`` returned earlier. Where file descriptors run out,
+        the result is a copy, and the slot returns at once.
         """
         if self._is_last(slot) and not _descriptors_left(slot.fd):
             return self._copy(slot)
         if slot.fd >= 0 and len(self._leases) >= OPEN_SLOTS:
             slot.close_descriptor()
-        buffer = (ctypes.c_char * slot.size).from_buffer(slot.map)
+        if buffer is None:
+            buffer = slot.buffer()
         number, returned, leases = slot.id, self._returned, self._leases
 
         def end(_: object) -> None:

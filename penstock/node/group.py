@@ -15,6 +15,7 @@ from penstock.cluster.recipes import Publication, RecipeContent
 from penstock.cluster.remote_pool import RemotePool
 from penstock.engine.build import Assembly
 from penstock.engine.feed import Ready
+from penstock.engine.keepers import Keepers
 from penstock.engine.pools.messages import pack_error
 from penstock.engine.pools.pool import Pool
 from penstock.errors import PenstockError, WorkerError
@@ -48,7 +49,6 @@ from penstock.node.trial import TrialError
 from penstock.node.watchdog import Observation, Watchdog
 from penstock.order.plan import BatchKeys
 from penstock.stats import Meter
-from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class Group:
         self._staged: dict[BatchName, StagedBatch] = {}
         self._kept_by_leavers: set[BatchName] = set()
         """Batches that processes which have left may still read. Their slots are not used again."""
-        self._division: Division | None = None
-        """How several machines divide the cache of the pipeline."""
+        self._keepers: Keepers | None = None
+        """What the pipeline keeps, if several machines divide that."""
         self._dealt = b""
         """The rank of each sample in the first epoch, packed; empty if not known."""
         self._ranks: set[int] = set()
@@ -173,8 +173,11 @@ class Group:
             self._tell_ranks()
 
     def _tell_ranks(self) -> None:
-        if self._division is not None and self._dealt:
-            self._division.host(self._dealt, frozenset(self._ranks))
+        if self._keepers is None or self.assembly is None or not self._dealt:
+            return
+        deal = self.assembly.recipe.deal
+        for division in self._keepers.divisions:
+            division.host(self._dealt, frozenset(self._ranks), None if deal is None else deal.ranks)
 
     def begin(self, peer: Peer, message: BeginEpoch) -> None:
         with self.lock:
@@ -312,7 +315,7 @@ class Group:
             raise TypeError(f"a group needs a StagingEngine, not {type(engine).__name__}")
         with self.lock:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
-            self._division = assembly.keepers.division
+            self._keepers = assembly.keepers if assembly.keepers.divisions else None
             self._tell_ranks()
         engine.start(ChosenBatches(self))
         return engine
@@ -484,7 +487,7 @@ class Group:
         The caller holds the engine's lock, so this must not call the engine.
         """
         with self.lock:
-            most = 1 if self._division is None else FETCH_AHEAD
+            most = 1 if self._keepers is None else FETCH_AHEAD
             while len(self._fetching) < most:
                 name, decisions = self.state.choose(self._clock())
                 self._carry_out(decisions)
@@ -505,7 +508,7 @@ class Group:
 
     def _borrow(self, name: BatchName, keys: BatchKeys) -> bool:
         """Fetch the samples that other machines keep. Returns whether the batch can begin now."""
-        if self._division is None:
+        if self._keepers is None:
             return True
 
         def fetched() -> None:
@@ -519,11 +522,11 @@ class Group:
             if engine is not None:
                 engine.wake()
 
-        return self._division.fetch((self.name, name), keys.indices.tolist(), fetched)
+        return self._keepers.fetch((self.name, name), keys, fetched)
 
     def _return_borrowed(self, name: BatchName) -> None:
-        if self._division is not None:
-            self._division.release((self.name, name))
+        if self._keepers is not None:
+            self._keepers.release((self.name, name))
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:

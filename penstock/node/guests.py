@@ -133,7 +133,10 @@ class Guests:
         guest = self._guests.get(str(name))
         if guest is None:
             if len(self._guests) >= MOST_GUESTS:
-                raise Refuse("busy", f"it prepares for {len(self._guests)} pipelines")
+                refused = [key for key, found in self._guests.items() if found.has_ended]
+                if not refused:
+                    raise Refuse("busy", f"it prepares for {len(self._guests)} pipelines")
+                self._ending.append(self._guests.pop(refused[0]))
             guest = _Guest(name, self._recipes, self._workers, self.cores, self._clock)
             self._guests[str(name)] = guest
         return guest
@@ -169,7 +172,7 @@ class Guests:
 
 
 @dataclass(slots=True)
-class _Order:
+class _GuestTask:
     """A tiny-batch of another machine. ``rows``: the answer."""
 
     keys: BatchKeys
@@ -194,8 +197,8 @@ class _Guest:
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._waiting: deque[_Order] = deque()
-        self._orders: dict[int, _Order] = {}
+        self._waiting: deque[_GuestTask] = deque()
+        self._orders: dict[int, _GuestTask] = {}
         """The orders that are being prepared, by the ``id`` of their keys."""
         self._engine: StagingEngine | None = None
         self._used = clock()
@@ -220,7 +223,7 @@ class _Guest:
             if self._refusal is not None:
                 raise self._refusal
             self._number += 1
-            order = _Order(BatchKeys(task.epoch, self._number, indices, replicas), Future())
+            order = _GuestTask(BatchKeys(task.epoch, self._number, indices, replicas), Future())
             self._waiting.append(order)
             self._used = self._clock()
             self._wake.notify_all()
@@ -242,6 +245,11 @@ class _Guest:
         with self._lock:
             limit = UNUSED if self._refusal is None else AGAIN
             return not self._orders and not self._waiting and now - self._used > limit
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it prepares nothing any more, or never did."""
+        return self._refusal is not None
 
     @property
     def is_alive(self) -> bool:

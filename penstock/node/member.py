@@ -56,6 +56,9 @@ _log = logging.getLogger("penstock.share")
 DEPTH = 4
 """Batches that a member asks for in advance: the node prepares them while the job is busy."""
 
+DEPTH_IN_CLUSTER = 16
+"""The same where other machines may help: their batches are on their way for a while."""
+
 KEPT = 4
 """Batches of shared memory that a training loop may keep. Further batches are copied, so that a job
 that collects batches does not take the memory of the others."""
@@ -115,7 +118,8 @@ class NodeFeed:
         self._membership = membership
         self._directory = directory or NodeDirectory()
         self._meter = meter
-        self._depth = min(prefetch or DEPTH, MOST_WANTED)
+        depth = DEPTH if membership.enter is None else DEPTH_IN_CLUSTER
+        self._depth = min(prefetch or depth, MOST_WANTED)
         self._timeout = timeout
         self._clock = clock
         self._connection: Connection | None = None
@@ -140,7 +144,7 @@ class NodeFeed:
         """Join the group now, and not with the first request for a batch."""
         self._connected()
 
-    def start(self, batches: Iterator[BatchKeys]) -> None:
+    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
         """Ask for these batches from now on, and withdraw earlier requests."""
         self._starts += 1
         self._arrived.clear()

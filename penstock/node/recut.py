@@ -39,7 +39,7 @@ class RecutFeed:
     def restarts(self) -> int:
         return self._inner.restarts
 
-    def start(self, batches: Iterator[BatchKeys]) -> None:
+    def start(self, batches: Iterator[BatchKeys], *, any_thread: bool = False) -> None:
         self._todo.clear()
         self._units.clear()
         self._inner.start(self._units_of(batches))

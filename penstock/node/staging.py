@@ -373,6 +373,9 @@ class StagingEngine(Engine):
                 # Not left to the garbage collector: this is the memory of a whole group.
                 self.ring.clear()
 
+    def _make_view(self, batch: OpenBatch) -> None:
+        """Nothing: members make the views, of memory that they have mapped themselves."""
+
     def _ready(self, batch: OpenBatch) -> Ready:
         staged = self._stage(batch)
         return Ready(batch.batch_keys, staged, staged.rows, staged.nbytes)

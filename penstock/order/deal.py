@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -135,6 +136,20 @@ class Deal(Plan):
         replicas = [zeros[: len(b.indices)] if b.replicas is None else b.replicas for b in batches]
         return indices, np.concatenate(replicas)
 
+    def ranks(self, epoch: int) -> NDArray[np.int32]:
+        """The rank that is dealt each sample in an epoch; -1 for samples that no rank is dealt.
+
+        >>> from penstock.order import Sequential
+        >>> Deal(Sequential(), n=5, seed=0, batch_size=1, world=2).ranks(0).tolist()
+        [0, 1, 0, 1, 0]
+        """
+        ranks = np.full(self.n, -1, np.int32)
+        # Backwards: samples that pad the end of the epoch belong to the rank dealt them first.
+        for rank in reversed(range(self.world)):
+            indices, replicas = replace(self, rank=rank).rank_samples(epoch)
+            ranks[indices if replicas is None else indices[replicas == 0]] = rank
+        return ranks
+
     def length(self, cursor: Cursor) -> int:
         """The number of batches from the cursor to the end of its epoch."""
         return self._steps(self._even(self._left(cursor, self._total(cursor.epoch))))
@@ -216,8 +231,13 @@ class Deal(Plan):
         return each // self.batch_size if self.drop_last else -(-each // self.batch_size)
 
     def _total(self, epoch: int) -> int:
-        length = length_of(self.order, self.n)
+        length = self._stated_length
         return len(self._sequence(epoch)) if length is None else length
+
+    @cached_property
+    def _stated_length(self) -> int | None:
+        """Asked once, because the training loop needs it after every batch."""
+        return length_of(self.order, self.n)
 
     def _sequence(self, epoch: int) -> NDArray[np.int64]:
         kept = self._sequences.get(epoch)

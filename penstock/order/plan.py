@@ -140,6 +140,10 @@ class Batches:
             self.epoch = cursor.epoch
             yield from self._plan.batches(cursor)
 
+    def goes_on_after(self, epoch: int) -> bool:
+        """Whether batches of a later epoch follow those of ``epoch``, or have begun to."""
+        return self.epoch > epoch or self._may_go_on()
+
     def _may_go_on(self) -> bool:
         # Not inlined above: a local variable of the generator would keep the loader alive.
         ahead = self._ahead()

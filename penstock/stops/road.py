@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.keyed import Keyed, Keys, preserved_globals, seed_globals
+from penstock.keyed import Key, Keyed, Keys, SeededCalls, preserved_globals
 from penstock.source.source import Source
 from penstock.stats import Clock, Tally
 from penstock.stops.stop import Rows, StageFailure, Step, StepContext, Stop, Upstream, names_of
@@ -101,22 +101,21 @@ class OpenRoad:
 
     def _source_step(self) -> Step:
         source, tally = self.road.source, self.context.tally
-        keyed = Keyed(self.road.seed, SOURCE) if draws_globally(source) else None
+        seeded = None
+        if draws_globally(source):
+            seeded = SeededCalls(Keyed(self.road.seed, SOURCE))
 
-        def one_by_one(keys: Keys) -> list[Any]:
-            samples = []
-            for key in keys:
-                if keyed is not None:
-                    seed_globals(keyed.at(key))
-                try:
-                    samples.append(source.read([key.index])[0])
-                except Exception as error:
-                    raise StageFailure(SOURCE, key.index) from error
-            return samples
+        def one(key: Key) -> Any:
+            try:
+                return source.read([key.index])[0]
+            except Exception as error:
+                raise StageFailure(SOURCE, key.index) from error
 
         def step(keys: Keys, upstream: Upstream) -> list[Any]:
-            if keyed is not None or len(keys) == 1:
-                samples = one_by_one(keys)
+            if seeded is not None:
+                samples = seeded(list(keys), one)
+            elif len(keys) == 1:
+                samples = [one(key) for key in keys]
             else:
                 try:
                     samples = source.read(keys.indices)

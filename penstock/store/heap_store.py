@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NoReturn
@@ -52,6 +53,9 @@ class HeapStore:
         self.used = 0
         self._values: dict[int, _Entry] = {}
         self._lock = threading.Lock()
+        self._removed: deque[list[_Entry]] = deque()
+        """Values to free. The training loop removes values, and freeing large ones takes long, so
+        the next worker that uses the store does it."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -66,12 +70,14 @@ class HeapStore:
 
     def get_many(self, keys: Sequence[int]) -> list[Any]:
         """See ``SampleStore.get_many``."""
+        self._removed.clear()
         with self._lock:
             entries = list(map(self._values.get, keys))
         return [None if entry is None else _handed_out(entry[1]) for entry in entries]
 
     def get_tagged(self, keys: Sequence[int], tags: Sequence[int]) -> list[Any]:
         """See ``SampleStore.get_tagged``."""
+        self._removed.clear()
         with self._lock:
             entries = list(map(self._values.get, keys))
         # Copied outside the lock: stored values are replaced, never changed.
@@ -86,10 +92,12 @@ class HeapStore:
 
     def put_many(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
         """See ``SampleStore.put_many``."""
+        self._removed.clear()
         return self._put([_item(key, None, value) for key, value in items])
 
     def put_tagged(self, items: Sequence[tuple[int, int, Value | Lent]]) -> list[bool]:
         """See ``SampleStore.put_tagged``."""
+        self._removed.clear()
         if self._put_new(items):
             return [True] * len(items)
         return self._put([_item(*item) for item in items])
@@ -161,7 +169,9 @@ class HeapStore:
             found = map(self._values.pop, keys, repeat(None))
             dropped = [entry for entry in found if entry is not None]
             self.used -= sum([entry[2] for entry in dropped])
-        return len(dropped)  # their memory is freed outside the lock
+        if dropped:
+            self._removed.append(dropped)
+        return len(dropped)
 
     def seal(self) -> None:
         """See ``SampleStore.seal``."""
@@ -188,6 +198,7 @@ class HeapStore:
             self.sealed = True
             self._values.clear()
             self.used = 0
+        self._removed.clear()
 
 
 def _handed_out(value: Buffer | Lent) -> memoryview | Lent:

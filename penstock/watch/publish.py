@@ -90,9 +90,14 @@ class Publisher:
             self._exporter = serve_metrics(port)
         close_at_exit(loader, self)
 
+    def due(self) -> bool:
+        """Whether there is something to report."""
+        # The next step may take minutes, and must not be shown as waiting.
+        return self._reported_waiting or self._pulse.due()
+
     def asked(self, loader: Loader) -> None:
         """The loop asks for a batch. Report it if the loop has to wait."""
-        if not self._pulse.due():
+        if not self.due():
             return
         queue = loader.queue()
         if not queue.ready:
@@ -100,8 +105,7 @@ class Publisher:
 
     def moved(self, loader: Loader) -> None:
         """The loop has received a batch, or the epoch has ended."""
-        # The next step may take minutes, and must not be shown as waiting.
-        if self._reported_waiting or self._pulse.due():
+        if self.due():
             self._publish(loader, loader.queue(), waiting=False)
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
-"""What the thread of the training loop does for a batch: nothing for each of its pieces."""
+"""What the thread of the training loop does for a batch: little, and nothing for each piece."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,10 @@ from penstock.engine.pools.messages import TasksSent
 from penstock.engine.pools.runner import Runner, TaskReport, WorkerInfo
 from penstock.engine.pools.wire import Wire
 from penstock.engine.schedule import Piece, Schedule
-from penstock.order.plan import BatchKeys
+from penstock.loader import Custom, Loader
+from penstock.options import Options
+from penstock.order import Cursor, Sequential, Shuffled
+from penstock.order.plan import BatchKeys, Plan
 from penstock.stops.cache import CacheKeeper
 from penstock.watch.publish import Publisher
 
@@ -186,3 +191,195 @@ def test_workers_are_notified_only_if_one_of_them_found_no_task(
         assert len(notified) == at_first + 1
         next(epoch)
         assert len(notified) == at_first + 1
+
+
+MOST_CALLS = 75
+"""Calls of Python and C functions that a ready batch may cost the loop: 46 to 58 when this was
+written, and more than 100 when the loop made the arrays, counted and opened batches itself."""
+
+
+def wait_until_ready(loader: Loader) -> None:
+    while not loader.queue().ready:
+        time.sleep(1e-3)
+
+
+def calls_in_loop(loader: Loader, batches: int) -> list[int]:
+    """Calls that the thread of the loop makes for each batch, all of which are ready."""
+    calls: list[int] = []
+    epoch = iter(loader)
+    next(epoch)
+    for _ in range(batches):
+        wait_until_ready(loader)
+        count = 0
+
+        def count_call(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(count_call)
+        try:
+            next(epoch)
+        finally:
+            sys.setprofile(None)
+        calls.append(count)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_ready_batch_costs_the_loop_few_calls(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(Publisher, "due", lambda self: False)
+    data = [(np.full(3, n), n) for n in range(12 * ROWS)]
+    pipeline = ps.from_dataset(data, random=False).batch(ROWS)
+    with Loader(pipeline, Options(kind=kind, workers=2), Custom(convert=list)) as loader:
+        calls = calls_in_loop(loader, 8)
+    assert max(calls) <= MOST_CALLS, calls
+
+
+def test_a_worker_converts_each_batch_once() -> None:
+    threads: list[threading.Thread] = []
+
+    def negative(value: Any) -> Any:
+        threads.append(threading.current_thread())
+        return -value
+
+    numbers = ps.from_dataset(np.arange(4 * ROWS), random=False).batch(ROWS)
+    options = Options(kind="threads", workers=2, shuffle=False)
+    with Loader(numbers, options, Custom(convert=negative)) as loader:
+        assert np.concatenate(list(loader)).tolist() == (-np.arange(4 * ROWS)).tolist()
+        first_epoch = threads[:4]
+    assert len(first_epoch) == 4
+    assert threading.main_thread() not in first_epoch
+
+
+def test_an_error_of_converting_is_raised_in_the_place_of_its_batch() -> None:
+    def convert(value: Any) -> Any:
+        if value[0] == 2 * ROWS:
+            raise ValueError("not this one")
+        return value
+
+    numbers = ps.from_dataset(np.arange(4 * ROWS), random=False).batch(ROWS)
+    options = Options(kind="threads", workers=2, shuffle=False)
+    with Loader(numbers, options, Custom(convert=convert)) as loader:
+        epoch = iter(loader)
+        assert [int(next(epoch)[0]) for _ in range(2)] == [0, ROWS]
+        with pytest.raises(ValueError, match="not this one"):
+            next(epoch)
+
+
+class Noting(Shuffled):
+    """An order that notes which threads compute it."""
+
+    def at(self, *arguments: Any) -> Any:
+        THREADS.add(threading.current_thread())
+        return super().at(*arguments)
+
+
+THREADS: set[threading.Thread] = set()
+
+
+def test_workers_open_the_batches_of_an_order() -> None:
+    THREADS.clear()
+    numbers = ps.from_dataset(np.arange(20 * ROWS), random=False).batch(ROWS)
+    delivered: list[int] = []
+    with numbers.loader(kind="threads", workers=2, order=Noting()) as loader:
+        epoch = iter(loader)
+        delivered += next(epoch).tolist()
+        for _ in range(19):
+            wait_until_ready(loader)
+            delivered += next(epoch).tolist()
+    assert sorted(delivered) == list(range(20 * ROWS))
+    assert THREADS - {threading.main_thread()}
+
+
+class Sampled(Plan):
+    """The plan of a user's sampler, which may run in the thread of the loop only."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        for number in range(cursor.batch, self._batches):
+            assert threading.current_thread() is threading.main_thread()
+            indices = np.arange(number * ROWS, (number + 1) * ROWS)
+            yield BatchKeys(cursor.epoch, number, indices, None)
+
+    def length(self, cursor: Cursor) -> int:
+        return self._batches - cursor.batch
+
+    def after(self, cursor: Cursor, batch: BatchKeys) -> Cursor:
+        return cursor._replace(batch=cursor.batch + 1)
+
+
+def test_samplers_run_in_the_thread_of_the_loop() -> None:
+    numbers = ps.from_dataset(np.arange(30 * ROWS), random=False).batch(ROWS)
+    options = Options(kind="threads", workers=2)
+    with Loader(numbers, options, Custom(plan=lambda *_: Sampled(30))) as loader:
+        for _ in range(2):
+            assert np.concatenate(list(loader)).tolist() == list(range(30 * ROWS))
+
+
+class Failing(Sequential):
+    """An order that fails for the last of 40 batches."""
+
+    def at(self, n: int, seed: int, epoch: int, places: Any) -> Any:
+        if int(np.max(places)) >= 39 * ROWS:
+            raise LookupError("no such place")
+        return super().at(n, seed, epoch, places)
+
+
+def test_an_order_that_fails_in_a_worker_fails_in_the_loop() -> None:
+    numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).batch(ROWS)
+    with (
+        numbers.loader(kind="threads", workers=2, order=Failing()) as loader,
+        pytest.raises(LookupError, match="no such place"),
+    ):
+        list(loader)
+
+
+def test_an_epoch_goes_on_into_the_next_without_dropping_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[bool] = []
+    start = Engine.start
+
+    def noted(self: Engine, batches: Any, **options: Any) -> None:
+        starts.append(True)
+        start(self, batches, **options)
+
+    monkeypatch.setattr(Engine, "start", noted)
+    numbers = ps.from_dataset(np.arange(6 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(kind="threads", workers=2, seed=3) as loader:
+        for _ in range(5):
+            assert sorted(np.concatenate(list(loader)).tolist()) == list(range(6 * ROWS))
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_loader_forgotten_while_a_worker_opens_a_batch_ends_its_workers(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    held: list[Any] = []
+    forgotten = threading.Event()
+
+    def may_begin_early(self: Loader) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            held.clear()
+            forgotten.set()
+        return True
+
+    monkeypatch.setattr(Loader, "_may_begin_early", may_begin_early)
+    numbers = ps.from_dataset(np.arange(6 * ROWS), random=False).batch(ROWS)
+    held.append(numbers.loader(kind=kind, workers=2, prefetch=2))
+    held.append(iter(held[0]))
+    next(held[1])
+    engine = held[0]._feed
+    while not forgotten.is_set():
+        while held and not engine.queue().ready:
+            time.sleep(1e-3)
+        epoch = held[1:]  # a worker may empty the list at any time
+        if epoch:
+            next(epoch.pop())
+    assert not held
+    while engine._started:
+        time.sleep(1e-3)
+    assert not engine._open_batches

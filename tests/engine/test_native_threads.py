@@ -327,7 +327,7 @@ def hanging(photos: Path, tmp_path: Path) -> Iterator[list[str]]:
 
 def test_a_file_that_hangs_is_an_error_after_the_timeout(hanging: list[str]) -> None:
     pipeline = ps.from_files(hanging).map(ps.image.decode()).map(ps.image.resize((8, 8))).batch(4)
-    loader = pipeline.loader(workers=2, kind="threads", timeout=0.3, shuffle=False)
+    loader = pipeline.loader(workers=2, kind="threads", timeout=2.0, shuffle=False)
     with pytest.raises(WorkerError, match=r"sample 7 .*timeout"):
         for _ in loader:
             pass

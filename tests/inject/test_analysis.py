@@ -15,7 +15,7 @@ import pytest
 
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
-from tests.support import SCRIPTS
+from tests.support import SCRIPTS, warm
 
 LONG = ("--epochs", "400")
 """More epochs than an analysis needs: it ends the script."""
@@ -44,7 +44,7 @@ def analysed(
     if ranks:
         run = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command[1:1] = ["-m", *run]
-    given = ["analyze", "--seconds", "3", "--output", str(output), *options, "--", *command]
+    given = ["analyze", "--seconds", "1", "--output", str(output), *options, "--", *command]
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *given],
         env=variables,
@@ -105,13 +105,8 @@ def _mentions(process: psutil.Process, word: str) -> bool:
 def test_a_script_goes_on_with_its_model_restored(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    alone = subprocess.run(
-        [sys.executable, str(SCRIPTS / "custom.py"), "--workers", "0"],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    alone = warm.run(SCRIPTS / "custom.py", ["--workers", "0"], variables, tmp_path)
+    assert alone.returncode == 0, alone.stderr
     done = analysed(
         variables, tmp_path / "on", "custom.py", "--workers", "0", options=("--continue",)
     )
@@ -194,7 +189,7 @@ def test_an_analysis_without_a_result_says_why(
         env=variables,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 1

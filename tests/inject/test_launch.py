@@ -36,7 +36,7 @@ def test_signals_are_passed_on_and_the_command_decides(number: signal.Signals) -
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
-        assert running.wait(30) == 9
+        assert running.wait(100) == 9
 
 
 def test_a_typed_ctrl_c_reaches_the_command_once() -> None:

@@ -16,7 +16,7 @@ import pytest
 from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError
 from tests.cluster.test_nodes import free_port
-from tests.support import SCRIPTS
+from tests.support import SCRIPTS, warm
 
 torch = pytest.importorskip("torch")
 
@@ -35,13 +35,12 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(scope="module")
 def start(variables: dict[str, str]) -> Iterator[Start]:
-    def started(script: str, *words: str, options: list[str] | None = None) -> Popen:
+    def started(script: str, *words: str, options: list[str]) -> Popen:
         command = [sys.executable, str(SCRIPTS / script), *words]
         if script == "ranks.py":
             run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             command[1:1] = run
-        if options is not None:
-            command = [sys.executable, "-m", "penstock", "run", *options, "--", *command]
+        command = [sys.executable, "-m", "penstock", "run", *options, "--", *command]
         return subprocess.Popen(
             command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -55,24 +54,39 @@ Popen = subprocess.Popen[str]
 
 
 def ended(running: Popen) -> Ran:
-    out, error = running.communicate(timeout=120)
+    out, error = running.communicate(timeout=150)
+    return ran(running.returncode, out, error)
+
+
+def ran(code: int, out: str, error: str) -> Ran:
     messages = [
         line for line in error.splitlines() if line.startswith(("penstock: ", "  without "))
     ]
     last = (out.splitlines() or [""])[-1]
-    assert running.returncode == 3 or last.startswith("loss "), error
-    return Ran(running.returncode, last, messages)
+    assert code == 3 or last.startswith("loss "), error
+    return Ran(code, last, messages)
 
 
 @pytest.fixture(scope="module")
 def run(start: Start) -> Run:
-    return lambda *words, options=None: ended(start(*words, options=options))
+    return lambda *words, options: ended(start(*words, options=options))
+
+
+@pytest.fixture
+def run_alone(variables: dict[str, str], tmp_path: Path) -> Run:
+    """Runs a script without ``penstock run``, and without workers: they change no result."""
+
+    def run(script: str, *words: str) -> Ran:
+        done = warm.run(SCRIPTS / script, [*words, "--workers", "0"], variables, tmp_path)
+        return ran(done.returncode, done.stdout, done.stderr)
+
+    return run
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_a_tutorial_trains_the_same_with_a_cache(run: Run, place: Path) -> None:
+def test_a_tutorial_trains_the_same_with_a_cache(run: Run, run_alone: Run, place: Path) -> None:
     words = ("plain.py", "--data", str(place / "photos"))
-    alone = run(*words, "--workers", "1")
+    alone = run_alone(*words)
     upgraded = run(*words, "--workers", "1", options=["--cache", "1MB"])
     assert upgraded[:2] == alone[:2] == (0, alone.last)
     train, val, total = upgraded.messages
@@ -121,8 +135,10 @@ def test_a_script_joins_a_cluster_without_an_edit(
     assert total == "penstock: 2 of 2 DataLoaders upgraded."
 
 
-def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(run: Run) -> None:
-    alone = run("custom.py", "--workers", "0")
+def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(
+    run: Run, run_alone: Run
+) -> None:
+    alone = run_alone("custom.py")
     upgraded = run("custom.py", "--workers", "0", options=["--cache", "1MB"])
     assert upgraded[:2] == alone[:2]
     assert upgraded.messages[1].startswith("  without --cache: the dataset may be random")
@@ -139,10 +155,10 @@ def test_a_script_can_catch_the_exceptions_of_its_dataset(run: Run) -> None:
 
 @pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize("library", ["lightning", "accelerate"])
-def test_libraries_train_the_same(library: str, run: Run) -> None:
+def test_libraries_train_the_same(library: str, run: Run, run_alone: Run) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    alone = run(f"with_{library}.py")
+    alone = run_alone(f"with_{library}.py")
     upgraded = run(f"with_{library}.py", options=["--kind", "threads", "--no-random"])
     assert upgraded[:2] == alone[:2]
     assert upgraded.messages[-1] == "penstock: 2 of 2 DataLoaders upgraded."

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def own_node(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeDirec
     status = request_status(directory)
     if status is not None:
         request_end(directory)
-        assert wait_for_exit(status["pid"]), "the node did not end"
+        assert wait_for_exit(status["pid"], 100), "the node did not end"
     # Killed members have left their published status there.
     shutil.rmtree(path, ignore_errors=True)
 
@@ -56,17 +57,41 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-def service(node_directory: NodeDirectory, clock: Clock) -> Iterator[Service]:
-    """A node in this process, so that a test can look inside. Its clock stands still."""
-    node_directory.create()
-    claim = node_directory.claim()
+@contextmanager
+def service_here(
+    directory: NodeDirectory, *, workers: int, clock: Callable[[], float]
+) -> Iterator[Service]:
+    """A node in a thread of this process."""
+    directory.create()
+    claim = directory.claim()
     assert claim is not None
-    service = Service(node_directory, workers=2, staging=1 << 26, idle=60.0, clock=clock)
+    service = Service(directory, workers=workers, staging=1 << 26, idle=60.0, clock=clock)
     service.listen()
     thread = threading.Thread(target=service.run)
     thread.start()
-    yield service
-    request_end(node_directory)
-    thread.join()
-    os.close(claim)
+    try:
+        yield service
+    finally:
+        request_end(directory)
+        thread.join()
+        os.close(claim)
+
+
+@pytest.fixture
+def service(node_directory: NodeDirectory, clock: Clock) -> Iterator[Service]:
+    """A node in this process, so that a test can look inside. Its clock stands still."""
+    with service_here(node_directory, workers=2, clock=clock) as service:
+        yield service
+
+
+@pytest.fixture
+def node_here(
+    node_directory: NodeDirectory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[NodeDirectory]:
+    """The directory of a node in this process. It loads pipelines without a trial.
+
+    Two processes fewer for each test, where the test is about batches and not about the node.
+    """
+    monkeypatch.setattr("penstock.node.group.load_on_trial", lambda *_: None)
+    with service_here(node_directory, workers=2, clock=time.monotonic):
+        yield node_directory

@@ -40,8 +40,8 @@ def alone(pipeline: ps.Pipeline, epochs: int = 2, **options: Any) -> list[list[A
         return [rows(loader) for _ in range(epochs)]
 
 
-def prepared(node_directory: NodeDirectory) -> list[int]:
-    status = request_status(node_directory)
+def prepared(directory: NodeDirectory) -> list[int]:
+    status = request_status(directory)
     assert status is not None
     return [group["prepared"] for group in status["groups"]]
 
@@ -49,7 +49,7 @@ def prepared(node_directory: NodeDirectory) -> list[int]:
 @pytest.mark.parametrize("size", [2, 4, 16, 24])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_divisor_or_multiple_of_the_batch_size_is_served_from_one_preparation(
-    node_directory: NodeDirectory, size: int, drop_last: bool
+    node_here: NodeDirectory, size: int, drop_last: bool
 ) -> None:
     with (
         written(8).loader(seed=5, share="a") as first,
@@ -72,12 +72,12 @@ def test_a_divisor_or_multiple_of_the_batch_size_is_served_from_one_preparation(
         assert received[0] == alone(written(8))[0]
         assert received[1] == alone(written(size, drop_last))[0]
         # Each batch once for both, and a few of the next epoch, which is begun early.
-        assert prepared(node_directory)[0] <= -(-N // 8) + DEPTH
+        assert prepared(node_here)[0] <= -(-N // 8) + DEPTH
         assert rows(other) == alone(written(size, drop_last))[1]
 
 
 def test_any_other_batch_size_is_prepared_separately_with_a_warning(
-    node_directory: NodeDirectory,
+    node_here: NodeDirectory,
 ) -> None:
     with (
         written(8).loader(seed=5, share="a") as first,
@@ -92,7 +92,7 @@ def test_any_other_batch_size_is_prepared_separately_with_a_warning(
 
 
 def test_a_member_of_another_size_goes_on_from_its_checkpoint(
-    node_directory: NodeDirectory,
+    node_here: NodeDirectory,
 ) -> None:
     with written(8).loader(seed=5, share="a") as first:
         rows(first)
@@ -124,7 +124,7 @@ def test_a_member_keeps_its_batch_size_when_another_member_restarts_the_group(
             assert rows(other) == alone(written(4))[1]
 
 
-def test_ranks_of_another_batch_size_are_served_too(node_directory: NodeDirectory) -> None:
+def test_ranks_of_another_batch_size_are_served_too(node_here: NodeDirectory) -> None:
     with written(8).loader(seed=5, share="a", rank=1, world=2) as first:
         rows(first)
         with written(4).loader(seed=5, share="a", rank=1, world=2) as other:
@@ -132,7 +132,7 @@ def test_ranks_of_another_batch_size_are_served_too(node_directory: NodeDirector
 
 
 @pytest.mark.parametrize("name", [*pipelines()])
-def test_the_node_changes_no_bit_of_any_pipeline(node_directory: NodeDirectory, name: str) -> None:
+def test_the_node_changes_no_bit_of_any_pipeline(node_here: NodeDirectory, name: str) -> None:
     pipeline = pipelines()[name]
     received: dict[str, list[Any]] = {}
 
@@ -160,13 +160,13 @@ def noisier(value: Any, rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_groups_with_equal_stages_above_their_caches_share_one_cache(
-    node_directory: NodeDirectory, kind: Any
+    node_here: NodeDirectory, kind: Any
 ) -> None:
     with cached(noisy).loader(seed=5, kind=kind, share="a") as one:
         rows(one)
         with cached(noisier).loader(seed=6, kind=kind, share="b") as other:
             received = rows(other)
-            status = request_status(node_directory)
+            status = request_status(node_here)
     with cached(noisier).loader(seed=6, workers=0) as loader:
         assert received == rows(loader)
     assert status is not None

@@ -308,7 +308,7 @@ def _groups() -> list[dict[str, Any]]:
     return list(status["groups"])
 
 
-def wait_for(reached: Any, seconds: float = 30.0) -> None:
+def wait_for(reached: Any, seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline

@@ -263,18 +263,18 @@ def test_threads_that_need_the_same_row_group_decode_it_once() -> None:
     def decode(group: int) -> Any:
         decoded.append(group)
         inside.set()
-        go.wait(10)
+        go.wait(60)
         return {"a": [group]}, 1
 
     found: list[Any] = []
     first = threading.Thread(target=lambda: found.append(groups.get(3, decode)))
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     second = threading.Thread(target=lambda: found.append(groups.get(3, decode)))
     second.start()
     go.set()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert decoded == [3]
     assert found == [{"a": [3]}] * 2
 

@@ -16,7 +16,7 @@ def test_one_worker_at_a_time_holds_a_number(kind: str, tmp_path: Path) -> None:
     shared = ThreadClaims()
     inside: dict[int, int] = {0: 0, 1: 0}
     most: dict[int, int] = {0: 0, 1: 0}
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
 
     def own_claims() -> Claims:
         return claims_of(shared if kind == "threads" else tmp_path / "claims")

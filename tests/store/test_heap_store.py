@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,26 @@ def test_lent_values_that_replace_others_or_do_not_fit_are_looked_at_one_by_one(
     assert store.put_tagged([(6, 0, old)]) == [False]
     sizes = (200, 100, 900_000, 100)
     assert store.used == sum(store.cost(nbytes, tagged=True) for nbytes in sizes)
+
+
+def test_removed_values_are_freed_by_the_next_reader_not_by_the_training_loop() -> None:
+    store = HeapStore(budget=1_000_000)
+    array = np.arange(10)
+    freed = weakref.ref(array)
+    store.put_tagged([(7, 0, Lent(array, array.nbytes))])
+    del array
+    assert store.delete_many([7]) == 1
+    assert store.used == 0
+    assert store.get_tagged([8], [0]) == [None]
+    assert freed() is None
+
+
+def test_removed_values_are_freed_when_the_store_is_closed() -> None:
+    store = HeapStore(budget=1_000_000)
+    array = np.arange(10)
+    freed = weakref.ref(array)
+    store.put_tagged([(7, 0, Lent(array, array.nbytes))])
+    del array
+    store.delete_many([7])
+    store.close()
+    assert freed() is None

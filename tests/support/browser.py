@@ -133,7 +133,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

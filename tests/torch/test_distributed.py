@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
-from tests.support.rank import start
 from tests.support.torchvision import customization
+from tests.support.warm import start
 
 SAMPLES = 40
 

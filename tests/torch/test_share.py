@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     IterableDataset,
     SequentialSampler,
     TensorDataset,
@@ -28,37 +27,26 @@ import penstock.torch
 from penstock.errors import PipelineError
 from penstock.node.member import DEPTH
 from penstock.torch import DataLoader
-from tests.node.conftest import own_node
-from tests.support.members import Job, group, jobs, prepared_once
+from tests.node.conftest import own_node, service_here
+from tests.support.members import WarmJob, group, jobs, prepared_once
+from tests.support.warm import start
+from tests.torch.noisy import Noisy
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frugal_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One node with one worker for all tests: each of its processes takes 2 s to import torch.
+    """One node with one worker for all tests, in this process: each process imports torch.
 
-    So each test has groups with names of its own: a group may outlive its test for a moment.
+    For the same reason it loads no pipeline on trial, which takes a process for each group. Each
+    test has groups with names of its own: a group may outlive its test for a moment.
     """
     with (
         pytest.MonkeyPatch.context() as patch,
-        own_node(tmp_path_factory.mktemp("node"), patch),
+        own_node(tmp_path_factory.mktemp("node"), patch) as directory,
     ):
-        patch.setenv("PENSTOCK_NODE_WORKERS", "1")
-        patch.setenv("PENSTOCK_NODE_IDLE", "60")
-        yield
-
-
-class Noisy(Dataset[Any]):  # type: ignore[misc]
-    """Draws from torch's global generator, as datasets that augment samples do."""
-
-    def __init__(self, n: int = 24, scale: float = 1.0) -> None:
-        self.n = n
-        self.scale = scale
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": self.scale * torch.rand(3, 4) + index, "index": index, "name": f"no. {index}"}
+        patch.setattr("penstock.node.group.load_on_trial", lambda *_: None)
+        with service_here(directory, workers=1, clock=time.monotonic):
+            yield
 
 
 def seen(loader: Any, epochs: int = 1) -> list[list[str]]:
@@ -116,7 +104,7 @@ with DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, share=share) as loa
 
 def test_two_jobs_see_what_one_sees_alone_and_each_batch_is_prepared_once() -> None:
     names = ["", "two jobs", "two jobs"]
-    with jobs(*(Job(JOB, name, 2) for name in names)) as started:
+    with jobs(*(WarmJob(JOB, name, 2) for name in names)) as started:
         for job in started:
             assert job.read() == "ready"
         for job in started:
@@ -147,15 +135,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def test_a_shared_loader_delivers_what_the_same_one_delivers_alone() -> None:
     ways = {name: {"batch_size": 5, "seed": 1, **way} for name, way in WAYS.items()}
-    # First all those that run here: the node ends when it has had nothing to do for a while.
-    expected = {}
     for name, way in ways.items():
         with DataLoader(Noisy(), **way) as loader:
-            expected[name] = seen(loader, 2)
-    for name, way in ways.items():
+            expected = seen(loader, 2)
         with DataLoader(Noisy(), **way, share=name, lag="wait") as loader:
-            assert seen(loader, 2) == expected[name], name
-            assert len(loader) == len(expected[name][0])
+            assert seen(loader, 2) == expected, name
+            assert len(loader) == len(expected[0])
 
 
 def test_jobs_share_the_batches_of_a_sampler() -> None:
@@ -305,7 +290,8 @@ from penstock.torch import DataLoader
 from penstock.node.client import request_status
 
 torch.manual_seed(int(os.environ["RANK"]))  # seeds of ranks may differ
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store",
+    rank=int(os.environ["RANK"]), world_size=2)
 data = TensorDataset(torch.arange(40))
 results = {}
 ways = {"plain": {"shuffle": True}, "sampler": {"sampler": DistributedSampler(data)}}
@@ -329,19 +315,32 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_that_torchrun_starts_take_disjoint_parts(tmp_path: Path) -> None:
+def start_rank(script: Path, rank: int, world: int) -> ForkServerProcess:
+    """Start a rank with the environment that torchrun gives it."""
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        # Otherwise a rank may leave while another one still connects to it.
+        "TORCH_DIST_INIT_BARRIER": "1",
+    }
+    place = script.parent
+    return start(script, [str(place)], {**os.environ, **variables}, place / f"errors-{rank}")
+
+
+def test_ranks_take_disjoint_parts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANK)
-    run = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        [sys.executable, "-m", *run, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    processes = [start_rank(script, rank, 2) for rank in range(2)]
+    for process in processes:
+        process.join(150)
+    errors = "\n".join((tmp_path / f"errors-{rank}").read_text() for rank in range(2))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0, 0], errors
     results = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for how in ("plain", "sampler"):
         ranks = [result[how] for result in results]

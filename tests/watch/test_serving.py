@@ -29,7 +29,7 @@ from penstock.watch.view import View
 def ask(
     server: PageServer, path: str, method: str = "GET", host: str | None = None
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     body = answer.read()
@@ -140,7 +140,7 @@ def test_watch_ends_with_ctrl_c_and_prints_no_error(live: LiveDirectory) -> None
         assert watching.stdout is not None
         line = re.match(r"Watching at http://127.0.0.1:(\d+)/ ", watching.stdout.readline())
         assert line is not None
-        with socket.create_connection(("127.0.0.1", int(line[1])), timeout=30):
+        with socket.create_connection(("127.0.0.1", int(line[1])), timeout=60):
             watching.send_signal(signal.SIGINT)
             _, complaints = watching.communicate(timeout=60)
     assert (watching.returncode, complaints) == (0, "")

@@ -362,7 +362,7 @@ class ProcessPool:
         return self._digest != self._packed().digest()
 
     def runs_here(self) -> bool:
-        return False
+        return threading.current_thread() is self._reader
 
     def close(self, limit: float | None = None) -> set[int]:
         if os.getpid() != self._pid:

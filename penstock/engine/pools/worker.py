@@ -31,7 +31,7 @@ from penstock.engine.pools.orphan import watch_parent
 from penstock.engine.pools.runner import Outcome, Runner, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout, Slot, map_shared
-from penstock.keyed import Keys
+from penstock.keyed import GlobalPeek, Keys
 from penstock.serialize import pack, unpack
 
 
@@ -197,6 +197,7 @@ def serve(
     if not forked:  # a collection would copy the memory of the parent's objects, and finalize some
         gc.collect()
     gc.freeze()
+    GlobalPeek.watch()
     _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
 
 

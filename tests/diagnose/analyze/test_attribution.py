@@ -20,7 +20,7 @@ import pytest
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
 from penstock.diagnose.analyze.model import predict
 from penstock.diagnose.analyze.phase_runner import PhaseRunner
-from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.report import AnalysisReport, OperationTime
 from penstock.diagnose.analyze.stalls import stalls_of
 from penstock.errors import ReportError
 from penstock.loader import Loader
@@ -116,7 +116,14 @@ def analysed(loader: Loader, step: float, seconds: float = 1.8, **options: Any) 
     return runner.report
 
 
-def analysed_in_time(loader: Loader, step: float) -> AnalysisReport | None:
+class Quick(LoaderSubject):
+    """Leaves out timing the operations one by one, of which these tests ask nothing."""
+
+    def operations(self) -> Sequence[OperationTime]:
+        return ()
+
+
+def analysed_in_time(loader: Loader, step: float, **options: Any) -> AnalysisReport | None:
     """The report; ``None`` as soon as the machine turns out to be too busy for the sleeps."""
 
     def pace(seconds: float) -> None:
@@ -124,7 +131,7 @@ def analysed_in_time(loader: Loader, step: float) -> AnalysisReport | None:
             raise TooBusy
         time.sleep(seconds)
 
-    runner = PhaseRunner(LoaderSubject(loader), seconds=1.8, sleep=pace)
+    runner = PhaseRunner(Quick(loader, **options), seconds=1.8, sleep=pace)
     with suppress(TooBusy), loader, Delays() as delays:
         for _ in runner.run(endless(loader)):
             pace(step)
@@ -135,12 +142,18 @@ def analysed_in_time(loader: Loader, step: float) -> AnalysisReport | None:
 MS = 1e-3
 
 
+def report_of(fetch: float, prep: float, step: float, **options: Any) -> AnalysisReport:
+    """The report of an analysis whose sleeps ended in time. Skips the test if there is none."""
+    for _ in range(10):
+        report = analysed_in_time(loader_of(fetch, prep), step, **options)
+        if report is not None:
+            return report
+    pytest.skip("the machine is too busy: sleeps of 1 ms take more than 2 ms")
+
+
 @pytest.mark.parametrize(
     ("fetch", "prep", "step", "bound"),
     [
-        (0.1 * MS, 0.5 * MS, 100 * MS, "compute"),
-        (0.1 * MS, 10 * MS, 4 * MS, "prep"),
-        (10 * MS, 0.5 * MS, 4 * MS, "fetch"),
         (6 * MS, 0.5 * MS, 100 * MS, "compute"),  # storage is slow, the accelerator slower
         (2 * MS, 24 * MS, 4 * MS, "prep"),  # both are slow, preparation is slower
         (16 * MS, 10 * MS, 4 * MS, "fetch"),
@@ -149,16 +162,10 @@ MS = 1e-3
 def test_the_verdict_names_the_bottleneck(
     fetch: float, prep: float, step: float, bound: str
 ) -> None:
-    for _ in range(10):
-        report = analysed_in_time(loader_of(fetch, prep), step)
-        if report is not None:
-            break
-    else:
-        pytest.skip("the machine is too busy: sleeps of 1 ms take more than 2 ms")
+    report = report_of(fetch, prep, step)
     assert stalls_of(report).bound == bound
     assert predict(report).bound == bound
-    if fetch >= MS:  # shorter sleeps take longer than requested
-        assert report.costs.storage / 1_000 == pytest.approx(1 / fetch, rel=0.4)
+    assert report.costs.storage / 1_000 == pytest.approx(1 / fetch, rel=0.4)
     # The model, with inputs measured separately, predicts the speed of all parts together.
     cold = report.rate("cold")
     assert cold is not None
@@ -167,14 +174,12 @@ def test_the_verdict_names_the_bottleneck(
 
 def test_the_cold_phase_assumes_the_given_cache() -> None:
     budget = 150 * cost(1_000)
-    without = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS)
-    with_it = analysed(loader_of(10 * MS, 0.5 * MS), 4 * MS, cache=budget)
-    assert with_it.setup.cache == budget
-    cold, cached = without.rate("cold"), with_it.rate("cold")
-    assert cold is not None
+    report = report_of(10 * MS, 0.5 * MS, 4 * MS, cache=budget)
+    assert report.setup.cache == budget
+    cached = report.rate("cold")
     assert cached is not None
-    # The cache holds three of four samples.
-    assert cached > 2 * cold
+    # The cache holds three of four samples. Without it storage allows 100 samples a second.
+    assert cached > 2 * 100
 
 
 def test_an_analysis_does_not_change_the_batches_of_the_loader(tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def test_a_stream_cannot_be_analysed() -> None:
 def test_no_thread_is_left_running() -> None:
     before = threading.active_count()
     analysed(loader_of(0.1 * MS, 0.1 * MS), 1 * MS, seconds=0.5)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before

@@ -1,0 +1,1 @@
+"""Trainers on several hosts: Penstock beside Ray Data and the tf.data service."""

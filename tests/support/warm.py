@@ -1,0 +1,104 @@
+"""Runs scripts with torch in forks of one server process that has imported it.
+
+To import torch takes more than a second of CPU time, and to make the first optimizer another one:
+more than all else that such a script does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "penstock.torch.dataloader"]
+"""What the server imports; every optimizer imports ``torch._dynamo``."""
+
+
+def start(
+    script: Path,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    errors: Path,
+    *,
+    output: Path | Connection | None = None,
+    given: Connection | None = None,
+) -> ForkServerProcess:
+    """A process that runs a script with these arguments and environment variables, and writes its
+    standard error to a file. ``output``, ``given``: its standard output and input.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    process = context.Process(
+        target=_run, args=(script, words, dict(variables), errors, output, given)
+    )
+    process.start()
+    return process
+
+
+def run(
+    script: Path,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    place: Path,
+    timeout: float = 150,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, with files for its output in the directory ``place``."""
+    output, errors = place / "output.txt", place / "errors.txt"
+    process = start(script, words, variables, errors, output=output)
+    process.join(timeout)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+        raise subprocess.TimeoutExpired([str(script), *words], timeout)
+    return subprocess.CompletedProcess(
+        [str(script), *words], code, output.read_text(), errors.read_text()
+    )
+
+
+def _run(
+    script: Path,
+    words: Sequence[str],
+    variables: dict[str, str],
+    errors: Path,
+    output: Path | Connection | None,
+    given: Connection | None,
+) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    _redirect(errors, 2)
+    if output is not None:
+        _redirect(output, 1)
+    if given is not None:
+        _redirect(given, 0)
+        sys.stdin = open(0)  # noqa: SIM115
+    paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [str(script.parent), *paths]
+    for path in paths:
+        if (custom := Path(path) / "sitecustomize.py").exists():
+            runpy.run_path(str(custom))
+    if threads := variables.get("OMP_NUM_THREADS"):
+        importlib.import_module("torch").set_num_threads(int(threads))
+    sys.argv[:] = [str(script), *words]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing does not
+        sys.stdout.flush()
+
+
+def _redirect(target: Path | Connection, number: int) -> None:
+    """Let one of the standard descriptors be this file, or this end of a pipe."""
+    if isinstance(target, Path):
+        with open(target, "wb") as file:
+            os.dup2(file.fileno(), number)
+    else:
+        os.dup2(target.fileno(), number)
