@@ -25,7 +25,7 @@ from penstock.cluster.placing import KeeperReport, PlacementOptions
 from penstock.cluster.secrets import Secrets, fingerprint_of, read_secrets, write_secrets
 from penstock.engine.pools.wire import Wire
 from penstock.errors import ClusterError, PenstockError, WorkerError
-from penstock.node.client import connect_or_start, leave_cluster
+from penstock.node.client import connect_or_start, leave_cluster, request_status
 from penstock.node.directory import NodeDirectory
 from penstock.node.protocol import VOCABULARY, EnterCluster, Entered, HoldNode, Refused, Status
 
@@ -251,6 +251,11 @@ class NodeKeeper:
         given = config.cluster_address()
         if given:
             return parse_own_address(given, "PENSTOCK_CLUSTER_ADDRESS")
+        with suppress(PenstockError):
+            # The keeper before this one has died, and its node has the usual port.
+            cluster = (request_status(self._directory) or {}).get("cluster")
+            if cluster is not None:
+                return str(cluster["address"])
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         for port in (PORT, 0):
             with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):

@@ -89,6 +89,12 @@ def test_a_keeper_writes_the_secrets_it_is_given_and_keeps_the_node_in_the_clust
     again = kept.tend(seeds, None)
     assert (again.state, again.address, again.machine) == ("in", report.address, report.machine)
 
+    # A keeper that takes its place finds the node, and gives the others no other address.
+    successor = keeper(place, fingerprint_of(secrets))
+    assert successor.tend((), None).address == report.address
+    assert until(successor, seeds, secrets, "in").pid == again.pid
+    successor.leave()
+
     kept.leave()
     assert wait_for_exit(again.pid, LIMIT)
     assert not Path(report.secret).exists()
