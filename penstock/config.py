@@ -243,6 +243,11 @@ def cluster() -> str:
     return os.environ.get("PENSTOCK_CLUSTER", "").strip()
 
 
+def ray_address() -> str:
+    """The Ray cluster that Ray's own tools connect to; empty if not given. Jobs of Ray have it."""
+    return os.environ.get("RAY_ADDRESS", "").strip()
+
+
 def cluster_address() -> str:
     """Where other machines reach the node of this one; empty if it is to be found out."""
     return os.environ.get("PENSTOCK_CLUSTER_ADDRESS", "").strip()

@@ -220,6 +220,13 @@ class ClusterService:
             known = {machine.address for machine in self._membership.view.machines}
         return not known.isdisjoint(seeds) or not set(self.seeds).isdisjoint(seeds)
 
+    def reseed(self, seeds: Sequence[str]) -> None:
+        """From now on, these machines may be head: earlier ones may have gone for good."""
+        with self._lock:
+            if seeds and tuple(seeds) != self.seeds:
+                self.seeds = tuple(seeds)
+                self._membership.reseed(self.seeds, self._clock())
+
     def close(self) -> None:
         """Leave the cluster, and end all threads."""
         with self._lock:

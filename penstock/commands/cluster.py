@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ClusterError
 
 if TYPE_CHECKING:
+    from penstock.cluster.ray import PlacedNodes
     from penstock.node.directory import NodeDirectory
 
 EXAMPLE = """\
@@ -20,6 +21,9 @@ examples:
   penstock cluster join 10.0.0.1 --cores 32    also lends cores to the jobs of other machines
   penstock cluster status                      machines, and what they have sent each other
   penstock cluster leave                       this machine works alone again
+  penstock cluster start --ray --cache 64GB    on all machines of a Ray cluster
+  penstock cluster leave --ray                 ends that
+  penstock cluster secrets --export | ssh gpu-2 penstock cluster secrets --import
 
 Loaders with cluster="auto" then use one cache that is divided over all machines. The machines need
 the same secrets: `start` makes them, and prints where they are.
@@ -57,14 +61,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--secret", default="", metavar="DIR", help="directory of the token and certificate"
         )
+    start.add_argument("--for-loader", action="store_true", help=argparse.SUPPRESS)
     status = actions.add_parser("status", help="show the machines of the cluster")
     status.add_argument("--json", action="store_true", help="print JSON")
-    actions.add_parser("leave", help="leave the cluster")
+    leave = actions.add_parser("leave", help="leave the cluster")
+    for action, what in (
+        (start, "let Ray place nodes on all its machines"),
+        (status, "show the nodes that Ray has placed"),
+        (leave, "end the nodes that Ray has placed"),
+    ):
+        action.add_argument(
+            "--ray",
+            nargs="?",
+            const="",
+            metavar="ADDRESS",
+            help=f"{what}; ADDRESS of its head (default: RAY_ADDRESS, or the one running here)",
+        )
+    secrets = actions.add_parser("secrets", help="copy the token and certificate by a pipe")
+    way = secrets.add_mutually_exclusive_group(required=True)
+    way.add_argument("--export", action="store_true", help="write them to stdout")
+    way.add_argument("--import", dest="takes", action="store_true", help="read them from stdin")
+    secrets.add_argument("--secret", default="", metavar="DIR", help="their directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.node.directory import NodeDirectory
 
+    if arguments.action == "secrets":
+        return _copy_secrets(arguments)
+    if getattr(arguments, "ray", None) is not None:
+        return _with_ray(arguments)
     directory = NodeDirectory()
     if arguments.action == "status":
         return _show_status(directory, as_json=arguments.json)
@@ -95,9 +121,7 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
         address = parse_own_address(address, "--address")
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
-    cores = arguments.cores
-    if cores < 0:
-        raise ClusterError(f"--cores {cores}: give the number of cores to lend, or 0 for none")
+    cores = _lent(arguments.cores)
     entered = enter_cluster(
         directory, EnterCluster(seeds, address, str(secret.absolute()), cache, cores, stay=True)
     )
@@ -110,6 +134,128 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
             f"  penstock cluster join {entered.address}\n"
         )
     out('Loaders with cluster="auto" use it. `penstock cluster leave` ends it.\n')
+    return 0
+
+
+def _lent(cores: int) -> int:
+    if cores < 0:
+        raise ClusterError(f"--cores {cores}: give the number of cores to lend, or 0 for none")
+    return cores
+
+
+def _copy_secrets(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from penstock import config
+    from penstock.cluster.secrets import (
+        export_secrets,
+        fingerprint_of,
+        import_secrets,
+        make_secrets,
+        read_secrets,
+        write_secrets,
+    )
+
+    directory = Path(arguments.secret) if arguments.secret else config.cluster_secret()
+    if arguments.export:
+        if sys.stdout.isatty():
+            raise ClusterError(
+                "secrets are not written to a terminal. Give them to the other machine by a pipe: "
+                "penstock cluster secrets --export | ssh MACHINE penstock cluster secrets --import"
+            )
+        secrets = read_secrets(directory) if directory.exists() else make_secrets(directory)
+        sys.stdout.write(export_secrets(secrets))
+        return 0
+    if sys.stdin.isatty():
+        raise ClusterError(
+            "secrets are read from a pipe, not from a terminal: penstock cluster secrets --export "
+            "| ssh THIS-MACHINE penstock cluster secrets --import"
+        )
+    given = import_secrets(sys.stdin.read())
+    used = directory.exists() and any(directory.iterdir())
+    # Tasks of a launcher may share a home directory: the first one has written them.
+    if used and fingerprint_of(read_secrets(directory)) == fingerprint_of(given):
+        sys.stdout.write(f"{directory} has these secrets already.\n")
+        return 0
+    write_secrets(directory, given)
+    sys.stdout.write(f"Secrets: {directory} (new)\n")
+    return 0
+
+
+def _with_ray(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from penstock import config
+    from penstock.cluster import ray as by_ray
+    from penstock.node.placed import find_placed, make_keeper
+
+    by_ray.connect(arguments.ray)
+    try:
+        if arguments.action == "leave":
+            count = by_ray.remove_nodes()
+            sys.stdout.write(f"Ray no longer keeps nodes in the cluster; it kept {count}.\n")
+            return 0
+        if arguments.action == "status":
+            placed = by_ray.placed_nodes()
+            if placed is None:
+                raise ClusterError(
+                    "Ray has placed no nodes. Place them with `penstock cluster start --ray`."
+                )
+            return _show_placed(placed, as_json=arguments.json)
+        if arguments.for_loader:
+            sys.stdout.write(json.dumps(find_placed()) + "\n")
+            return 0
+        if arguments.address:
+            raise ClusterError(
+                "--address is for one machine, and --ray places nodes on all machines, at the "
+                "addresses by which Ray knows them. Leave out --address."
+            )
+        placed = by_ray.place_nodes(
+            make_keeper,
+            cores=_lent(arguments.cores or 0),
+            cache_bytes=config.size(arguments.cache, "--cache"),
+            stay=True,
+            secret=Path(arguments.secret) if arguments.secret else None,
+            done=lambda placed: placed.entered,
+        )
+        _show_placed(placed, as_json=False)
+        if not any(report.state == "in" for _, report in placed.reports.values()):
+            raise ClusterError("no node is in the cluster; the table says why.")
+        sys.stdout.write(
+            'Loaders with cluster="ray" use it. `penstock cluster leave --ray` ends it.\n'
+        )
+        return 0
+    finally:
+        by_ray.disconnect()
+
+
+def _show_placed(placed: PlacedNodes, *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from penstock.config import show_size
+    from penstock.host.text import aligned, many
+
+    if as_json:
+        machines = [
+            {"node": node, "host": machine.host, "cpus": machine.cpus, **asdict(report)}
+            for node, (machine, report) in placed.reports.items()
+        ]
+        shown = {"seeds": list(placed.seeds), "machines": machines}
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        return 0
+    options = placed.options
+    rows = [("placed by Ray", "machine", "state", "jobs", "reason")]
+    for node, (machine, report) in placed.reports.items():
+        here = ", this machine" if node == placed.here else ""
+        place = report.address or machine.host
+        name = report.machine or node[:12]
+        rows.append((place, name, report.state + here, str(report.members), report.reason))
+    until = "until `leave --ray`" if options.stay else "until no job uses them"
+    facts = [
+        ("nodes", f"{many(len(placed.reports), 'machine')}, {until}"),
+        ("each lends", f"{options.cores} cores, {show_size(options.cache_bytes)} of cache"),
+    ]
+    sys.stdout.write("\n".join([*aligned(facts), "", *aligned(rows, right={3})]) + "\n")
     return 0
 
 
@@ -137,6 +283,8 @@ def _show_status(directory: NodeDirectory, *, as_json: bool) -> int:
     from penstock.watch.machines import lines_of, rows_of
 
     sys.stdout.write("\n".join([*lines_of(rows_of(cluster)), *guest_lines(cluster)]) + "\n")
+    for keeper in cluster["held_by"]:
+        sys.stdout.write(f"The node of this machine is placed by {keeper}.\n")
     return 0
 
 
@@ -170,6 +318,8 @@ def _status(directory: NodeDirectory) -> dict[str, Any] | None:
             time.sleep(PAUSE)
         status = request_status(directory)
         cluster = None if status is None else status.get("cluster")
+        if status is not None and cluster is not None:
+            cluster = {**cluster, "held_by": status["held_by"]}
         if cluster is None or all(
             machine["report"] or machine["state"] != "alive" for machine in cluster["machines"]
         ):

@@ -16,12 +16,12 @@ from penstock.engine.feed import Feed
 from penstock.engine.plan import echo_of
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
-from penstock.node.member import Membership, NodeFeed
+from penstock.node.member import Membership, NodeFeed, depth_in_cluster
 from penstock.node.protocol import EnterCluster, requested_size
 from penstock.node.recut import RecutFeed
 from penstock.node.worker_setup import runs_user_code
 from penstock.options import CLUSTER_SHARE, Options
-from penstock.order import Deal, Plan
+from penstock.order import Cursor, Deal, Plan
 from penstock.pipeline import Pipeline
 
 
@@ -81,7 +81,10 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
         enter=_enter(str(options.cluster)) if clustered else None,
         dealt=pack_ranks(deal.ranks(0)) if clustered and deal is not None else None,
     )
-    feed = NodeFeed(membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout)
+    prefetch = options.prefetch
+    if prefetch is None and clustered:
+        prefetch = depth_in_cluster(plan.length(Cursor()))
+    feed = NodeFeed(membership, assembly.meter, prefetch=prefetch, timeout=options.timeout)
     feed.join()
     size, unit = membership.size, feed.unit or membership.size
     if deal is not None and unit != size:
@@ -109,7 +112,12 @@ def _enter(cluster: str) -> EnterCluster:
     address = config.cluster_address()
     if address:
         address = parse_own_address(address, "PENSTOCK_CLUSTER_ADDRESS")
-    seeds = list(find_cluster(cluster).seeds)
+    place = find_cluster(cluster)
+    if place.by_ray:
+        from penstock.node.placed import enter_by_ray
+
+        return enter_by_ray()
+    seeds = list(place.seeds)
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
     # It lends no cores: what another machine prepares is read from storage there once more.

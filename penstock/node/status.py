@@ -46,6 +46,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "staging": service.staging,
         "lingering": service.lingering,
         "descriptors": {"open": _open_descriptors(), "limit": service.descriptors},
+        "held_by": sorted({peer.held.keeper for peer in service.peers.values() if peer.held}),
         "groups": [_group(group) for group in service.groups.values()],
         "cluster": None if service.cluster is None else service.cluster.status(),
     }
