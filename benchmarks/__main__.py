@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, start
+from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, remote, start
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
 from benchmarks.cluster import cluster
@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         echo,
         jobs,
         cluster,
+        remote,
         fed,
         faults,
         soak,

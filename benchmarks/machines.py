@@ -51,6 +51,9 @@ class _Values:
     def run(self, peer: str, task: Any) -> Iterator[Any]:
         raise NotImplementedError
 
+    def batch(self, peer: str, wanted: Any) -> tuple[Any, list[Any]]:
+        raise NotImplementedError
+
 
 def serve(kind: str, directory: Path, values: int, size: int) -> None:
     """Print a port and serve until the input ends. Runs in a process of its own."""

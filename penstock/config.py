@@ -196,6 +196,20 @@ def node_idle() -> float:
         raise PipelineError(f"PENSTOCK_NODE_IDLE is {named!r}; give a number of seconds.") from None
 
 
+def cluster_patience() -> float:
+    """Multiplies the times after which another machine of a cluster counts as slow or lost."""
+    named = os.environ.get("PENSTOCK_CLUSTER_PATIENCE", "")
+    try:
+        patience = float(named) if named else 1.0
+    except ValueError:
+        patience = 0.0
+    if not 0.0 < patience <= 1000.0:
+        raise PipelineError(
+            f"PENSTOCK_CLUSTER_PATIENCE is {named!r}; give a number above 0, up to 1000."
+        )
+    return patience
+
+
 def cluster_secret() -> Path:
     """Directory of the token and the certificate of this user's cluster.
 
@@ -212,6 +226,12 @@ def cluster_secret() -> Path:
     return home / "penstock" / "cluster"
 
 
+def cluster_recipes(secret: Path) -> Path:
+    """Directory of the pipelines that machines give to each other; ``secret``: of their secrets."""
+    named = os.environ.get("PENSTOCK_CLUSTER_RECIPES", "")
+    return Path(named) if named else secret / "recipes"
+
+
 def quiet_grpc() -> None:
     """Keep gRPC from writing to stderr: every process that connects to the port of a node could
     fill its log. What fails is raised as an exception too. Call this before gRPC is used."""
@@ -221,6 +241,11 @@ def quiet_grpc() -> None:
 def cluster() -> str:
     """The machines that loaders with ``cluster="auto"`` work with; empty if not given."""
     return os.environ.get("PENSTOCK_CLUSTER", "").strip()
+
+
+def ray_address() -> str:
+    """The Ray cluster that Ray's own tools connect to; empty if not given. Jobs of Ray have it."""
+    return os.environ.get("RAY_ADDRESS", "").strip()
 
 
 def cluster_address() -> str:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from penstock.engine.ahead import Ahead, Convert
+from penstock.engine.ahead import Ahead
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import (
     check_dealing,
@@ -22,6 +22,7 @@ from penstock.engine.checkpoint import (
 )
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue, Ready
+from penstock.engine.open_batch import Convert
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.gil_watch import GilWatch

@@ -25,15 +25,33 @@ from penstock.cluster.partition import (
     Settled,
     Tell,
 )
-from penstock.cluster.placement import NOBODY, FirstOwners, Placement, unpack_ranks
+from penstock.cluster.placement import (
+    NOBODY,
+    FirstOwners,
+    Owners,
+    Placement,
+    VersionOwners,
+    unpack_ranks,
+)
 from penstock.cluster.transport import KeyAnswer
+from penstock.config import cluster_patience
+from penstock.order import Generations
 from penstock.serialize import split_frame
 from penstock.store import SampleStore
-from penstock.store.admission import Admission
+from penstock.store.admission import Admission, KeptSet, Versions, index_of, split_keys
+from penstock.store.partitioned import RanksIn, Shelf, VersionShelf
 from penstock.store.plain import is_plain, pack_sample, unpack_sample
 from penstock.store.value import Lent
 
 _log = logging.getLogger("penstock.node.cluster")
+
+START = 10.0 * cluster_patience()
+"""Seconds that the first batches wait for the machines of all ranks. Before these are known, the
+owners of samples are not, and samples would be read by machines that will not keep them."""
+
+TABLES = 3
+"""Epochs, beside those that kept versions were prepared in, for which the owners of all samples
+are remembered."""
 
 Hosted = tuple[str, str, tuple[int, ...]]
 """Which ranks a machine trains: (content of the cache, digest of ``dealt``, ranks)."""
@@ -56,9 +74,13 @@ class ClusterCalls(Protocol):
 
     def tell(self, cache: DividedCache, tell: Tell) -> None: ...
 
+    def learn(self, cache: DividedCache, machine: str) -> None: ...
+
 
 class DividedCache:
     """See ``Division``. ``guest``: it keeps samples for jobs on other machines only.
+
+    ``versions``: it keeps versions of samples. ``generations``: which version an epoch uses.
 
     The lock protects the decisions; values are packed, unpacked and sent without it.
     """
@@ -75,12 +97,17 @@ class DividedCache:
         service: ClusterCalls,
         clock: Callable[[], float],
         guest: bool = False,
+        versions: bool = False,
+        generations: Generations | None = None,
     ) -> None:
         self.content = content
         self.guest = guest
         self._me = me
-        self._own = own
-        self._arrivals = arrivals
+        self.versions = versions or generations is not None
+        self._generations = generations
+        shelf = VersionShelf if self.versions else Shelf
+        self._own = shelf(own)
+        self._arrivals = shelf(arrivals)
         self._lends = lends
         self._service = service
         self._clock = clock
@@ -91,10 +118,24 @@ class DividedCache:
         self._machines: tuple[Machine, ...] = ()
         self._ranks: NDArray[np.int32] = np.full(samples, -1, np.int32)
         """The rank that is dealt each sample in the first epoch; -1 for none."""
+        self._world = 0
+        """Number of ranks that are dealt samples."""
+        self._ranks_in: RanksIn | None = None
+        self._ranks_by_epoch: dict[int, NDArray[np.int32]] = {}
+        self._known_ranks: dict[int, str] = {}
+        """The machines of the ranks, as far as they are known."""
+        self._opened = 0.0
+        self._unheard: set[str] | None = None
+        """Machines that were asked what they keep and have not answered; ``None``: none was."""
+        self._begun = False
+        """A batch was asked for."""
+        self._starting: dict[int, list[int]] = {}
+        """Batches that wait until the machines of all ranks are known, and their keys."""
         self._digest = ""
         self._hosted: tuple[int, ...] = ()
         self._sizes = array("Q")
-        """Bytes of each sample in the own store, by index."""
+        """Bytes of each sample in the own store, by slot."""
+        self._usual_size = 0
         self._numbers: dict[Hashable, int] = {}
         self._keys: dict[int, list[int]] = {}
         self._waiting: dict[int, Callable[[], None]] = {}
@@ -104,6 +145,8 @@ class DividedCache:
         self._held: dict[int, OwnerReply] = {}
         """Answers to requests of other machines that waited, by request."""
         self._requests = 0
+        self._newest = 0
+        """The latest version that this machine was offered."""
         self._unsent = 0
         """Samples that could not be sent because they are not plain data."""
 
@@ -113,7 +156,17 @@ class DividedCache:
 
     @property
     def budget(self) -> int:
-        return self._own.budget
+        return self._own.store.budget
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the source."""
+        return len(self._ranks)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the samples that this machine holds."""
+        return self._own.store.used
 
     @property
     def hosted(self) -> Hosted:
@@ -121,21 +174,24 @@ class DividedCache:
 
     # The life of the cache.
 
-    def open(self, admission: Admission) -> None:
+    def open(self, kept: KeptSet) -> None:
         """See ``Division.open``."""
         with self._lock:
             if self._partition is not None:
                 return  # another pipeline has opened it
+            self._opened = self._clock()
+            # Of samples that were in the store before.
+            self._usual_size = self._own.store.used // max(1, len(self._own.store))
             alone = Machine(self._me, "", 0, cache_bytes=self.budget)
-            self._holdings = Holdings(self._me, admission, self._size)
+            self._holdings = Holdings(self._me, kept, self._size)
             placement = Placement(self._layout((alone,)), (alone,))
             self._partition = Partition(self._me, placement, self._holdings)
         self._service.opened(self)
 
     def open_as_guest(self) -> None:
-        self.open(Admission(self.budget))
+        self.open(Versions() if self.versions else Admission(self.budget))
 
-    def host(self, dealt: bytes, ranks: Collection[int]) -> None:
+    def host(self, dealt: bytes, ranks: Collection[int], ranks_in: RanksIn | None = None) -> None:
         """See ``Division.host``."""
         unpacked = unpack_ranks(dealt)
         digest = hashlib.blake2b(unpacked.tobytes(), digest_size=8).hexdigest()
@@ -146,6 +202,8 @@ class DividedCache:
             if hosted == self._hosted:
                 return
             self._digest, self._ranks, self._hosted = digest, unpacked, hosted
+            self._world = int(unpacked.max(initial=-1)) + 1
+            self._ranks_in = self._ranks_in or ranks_in
             machines = self._machines
         self.place(machines)
         self._service.announce()
@@ -154,12 +212,19 @@ class DividedCache:
         """The machines of the cluster, or the ranks that they train, have changed."""
         with self._lock:
             self._machines = tuple(machines)
-            if self._partition is None or not machines:
+            if self._partition is None:
                 return
             machines = self._with_me(machines)
+            before = self._known_ranks
             placement = Placement(self._layout(machines), machines)
-            decisions = self._partition.placed(placement, self._clock())
+            # Samples of ranks whose machine was not known are with the machines placed instead.
+            late = {*self._known_ranks.values()} - {*before.values()} if self._begun else ()
+            decisions = self._partition.placed(placement, self._clock(), late)
+            asked = self._machines_to_ask(placement.names)
+            decisions += self._begin_batches()
         self._carry_out(decisions)
+        for name in asked:
+            self._service.learn(self, name)
 
     def _with_me(self, machines: Sequence[Machine]) -> list[Machine]:
         """These machines and this one, with the room that it has.
@@ -172,24 +237,86 @@ class DividedCache:
         others = [machine for machine in machines if machine.name != self._me]
         return [*others, replace(me, cache_bytes=max(me.cache_bytes, self.budget))]
 
-    def _layout(self, machines: Sequence[Machine]) -> FirstOwners:
+    def _layout(self, machines: Sequence[Machine]) -> Owners:
         """The first owners, as far as the machines have said which ranks they train."""
         names = tuple(machine.name for machine in machines)
-        place_of_rank = np.full(int(self._ranks.max(initial=-1)) + 2, NOBODY, np.uint16)
+        place_of_rank = np.full(self._world + 1, NOBODY, np.uint16)
         times = np.zeros(len(place_of_rank), np.int64)
         times[list(self._hosted)] = 1
         for place, machine in enumerate(machines):
             for content, digest, ranks in machine.ranks:
                 if content == self.content and digest == self._digest:
-                    known = [rank for rank in ranks if 0 <= rank < len(place_of_rank) - 1]
+                    known = [rank for rank in ranks if 0 <= rank < self._world]
                     place_of_rank[known] = place
                     times[known] += machine.name != self._me
         place_of_rank[list(self._hosted)] = names.index(self._me)
-        # Jobs of a search: several machines have this rank, and meet its samples at the same time.
-        place_of_rank[times > 1] = NOBODY
         # The last entry is that of rank -1: samples that the first epoch does not deal.
         place_of_rank[-1] = NOBODY
-        return FirstOwners(self.content, names, place_of_rank[self._ranks])
+        self._known_ranks = {
+            rank: names[place]
+            for rank, place in enumerate(place_of_rank[:-1].tolist())
+            if place != NOBODY
+        }
+        # Jobs of a search: several machines have this rank, and meet its samples at the same time.
+        place_of_rank[times > 1] = NOBODY
+        if self._generations is None:
+            return FirstOwners(self.content, names, place_of_rank[self._ranks])
+        return VersionOwners(
+            self.content,
+            names,
+            self._generations,
+            lambda epoch: place_of_rank[self._dealt_in(epoch)],
+        )
+
+    def _dealt_in(self, epoch: int) -> NDArray[np.int32]:
+        """The rank that is dealt each sample in an epoch, as far as that can be known."""
+        if epoch == 0 or self._ranks_in is None or self._generations is None:
+            return self._ranks
+        tables = self._ranks_by_epoch
+        if epoch not in tables:
+            tables[epoch] = self._ranks_in(epoch)
+            for old in sorted(tables)[: -self._generations.reuse - TABLES]:
+                del tables[old]
+        return tables[epoch]
+
+    def _begin_batches(self) -> list[PartitionDecision]:
+        """Ask for the batches that have waited, if the start is over. The caller holds the lock."""
+        if self._partition is None or not self._starting or self._is_starting():
+            return []
+        batches, self._starting = self._starting, {}
+        self._begun = True
+        return self._partition.want(batches, self._clock())
+
+    def _is_starting(self) -> bool:
+        """Whether machines of the job may not be known yet, or not what they keep."""
+        missing = len(self._known_ranks) < self._world
+        return bool(missing or self._unheard) and self._clock() < self._opened + START
+
+    def _machines_to_ask(self, names: Iterable[str]) -> list[str]:
+        """The machines to be asked what they keep: all, once the machines of all ranks are known.
+
+        What they have on their disks is not read from storage, whoever owns it now.
+        """
+        all_known = 0 < self._world == len(self._known_ranks)
+        if self._unheard is not None or not all_known or self.versions:
+            return []
+        self._unheard = {*names} - {self._me}
+        return sorted(self._unheard)
+
+    def learnt(self, machine: str, indices: NDArray[np.int64]) -> None:
+        """Another machine keeps these samples, as far as is known."""
+        with self._lock:
+            if self._partition is None or self._unheard is None:
+                return
+            self._unheard.discard(machine)
+            self._partition.learnt(machine, indices)
+            decisions = self._begin_batches()
+        self._carry_out(decisions)
+
+    def kept(self) -> NDArray[np.int64]:
+        """The samples that this machine keeps."""
+        with self._lock:
+            return np.zeros(0, np.int64) if self._holdings is None else self._holdings.kept()
 
     def close(self) -> None:
         """See ``Division.close``."""
@@ -203,21 +330,33 @@ class DividedCache:
 
     # What the engine needs.
 
-    def fetch(self, batch: Hashable, indices: Sequence[int], done: Callable[[], None]) -> bool:
+    def fetch(self, batch: Hashable, keys: Sequence[int], done: Callable[[], None]) -> bool:
         """See ``Division.fetch``."""
         with self._lock:
             if self._partition is None:
                 return True
             self._last += 1
             number = self._numbers[batch] = self._last
-            self._keys[number] = list(indices)
+            self._keys[number] = list(keys)
             self._waiting[number] = done
-            decisions = self._partition.want({number: indices}, self._clock())
+            if self._is_starting():
+                self._starting[number] = list(keys)
+                return False
+            self._begun = True
+            decisions = self._partition.want({number: keys}, self._clock())
             now = Settled(number) in decisions
             if now:
                 del self._waiting[number]
         self._carry_out([made for made in decisions if made != Settled(number)])
         return now
+
+    def to_prepare(self, batch: Hashable) -> list[int]:
+        """See ``Division.to_prepare``."""
+        with self._lock:
+            number = self._numbers.get(batch)
+            if self._partition is None or number is None:
+                return []
+            return self._partition.to_prepare(number)
 
     def release(self, batch: Hashable) -> None:
         """See ``Division.release``."""
@@ -227,11 +366,12 @@ class DividedCache:
                 return
             keys = self._keys.pop(number)
             self._waiting.pop(number, None)
+            self._starting.pop(number, None)
             if self._partition is None:
                 return
             decisions = self._partition.used(number, self._clock())
             unused = [key for key in keys if not self._partition.is_wanted(key)]
-        self._arrivals.delete_many(unused)
+        self._arrivals.delete(unused)
         self._carry_out(decisions)
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> list[int]:
@@ -254,6 +394,33 @@ class DividedCache:
         """See ``Division.full``."""
         with self._lock:
             return self._holdings is not None and self._holdings.full_everywhere
+
+    @property
+    def alone(self) -> bool:
+        """See ``Division.alone``."""
+        with self._lock:
+            return len(self._hosted) == self._world
+
+    def known(self) -> list[int]:
+        """See ``Division.known``."""
+        with self._lock:
+            return [] if self._holdings is None else self._holdings.known()
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """See ``Division.forget``."""
+        with self._lock:
+            if self._holdings is None:
+                return
+            here = [key for key in keys if key in self._holdings]
+            self._holdings.forget(keys)
+        self._own.delete(here)
+
+    def measured(self, seconds: float) -> None:
+        """See ``Division.measured``."""
+        with self._lock:
+            if self._partition is not None:
+                before = self._partition.reading or seconds
+                self._partition.reading = before + (seconds - before) / 8
 
     # What other machines ask.
 
@@ -300,11 +467,14 @@ class DividedCache:
     def keep_offered(self, key: int, value: memoryview) -> bool:
         """Another machine offers a sample. Returns whether this machine keeps it."""
         stored = self._stored(value)
-        if stored is None:
+        if stored is None or (not self.guest and index_of(key) >= len(self._ranks)):
             return False
         cost = self._own.cost(len(value))
+        with self._lock:
+            if self._holdings is None or not self._holdings.may_keep(key):
+                return False
         # First the value, then the decision: what is admitted must be there.
-        if not self._own.put_many([(key, stored)])[0]:
+        if not self._own.put([(key, stored)])[0]:
             return False
         with self._lock:
             kept, replies = False, list[OwnerReply]()
@@ -312,9 +482,23 @@ class DividedCache:
                 self._note_size(key, cost)
                 kept, replies = self._holdings.keep(key, cost, self._clock())
         if not kept:
-            self._own.delete_many([key])
+            self._own.delete([key])
+        elif self.guest and self.versions:
+            self._forget_before(key)
         self._carry_out([SendReply(reply) for reply in replies])
         return kept
+
+    def _forget_before(self, key: int) -> None:
+        """Remove outdated versions. In any epoch the versions of all samples differ by one at most.
+
+        A guest does not know which epoch uses which version.
+        """
+        version = int(split_keys(np.array([key]))[1][0])
+        if version <= self._newest:
+            return
+        self._newest = version
+        keys = np.array(self.known(), np.int64)
+        self.forget(keys[split_keys(keys)[1] < version - 1].tolist())
 
     def told(self, holders: dict[int, str]) -> None:
         """Another machine tells where samples of this machine are."""
@@ -345,7 +529,7 @@ class DividedCache:
                 left.append(key)
             else:
                 absent.append(key)
-        held = self._arrivals.put_many(arrived)
+        held = self._arrivals.put(arrived)
         for (key, _), kept in zip(arrived, held, strict=True):
             if not kept:
                 del present[key]
@@ -357,7 +541,7 @@ class DividedCache:
                 ask.owner, ask.request, self._clock(), present, absent, redirected, (), left
             )
             unwanted = [key for key in present if not self._partition.has_arrived(key)]
-        self._arrivals.delete_many(unwanted)
+        self._arrivals.delete(unwanted)
         self._carry_out(decisions)
 
     def request_failed(self, ask: Ask, *, lost: bool) -> None:
@@ -409,7 +593,7 @@ class DividedCache:
         with self._lock:
             if self._partition is None:
                 return
-            decisions = self._partition.tick(self._clock())
+            decisions = [*self._begin_batches(), *self._partition.tick(self._clock())]
         self._carry_out(decisions)
 
     # Carrying out.
@@ -488,7 +672,7 @@ class DividedCache:
             [value] = self._values(self._arrivals, [key])
         stored = None if value is None else self._stored(value)
         if stored is not None:
-            self._own.put_many([(key, stored)])
+            self._own.put([(key, stored)])
 
     def _offer(self, offer: OfferValues) -> None:
         """Send values that were read here, or have arrived, to the machine that is to keep them."""
@@ -515,9 +699,9 @@ class DividedCache:
 
     # Values.
 
-    def _values(self, store: SampleStore, keys: Sequence[int]) -> list[Any]:
+    def _values(self, shelf: Shelf, keys: Sequence[int]) -> list[Any]:
         """The packed values of these samples; ``None`` for those that cannot be sent."""
-        return [None if value is None else self._packed(value) for value in store.get_many(keys)]
+        return [None if value is None else self._packed(value) for value in shelf.get(keys)]
 
     def _packed(self, value: Any) -> Any | None:
         if isinstance(value, Lent):
@@ -550,13 +734,15 @@ class DividedCache:
             return None
 
     def _size(self, key: int) -> int:
-        return self._sizes[key] if key < len(self._sizes) else 0
+        slot = self._own.slot(key)
+        return (self._sizes[slot] if slot < len(self._sizes) else 0) or self._usual_size
 
     def _note_size(self, key: int, nbytes: int) -> None:
-        missing = key + 1 - len(self._sizes)
+        slot = self._own.slot(key)
+        missing = slot + 1 - len(self._sizes)
         if missing > 0:
             self._sizes.extend(bytes(max(missing, len(self._sizes) // 4)))
-        self._sizes[key] = nbytes
+        self._sizes[slot] = nbytes
 
     # Status.
 
@@ -566,10 +752,14 @@ class DividedCache:
             counts = None if partition is None else partition.counts
             return {
                 "content": self.content,
-                "samples": len(self._own),
-                "bytes": self._own.used,
+                "samples": len(self._own.store),
+                "bytes": self._own.store.used,
                 "budget": self.budget,
                 "guest": self.guest,
+                "versions": self.versions,
+                "hedged_requests": {}
+                if partition is None
+                else {name: peer.hedged for name, peer in partition.peers.items() if peer.hedged},
                 **{
                     name: 0 if counts is None else getattr(counts, name)
                     for name in (

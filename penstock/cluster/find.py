@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from dataclasses import dataclass
 
 from penstock import config
@@ -20,11 +21,12 @@ _HOSTS = re.compile(r"([^,\[\]]+)(?:\[([0-9,-]+)\])?([^,\[\]]*)(?:,|$)")
 class ClusterPlace:
     """Where to look for the other machines. ``seeds``: addresses; empty: the node knows them.
 
-    ``reason``: how they were found.
+    ``reason``: how they were found. ``by_ray``: Ray places the nodes and knows the addresses.
     """
 
     seeds: tuple[str, ...]
     reason: str
+    by_ray: bool = False
 
 
 def find_cluster(text: str) -> ClusterPlace:
@@ -33,11 +35,18 @@ def find_cluster(text: str) -> ClusterPlace:
     >>> find_cluster("10.0.0.1,10.0.0.2:9000").seeds
     ('10.0.0.1:7411', '10.0.0.2:9000')
     """
+    if text == "ray":
+        return ClusterPlace((), 'cluster="ray"', by_ray=True)
     if text != "auto":
         return ClusterPlace(parse_addresses(text, "cluster"), f"cluster={text!r}")
     given = config.cluster()
+    if given == "ray":
+        return ClusterPlace((), "PENSTOCK_CLUSTER", by_ray=True)
     if given and given != "auto":
         return ClusterPlace(parse_addresses(given, "PENSTOCK_CLUSTER"), "PENSTOCK_CLUSTER")
+    # Before MASTER_ADDR, which the workers of Ray Train have too.
+    if ray_is_connected() or config.ray_address():
+        return ClusterPlace((), "Ray", by_ray=True)
     master = config.master_machine()
     if master is not None:
         return ClusterPlace((f"{bracketed(master)}:{PORT}",), "MASTER_ADDR")
@@ -46,6 +55,13 @@ def find_cluster(text: str) -> ClusterPlace:
         # Three are enough to find a new head if the first machine fails.
         return ClusterPlace(tuple(f"{host}:{PORT}" for host in hosts[:3]), "SLURM_JOB_NODELIST")
     return ClusterPlace((), "the node of this machine")
+
+
+def ray_is_connected() -> bool:
+    """Whether this process is connected to a Ray cluster, as jobs and workers of Ray are."""
+    ray = sys.modules.get("ray")
+    connected = getattr(ray, "is_initialized", None)
+    return connected is not None and bool(connected())
 
 
 def parse_addresses(text: str, what: str, *, least_port: int = 1) -> tuple[str, ...]:
@@ -60,7 +76,7 @@ def parse_addresses(text: str, what: str, *, least_port: int = 1) -> tuple[str, 
         if match is None or int(match[2] or PORT) not in range(least_port, 65536):
             raise PipelineError(
                 f"{what} is {text!r}, and {part.strip()!r} is not an address. Give machines with "
-                f'commas between them, such as "10.0.0.1:{PORT},gpu-2", or "auto".'
+                f'commas between them, such as "10.0.0.1:{PORT},gpu-2", "ray" or "auto".'
             )
         found.append(f"{match[1]}:{match[2] or PORT}")
     return tuple(dict.fromkeys(found))

@@ -52,6 +52,7 @@ from penstock.cluster.protocol import (
 )
 from penstock.cluster.secrets import SERVER_NAME, Secrets
 from penstock.cluster.transport import (
+    FAULTS,
     Handler,
     KeyAnswer,
     Limits,
@@ -61,6 +62,7 @@ from penstock.cluster.transport import (
     PeerRefused,
     PeerSlow,
     Received,
+    Refuse,
     RemoteRows,
     answer_messages,
     batch_messages,
@@ -272,6 +274,8 @@ class _FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 yield peer
             except (flight.FlightError, GeneratorExit):
                 raise
+            except Refuse as refusal:
+                raise _refused(refusal.kind, refusal.reason) from None
             except Exception as error:
                 _log.exception("a call of machine %s has failed", peer)
                 raise _refused("failed", type(error).__name__) from None
@@ -538,7 +542,8 @@ class FlightLink:
         name = self._name()
         with suppress(ProtocolError):
             refusal = decode(getattr(error, "extra_info", b"") or b"", Refusal)
-            return _FAULTS[refusal.kind](f"{name} refuses the call: {refusal.reason}.")
+            reason = refusal.reason.removesuffix(".")
+            return FAULTS[refusal.kind](f"{name} refuses the call: {reason}.")
         if self._closed:
             return PeerLost(f"{name}: the connection is closed")
         if isinstance(error, flight.FlightTimedOutError):
@@ -550,15 +555,6 @@ class FlightLink:
 
     def _name(self) -> str:
         return f"{self.machine} ({self._address})" if self.machine else self._address
-
-
-_FAULTS: dict[str, type[PeerFault]] = {
-    "token": PeerRefused,
-    "version": PeerRefused,
-    "busy": PeerSlow,
-    "nonsense": PeerRefused,
-    "failed": PeerNonsense,
-}
 
 
 class _Stream:

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.store.admission import Admission
+import numpy as np
+from numpy.typing import NDArray
 
-PROMISE = 2.0
+from penstock.config import cluster_patience
+from penstock.store.admission import KeptSet
+
+PROMISE = 2.0 * cluster_patience()
 """Seconds that a reader has for reading a promised sample and offering it. After that the promise
 is void: the reader may have died. No machine waits longer for a read of another."""
 
@@ -49,6 +53,7 @@ class Holdings:
     ``admission``: the budget; what it has admitted is in the store. ``size``: the bytes of a sample
     in the store.
 
+    >>> from penstock.store.admission import Admission
     >>> sizes = {7: 10, 8: 10}
     >>> holdings = Holdings("me", Admission(budget=15), sizes.__getitem__)
     >>> holdings.keep(7, 10, 0.0), holdings.keep(8, 10, 0.0)
@@ -58,7 +63,7 @@ class Holdings:
     ([7], [8])
     """
 
-    def __init__(self, me: str, admission: Admission, size: Callable[[int], int]) -> None:
+    def __init__(self, me: str, admission: KeptSet, size: Callable[[int], int]) -> None:
         self.me = me
         self._admission = admission
         self._size = size
@@ -150,6 +155,29 @@ class Holdings:
         self._everywhere_full = True
         self._redirects.pop(key, None)
         return self._resolve([key], now)
+
+    def may_keep(self, key: int) -> bool:
+        """Whether a value may be kept, if there is room: there is no newer version in its place."""
+        return self._admission.accepts(key)
+
+    def kept(self) -> NDArray[np.int64]:
+        """The samples that are here."""
+        return self._admission.keys()
+
+    def learnt(self, holder: str, keys: Iterable[int]) -> None:
+        """Another machine keeps these samples, which this machine owns."""
+        self._redirects.update((key, holder) for key in keys if key not in self._admission)
+
+    def known(self) -> list[int]:
+        """The samples that are here, and those of this machine that are on others."""
+        return [*self._admission.keys().tolist(), *self._redirects]
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """No machine needs these samples any more."""
+        keys = list(keys)
+        self._admission.remove(keys)
+        for key in keys:
+            self._redirects.pop(key, None)
 
     def left(self, name: str) -> None:
         """This machine has left the cluster or was restarted: it has nothing any more."""

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from penstock.config import cluster_patience
+
 BEAT = 1.0
 """Seconds between two heartbeats of a machine."""
 
-LIMIT = 3.0
+LIMIT = 3.0 * cluster_patience()
 """Seconds of silence after which the head removes a machine, and a machine looks for a new head."""
 
 GATHER = 0.25
@@ -382,6 +384,20 @@ class ClusterMembership:
         if headship is not None:
             headship.joining[me.name] = me
             self._issue_soon(headship, now)
+
+    def reseed(self, seeds: Iterable[str], now: float) -> None:
+        """Other machines may be head from now on. A head that is not among them steps down.
+
+        Machines that get the new list later may follow another head for a while, as when a network
+        is cut in two. Stamps stay unique: they have the incarnation of their head.
+        """
+        self.seeds = tuple(seeds)
+        self._silent_seeds.intersection_update(self.seeds)
+        self._headless_seeds.intersection_update(self.seeds)
+        if self._headship is not None and self.me.address not in self.seeds:
+            self._headship = None
+            self._search(now)
+        self._next_beat = now
 
     def leave(self, now: float) -> list[MemberDecision]:
         """This node ends. The others need not wait for the limit."""

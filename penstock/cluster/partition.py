@@ -16,7 +16,7 @@ on this machine, has arrived, or is to be read from storage.
   offered to the owner. If the owner has no room, it is offered to the next machines in the order
   of ``Placement.preference``, and a message to the owner says where it is (*spilled*).
 
-A key is ``generation * samples + index``: the generation is 0 for caches.
+A key is a ``version_key``: the index of a sample, and its generation where it has generations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.cluster.holdings import PROMISE, Holdings, OwnerReply
 from penstock.cluster.placement import Placement
+from penstock.config import cluster_patience
 
 TOTAL_BYTES = 256 << 20
 """Bytes that may be on their way or unused, over all peers."""
@@ -44,10 +46,13 @@ CREDIT_STEP = 1 << 20
 SAMPLE_BYTES = 128 << 10
 """Assumed size of a sample until the first ones have arrived."""
 
-FIRST_DELAY, LEAST_DELAY, MOST_DELAY = 0.5, 0.02, 1.0
+FIRST_DELAY, LEAST_DELAY, MOST_DELAY = (cluster_patience() * x for x in (0.5, 0.02, 1.0))
 """Seconds after which a request is hedged: before a peer has answered, at least, and at most. The
 least is far above the time of a request in a local network (under a millisecond) and of a read from
 a disk, so that a hedge is rare where all is well."""
+
+LONGEST_READ = 5.0 * cluster_patience()
+"""Seconds of a read from storage beyond which a hedge does not wait any longer."""
 
 QUANTILE, QUANTILE_STEP = 0.95, 0.1
 """The share of answers that should arrive before the delay, and how fast the estimate moves."""
@@ -189,17 +194,25 @@ class _Queued:
 
 @dataclass(slots=True)
 class PeerCredit:
-    """What is known of another machine: its credit, bytes on the way, and seconds per byte."""
+    """What is known of another machine: its credit, bytes on the way, and seconds per byte.
+
+    ``hedged``: requests to it that were not waited for.
+    """
 
     credit: int = FIRST_CREDIT
     in_flight: int = 0
     pace: float | None = None
+    hedged: int = 0
 
-    def delay(self, nbytes: int) -> float:
-        """Seconds after which a request for this many bytes is hedged."""
-        if self.pace is None:
-            return FIRST_DELAY
-        return min(max(self.pace * (nbytes + FIXED_COST), LEAST_DELAY), MOST_DELAY)
+    def delay(self, nbytes: int, reading: float = 0.0) -> float:
+        """Seconds after which a request for this many bytes is hedged.
+
+        ``reading``: seconds of a read from storage. Before that it is not worth beginning one.
+        """
+        delay = FIRST_DELAY
+        if self.pace is not None:
+            delay = min(max(self.pace * (nbytes + FIXED_COST), LEAST_DELAY), MOST_DELAY)
+        return max(delay, min(reading, LONGEST_READ))
 
     def answered(self, nbytes: int, seconds: float) -> None:
         """Follow the quantile of seconds per byte: a step up if above it, a small one down."""
@@ -259,6 +272,9 @@ class Partition:
         """By key: the owner, the machine that it is offered to, and the bytes."""
         self._offering_bytes = 0
         self._mean_bytes = float(SAMPLE_BYTES)
+        self.reading = 0.0
+        """Seconds that it takes to read a sample from storage, and to prepare what is kept of it;
+        0 until it was measured."""
         self._suspects: set[str] = set()
         self._newcomers = {me} if newcomer else set()
         self._full: set[str] = set()
@@ -287,6 +303,11 @@ class Partition:
 
     def is_settled(self, batch: int) -> bool:
         return batch not in self._unsettled
+
+    def to_prepare(self, batch: int) -> list[int]:
+        """The samples of a batch that are to be read from storage, and not sent by a machine."""
+        wanted = self._samples
+        return [key for key in self._batches.get(batch, ()) if wanted[key].state == "storage"]
 
     # What the engine does.
 
@@ -356,6 +377,14 @@ class Partition:
             else:
                 replies += self._holdings.homeless(key, now)
         return [SendReply(reply) for reply in replies]
+
+    def learnt(self, machine: str, keys: NDArray[np.int64]) -> None:
+        """Another machine keeps these samples: those of this machine are asked from there."""
+        if not len(keys) or machine not in self._placement.machines:
+            return
+        mine = self._placement.names.index(self.me)
+        owned: list[int] = keys[self._placement.owners(keys) == mine].tolist()
+        self._holdings.learnt(machine, owned)
 
     # What other machines do.
 
@@ -474,8 +503,10 @@ class Partition:
                 decisions += self._hedge(number, asked, late, now)
         return [*decisions, *self._ask(now)]
 
-    def placed(self, placement: Placement, now: float) -> list[PartitionDecision]:
-        """The view has changed."""
+    def placed(
+        self, placement: Placement, now: float, late: Collection[str] = ()
+    ) -> list[PartitionDecision]:
+        """The view has changed. ``late``: machines that were in it before they became owners."""
         before, after = self._placement.machines, placement.machines
         self._placement = placement
         restarted = {
@@ -485,7 +516,7 @@ class Partition:
         }
         gone = before.keys() - after.keys()
         new = (after.keys() - before.keys() | restarted) - {self.me}
-        self._newcomers = (self._newcomers | new) - gone
+        self._newcomers = (self._newcomers | new | {*late} - {self.me}) - gone
         for name in gone | restarted:
             self._holdings.left(name)
         decisions: list[PartitionDecision] = []
@@ -508,9 +539,8 @@ class Partition:
     def _owners(self, keys: list[int]) -> list[str]:
         if not keys:
             return []
-        indices = np.array(keys, dtype=np.int64) % self._placement.first_owners.samples
-        names = self._placement.names
-        return [names[place] for place in self._placement.owners(indices).tolist()]
+        names, owners = self._placement.names, self._placement.owners(np.array(keys, np.int64))
+        return [names[place] for place in owners.tolist()]
 
     def _source(self, key: int, owner: str, now: float) -> str | None:
         """The machine to ask for a sample that is not here; ``None`` for storage.
@@ -538,8 +568,7 @@ class Partition:
         """
         if owner not in self._newcomers:
             return None
-        index = key % self._placement.first_owners.samples
-        others = [name for name in self._placement.preference(index) if name != owner]
+        others = [name for name in self._placement.preference(key) if name != owner]
         settled = (name for name in others if name not in self._newcomers)
         for name in (*others[:1], *islice(settled, 1)):
             if name not in tried and name != self.me and self._may_ask(name):
@@ -694,7 +723,7 @@ class Partition:
                 exceeds and any(batch != oldest for batch in self._exceeding.values())
             ):
                 queued.since = now if queued.since is None else queued.since
-                if now - queued.since >= peer.delay(peer.in_flight):
+                if now - queued.since >= peer.delay(peer.in_flight, self.reading):
                     late = self._still_queued(queued)
                     self.counts.hedged += len(late)
                     decisions += self._to_storage(late, now)
@@ -732,7 +761,7 @@ class Partition:
         ahead, expected = peer.in_flight, int(len(keys) * self._mean_bytes)
         # More than expected, or sizes that differ would make two requests of most.
         granted = min(most_bytes, 2 * expected)
-        hedge_at = now + peer.delay(ahead + expected)
+        hedge_at = now + peer.delay(ahead + expected, self.reading)
         asked = _OpenRequest(owner, set(keys), granted, now, hedge_at, ahead)
         self._requests[number] = asked
         peer.in_flight += granted
@@ -759,7 +788,9 @@ class Partition:
         """
         if blame and not asked.hedged:
             asked.hedged = True
-            self._peer(asked.owner).too_late()
+            peer = self._peer(asked.owner)
+            peer.hedged += 1
+            peer.too_late()
         late = []
         for key in sorted(keys):
             sample = self._samples.get(key)
@@ -802,7 +833,7 @@ class Partition:
         self, key: int, owner: str, nbytes: int, offers: dict[str, list[int]], now: float
     ) -> list[PartitionDecision]:
         """Offer a value to the first machine in the order of preference that may have room."""
-        for name in self._placement.preference(key % self._placement.first_owners.samples):
+        for name in self._placement.preference(key):
             if name == self.me:
                 kept, replies = self._holdings.keep(key, nbytes, now)
                 if not kept:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.membership import Machine
 from penstock.errors import PipelineError
-from penstock.order import Deal
+from penstock.order import Deal, Generations
+from penstock.store.admission import split_keys
 
 NOBODY = 0xFFFF
 """In ``FirstOwners.owner_of``: epoch 0 does not deal this sample."""
@@ -81,9 +83,46 @@ class FirstOwners:
         owner_of.flags.writeable = False
         return cls(fingerprint, names, owner_of)
 
+    def places(self, keys: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """The first owner of each key: a place in ``names``, or NOBODY."""
+        return self.owner_of[keys]
+
+
+@dataclass(frozen=True, eq=False)
+class VersionOwners:
+    """First owners of versions of samples: the machine that prepares a version keeps it.
+
+    That is the machine that is dealt the sample in the first epoch that uses the version, so
+    nothing has to be sent where a version is new. ``owner_in``: for an epoch, the owner of each
+    index, as ``FirstOwners.owner_of``.
+    """
+
+    fingerprint: str
+    names: tuple[str, ...]
+    generations: Generations
+    owner_in: Callable[[int], NDArray[np.uint16]]
+
+    def places(self, keys: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """See ``FirstOwners.places``."""
+        indices, versions = split_keys(keys)
+        epochs = self.generations.first_epochs(indices, versions)
+        places = np.full(len(keys), NOBODY, np.uint16)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            places[chosen] = self.owner_in(epoch)[indices[chosen]]
+        return places
+
+
+class Owners(Protocol):
+    """The first owners of samples, or of versions of samples."""
+
     @property
-    def samples(self) -> int:
-        return len(self.owner_of)
+    def fingerprint(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def places(self, keys: NDArray[np.int64]) -> NDArray[np.uint16]: ...
 
 
 class Placement:
@@ -99,7 +138,7 @@ class Placement:
     'a'
     """
 
-    def __init__(self, first_owners: FirstOwners, machines: Iterable[Machine]) -> None:
+    def __init__(self, first_owners: Owners, machines: Iterable[Machine]) -> None:
         ordered = sorted(machines, key=lambda machine: machine.name)
         if not ordered:
             raise PipelineError("A placement needs at least one machine; the view has none.")
@@ -116,41 +155,41 @@ class Placement:
         for place, name in enumerate(first_owners.names):
             self._present[place] = place_of.get(name, -1)
 
-    def owners(self, indices: NDArray[np.int64]) -> Places:
+    def owners(self, keys: NDArray[np.int64]) -> Places:
         """The owner of each sample."""
-        owners = self._present[self.first_owners.owner_of[indices]]
+        owners = self._present[self.first_owners.places(keys)]
         orphans = np.flatnonzero(owners < 0)
         step = max(1, _AT_ONCE // len(self.names))
         for start in range(0, len(orphans), step):
             rows = orphans[start : start + step]
-            owners[rows] = self._scores(indices[rows]).argmin(axis=1)
+            owners[rows] = self._scores(keys[rows]).argmin(axis=1)
         return owners
 
-    def owner(self, index: int) -> str:
+    def owner(self, key: int) -> str:
         """The name of the owner of one sample."""
-        return self.names[int(self.owners(np.array([index]))[0])]
+        return self.names[int(self.owners(np.array([key]))[0])]
 
-    def preference(self, index: int) -> list[str]:
+    def preference(self, key: int) -> list[str]:
         """All machines that may keep this sample: its owner, then the others in a fixed order.
 
         The order is that of their scores, so a machine with twice the room is twice as often the
         first. Machines without room for samples are left out, except for the owner.
         """
-        scores = self._scores(np.array([index]))[0]
-        owner = self._present[self.first_owners.owner_of[index]]
+        scores = self._scores(np.array([key]))[0]
+        owner = self._present[self.first_owners.places(np.array([key]))[0]]
         if owner >= 0:
             scores[owner] = -1.0
         ordered = np.argsort(scores, kind="stable")
         return [self.names[place] for place in ordered if np.isfinite(scores[place])]
 
-    def _scores(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """A score for each index (row) and machine (column): exponential, with the weight as rate.
+    def _scores(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """A score for each key (row) and machine (column): exponential, with the weight as rate.
 
         The logarithm may differ in its last bit between processors. Two machines then disagree
         on an owner if two scores are equal up to that bit, which costs one read from storage.
         """
-        keys = _mixed(indices.astype(np.uint64) ^ self._salt)
-        bits = _mixed(keys[:, None] ^ self._hashes[None, :])
+        mixed = _mixed(keys.astype(np.uint64) ^ self._salt)
+        bits = _mixed(mixed[:, None] ^ self._hashes[None, :])
         uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         with np.errstate(divide="ignore"):
             scores: NDArray[np.float64] = -np.log(uniform) / self._weights

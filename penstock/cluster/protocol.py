@@ -2,7 +2,8 @@
 
 A node that connects to another, or wants to know whether it is alive, sends ``Hello`` and gets
 ``HelloReply``. Heartbeats are ``HeartbeatSent``, their answers ``HeartbeatReply``. ``Spilled``
-tells the owner of samples where they are kept. Values are requested with ``WantedValues`` and come
+tells the owner of samples where they are kept; ``GetKeptSamples`` asks a machine what it keeps,
+and is answered with ``KeptSamples``. Values are requested with ``WantedValues`` and come
 back behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
 ``Kept`` says which of them it keeps. A task for the workers of another machine is ``RemoteTask``;
 its rows come back behind ``RowsHead``. A batch of a group that has members on both machines is
@@ -13,6 +14,7 @@ All records are plain data: nothing that another machine sends is ever unpickled
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +43,9 @@ LARGEST_VALUE = 64 << 20
 
 LARGEST_ANSWER = 1 << 30
 """Bytes of values that one request may ask for, or one offer may contain."""
+
+LARGEST_KEPT = 3 << 20
+"""Bytes in which a machine says which samples it keeps: one bit each, compressed."""
 
 MOST_MACHINES = 4096
 LONGEST_NAME = 255
@@ -95,10 +100,14 @@ class Refusal(NamedTuple):
     reason: str
 
 
-RefusalKind = Literal["token", "version", "busy", "nonsense", "failed"]
-REFUSAL_KINDS = ("token", "version", "busy", "nonsense", "failed")
+RefusalKind = Literal[
+    "token", "version", "busy", "nonsense", "failed", "recipe", "sample", "deadly"
+]
+REFUSAL_KINDS = ("token", "version", "busy", "nonsense", "failed", "recipe", "sample", "deadly")
 """``token``: it is missing or wrong. ``version``: of these messages, or of Penstock. ``busy``: too
-many calls at the same time. ``nonsense``: a malformed call. ``failed``: an error in this node."""
+many calls at the same time. ``nonsense``: a malformed call. ``failed``: an error in this node.
+``recipe``: this machine has no way to get the pipeline. ``sample``: samples of the task could not
+be prepared here. ``deadly``: one of them kills workers."""
 
 
 class HeartbeatSent(NamedTuple):
@@ -144,6 +153,18 @@ class Spilled(NamedTuple):
 
 class Acknowledged(NamedTuple):
     """The answer to a message that needs no other answer."""
+
+
+class GetKeptSamples(NamedTuple):
+    """Asks which samples of a cache a machine keeps."""
+
+    fingerprint: str
+
+
+class KeptSamples(NamedTuple):
+    """The samples of a cache that a machine keeps, as ``pack_kept`` packs them."""
+
+    kept: bytes
 
 
 class GetMachineStatus(NamedTuple):
@@ -243,7 +264,7 @@ class RemoteTask(NamedTuple):
 class RowsHead(NamedTuple):
     """Rows ``first`` to ``first + rows`` of a tiny-batch; the buffer of each leaf follows.
 
-    ``report``: bad samples and times, as plain data.
+    ``report``: times and counters, as plain data.
     """
 
     first: int
@@ -317,6 +338,8 @@ VOCABULARY = Vocabulary(
     heartbeat_reply=HeartbeatReply,
     spilled=Spilled,
     acknowledged=Acknowledged,
+    get_kept=GetKeptSamples,
+    kept_samples=KeptSamples,
     look=GetMachineStatus,
     status=MachineStatus,
     wanted=WantedValues,
@@ -330,10 +353,10 @@ VOCABULARY = Vocabulary(
     piece=BatchPiece,
 )
 
-CONTROL = (Hello, HeartbeatSent, Spilled, GetMachineStatus)
+CONTROL = (Hello, HeartbeatSent, Spilled, GetKeptSamples, GetMachineStatus)
 """The messages that a node answers with one message."""
 
-REPLIES = (HelloReply, HeartbeatReply, Acknowledged, MachineStatus)
+REPLIES = (HelloReply, HeartbeatReply, Acknowledged, KeptSamples, MachineStatus)
 """The answers to these messages."""
 
 
@@ -412,6 +435,8 @@ _LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
     HeartbeatReply: (*_SENDER, _FieldLimit((list, _NONE), 5, 5)),
     Spilled: (_NAME, _KEYS, _KEYS_OR_NONE, _FieldLimit((list,), 1, MOST_KEYS)),
     Acknowledged: (),
+    GetKeptSamples: (_NAME,),
+    KeptSamples: (_FieldLimit((bytes,), 0, LARGEST_KEPT),),
     GetMachineStatus: (),
     MachineStatus: (_FieldLimit((dict,), 0, 1024),),
     WantedValues: (_NAME, _KEYS, _KEYS_OR_NONE, _BYTES),
@@ -581,6 +606,31 @@ def _wrong_answers(record: AnswersHead) -> str:
     if not _are_names(record.moved_to):
         return "machines that are not names"
     return ""
+
+
+def pack_kept(indices: NDArray[np.int64]) -> bytes:
+    """Indices of samples as compressed bits. Empty, as if there were none, if they are too many.
+
+    >>> unpack_kept(pack_kept(np.array([2, 9])), samples=10).tolist()
+    [2, 9]
+    """
+    if not len(indices):
+        return b""
+    bits = np.zeros(int(indices.max()) + 1, np.bool_)
+    bits[indices] = True
+    packed = zlib.compress(np.packbits(bits, bitorder="little").tobytes(), 1)
+    return packed if len(packed) <= LARGEST_KEPT else b""
+
+
+def unpack_kept(packed: bytes, samples: int) -> NDArray[np.int64]:
+    """The indices below ``samples`` that ``pack_kept`` has packed. Raises ProtocolError."""
+    try:
+        # Not more than there are samples, whatever the other machine has compressed.
+        data = zlib.decompressobj().decompress(packed, samples // 8 + 1) if packed else b""
+    except zlib.error as error:
+        raise ProtocolError(f"samples that cannot be read: {error}") from None
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:samples]
+    return np.flatnonzero(bits)
 
 
 def integers(data: bytes) -> NDArray[np.int64]:

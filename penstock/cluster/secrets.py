@@ -9,6 +9,8 @@ other, so a process without the key cannot even send a request.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import secrets
 import shutil
@@ -29,6 +31,7 @@ TOKEN, CERTIFICATE, KEY = "token", "certificate.pem", "key.pem"
 TOKEN_BYTES = 32
 _LARGEST = 64 << 10
 _DAYS = 3650
+_EXPORT = "penstock-cluster-secrets-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,59 @@ def read_secrets(directory: Path | None = None) -> Secrets:
             "file again, as it is."
         )
     return Secrets(token, _read(directory / CERTIFICATE), _read(directory / KEY))
+
+
+def write_secrets(directory: Path, given: Secrets) -> None:
+    """Write secrets that came on a safe way to a directory, which must not have any yet."""
+    try:
+        own_directory(directory)
+    except StoreError as error:
+        raise ClusterError(str(error)) from None
+    files = {CERTIFICATE: given.certificate, KEY: given.key, TOKEN: given.token}
+    found = [name for name in files if (directory / name).exists()]
+    if found:
+        raise ClusterError(
+            f"{directory} already contains {', '.join(found)}. Remove the directory when no node "
+            "of its cluster is running, or name another with --secret."
+        )
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        # The token comes last, as in ``make_secrets``.
+        for name, content in files.items():
+            _write(Path(scratch) / name, content)
+            os.rename(Path(scratch) / name, directory / name)
+
+
+def fingerprint_of(given: Secrets) -> str:
+    """Identifies secrets without giving them away: the digest of their certificate, which every
+    connection shows anyway."""
+    return hashlib.sha256(given.certificate).hexdigest()
+
+
+def export_secrets(given: Secrets) -> str:
+    """The secrets as text for a pipe to another machine; ``import_secrets`` is the reverse.
+
+    >>> import_secrets(export_secrets(Secrets(bytes(TOKEN_BYTES), b"c", b"k"))).certificate
+    b'c'
+    """
+    parts = (given.token, given.certificate, given.key)
+    return "\n".join([_EXPORT, *(base64.b64encode(part).decode() for part in parts), ""])
+
+
+def import_secrets(text: str) -> Secrets:
+    """The secrets that ``export_secrets`` has made a text of. Raises ClusterError."""
+    lines = text.split()
+    try:
+        head, *parts = lines
+        token, certificate, key = (base64.b64decode(part, validate=True) for part in parts)
+    except ValueError:
+        head, token, certificate, key = "", b"", b"", b""
+    if head != _EXPORT or len(token) != TOKEN_BYTES or not certificate or not key:
+        # The text itself is not shown: it may be secret.
+        raise ClusterError(
+            f"these {len(lines)} lines are not the secrets of a cluster. Give the whole output of "
+            "`penstock cluster secrets --export`."
+        )
+    return Secrets(token, certificate, key)
 
 
 def _make_certificate(directory: Path) -> None:

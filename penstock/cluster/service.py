@@ -23,19 +23,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock import config
 from penstock.cluster.divided_cache import DividedCache
 from penstock.cluster.find import own_address, split_address
 from penstock.cluster.flight import FlightServer, connect
+from penstock.cluster.lending import Lender
 from penstock.cluster.membership import (
+    BEAT,
     Beat,
     ClusterMembership,
     ClusterView,
     HostedGroup,
     Installed,
     Machine,
+    MachineLoad,
     Probe,
+    Role,
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
@@ -43,9 +48,11 @@ from penstock.cluster.protocol import (
     VERSION,
     Acknowledged,
     BatchHead,
+    GetKeptSamples,
     GetMachineStatus,
     HeartbeatSent,
     Hello,
+    KeptSamples,
     MachineStatus,
     Offered,
     RemoteTask,
@@ -53,10 +60,15 @@ from penstock.cluster.protocol import (
     WantedBatch,
     WantedValues,
     integers,
+    pack_kept,
+    unpack_kept,
 )
+from penstock.cluster.recipes import Recipes
 from penstock.cluster.records import answer_of, heartbeat_of, pack_answer, pack_heartbeat
+from penstock.cluster.request_times import RequestTimes
 from penstock.cluster.secrets import Secrets, read_secrets
 from penstock.cluster.spanning import AskBatch, announced_unit
+from penstock.cluster.survey import MOST_CACHES, CacheReport, MachineReport, Survey, report_of
 from penstock.cluster.transport import (
     KeyAnswer,
     Link,
@@ -64,11 +76,14 @@ from penstock.cluster.transport import (
     PeerLost,
     PeerNonsense,
     PeerRefused,
+    Refuse,
     RemoteRows,
 )
-from penstock.engine.pools.wire import RELEASE, pack_integers
-from penstock.errors import ClusterError
+from penstock.engine.pools.wire import RELEASE, ProtocolError, pack_integers
+from penstock.host.idle_cores import IdleCores
+from penstock.order import Generations
 from penstock.store import HeapStore, SampleStore
+from penstock.store.admission import split_keys, version_keys
 from penstock.store.shared import SharedStores
 
 _log = logging.getLogger("penstock.node.cluster")
@@ -76,10 +91,10 @@ _log = logging.getLogger("penstock.node.cluster")
 TICK = 0.02
 """Seconds between two looks at requests that take too long: the shortest delay of a hedge."""
 
-CALL = 2.0
+CALL = 2.0 * config.cluster_patience()
 """Seconds that another machine may take to answer a control message, or to accept a connection."""
 
-TRANSFER = 10.0
+TRANSFER = 10.0 * config.cluster_patience()
 """Seconds that a transfer of samples may take. Long before that they are read from storage."""
 
 PART = 8
@@ -90,6 +105,21 @@ CONTROL, TRANSFERS = 16, 64
 
 AGAIN = 1.0
 """Seconds after a failed connection in which no other is tried."""
+
+GONE, MOST_GONE = 600.0, 32
+"""Seconds for which machines that have left are shown, and most of them."""
+
+
+class TaskServer(Protocol):
+    """Prepares tiny-batches for other machines. See ``Handler.run``."""
+
+    def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]: ...
+
+    def idle_cores(self) -> float:
+        """Cores that other machines could use now."""
+
+    def status(self) -> list[dict[str, Any]]:
+        """What it prepares, as plain data."""
 
 
 class SpanningGroup(Protocol):
@@ -114,7 +144,11 @@ class SpanningGroup(Protocol):
 
 
 class ClusterService:
-    """The place of one node among others. ``stores``: caches that are divided over the machines."""
+    """The place of one node among others. ``stores``: caches that are divided over the machines.
+
+    ``recipes``: the pipelines that machines give each other. ``guests``: serves the tiny-batches of
+    other machines; ``None`` if this one prepares none.
+    """
 
     def __init__(
         self,
@@ -126,9 +160,12 @@ class ClusterService:
         name: str,
         cache_bytes: int = 0,
         cores: int = 0,
+        recipes: Recipes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seeds = tuple(seeds)
+        self.recipes = recipes or Recipes(config.cluster_recipes(config.cluster_secret()))
+        self.guests: TaskServer | None = None
         self.stores = SharedStores(self._divide)
         self._secrets = secrets
         self._clock = clock
@@ -144,13 +181,22 @@ class ClusterService:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         """Bytes of samples by machine."""
+        self.times = RequestTimes(clock)
+        self._survey = Survey()
+        self._idle_cores = IdleCores(config.cores())
+        self._load_at = clock()
+        """When the load of this machine is measured again."""
+        self._known: dict[str, Machine] = {}
+        """The machines of the last view, by name."""
+        self._gone: dict[str, tuple[float, Machine]] = {}
+        """Machines that have left, by name, and when."""
         self._faults: dict[str, str] = {}
         """By address: the kind of the last fault in the log."""
         incarnation = time.time_ns()
         self._hello = Hello(VERSION, RELEASE, name, incarnation)
         self._server = FlightServer(self, self._hello, secrets, host=host, port=port)
         self.machine, self.address = name, self._server.address
-        me = Machine(name, self.address, incarnation, cores, cache_bytes)
+        me = Machine(name, self.address, incarnation, cores, cache_bytes, role="helps")
         self._membership = ClusterMembership(me, self.seeds, clock())
         self._callers = ThreadPoolExecutor(CONTROL, thread_name_prefix="penstock-cluster")
         # Of its own: transfers that wait for a slow machine must not hold up heartbeats.
@@ -177,7 +223,8 @@ class ClusterService:
         ``address``: where other machines reach this one; by default it is found out. ``secret``:
         directory of the secrets, by default the usual one.
         """
-        secrets = read_secrets(Path(secret) if secret else config.cluster_secret())
+        place = Path(secret) if secret else config.cluster_secret()
+        secrets = read_secrets(place)
         host, port = split_address(address) if address else own_address(tuple(seeds))
         service = cls(
             seeds,
@@ -187,6 +234,7 @@ class ClusterService:
             name=machine_name(host, port),
             cache_bytes=cache_bytes,
             cores=cores,
+            recipes=Recipes(config.cluster_recipes(place)),
         )
         service.begin()
         return service
@@ -201,6 +249,13 @@ class ClusterService:
         with self._lock:
             known = {machine.address for machine in self._membership.view.machines}
         return not known.isdisjoint(seeds) or not set(self.seeds).isdisjoint(seeds)
+
+    def reseed(self, seeds: Sequence[str]) -> None:
+        """From now on, these machines may be head: earlier ones may have gone for good."""
+        with self._lock:
+            if seeds and tuple(seeds) != self.seeds:
+                self.seeds = tuple(seeds)
+                self._membership.reseed(self.seeds, self._clock())
 
     def close(self) -> None:
         """Leave the cluster, and end all threads."""
@@ -228,10 +283,17 @@ class ClusterService:
             try:
                 with self._lock:
                     now = self._clock()
+                    if now >= self._load_at:
+                        self._load_at = now + BEAT
+                        self._membership.load = self._load()
                     decisions: list[Any] = list(self._membership.tick(now))
                     caches = list(self._caches.values())
                     groups = list(self._groups.values())
+                    others = [name for name in self._membership.view.named if name != self.machine]
+                    due = self._survey.due(others, now)
                 self._decided(decisions)
+                for name in due:
+                    self._call(self._ask_for_report, name)
                 for cache in caches:
                     cache.tick()
                 for group in groups:
@@ -290,6 +352,7 @@ class ClusterService:
         names = ", ".join(machine.name for machine in view.machines)
         _log.info("view %s: %s", ".".join(map(str, view.stamp)), names)
         with self._lock:
+            self._note_gone(view)
             addresses = {machine.address for machine in view.machines} | {*self.seeds}
             gone = [address for address in self._links if address not in addresses]
             links = [self._links.pop(address) for address in gone]
@@ -316,8 +379,37 @@ class ClusterService:
             room = max([self._guest_bytes, *(cache.budget for cache in caches)])
             ranks = tuple(sorted(cache.hosted for cache in caches if cache.hosted[2]))
             me = self._membership.me
-            changed = replace(me, cache_bytes=room, ranks=ranks, groups=groups)
+            role: Role = "trains" if ranks or groups else "helps"
+            changed = replace(me, cache_bytes=room, ranks=ranks, groups=groups, role=role)
             self._membership.change(changed, self._clock())
+
+    # The workers of other machines (see ``Lenders``).
+
+    def lend(self, cores: int) -> None:
+        """Let jobs on other machines use this many cores of this one."""
+        with self._lock:
+            self._membership.change(replace(self._membership.me, cores=cores), self._clock())
+
+    def lenders(self) -> list[Lender]:
+        """The other machines that lend cores."""
+        with self._lock:
+            machines, suspects = self._membership.view.machines, self._membership.suspects
+        return [
+            Lender(machine.name, machine.incarnation, machine.cores)
+            for machine in machines
+            if machine.name != self.machine and machine.cores and machine.name not in suspects
+        ]
+
+    def ask_rows(self, machine: str, task: RemoteTask, *, timeout: float) -> Iterator[RemoteRows]:
+        """Let another machine prepare a tiny-batch. Raises PeerFault."""
+        try:
+            for rows in self._link(self._address_of(machine)).run(task, timeout=timeout):
+                with self._lock:
+                    self.received[machine] += sum(map(len, rows.leaves))
+                yield rows
+        except PeerLost as fault:
+            self._failed(machine, fault)
+            raise
 
     # Connections.
 
@@ -382,7 +474,14 @@ class ClusterService:
     # Divided caches: what they ask of other machines.
 
     def _divide(
-        self, content: str, own: SampleStore, arrivals: SampleStore, *, lends: bool, samples: int
+        self,
+        content: str,
+        own: SampleStore,
+        arrivals: SampleStore,
+        *,
+        lends: bool,
+        samples: int,
+        generations: Generations | None = None,
     ) -> DividedCache:
         cache = DividedCache(
             content,
@@ -393,6 +492,7 @@ class ClusterService:
             samples=samples,
             service=self,
             clock=self._clock,
+            generations=generations,
         )
         with self._lock:
             before = self._caches.get(content)
@@ -420,11 +520,11 @@ class ClusterService:
         _submit(self._movers, self._fetch, cache, ask)
 
     def _fetch(self, cache: DividedCache, ask: Ask) -> None:
-        indices = np.array(ask.keys, np.int64)
-        wanted = WantedValues.of(cache.content, indices, most_bytes=ask.most_bytes)
+        indices, generations = _names(cache, ask.keys)
+        wanted = WantedValues.of(cache.content, indices, generations, most_bytes=ask.most_bytes)
         try:
             link = self._link(self._address_of(ask.owner))
-            answers = link.get(wanted, timeout=TRANSFER)
+            answers = self.times.timed(ask.owner, link.get(wanted, timeout=TRANSFER))
             # In parts: a sample that the owner has to wait for must not delay the others.
             while part := list(islice(answers, PART)):
                 with self._lock:
@@ -438,12 +538,11 @@ class ClusterService:
         _submit(self._movers, self._put, cache, offer, values)
 
     def _put(self, cache: DividedCache, offer: OfferValues, values: Sequence[Any]) -> None:
-        indices, sizes = np.array(offer.keys, np.int64), [len(value) for value in values]
+        (indices, generations), sizes = _names(cache, offer.keys), [len(v) for v in values]
         try:
             link = self._link(self._address_of(offer.to))
-            kept = link.put(
-                Offered.of(cache.content, indices, None, sizes), list(values), timeout=TRANSFER
-            )
+            offered = Offered.of(cache.content, indices, generations, sizes)
+            kept = link.put(offered, list(values), timeout=TRANSFER)
         except PeerFault as fault:
             self._failed(offer.to, fault)
             cache.offered(offer, None)
@@ -452,16 +551,33 @@ class ClusterService:
             self.sent[offer.to] += sum(sizes)
         cache.offered(offer, kept)
 
+    def learn(self, cache: DividedCache, machine: str) -> None:
+        """Ask another machine what it keeps, in a thread of its own."""
+        self._call(self._learn, cache, machine)
+
+    def _learn(self, cache: DividedCache, machine: str) -> None:
+        indices = np.zeros(0, np.int64)
+        try:
+            link = self._link(self._address_of(machine))
+            answer = link.control(GetKeptSamples(cache.content), timeout=CALL)
+            indices = unpack_kept(answer.kept, cache.samples)
+        except ProtocolError as error:
+            _log.warning("%s: %s", machine, error)
+        except PeerFault as fault:
+            self._failed(machine, fault)
+        cache.learnt(machine, indices)
+
     def tell(self, cache: DividedCache, tell: Tell) -> None:
         """Tell the owner of samples where they are, in a thread of its own."""
         self._call(self._tell, cache, tell)
 
     def _tell(self, cache: DividedCache, tell: Tell) -> None:
-        indices = np.array(list(tell.holders), np.int64)
+        indices, generations = _names(cache, list(tell.holders))
         try:
             link = self._link(self._address_of(tell.owner))
             packed, holders = pack_integers(indices) or b"", list(tell.holders.values())
-            link.control(Spilled(cache.content, packed, None, holders), timeout=CALL)
+            versions = pack_integers(generations)
+            link.control(Spilled(cache.content, packed, versions, holders), timeout=CALL)
         except PeerFault as fault:
             self._failed(tell.owner, fault)
 
@@ -517,19 +633,21 @@ class ClusterService:
                 answer, decisions = self._membership.heartbeat(beat, self._clock())
             self._decided(decisions)
             return pack_answer(answer)
+        if isinstance(message, GetKeptSamples):
+            cache = self._cache(message.fingerprint)
+            plain = cache is not None and not cache.versions
+            return KeptSamples(pack_kept(cache.kept()) if cache is not None and plain else b"")
         if isinstance(message, Spilled):
             cache = self._cache(message.fingerprint)
-            if cache is not None:
-                cache.told(
-                    dict(zip(integers(message.indices).tolist(), message.holders, strict=True))
-                )
+            if cache is not None and _fits(cache, message):
+                cache.told(dict(zip(_keys(message), message.holders, strict=True)))
             return Acknowledged()
-        return MachineStatus(self.status())
+        return MachineStatus(self.report().as_dict())
 
     def get(self, peer: str, wanted: WantedValues) -> Iterator[list[KeyAnswer]]:
-        keys = integers(wanted.indices).tolist()
+        keys = _keys(wanted)
         cache = self._cache(wanted.fingerprint)
-        if cache is None or wanted.generations is not None:
+        if cache is None or not _fits(cache, wanted):
             yield [KeyAnswer(place, "absent") for place in range(len(keys))]
             return
         for answers in cache.serve(peer, keys, wanted.most_bytes):
@@ -538,9 +656,9 @@ class ClusterService:
             yield answers
 
     def put(self, peer: str, offered: Offered, values: Iterator[memoryview]) -> list[bool]:
-        keys = integers(offered.indices).tolist()
-        cache = self._cache(offered.fingerprint) or self._guest(offered.fingerprint)
-        if cache is None or offered.generations is not None:
+        keys, versions = _keys(offered), offered.generations is not None
+        cache = self._cache(offered.fingerprint) or self._guest(offered.fingerprint, versions)
+        if cache is None or not _fits(cache, offered):
             return [False] * len(keys)
         kept = []
         for key, value in zip(keys, values, strict=True):
@@ -550,7 +668,12 @@ class ClusterService:
         return kept
 
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]:
-        raise ClusterError("this node prepares no samples for other machines")
+        if self.guests is None:
+            raise Refuse("busy", "this machine prepares no samples for others")
+        for rows in self.guests.run(peer, task):
+            with self._lock:
+                self.sent[peer] += sum(memoryview(leaf).nbytes for leaf in rows.leaves)
+            yield rows
 
     def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
         with self._lock:
@@ -567,7 +690,7 @@ class ClusterService:
             cache = self._caches.get(content)
         return cache if cache is not None and cache.is_open else None
 
-    def _guest(self, content: str) -> DividedCache | None:
+    def _guest(self, content: str, versions: bool) -> DividedCache | None:
         """A cache for samples of jobs that run on other machines only."""
         with self._lock:
             used = sum(cache.budget for cache in self._caches.values() if cache.guest)
@@ -584,6 +707,7 @@ class ClusterService:
                 service=self,
                 clock=self._clock,
                 guest=True,
+                versions=versions,
             )
             self._caches[content] = cache
         cache.open_as_guest()
@@ -591,39 +715,129 @@ class ClusterService:
 
     # Status.
 
-    def status(self) -> dict[str, Any]:
-        """The machines of the cluster and the caches of this one, as plain data."""
+    def _load(self) -> MachineLoad:
+        """The load of this machine. The caller holds the lock."""
+        free = sum(max(0, cache.budget - cache.used) for cache in self._caches.values())
+        return MachineLoad(free, self._idle_cores.look())
+
+    def _note_gone(self, view: ClusterView) -> None:
+        """Remember the machines that the new view does not have. The caller holds the lock."""
+        now = self._clock()
+        for name, machine in self._known.items():
+            if name not in view.named:
+                self._gone[name] = (now, machine)
+        self._known = dict(view.named)
+        kept = [
+            (name, (when, machine))
+            for name, (when, machine) in self._gone.items()
+            if name not in view.named and now - when <= GONE
+        ]
+        self._gone = dict(kept[-MOST_GONE:])
+
+    def _ask_for_report(self, name: str) -> None:
+        try:
+            answer = self._link(self._address_of(name)).control(GetMachineStatus(), timeout=CALL)
+        except PeerFault:
+            return  # heartbeats and probes find out what is wrong with it
+        report = report_of(answer.status)
+        if report is not None:
+            with self._lock:
+                self._survey.reported(name, report, self._clock())
+
+    def report(self) -> MachineReport:
+        """This machine alone, for others that ask."""
         with self._lock:
-            membership = self._membership
-            view, suspects, loads = membership.view, membership.suspects, membership.loads
-            head = membership.head
-            machines = [
-                {
-                    "name": machine.name,
-                    "address": machine.address,
-                    "role": machine.role,
-                    "cores": machine.cores,
-                    "cache_bytes": machine.cache_bytes,
-                    "free_bytes": loads[machine.name].free_bytes if machine.name in loads else None,
-                    "state": "silent" if machine.name in suspects else "alive",
-                    "is": {
-                        "head": machine.address == head,
-                        "this machine": machine.name == self.machine,
-                    },
-                    "sent": self.sent[machine.name],
-                    "received": self.received[machine.name],
-                }
-                for machine in view.machines
-            ]
-            caches = list(self._caches.values())
+            caches = list(self._caches.values())[:MOST_CACHES]
+            load = self._membership.load
+            sent, received = sum(self.sent.values()), sum(self.received.values())
+        found = []
+        for cache in caches:
+            status = cache.status()
+            found.append(CacheReport(**{name: status[name] for name in CacheReport.__slots__}))
+        return MachineReport(config.cores(), load.idle_cores, sent, received, tuple(found))
+
+    def status(self) -> dict[str, Any]:
+        """The machines of the cluster and the caches of this one, as plain data.
+
+        Somebody looks at it, so other machines are asked for their reports from now on, for some
+        seconds. The next status has them.
+        """
+        own, caches = self.report(), [cache.status() for cache in self._all_caches()]
+        hedged: Counter[str] = Counter()
+        for cache in caches:
+            hedged.update(cache["hedged_requests"])
+        with self._lock:
+            membership, now = self._membership, self._clock()
+            self._survey.watched(now)
+            view, suspects, head = membership.view, membership.suspects, membership.head
+            machines = []
+            for machine in view.machines:
+                here = machine.name == self.machine
+                report = (0.0, own) if here else self._survey.of(machine.name, now)
+                machines.append(
+                    {
+                        **self._described(machine),
+                        "state": "suspected" if machine.name in suspects else "alive",
+                        "is": {"head": machine.address == head, "this machine": here},
+                        "hedged_requests": hedged[machine.name],
+                        "report": None if report is None else report[1].as_dict(),
+                        "report_age": None if report is None else report[0],
+                    }
+                )
+            for when, machine in self._gone.values():
+                machines.append(
+                    {
+                        **self._described(machine),
+                        "state": "gone",
+                        "gone_for": now - when,
+                        "is": {"head": False, "this machine": False},
+                        "hedged_requests": hedged[machine.name],
+                        "report": None,
+                        "report_age": None,
+                    }
+                )
         return {
+            "guests": [] if self.guests is None else self.guests.status(),
             "machine": self.machine,
             "address": self.address,
             "view": ".".join(map(str, view.stamp)),
             "head": head,
             "machines": machines,
-            "caches": [cache.status() for cache in caches],
+            "caches": caches,
         }
+
+    def _described(self, machine: Machine) -> dict[str, Any]:
+        """What the list of machines says of one, and what this machine has exchanged with it."""
+        return {
+            "name": machine.name,
+            "address": machine.address,
+            "role": machine.role,
+            "lent_cores": machine.cores,
+            "cache_bytes": machine.cache_bytes,
+            "sent": self.sent[machine.name],
+            "received": self.received[machine.name],
+            **self.times.of(machine.name).as_dict(),
+        }
+
+
+def _names(
+    cache: DividedCache, keys: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The indices and generations of samples, as messages have them."""
+    indices, generations = split_keys(np.array(keys, np.int64))
+    return indices, generations if cache.versions else None
+
+
+def _keys(record: WantedValues | Offered | Spilled) -> list[int]:
+    """The keys of the samples in a message."""
+    generations = None if record.generations is None else integers(record.generations)
+    keys: list[int] = version_keys(integers(record.indices), generations).tolist()
+    return keys
+
+
+def _fits(cache: DividedCache, record: WantedValues | Offered | Spilled) -> bool:
+    """Whether a message is about versions of samples if the cache is, and only then."""
+    return cache.versions == (record.generations is not None)
 
 
 def _submit(executor: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:

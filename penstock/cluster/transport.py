@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from penstock.cluster.protocol import (
@@ -17,6 +17,7 @@ from penstock.cluster.protocol import (
     BatchHead,
     BatchPiece,
     Offered,
+    RefusalKind,
     RemoteTask,
     WantedBatch,
     WantedValues,
@@ -51,6 +52,40 @@ class PeerRefused(PeerFault, ClusterError):
     """The machine refuses this one: another token, certificate or version. Never tried again."""
 
 
+class PeerLacks(PeerFault):
+    """The machine has no way to get the pipeline of a task."""
+
+
+class PeerFailed(PeerFault):
+    """The machine could not prepare samples of a task."""
+
+
+class PeerDeadly(PeerFailed):
+    """A sample of the task killed workers of the machine."""
+
+
+class Refuse(Exception):
+    """Raised by a handler that does not serve a call. ``reason`` is sent to the caller."""
+
+    def __init__(self, kind: RefusalKind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+FAULTS: dict[RefusalKind, Callable[[str], PeerFault]] = {
+    "token": PeerRefused,
+    "version": PeerRefused,
+    "busy": PeerSlow,
+    "nonsense": PeerRefused,
+    "failed": PeerNonsense,
+    "recipe": PeerLacks,
+    "sample": PeerFailed,
+    "deadly": PeerDeadly,
+}
+"""What a refusal is for the caller."""
+
+
 class KeyAnswer(NamedTuple):
     """The answer for one key of a request; ``place`` is the key's position in the request.
 
@@ -79,7 +114,7 @@ class Handler(Protocol):
     ``peer``: the name of the calling machine, which has the token of this cluster. Values are
     buffers of bytes, and are sent without a copy: an object that is yielded must own its memory,
     and the memory must not change while the object is referenced. Not even the end of the iterator
-    says that everything was sent.
+    says that everything was sent. A handler that does not serve a call raises ``Refuse``.
     """
 
     def control(self, peer: str, message: Any) -> Any:

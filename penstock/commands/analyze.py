@@ -20,6 +20,10 @@ examples:
   penstock analyze --seconds 120 --output today -- torchrun --nproc-per-node 4 train.py
   penstock analyze --cache 64GB --continue -- python train.py
 
+on several machines:
+  penstock analyze -- torchrun --nnodes 2 ... train.py      on every machine
+  penstock analyze --combine DIRECTORY                      with the reports of all of them
+
 The script is not edited. Its training loop runs some steps with its own batches, then with cached
 samples (how fast is preparation?), with one batch that is replayed (how fast is the accelerator?),
 and with samples that must be read from storage. Then the script ends; with --continue its models
@@ -53,14 +57,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="report",
         help="write NAME.json and NAME.html (report)",
     )
+    parser.add_argument(
+        "--combine",
+        metavar="DIR",
+        action="append",
+        help="run nothing; combine the reports of several machines in this directory",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock import config
+    from penstock.diagnose.analyze.combine import combine, missing
     from penstock.inject import environment, launch, reports, unseen, words
 
+    if arguments.combine:
+        return _combine(arguments)
     command = words(arguments.command)
     if arguments.cache is not None:
         config.size(arguments.cache, "--cache")
@@ -79,9 +92,33 @@ def run(arguments: argparse.Namespace) -> int:
             why = _why_no_report(place) or unseen(command)
             sys.stderr.write(f"penstock: the analysis has no result. {why}\n")
             return code or 1
-    report = replace(merge_ranks(ranks), command=shlex.join(command))
-    _show(report, arguments.output, as_json=arguments.json)
+    report = replace(combine(ranks), command=shlex.join(command))
+    partial = bool(missing([report]))
+    # On a file system that the machines share, they must not overwrite each other's report.
+    output = f"{arguments.output}-{report.host}" if partial else arguments.output
+    _show(report, output, as_json=arguments.json)
+    if partial and not arguments.json:
+        here = len(report.ranks) + 1
+        sys.stdout.write(
+            f"\nThis is a part of the job: {here} of {report.setup.world} ranks ran here. Run the "
+            "same command on the other machines, put\ntheir reports into one directory, and "
+            "combine them: penstock analyze --combine DIRECTORY\n"
+        )
     return code
+
+
+def _combine(arguments: argparse.Namespace) -> int:
+    """Show the reports of several machines as one."""
+    from penstock.diagnose.analyze.combine import combine, load_reports
+
+    if arguments.command:
+        raise ReportError(
+            "--combine reads reports that were written before, and runs no command. Leave "
+            f"{shlex.join(arguments.command)!r} out."
+        )
+    found = load_reports(Path(path) for path in arguments.combine)
+    _show(combine(found.values()), arguments.output, as_json=arguments.json)
+    return 0
 
 
 def _why_no_report(place: Path) -> str:
@@ -107,19 +144,6 @@ def _load_reports(place: Path) -> list[AnalysisReport]:
     from penstock.diagnose.analyze.report import AnalysisReport
 
     return [AnalysisReport.load(path) for path in sorted(place.glob("report-*.json"))]
-
-
-def merge_ranks(reports: list[AnalysisReport]) -> AnalysisReport:
-    """The report of the slowest rank, with those of the other ranks, which wait for it."""
-    from penstock.diagnose.analyze.stalls import rank_speeds, slowest
-
-    ranks = sorted(reports, key=lambda report: report.setup.rank)
-    first = replace(ranks[0], ranks=tuple(ranks[1:]))
-    last = slowest(rank_speeds(first))
-    if last is None or last.report is first:
-        return first
-    others = tuple(report for report in ranks if report is not last.report)
-    return replace(last.report, ranks=others)
 
 
 def _show(report: AnalysisReport, output: str, *, as_json: bool) -> None:

@@ -14,11 +14,12 @@ examples:
   penstock run --cache 8GB --workers auto -- python train.py
   penstock run --cache 8GB --reuse 3 --split 2 -- torchrun --nproc-per-node 4 train.py
   penstock run --share search-1 --seed 0 -- python train.py --lr 0.1
+  penstock run --cache 64GB --cluster auto -- torchrun --nnodes 2 ... train.py
 
 The script is not edited: Penstock iterates the torch DataLoaders that the script, or a library,
 creates. Messages on stderr say what was changed, what was not, and why. The exit code is that of
 the command. A loader that shuffles is taken for training. One that reads its data in order is taken
-for validation, and gets no reuse, echo or share.
+for validation, and gets no reuse, echo, share or cluster.
 """
 
 
@@ -57,6 +58,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--share", metavar="NAME", help="prepare the data once for all jobs with this name"
     )
     parser.add_argument(
+        "--cluster",
+        metavar="MACHINES",
+        help="use the caches of several machines as one: their addresses, ray, or auto; it is the "
+        "PENSTOCK_CLUSTER of the command, too",
+    )
+    parser.add_argument(
         "--workers",
         type=_whole_or_auto,
         metavar="N",
@@ -93,9 +100,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     command = words(arguments.command)
     settings = _settings(arguments)
+    named = None if arguments.cluster in (None, "auto") else arguments.cluster
+    if named is not None:
+        settings["cluster"] = "auto"
     with reports() as place:
         settings["reports"] = str(place)
-        code = launch(command, environment("run", settings))
+        variables = environment("run", settings)
+        if named is not None:
+            # Loaders with cluster="auto", ours and those of the script, use these machines.
+            variables["PENSTOCK_CLUSTER"] = named
+        code = launch(command, variables)
         reached, outcomes = processes(place), loaders(place)
     if not reached:
         text = unseen(command)
@@ -114,6 +128,10 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.cache is not None:
         config.size(arguments.cache, "--cache")
+    if arguments.cluster is not None:
+        from penstock.cluster.find import find_cluster
+
+        find_cluster(arguments.cluster)  # an address that is none is an error now
     if arguments.split is not None and arguments.reuse is None:
         raise PipelineError("--split belongs to --reuse; give both: --reuse 3 --split 2.")
     if arguments.split is not None and arguments.reuse == "auto":

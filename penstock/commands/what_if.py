@@ -24,6 +24,7 @@ from penstock.diagnose.analyze.what_if import (
     check_options,
     fixed_change,
     ineffective_options,
+    machine_lines,
     prediction_rows,
     saturation,
     varied,
@@ -37,6 +38,8 @@ examples:
   penstock what-if report.json --cache 0..64GB              a table
   penstock what-if report.json --cache 0..64GB:8GB --storage 100,500,2000MB/s     a grid
   penstock what-if report.json --jobs 8 --share             eight jobs share one preparation
+  penstock what-if report.json --machines 1,2,4,8 --network 10Gb/s      machines share caches
+  penstock what-if report.json --remote-cores 32 --network 10Gb/s       other machines prepare
   penstock what-if report.json --cores 2,4,8,16 --price-accelerator 2 --price-core 0.04
 
 A VALUE is one value, a list (1,2,4,8), a range (0..64GB) or a range with a step (0..64GB:8GB). At
@@ -54,15 +57,19 @@ OPTIONS = {
     "echo": "uses of each batch (echo)",
     "jobs": "jobs that run at once on this machine",
     "offload": "number of last operations that run on the device",
+    "machines": "machines that divide the data and share their caches",
+    "network": "speed of the link of each machine, such as 10Gb/s or 1.2GB/s",
+    "remote_cores": "cores of other machines that prepare samples for one machine",
 }
 
-FLAGS = ("share", "penstock")
+FLAGS = ("share", "penstock", "shared_storage")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Predict from a report of `penstock analyze` how fast training would be with another "
-        "cache, other cores, storage or accelerator, with reuse, echo or sharing. Shows the "
+        "cache, other cores, storage or accelerator, with reuse, echo or sharing, and on several "
+        "machines. Shows the "
         "bottleneck, and the cost of an epoch if prices are given."
     )
     parser.epilog = EXAMPLE
@@ -70,12 +77,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "report", metavar="REPORT.json", help="report written by `penstock analyze`"
     )
     for name, line in OPTIONS.items():
-        parser.add_argument(f"--{name}", metavar="VALUE", help=line)
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=line)
     parser.add_argument(
         "--share", action="store_true", help="with --jobs: the jobs share one preparation"
     )
     parser.add_argument(
         "--penstock", action="store_true", help="use Penstock's loader in place of torch's"
+    )
+    parser.add_argument(
+        "--shared-storage",
+        action="store_true",
+        help="with --machines: all of them read from one storage, instead of one each",
     )
     for name, line in (
         ("", "an hour of the whole machine, such as 2.5/h"),
@@ -104,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(as_json(forecast, present, rows, enough) + "\n")
     else:
         lines = lines_of(forecast, options, present, rows, enough)
-        lines += ineffective_options(report, options)
+        lines += machine_lines(report, options, rows) + ineffective_options(report, options)
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -141,6 +153,20 @@ def _bytes_per_second(text: str, option: str) -> float:
         ) from None
 
 
+def _network(text: str, option: str) -> float:
+    """Bytes per second. ``b`` means bits, and ``B`` bytes, as usual for networks."""
+    bits = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kKMGT]?)b(?:it)?(?:/s|ps)\s*", text)
+    if bits is not None:
+        scale = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[bits[2].upper()]
+        return float(bits[1]) * scale / 8
+    try:
+        return _bytes_per_second(text, option)
+    except PipelineError:
+        raise PipelineError(
+            f"{option} is {text!r}; give bits or bytes per second, such as 10Gb/s or 1.2GB/s."
+        ) from None
+
+
 def _factor(text: str, option: str) -> float:
     if not re.fullmatch(r"\s*-?[0-9]*\.?[0-9]+\s*x?\s*", text.lower()):
         raise PipelineError(f"{option} is {text!r}; give a factor, such as 2x or 1.5.")
@@ -155,6 +181,7 @@ def _count(text: str, option: str) -> float:
 
 BYTES = Quantity(_bytes, 0, True, "64GB")
 BYTES_PER_SECOND = Quantity(_bytes_per_second, 1, False, "500MB/s")
+NETWORK = Quantity(_network, 1, False, "10Gb/s")
 FACTOR = Quantity(_factor, 1e-9, False, "2x")
 FACTOR_FROM_1 = Quantity(_factor, 1, False, "2")
 COUNT = Quantity(_count, 1, True, "8")
@@ -246,12 +273,16 @@ def read_options(arguments: argparse.Namespace) -> list[Values]:
         "echo": FACTOR_FROM_1,
         "jobs": COUNT,
         "offload": COUNT_FROM_0,
+        "machines": COUNT,
+        "network": NETWORK,
+        "remote_cores": COUNT_FROM_0,
     }
     options = []
     for name, quantity in quantities.items():
         text = getattr(arguments, name)
         if text is not None:
-            options.append(Values(name, read_values(text, f"--{name}", quantity)))
+            option = f"--{name.replace('_', '-')}"
+            options.append(Values(name, read_values(text, option, quantity)))
     return options + [Values(name, (True,)) for name in FLAGS if getattr(arguments, name)]
 
 
@@ -293,9 +324,15 @@ def _price(text: str, option: str) -> float:
 UNITS: dict[str, Callable[[float], str]] = {
     "cache": show_size,
     "storage": lambda value: f"{show_size(value)}/s",
+    "network": lambda value: f"{value * 8 / 1e9:g} Gb/s",
     "accelerator": lambda value: f"{value:g}x",
     "echo": lambda value: f"{value:g}",
 }
+
+
+def words(name: str) -> str:
+    """The name of an option in a sentence."""
+    return name.replace("_", " ")
 
 
 def show(name: str, value: float) -> str:
@@ -326,15 +363,26 @@ def lines_of(
 def change_words(options: Sequence[Values]) -> str:
     """The options with one value, in words: ``cache 64.0 GB, cores 16``."""
     return ", ".join(
-        option.name
+        words(option.name)
         if option.values[0] is True
-        else f"{option.name} {show(option.name, option.values[0])}"
+        else f"{words(option.name)} {show(option.name, option.values[0])}"
         for option in options
         if len(option.values) == 1
     )
 
 
-HEADS = ("samples/s", "gain", "stalled on fetch", "on prep", "bound", "epoch", "cost")
+HEADS = (
+    "samples/s",
+    "all machines",
+    "gain",
+    "stalled on fetch",
+    "on prep",
+    "on network",
+    "bound",
+    "epoch",
+    "cost",
+)
+"""Columns without any value are not shown."""
 
 
 def table(option: Values, rows: Sequence[PredictionRow]) -> list[str]:
@@ -343,7 +391,7 @@ def table(option: Values, rows: Sequence[PredictionRow]) -> list[str]:
         [show(option.name, value), *_cells(row)]
         for value, row in zip(option.values, rows, strict=True)
     ]
-    return _columns([option.name, *HEADS], cells)
+    return _columns([words(option.name), *HEADS], cells)
 
 
 def grid(options: Sequence[Values], rows: Sequence[PredictionRow]) -> list[str]:
@@ -351,7 +399,7 @@ def grid(options: Sequence[Values], rows: Sequence[PredictionRow]) -> list[str]:
     down, across = options
     width = len(across.values)
     chunks = [rows[at : at + width] for at in range(0, len(rows), width)]
-    corner = f"{down.name} \\ {across.name}"
+    corner = f"{words(down.name)} \\ {words(across.name)}"
     heads = [corner, *(show(across.name, value) for value in across.values)]
 
     def part(title: str, cell: Callable[[PredictionRow], str]) -> list[str]:
@@ -361,8 +409,10 @@ def grid(options: Sequence[Values], rows: Sequence[PredictionRow]) -> list[str]:
         ]
         return [title, *_columns(heads, body)]
 
+    several = any(row.change.machines > 1 or row.change.remote_cores for row in rows)
+    network_word = ", f(etch) or n(etwork)" if several else " or f(etch)"
     lines = part(
-        "samples/s, bound by c(ompute), p(rep) or f(etch)",
+        f"samples/s, bound by c(ompute), p(rep){network_word}",
         lambda row: f"{row.prediction.speed:,.0f} {row.prediction.bound[0]}",
     )
     if rows[0].cost is not None:
@@ -411,9 +461,11 @@ def _cells(row: PredictionRow) -> list[str]:
     prediction = row.prediction
     return [
         f"{prediction.speed:,.0f}",
+        f"{prediction.all_machines:,.0f}" if prediction.machines > 1 else "",
         f"{row.gain:.2f}x",
         f"{prediction.fetch_stall:.0%}",
         f"{prediction.prep_stall:.0%}",
+        f"{prediction.network_stall:.0%}" if prediction.network else "",
         prediction.bound,
         f"{prediction.epoch:,.1f} s",
         _cost(row.cost),

@@ -12,9 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from penstock.engine.feed import Ready
+from penstock.engine.open_batch import Convert
 from penstock.stats import Meter
-
-Convert = Callable[[Any], Any]
 
 DEPTH = 2
 """Batches that are taken ahead. One is enough for a loop with even steps; torch takes all that its

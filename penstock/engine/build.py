@@ -23,6 +23,7 @@ from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.slots import Layout, Leaf, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
+from penstock.order import Deal
 from penstock.order.plan import BatchKeys
 from penstock.pipeline import Pipeline, batching_of
 from penstock.stats import Meter
@@ -39,6 +40,7 @@ class Recipe:
     - ``init``: called in each worker before its first task.
     - ``start``: how worker processes are started.
     - ``kept``: how many samples refurbish keeps, if a checkpoint says so.
+    - ``deal``: how the samples are dealt to the ranks of the job, if that runs no user code.
     """
 
     pipeline: Pipeline
@@ -47,6 +49,7 @@ class Recipe:
     init: WorkerInit | None = None
     start: ChooseStart = as_program
     kept: int | None = None
+    deal: Deal | None = None
 
     def choice(self, cores: int | None = None) -> Choice:
         """The kind and number of workers; with ``share=``, the workers of the node."""
@@ -145,14 +148,24 @@ class Assembly:
 
         return prepare
 
-    def engine(self, make: MakeEngine = Engine, *, staged: bool = False, **more: Any) -> Engine:
+    def engine(
+        self,
+        make: MakeEngine = Engine,
+        *,
+        staged: bool = False,
+        join: Callable[[Pool], Pool] | None = None,
+        **more: Any,
+    ) -> Engine:
         """An engine with a pool of its own.
 
-        ``staged``: other processes can map its batches. ``more``: further arguments for ``make``.
+        ``staged``: other processes can map its batches. ``join``: joins the pool with workers of
+        other machines. ``more``: further arguments for ``make``.
         """
         recipe, options = self.recipe, self.recipe.options
         self.keepers.open()
         pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
+        if join is not None:
+            pool = join(pool)
         batch = batching_of(recipe.pipeline)
         whole = not recipe.pipeline.source.indexed or self.work.collate is not None
         layout = None if whole else layout_of(recipe.pipeline.fields, batch.size)

@@ -20,11 +20,13 @@ from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
+    MOST_AHEAD,
     Piece,
     Schedule,
     TaskKind,
     batches_ahead,
     batches_ahead_of_sharers,
+    batches_for_lenders,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
@@ -86,6 +88,8 @@ class Engine:
         )
         self._upcoming: Iterator[BatchKeys] = iter(())
         self._pending: BatchKeys | None = None
+        self._first_row: TaskReport | None = None
+        """The probe of the pending batch, if its sample is the first row of that batch."""
         self._any_thread = False
         """Workers may open batches, not only the thread of the training loop."""
         self._to_open = False
@@ -237,13 +241,13 @@ class Engine:
 
     # What pools call.
 
-    def take(self, worker: int) -> Task | None:
+    def take(self, worker: int, *, away: int = 0) -> Task | None:
         with self._lock:
             if self._to_open:
                 self._open_in_worker()
-            piece = self._schedule.take(worker)
+            piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
-                self.starved, self._idle = False, True
+                self.starved, self._idle = self.starved and away > 0, True
                 return None
             batch = self._open_batches[piece.batch]
             try:
@@ -261,6 +265,10 @@ class Engine:
             batch.running += 1
             self._tasks[piece.id] = (batch, piece)
             return batch.task(piece)
+
+    def left_over(self) -> int:
+        with self._lock:
+            return self._schedule.left_over()
 
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
@@ -327,8 +335,16 @@ class Engine:
         if self._layout is None:
             return batches_ahead(0)
         rows, nbytes = self._layout.rows, self._layout.nbytes
+        lent = self.pool.size - self._schedule.local_workers
+        if lent > 0:
+            ahead = self._depth_alone(rows, nbytes)
+            return max(ahead, min(MOST_AHEAD, ahead + batches_for_lenders(rows, lent)))
+        return self._depth_alone(rows, nbytes)
+
+    def _depth_alone(self, rows: int, nbytes: int) -> int:
+        """Batches that are prepared ahead for the workers of this machine."""
         if self.pool.divides_tasks:
-            return batches_ahead_of_sharers(nbytes, rows, self.pool.size)
+            return batches_ahead_of_sharers(nbytes, rows, self._schedule.local_workers)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
         samples = self._schedule.samples_in_demand if self.pool.own_process else 0
@@ -337,6 +353,7 @@ class Engine:
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
         self._to_open = False
+        self._schedule.workers = max(1, self.pool.size)
         opened, depth = False, self._depth()
         while len(self._open_batches) < depth and not self._probing():
             batch_keys = self._pending or next(self._upcoming, None)
@@ -375,13 +392,20 @@ class Engine:
             if rows > self._layout.rows:  # a batch sampler's batches have any size
                 self._layout = replace(self._layout, rows=rows)
             batch.layout = self._layout
+            if self._first_row is not None:
+                batch.add_first_row(self._first_row, self._layout)
+                self._first_row = None
         self._last_number += 1
         self._open_batches[self._last_number] = batch
-        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream)
+        done = len(batch.reports)
+        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream, first=done)
 
     def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
         """Use the result of a probe. Returns whether there are new tasks."""
         if batch.kind == "probe":
+            self._first_row = outcome.report if outcome.report.rows else None
+            if self._first_row is None:
+                self._keepers.discard(outcome.report.offers)
             if outcome.report.taken or not self._probe_next(batch, piece):
                 self._learn_layout(batch, outcome.layout)
             return True
@@ -463,7 +487,7 @@ class Engine:
         # Counted when handed out, so that batches prepared ahead count in their own epoch.
         self.meter.handed_out(summary.busy, summary.tally, batch.bad, ready.rows, ready.nbytes)
         if self._keepers.any:
-            self._keepers.handed_out(batch.batch_keys, summary.offers)
+            self._keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
             # At once: a store may be over its budget, and batches of later epochs are open already.
             self._keepers.catch_up()
         return ready
@@ -489,7 +513,7 @@ class Engine:
         batch.reports.clear()
         self._schedule.drop(self._number(batch))
         if batch.kind == "probe":
-            self._pending = None
+            self._forget_pending()
         self._keepers.discard(offers)
 
     def _resolve_deadly(self, batch: OpenBatch, piece: Piece, reason: str) -> None:
@@ -538,7 +562,14 @@ class Engine:
             if not batch.running:
                 batch.give_back(self.ring)
         self._open_batches.clear()
+        self._forget_pending()
         self.pool.cancel([task for task, (batch, _) in self._tasks.items() if batch.dropped])
+
+    def _forget_pending(self) -> None:
+        """The batch whose first sample has shown the layout is not prepared."""
+        first_row, self._pending, self._first_row = self._first_row, None, None
+        if first_row is not None:
+            self._keepers.discard(first_row.offers)
 
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)

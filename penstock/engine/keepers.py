@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.stops.hold import Keeper, Opening, keeps_samples
 from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import Offer, StageFailure, Stop
 from penstock.store import RunDir, ThreadClaims
+from penstock.store.admission import index_of
 from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
 
@@ -54,7 +56,12 @@ class Keepers:
         self._keepers: list[Keeper] = []
         self._claims: list[Path] = []
         self._restarted = False
-        self._handed_out: deque[tuple[BatchKeys, Sequence[Offer]]] = deque()
+        self._handed_out: deque[tuple[BatchKeys, Sequence[Offer], Sequence[Any]]] = deque()
+        self._fetching: set[Hashable] = set()
+        """Batches for which samples of other machines were asked for, and not given back."""
+        self._fetching_lock = threading.Lock()
+        self._places: list[int] = []
+        """The places of the stops that keep samples on the road."""
         self._catching_up = threading.RLock()
         road = pipeline.road(options.seed)
         stacks = pipeline.batching is not None and pipeline.batching.collate is None
@@ -85,6 +92,7 @@ class Keepers:
                 )
                 keeper = stop.make_keeper(opening)
                 self._keepers.append(keeper)
+                self._places.append(place)
                 stop = keeper.stop
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
@@ -98,9 +106,73 @@ class Keepers:
         return next((generations for generations in by_keeper if generations is not None), None)
 
     @property
-    def division(self) -> Division | None:
-        """How several machines divide the samples of the lowest stop that keeps samples."""
-        return self._keepers[-1].division if self._keepers else None
+    def divisions(self) -> list[Division]:
+        """How several machines divide what the stops keep, from the first stop to the last."""
+        return [keeper.division for keeper in self._keepers if keeper.division is not None]
+
+    def fetch(self, batch: Hashable, keys: BatchKeys, done: Callable[[], None]) -> bool:
+        """Borrow what other machines keep of a batch. See ``Division.fetch``.
+
+        The lowest stop comes first. What it lacks is prepared here, and asked for from the stop
+        above it.
+        """
+        with self._fetching_lock:
+            self._fetching.add(batch)
+        indices: list[int] = keys.indices.tolist()
+        return self._fetch_from(len(self._keepers) - 1, batch, indices, keys.epoch, done)
+
+    def _fetch_from(
+        self,
+        number: int,
+        batch: Hashable,
+        indices: list[int],
+        epoch: int,
+        done: Callable[[], None],
+    ) -> bool:
+        """``fetch`` from the stop with this number on, upwards."""
+        while number >= 0 and indices:
+            division, kept = self._keepers[number].division, list[int]()
+            if division is not None:
+                kept = self._keepers[number].keys_of(indices, epoch)
+            if division is not None and kept:
+                fetched = partial(
+                    self._fetched, number, division, batch, indices, kept, epoch, done
+                )
+                settled = division.fetch(batch, kept, fetched)
+                with self._fetching_lock:
+                    released = batch not in self._fetching
+                if released:  # meanwhile, in another thread
+                    division.release(batch)
+                    return True
+                if not settled:
+                    return False
+                indices = _lacking(division, batch, indices, kept)
+            number -= 1
+        return True
+
+    def _fetched(
+        self,
+        number: int,
+        division: Division,
+        batch: Hashable,
+        indices: list[int],
+        kept: list[int],
+        epoch: int,
+        done: Callable[[], None],
+    ) -> None:
+        """What the stop with this number keeps of a batch is here, or will not come."""
+        lacking = _lacking(division, batch, indices, kept)
+        if self._fetch_from(number - 1, batch, lacking, epoch, done):
+            done()
+
+    def release(self, batch: Hashable) -> None:
+        """Give back what was borrowed for a batch."""
+        with self._fetching_lock:
+            if batch not in self._fetching:
+                return
+            self._fetching.remove(batch)
+        for division in self.divisions:
+            division.release(batch)
 
     def _new_claims(self, shared: bool) -> Path | ThreadClaims:
         if not shared:
@@ -114,12 +186,16 @@ class Keepers:
         for keeper in self._keepers:
             keeper.open()
 
-    def handed_out(self, batch: BatchKeys, offers: Sequence[Offer]) -> None:
+    def handed_out(
+        self, batch: BatchKeys, offers: Sequence[Offer], tally: Sequence[Any] = ()
+    ) -> None:
         """Note that a batch was handed out. ``offers``: samples put into stores for it, by row.
+
+        ``tally``: its counters, as ``Tally.as_list`` returns them.
 
         The thread of the training loop calls this. ``catch_up`` does the rest in another thread.
         """
-        self._handed_out.append((batch, offers))
+        self._handed_out.append((batch, offers, tally))
 
     def catch_up(self) -> None:
         """Admit samples of the batches handed out, and remove those that no later batch needs.
@@ -130,22 +206,33 @@ class Keepers:
             return
         with self._catching_up:
             while self._handed_out:
-                batch, offers = self._handed_out[0]
+                batch, offers, tally = self._handed_out[0]
                 try:
+                    self._measure(tally)
                     if offers:
-                        self._admit(offers)
+                        self._admit(offers, batch.epoch)
                     for keeper in self._keepers:
                         keeper.handed_out(batch)
                 finally:
                     self._handed_out.popleft()  # only now: other threads wait until it is done
 
-    def _admit(self, offers: Sequence[Offer]) -> None:
+    def _measure(self, tally: Sequence[Any]) -> None:
+        """Tell the divisions how long samples took that no machine had."""
+        if not tally:
+            return
+        samples, seconds = tally[0], tally[1]
+        for keeper, place in zip(self._keepers, self._places, strict=True):
+            # Stage 0 is the source, so the stage above a stop has the number of its place.
+            if keeper.division is not None and samples[place]:
+                keeper.division.measured(seconds[place] / samples[place])
+
+    def _admit(self, offers: Sequence[Offer], epoch: int) -> None:
         """Decide which samples of a batch stay in the stores, in the order of its rows."""
         by_keeper: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, index, cost in offers:
             by_keeper[number].append((index, cost))
         for number, offered in by_keeper.items():
-            self._keepers[number].admit(offered)
+            self._keepers[number].admit(offered, epoch)
 
     def discard(self, offers: Sequence[Offer]) -> None:
         """Remove samples that were put into stores for a batch that will not be handed out."""
@@ -199,6 +286,15 @@ class Keepers:
             keeper.close()
         for file in self._claims:
             file.unlink(missing_ok=True)
+
+
+def _lacking(
+    division: Division, batch: Hashable, indices: Sequence[int], kept: Sequence[int]
+) -> list[int]:
+    """The samples of a batch that are prepared here: those that are never kept, and those that no
+    machine has."""
+    found = set(map(index_of, kept)).difference(map(index_of, division.to_prepare(batch)))
+    return [index for index in indices if index not in found]
 
 
 def _identity_above(pipeline: Pipeline, number: int) -> Callable[[], object]:

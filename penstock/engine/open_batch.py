@@ -74,7 +74,7 @@ class Summary(NamedTuple):
 EMPTY = Summary(0, 0, 0.0, [], [], {})
 
 
-class View(NamedTuple):
+class BatchView(NamedTuple):
     """A complete batch as the loop gets it. ``buffer``: the one that its arrays are views of."""
 
     buffer: Any
@@ -112,7 +112,7 @@ class OpenBatch:
     deadly: set[int] = field(default_factory=set)
     bad: list[BadSample] = field(default_factory=list)
     summary: Summary = EMPTY
-    view: View | None = None
+    view: BatchView | None = None
     _keys: Keys | None = None
 
     @property
@@ -158,6 +158,17 @@ class OpenBatch:
         if self.slot is not None:
             self._copy_early_rows(piece.first)
 
+    def add_first_row(self, report: TaskReport, layout: Layout) -> None:
+        """Use the sample that has shown the layout as the first row. ``report``: of its probe."""
+        values = {number: value for number, [value] in report.objects.items()}
+        columns = layout.new_columns(1)
+        for number, column in enumerate(columns):
+            if column is not None:
+                column[0] = values.pop(number)
+        self.early_rows[0] = EarlyRows(1, columns)
+        report.objects = {number: [value] for number, value in values.items()}
+        self.reports[0] = report
+
     def _copy_early_rows(self, first: int) -> None:
         """Copy the piece that begins with row ``first`` into the slot, if it was prepared early."""
         early = self.early_rows.pop(first, None)
@@ -199,7 +210,7 @@ class OpenBatch:
         if self.kind == "rows" and self.slot is not None and self.summary.rows:
             self.view = self._view_of(self.slot.buffer(), convert)
 
-    def _view_of(self, buffer: Any, convert: Convert | None) -> View | None:
+    def _view_of(self, buffer: Any, convert: Convert | None) -> BatchView | None:
         """The batch as a view of ``buffer``; ``None`` if it has no layout."""
         layout, summary = self.layout, self.summary
         if layout is None:
@@ -211,7 +222,7 @@ class OpenBatch:
         value = fill(layout.skeleton, leaves)
         nbytes = layout.row_nbytes * summary.rows
         ready = Ready(self.batch_keys, _converted(value, convert), summary.rows, nbytes)
-        return View(buffer, ready)
+        return BatchView(buffer, ready)
 
     def ready(self, ring: Ring, convert: Convert | None = None) -> Ready:
         """The finished batch. Its arrays hold a lease on the slot, or the slot goes back.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -149,6 +150,16 @@ def batches_ahead_of_sharers(nbytes: int, rows: int, workers: int) -> int:
     return max(batches_ahead(nbytes), math.ceil(SAMPLES_AHEAD * workers / rows))
 
 
+def batches_for_lenders(rows: int, workers: int) -> int:
+    """Batches that are prepared ahead for the workers that other machines lend.
+
+    >>> batches_for_lenders(64, 0), batches_for_lenders(64, 4), batches_for_lenders(64, 32)
+    (0, 2, 4)
+    """
+    # Two at least: one that is on its way, and the next.
+    return max(2, math.ceil(SAMPLES_AHEAD * workers / rows)) if workers > 0 else 0
+
+
 @lru_cache(maxsize=64)
 def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
     """The default for ``prefetch``: how many batches of this size are prepared ahead.
@@ -186,6 +197,7 @@ class Piece:
 class Schedule:
     """The pieces of the open batches.
 
+    ``workers``: on this machine. The attribute changes when other machines lend theirs.
     ``handing``: seconds of the training process for each piece. ``tiny_batch``: samples of every
     piece, in place of a number that follows their cost. ``cuts``: batches are cut; without it
     each is one piece.
@@ -199,7 +211,7 @@ class Schedule:
         tiny_batch: int | None = None,
         cuts: bool = True,
     ) -> None:
-        self.workers = max(1, workers)
+        self.workers = self.local_workers = max(1, workers)
         self._handing = handing
         self._tiny_batch = tiny_batch
         self._cuts = cuts
@@ -211,10 +223,21 @@ class Schedule:
         self._running: dict[int, Piece] = {}
         self._left: dict[int, int] = {}
 
-    def open(self, batch: int, rows: int, kind: TaskKind = "rows", pin: int | None = None) -> None:
-        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece."""
+    def open(
+        self,
+        batch: int,
+        rows: int,
+        kind: TaskKind = "rows",
+        pin: int | None = None,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece.
+
+        ``first``: the rows before this one are done already.
+        """
         self._left[batch] = 0
-        self._waiting.append(self._piece(kind, batch, 0, rows, pin))
+        self._waiting.append(self._piece(kind, batch, first, rows - first, pin))
         if not self._recent:
             self._guess = math.ceil(rows / (2 * self.workers))
 
@@ -252,6 +275,33 @@ class Schedule:
                 self._running[piece.id] = piece
                 return piece if size >= piece.count else self.cut(piece.id, size)
         return None
+
+    def take_away(self, most: int) -> Piece | None:
+        """A piece of at most ``most`` samples for another machine; ``None`` if there is none.
+
+        It is as long as the other machine wants, because sending it takes time. A piece for each
+        worker of this machine stays: these come first. A sample that may have killed a worker
+        stays here too.
+        """
+        most = min(most, self.left_over())
+        if not most:
+            return None
+        taken = next(self._movable())
+        self._waiting.remove(taken)
+        self._running[taken.id] = taken
+        return self.cut(taken.id, most)
+
+    def left_over(self) -> int:
+        """Samples that ``take_away`` may give to other machines."""
+        counts = [piece.count for piece in self._movable()]
+        if not counts:
+            return 0
+        # Workers that share a task take a batch at a time.
+        kept = self.local_workers * self.piece_size(counts[0]) if self._cuts else counts[0]
+        return max(0, sum(counts) - kept)
+
+    def _movable(self) -> Iterator[Piece]:
+        return (piece for piece in self._waiting if piece.kind == "rows" and not piece.strikes)
 
     def put_back(self, piece: int) -> None:
         """Make a taken piece the next one again: its worker cannot begin yet."""

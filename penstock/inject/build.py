@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.inject.sampler_plan import SamplerPlan
     from penstock.torch import DataLoader
 
-EXTRAS = ("share", "reuse", "echo", "cache")
+EXTRAS = ("cluster", "share", "reuse", "echo", "cache")
 """Options that a loader is built without if they do not work, in the order of the attempts."""
 
 _TORCH_PREFETCH = 2
@@ -33,6 +33,7 @@ class RunOptions:
     echo: float | Literal["auto"] | None = None
     echo_at: str = "sample"
     share: str | None = None
+    cluster: str | None = None
     workers: int | Literal["auto"] | None = None
     kind: str = "auto"
     seed: int | None = None
@@ -122,6 +123,7 @@ class Builder:
         self._options = options
         self._module = module
         self._shared = 0
+        self._clustered = 0
 
     def build(self, loader: Any) -> Upgraded:
         """The replacement for this torch loader. Raises the reason if there can be none."""
@@ -135,8 +137,8 @@ class Builder:
                 raise
             upgraded, missing = self._with_working_extras(loader, extras, error)
         upgraded.missing = missing
-        if "share" in upgraded.extras:
-            self._shared += 1
+        self._shared += "share" in upgraded.extras
+        self._clustered += "cluster" in upgraded.extras
         return upgraded
 
     def _with_working_extras(
@@ -170,8 +172,11 @@ class Builder:
         own_order = not stream and self._may_shuffle(loader) and bool({*extras} - {"cache"})
         if "share" in extras:
             arguments["share"] = self._share_name()
+        elif "cluster" in extras and (rank := self._rank()) is not None:
+            # Every rank has the batches of its own sampler, so none are shared with other ranks.
+            arguments["share"] = f"run-{self._clustered + 1}-rank-{rank}"
         seed = options.seed
-        if seed is None and "share" in extras:
+        if seed is None and {"cluster", "share"} & {*extras}:
             seed = 0
         workers = loader.num_workers if options.workers is None else options.workers
         ours = DataLoader(
@@ -230,14 +235,18 @@ class Builder:
         Penstock's would give the ranks disjoint parts.
         """
         module, sampler = self._module, loader.sampler
-        alone = not (module.dist.is_available() and module.dist.is_initialized())
         return (
-            alone
+            self._rank() is None
             and loader.batch_size is not None
             and type(sampler) is module.RandomSampler
             and not sampler.replacement
             and sampler._num_samples is None
         )
+
+    def _rank(self) -> int | None:
+        """The rank of this process in torch's process group; ``None`` if there is none."""
+        dist = self._module.dist
+        return int(dist.get_rank()) if dist.is_available() and dist.is_initialized() else None
 
     def _share_name(self) -> str:
         """The share of the next loader: jobs that use one name must load the same data.

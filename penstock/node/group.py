@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.engine.build import Assembly, Recipe
+from penstock.cluster.recipes import Publication, RecipeContent
+from penstock.cluster.remote_pool import RemotePool
+from penstock.engine.build import Assembly
 from penstock.engine.feed import Ready
+from penstock.engine.keepers import Keepers
 from penstock.engine.pools.messages import pack_error
+from penstock.engine.pools.pool import Pool
 from penstock.errors import PenstockError, WorkerError
+from penstock.fingerprint import fingerprint
 from penstock.host.text import many
+from penstock.node.load import choose_workers, load_recipe
 from penstock.node.peer import Peer
 from penstock.node.protocol import (
     MOST_WANTED,
@@ -32,7 +36,7 @@ from penstock.node.protocol import (
     Took,
     Want,
 )
-from penstock.node.span import GroupSpan, SpanCalls
+from penstock.node.span import GroupSpan
 from penstock.node.staging import (
     LACKING,
     ChosenBatches,
@@ -42,14 +46,14 @@ from penstock.node.staging import (
     WorkerLimit,
 )
 from penstock.node.state import BatchName, Decision, Drop, Fail, Give, GroupState, Lag
-from penstock.node.trial import TrialError, load_on_trial
+from penstock.node.trial import TrialError
 from penstock.node.watchdog import Observation, Watchdog
-from penstock.node.worker_setup import InNode, runs_user_code
 from penstock.order.plan import BatchKeys
-from penstock.serialize import unpack
 from penstock.stats import Meter
-from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
+
+if TYPE_CHECKING:
+    from penstock.cluster.service import ClusterService
 
 _log = logging.getLogger("penstock.node")
 
@@ -67,8 +71,8 @@ class Group:
 
     ``description``: what it prepares; it must be equal for all members. ``unit``: samples in a
     batch; a member's batch size may also be a divisor or a multiple of it. ``budget``: bytes that
-    staged batches may take. ``calls``: the cluster, if the group may have members on other
-    machines.
+    staged batches may take. ``cluster``: other machines, whose workers help, and which may have
+    members of this group.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class Group:
         workers: WorkerLimit,
         shared_stores: SharedStores,
         clock: Callable[[], float] = time.monotonic,
-        calls: SpanCalls | None = None,
+        cluster: ClusterService | None = None,
     ) -> None:
         self.name = name
         self.description = description
@@ -97,6 +101,11 @@ class Group:
         self._workers = workers
         self._shared_stores = shared_stores
         self._clock = clock
+        self._cluster = cluster
+        self._identity = ""
+        """Of what it prepares, equal on all machines."""
+        self.remote: RemotePool | None = None
+        """The workers of other machines."""
         self.lock = threading.Lock()
         self._wake = threading.Condition(self.lock)
         self._engine: StagingEngine | None = None
@@ -113,8 +122,8 @@ class Group:
         self._staged: dict[BatchName, StagedBatch] = {}
         self._kept_by_leavers: set[BatchName] = set()
         """Batches that processes which have left may still read. Their slots are not used again."""
-        self._division: Division | None = None
-        """How several machines divide the cache of the pipeline."""
+        self._keepers: Keepers | None = None
+        """What the pipeline keeps, if several machines divide that."""
         self._dealt = b""
         """The rank of each sample in the first epoch, packed; empty if not known."""
         self._ranks: set[int] = set()
@@ -123,7 +132,7 @@ class Group:
         self._fetched: deque[BatchName] = deque()
         """Those of them whose samples are here, or will not come."""
         self._last_remote = 0
-        self.span = None if calls is None else GroupSpan(self, calls, clock)
+        self.span = None if cluster is None else GroupSpan(self, cluster, clock)
         """The part of the group that is on other machines."""
         self._watchdog = Watchdog()
         self.stalls = 0
@@ -173,8 +182,11 @@ class Group:
             self._tell_ranks()
 
     def _tell_ranks(self) -> None:
-        if self._division is not None and self._dealt:
-            self._division.host(self._dealt, frozenset(self._ranks))
+        if self._keepers is None or self.assembly is None or not self._dealt:
+            return
+        deal = self.assembly.recipe.deal
+        for division in self._keepers.divisions:
+            division.host(self._dealt, frozenset(self._ranks), None if deal is None else deal.ranks)
 
     def begin(self, peer: Peer, message: BeginEpoch) -> None:
         with self.lock:
@@ -288,27 +300,24 @@ class Group:
                 peer.send(Broken(error))
 
     def _build(self, code: Code, fd: int) -> StagingEngine:
-        try:
-            if code.user_code:
-                load_on_trial(fd, code.path, code.directory, lambda: self._closing)
-            # The modules of the job's pipeline must be importable in this process too.
-            sys.path.extend(entry for entry in code.path if entry not in sys.path)
-            packed = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(fd)
-        recipe: Recipe = unpack(packed)
+        recipe, packed = load_recipe(
+            fd,
+            code.path,
+            code.directory,
+            user_code=code.user_code,
+            closing=lambda: self._closing,
+        )
         # The node's budget bounds the batches of a group, and not the memory= of one member.
         recipe = replace(recipe, options=replace(recipe.options, memory=None))
-        if runs_user_code(recipe.pipeline):
-            # It may crash, hang, or change the working directory, which all threads share.
-            recipe = replace(recipe, options=replace(recipe.options, kind="processes"))
-        choice = recipe.choice(self._workers.size)
-        if choice.own_processes:
-            recipe = replace(recipe, init=InNode(code.directory, recipe.init))
+        recipe, choice = choose_workers(recipe, self._workers.size, code.directory)
         assembly = Assembly(recipe, choice, self._shared_stores)
+        content = RecipeContent(tuple(code.path), code.directory, code.user_code, b"")
+        if self._cluster is not None:
+            content = replace(content, frame=bytes(packed))
         engine = assembly.engine(
             StagingEngine,
             staged=True,
+            join=self._join_remote(assembly, content),
             limit=self._workers,
             deliver=self._deliver,
             clock=self._clock,
@@ -317,10 +326,33 @@ class Group:
             raise TypeError(f"a group needs a StagingEngine, not {type(engine).__name__}")
         with self.lock:
             self.assembly, self.meter, self._engine = assembly, assembly.meter, engine
-            self._division = assembly.keepers.division
+            self._keepers = assembly.keepers if assembly.keepers.divisions else None
             self._tell_ranks()
         engine.start(ChosenBatches(self))
         return engine
+
+    def _join_remote(
+        self, assembly: Assembly, content: RecipeContent
+    ) -> Callable[[Pool], Pool] | None:
+        """Returns a function that joins a pool with workers of other machines, if they may help.
+
+        Not for a batch with a collate function, which is made as a whole, and not for samples that
+        refurbish keeps: they are on this machine.
+        """
+        cluster, generations = self._cluster, assembly.keepers.generations
+        if cluster is None:
+            return None
+        self._identity = fingerprint(self.description)
+        cluster.recipes.add_own(self._identity, content)
+        if assembly.work.collate is not None or generations is not None:
+            return None
+
+        def join(pool: Pool) -> Pool:
+            recipe = Publication(cluster.recipes, self._identity, content)
+            self.remote = RemotePool(pool, assembly.work, cluster, recipe, self._clock)
+            return self.remote
+
+        return join
 
     def _restart(self, engine: StagingEngine) -> None:
         """Prepare with other workers, and begin with the batches that were being prepared."""
@@ -338,6 +370,8 @@ class Group:
     def _free(self) -> None:
         """End the workers and free the memory of all batches, now and not at some later time."""
         engine = self._engine
+        if self._cluster is not None and self._identity:
+            self._cluster.recipes.remove_own(self._identity)
         if engine is None:
             return
         engine.close()
@@ -366,7 +400,7 @@ class Group:
             starving = self.state.is_starving()
             prepared = self.state.prepared_batches + self.state.received_batches
             fetching = bool(self._fetching) or (self.span is not None and self.span.waits)
-        busy = bool(engine.load) or engine.starting or engine.occupied or fetching
+        busy = bool(engine.load or engine.away) or engine.starting or engine.occupied or fetching
         seen = Observation(starving, busy, engine.moves + prepared)
         step = self._watchdog.look(seen, now)
         if step is None:
@@ -469,7 +503,7 @@ class Group:
         The caller holds the engine's lock, so this must not call the engine.
         """
         with self.lock:
-            most = 1 if self._division is None else FETCH_AHEAD
+            most = 1 if self._keepers is None else FETCH_AHEAD
             while len(self._fetching) < most:
                 chosen = self._choose()
                 if chosen is None:
@@ -501,7 +535,7 @@ class Group:
 
     def _borrow(self, name: BatchName, keys: BatchKeys) -> bool:
         """Fetch the samples that other machines keep. Returns whether the batch can begin now."""
-        if self._division is None:
+        if self._keepers is None:
             return True
 
         def fetched() -> None:
@@ -515,11 +549,11 @@ class Group:
             if engine is not None:
                 engine.wake()
 
-        return self._division.fetch((self.name, name), keys.indices.tolist(), fetched)
+        return self._keepers.fetch((self.name, name), keys, fetched)
 
     def _return_borrowed(self, name: BatchName) -> None:
-        if self._division is not None:
-            self._division.release((self.name, name))
+        if self._keepers is not None:
+            self._keepers.release((self.name, name))
 
     def _deliver(self, ready: Ready) -> None:
         with self.lock:

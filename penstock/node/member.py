@@ -56,6 +56,20 @@ _log = logging.getLogger("penstock.share")
 DEPTH = 4
 """Batches that a member asks for in advance: the node prepares them while the job is busy."""
 
+DEPTH_IN_CLUSTER = 16
+"""The same where other machines may help, whose batches are on their way for a while; at most half
+an epoch. A sample of the next epoch that is wanted before its owner has it is read once more."""
+
+
+def depth_in_cluster(batches: int | None) -> int:
+    """Batches to ask for in advance, with this many in an epoch.
+
+    >>> depth_in_cluster(6), depth_in_cluster(20), depth_in_cluster(5000), depth_in_cluster(None)
+    (4, 10, 16, 4)
+    """
+    return max(DEPTH, min(DEPTH_IN_CLUSTER, (batches or 0) // 2))
+
+
 KEPT = 4
 """Batches of shared memory that a training loop may keep. Further batches are copied, so that a job
 that collects batches does not take the memory of the others."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
-from penstock.node.protocol import BatchGiven
+from penstock.node.protocol import BatchGiven, HoldNode
 from penstock.node.staging import StagedBatch
 from penstock.node.state import BatchName
 from penstock.serialize import pack
@@ -53,6 +53,8 @@ class Peer:
         """It was a member, has left, and only reports which batches it still uses."""
         self.mapped: dict[BatchName, tuple[int, int]] = {}
         """The batches that it uses after it has left: how many times given, and the size."""
+        self.held: HoldNode | None = None
+        """It keeps the node in its cluster."""
         self.since = time.time()
         self.fault = ""
         """Why this peer must be disconnected; empty if it need not."""

@@ -8,7 +8,8 @@ group cannot go on. A command that is not a member sends ``GetStatus`` or ``EndN
 answers both with ``Status``. A member that has waited for long sends ``AskProgress``, and gets
 ``Progress``. One that leaves while its process still uses batches sends ``LeaveGroup``. A process
 that wants the node to work with other machines sends ``EnterCluster`` first, and gets ``Entered``
-or ``Refused``; ``LeaveCluster`` ends that.
+or ``Refused``; ``LeaveCluster`` ends that. A process that keeps a node in its cluster sends
+``HoldNode`` instead of asking it to stay.
 """
 
 from __future__ import annotations
@@ -239,6 +240,21 @@ class EnterCluster(NamedTuple):
     stay: bool
 
 
+class HoldNode(NamedTuple):
+    """Asks a node that is in a cluster to stay while this connection is open.
+
+    - ``keeper``: who holds it, such as ``"Ray"``. ``grace``: seconds that the node stays after the
+      connection has ended, so that the keeper may come back.
+    - ``seeds``: the machines that may be head from now on. ``courier``: path of a socket at which
+      the keeper brings recipes to other machines; empty if it does not.
+    """
+
+    keeper: str
+    grace: float
+    seeds: list[str]
+    courier: str
+
+
 class Entered(NamedTuple):
     """The node works with other machines. ``address``: where they reach it."""
 
@@ -281,6 +297,7 @@ VOCABULARY = Vocabulary(
     look=GetStatus,
     enter=EnterCluster,
     entered=Entered,
+    hold=HoldNode,
     leave_cluster=LeaveCluster,
     end=EndNode,
     status=Status,
@@ -326,6 +343,7 @@ _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
     LeaveGroup: ((list,),),
     GetStatus: (),
     EnterCluster: ((list,), (str,), (str,), (int,), (int,), (bool,)),
+    HoldNode: ((str,), (float,), (list,), (str,)),
     LeaveCluster: (),
     EndNode: (),
 }
@@ -346,7 +364,7 @@ def _problem(message: tuple[Any, ...]) -> str:
     elif isinstance(message, Code):
         if not all(isinstance(entry, str) for entry in message.path):
             return "an import path that is not a list of text"
-    elif isinstance(message, EnterCluster):
+    elif isinstance(message, (EnterCluster, HoldNode)):
         if not all(isinstance(seed, str) for seed in message.seeds):
             return "addresses that are not text"
     elif isinstance(message, BeginEpoch):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from penstock.node.protocol import (
     EnterCluster,
     Entered,
     GetStatus,
+    HoldNode,
     Join,
     LeaveCluster,
     LeaveGroup,
@@ -53,7 +55,10 @@ from penstock.node.status import FEW_DESCRIPTORS, status_of
 from penstock.store.shared import SharedStores
 
 if TYPE_CHECKING:
+    from penstock.cluster.mailbox import KeeperCourier
+    from penstock.cluster.recipes import Recipes
     from penstock.cluster.service import ClusterService
+    from penstock.node.guests import Guests
 
 _log = logging.getLogger("penstock.node")
 
@@ -94,8 +99,13 @@ class Service:
         self.workers = WorkerLimit(workers)
         self.shared_stores = SharedStores()
         self.cluster: ClusterService | None = None
+        self.guests: Guests | None = None
+        """Prepares samples for jobs on other machines."""
         self._stays = False
         """The node does not end without members, because other machines use it."""
+        self._held_until = float("-inf")
+        """The node stays until then: the process that kept it in its cluster may come back."""
+        self._courier: KeeperCourier | None = None
         self._idle = idle
         self._clock = clock
         self._last_number = 0
@@ -143,7 +153,7 @@ class Service:
                 if time.monotonic() - ticked >= TICK:
                     ticked = time.monotonic()
                     self._tick()
-                if self._stays or any(peer.group is not None for peer in self.peers.values()):
+                if self._stays or self._is_used():
                     last_needed = self._clock()
                 elif self._clock() - last_needed > self._idle:
                     break
@@ -159,6 +169,8 @@ class Service:
             for closing, _ in self._closing:
                 closing.join()
             self.shared_stores.close()
+            if self.guests is not None:
+                self.guests.close()
             if self.cluster is not None:
                 self.cluster.close()
             self._selector.close()
@@ -168,6 +180,12 @@ class Service:
                 os.close(self._spare)
             _log.info("node %d ends", os.getpid())
 
+    def _is_used(self) -> bool:
+        """Whether a job is attached, or another process wants this node to stay."""
+        if self._clock() < self._held_until:
+            return True
+        return any(peer.group is not None or peer.held for peer in self.peers.values())
+
     def _tick(self) -> None:
         """What must happen again and again, whatever members do."""
         for peer in list(self.peers.values()):
@@ -175,6 +193,8 @@ class Service:
                 self._send_unsent(peer)
         for group in list(self.groups.values()):
             group.watch()
+        if self.guests is not None:
+            self.guests.tick()
         ended = [pair for pair in self._closing if not pair[0].is_alive() and pair[1].ended]
         if ended:
             self._closing = [pair for pair in self._closing if pair not in ended]
@@ -309,6 +329,9 @@ class Service:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.wire.socket)
         self._leave(peer)
+        if peer.held is not None:
+            self._held_until = self._clock() + peer.held.grace
+            _log.info("%s (process %d) no longer holds this node", peer.held.keeper, peer.pid)
         peer.close()
         if peer.mapped:
             peer.mapped.clear()
@@ -412,8 +435,13 @@ class Service:
             self._divide_budget()
         elif isinstance(message, EnterCluster):
             peer.send(self._enter_cluster(message))
+        elif isinstance(message, HoldNode):
+            self._hold(peer, message)
+            peer.send(Status(status_of(self)))
         elif isinstance(message, LeaveCluster):
-            self._stays = False
+            self._stays, self._held_until = False, float("-inf")
+            for holder in self.peers.values():
+                holder.held = None
             peer.send(Status(status_of(self)))
         elif isinstance(message, (GetStatus, EndNode)):
             self._ending |= isinstance(message, EndNode)
@@ -434,6 +462,7 @@ class Service:
                 )
             # Not imported by nodes that work alone: Arrow Flight takes a second and many megabytes.
             from penstock.cluster.service import ClusterService
+            from penstock.node.guests import Guests
 
             self.cluster = ClusterService.start(
                 request.seeds,
@@ -442,6 +471,8 @@ class Service:
                 cache_bytes=request.cache_bytes,
                 cores=request.cores,
             )
+            self.guests = Guests(self.cluster.recipes, self.workers, request.cores, self._clock)
+            self.cluster.guests = self.guests
         elif request.seeds and not self.cluster.knows(request.seeds):
             raise PenstockError(
                 f"the node of this machine is in the cluster of {', '.join(self.cluster.seeds)}, "
@@ -449,8 +480,36 @@ class Service:
                 "cluster at a time: wait until its jobs have ended, or set PENSTOCK_RUNTIME_DIR to "
                 "another directory to start a separate node."
             )
+        elif request.stay and self.guests is not None:
+            # `penstock cluster join` once more: the machine lends another number of cores.
+            self.guests.lend(request.cores)
+            self.cluster.lend(request.cores)
         self._stays |= request.stay
         return Entered(self.cluster.machine, self.cluster.address)
+
+    def _hold(self, peer: Peer, message: HoldNode) -> None:
+        if self.cluster is None:
+            raise PenstockError("a process must send EnterCluster before it holds the node")
+        if peer.held is None:
+            _log.info("%s (process %d) holds this node", message.keeper, peer.pid)
+            self._use_courier(self.cluster.recipes, message)
+        peer.held = message
+        self.cluster.reseed(message.seeds)
+
+    def _use_courier(self, recipes: Recipes, message: HoldNode) -> None:
+        """Let the keeper bring recipes to other machines, those published before included."""
+        from penstock.cluster.mailbox import KeeperCourier
+
+        if not message.courier:
+            return
+        if self._courier is None:
+            self._courier = KeeperCourier(message.keeper, message.courier)
+            renew: Callable[[], None] = partial(recipes.add_courier, self._courier)
+        else:
+            # A new keeper at the same socket has none of the recipes.
+            renew = self._courier.renew
+        # In a thread: it waits for the keeper, and members must not.
+        threading.Thread(target=renew, name="penstock-courier", daemon=True).start()
 
     def _stores(self, request: Join) -> SharedStores:
         if request.clustered and self.cluster is not None:

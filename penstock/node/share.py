@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock import config
 from penstock.cluster.find import find_cluster, parse_own_address
 from penstock.cluster.placement import pack_ranks
@@ -19,12 +16,12 @@ from penstock.engine.feed import Feed
 from penstock.engine.plan import echo_of
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
-from penstock.node.member import Membership, NodeFeed
+from penstock.node.member import Membership, NodeFeed, depth_in_cluster
 from penstock.node.protocol import EnterCluster, requested_size
 from penstock.node.recut import RecutFeed
 from penstock.node.worker_setup import runs_user_code
 from penstock.options import CLUSTER_SHARE, Options
-from penstock.order import Deal, Plan
+from penstock.order import Cursor, Deal, Plan
 from penstock.pipeline import Pipeline
 
 
@@ -73,7 +70,7 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     divisible = deal is not None and not getattr(deal.order, "blocks", False)
     membership = Membership(
         name,
-        replace(recipe, options=alone, kept=kept),
+        replace(recipe, options=alone, kept=kept, deal=deal if _is_ours(deal) else None),
         description,
         f"{options.rank}/{options.world}",
         assembly.work.rows,
@@ -82,9 +79,12 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
         lag=options.lag,
         keeps=assembly.work.road.holds > 0,
         enter=_enter(str(options.cluster)) if clustered else None,
-        dealt=pack_ranks(ranks_of_first_epoch(deal)) if clustered and deal is not None else None,
+        dealt=pack_ranks(deal.ranks(0)) if clustered and deal is not None else None,
     )
-    feed = NodeFeed(membership, assembly.meter, prefetch=options.prefetch, timeout=options.timeout)
+    prefetch = options.prefetch
+    if prefetch is None and clustered:
+        prefetch = depth_in_cluster(plan.length(Cursor()))
+    feed = NodeFeed(membership, assembly.meter, prefetch=prefetch, timeout=options.timeout)
     feed.join()
     size, unit = membership.size, feed.unit or membership.size
     if deal is not None and unit != size:
@@ -102,26 +102,23 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     return feed
 
 
+def _is_ours(deal: Deal | None) -> bool:
+    """Whether the order is Penstock's own: a node runs no code of users in its own process."""
+    return deal is not None and type(deal.order).__module__.partition(".")[0] == "penstock"
+
+
 def _enter(cluster: str) -> EnterCluster:
+    config.cluster_patience()  # a wrong value is an error here, and not in the node
     address = config.cluster_address()
     if address:
         address = parse_own_address(address, "PENSTOCK_CLUSTER_ADDRESS")
-    seeds = list(find_cluster(cluster).seeds)
+    place = find_cluster(cluster)
+    if place.by_ray:
+        from penstock.node.placed import enter_by_ray
+
+        return enter_by_ray()
+    seeds = list(place.seeds)
     # The node may have been started by a job with other variables.
     secret = str(config.cluster_secret().absolute())
+    # It lends no cores: what another machine prepares is read from storage there once more.
     return EnterCluster(seeds, address, secret, 0, 0, stay=False)
-
-
-def ranks_of_first_epoch(deal: Deal) -> NDArray[np.int32]:
-    """The rank that is dealt each sample in epoch 0; -1 for samples that no rank is dealt.
-
-    >>> from penstock.order import Sequential
-    >>> ranks_of_first_epoch(Deal(Sequential(), n=5, seed=0, batch_size=1, world=2)).tolist()
-    [0, 1, 0, 1, 0]
-    """
-    ranks = np.full(deal.n, -1, np.int32)
-    # Backwards: samples that pad the end of the epoch belong to the rank that is dealt them first.
-    for rank in reversed(range(deal.world)):
-        indices, replicas = replace(deal, rank=rank).rank_samples(0)
-        ranks[indices if replicas is None else indices[replicas == 0]] = rank
-    return ranks

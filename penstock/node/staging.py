@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +39,10 @@ class StagedBatch:
     nbytes: int
     beside: bytes | None
     bad: list[tuple[int, str, str, str]]
+    busy: float = 0.0
+    """Seconds of work."""
+    tally: Sequence[Any] = ()
+    """The counters of the stages, see ``Tally.as_list``."""
 
     @property
     def size(self) -> int:
@@ -80,6 +84,8 @@ class WorkerLimit:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.lent = 0
+        """Workers that may be busy for other machines."""
         self._lock = threading.Lock()
         self._taken: dict[StagingEngine, float] = {}
 
@@ -101,12 +107,27 @@ class WorkerLimit:
     def begin(self, share: float, engine: StagingEngine) -> bool:
         """Begin a task that takes this share of a worker; false if the limit is reached."""
         with self._lock:
-            if sum(self._taken.values()) + share > self.size + 1e-9:
+            full = sum(self._taken.values()) + share > self.size + 1e-9
+            if full or (engine.guest and not self._lends(share)):
                 # Under this lock: whoever frees a share next finds that this engine waits for it.
                 engine.limited = True
                 return False
             self._taken[engine] = self._taken.get(engine, 0.0) + share
             return True
+
+    def _lends(self, share: float) -> bool:
+        """Whether a guest may begin a task: jobs of this machine come first."""
+        guests = sum(taken for engine, taken in self._taken.items() if engine.guest)
+        waits = any(engine.limited for engine in self._taken if not engine.guest)
+        return not waits and guests + share <= self.lent + 1e-9
+
+    def idle(self) -> float:
+        """Workers that no job of this machine uses; 0 if one waits for a worker."""
+        with self._lock:
+            own = [engine for engine in self._taken if not engine.guest]
+            if any(engine.limited for engine in own):
+                return 0.0
+            return max(0.0, self.size - sum(self._taken[engine] for engine in own))
 
     def end(self, share: float, engine: StagingEngine) -> None:
         """End a task. ``notify`` lets other engines begin the tasks they could not."""
@@ -166,6 +187,8 @@ class StagingEngine(Engine):
 
     ``deliver`` is called with each finished batch, by the worker that has finished it. Another
     thread would have to wait until this worker, busy with its next task, lets it run.
+
+    ``guest``: it prepares for another machine, with workers that jobs of this one leave.
     """
 
     def __init__(
@@ -174,9 +197,11 @@ class StagingEngine(Engine):
         limit: WorkerLimit,
         deliver: Callable[[Ready], None],
         clock: Callable[[], float] = time.monotonic,
+        guest: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*args, in_order=False, **options)
+        self.guest = guest
         self._deliver = deliver
         self._clock = clock
         # A worker process is given two tasks at a time, and works on one of them.
@@ -190,10 +215,24 @@ class StagingEngine(Engine):
         self._limit = limit
         self._in_hand: dict[int, TaskInHand] = {}
         """The tasks that count against the limit."""
+        self.away: set[int] = set()
+        """The tasks that other machines have."""
         self._lacked = False
         limit.add(self)
 
-    def take(self, worker: int) -> Task | None:
+    def take(self, worker: int, *, away: int = 0) -> Task | None:
+        if away:
+            # It takes no worker of this machine.
+            try:
+                sent = super().take(worker, away=away)
+            except OSError as error:
+                if error.errno not in LACKING:
+                    raise
+                self._wait_for_descriptors(error)
+                return None
+            if sent is not None:
+                self.away.add(sent.id)
+            return sent
         self.asked = True
         task = None
         with self._lock:
@@ -233,6 +272,10 @@ class StagingEngine(Engine):
     def _uncount(self, task: int) -> None:
         """A task no longer counts against the limit; does nothing the second time."""
         with self._lock:
+            if task in self.away:
+                self.away.remove(task)
+                self.moves += 1
+                return
             if self._in_hand.pop(task, None) is None:
                 return
             self.moves += 1
@@ -341,7 +384,7 @@ class StagingEngine(Engine):
     def _end_workers(self) -> None:
         super()._end_workers()
         # Workers that were killed report nothing.
-        for task in list(self._in_hand):
+        for task in [*self._in_hand, *self.away]:
             self._uncount(task)
 
     def close(self) -> None:
@@ -384,7 +427,8 @@ class StagingEngine(Engine):
         else:
             slot, nbytes, layout = *self._packed(batch.value), None
         batch.columns, batch.slot = [], None
-        return StagedBatch(slot, layout, rows, nbytes, beside, bad)
+        summary = batch.summary
+        return StagedBatch(slot, layout, rows, nbytes, beside, bad, summary.busy, summary.tally)
 
     def _packed(self, value: Any) -> tuple[Slot, int]:
         """Pack a value into a new slot. Returns the slot and the packed size."""

@@ -46,6 +46,7 @@ def status_of(service: Service) -> dict[str, Any]:
         "staging": service.staging,
         "lingering": service.lingering,
         "descriptors": {"open": _open_descriptors(), "limit": service.descriptors},
+        "held_by": sorted({peer.held.keeper for peer in service.peers.values() if peer.held}),
         "groups": [_group(group) for group in service.groups.values()],
         "cluster": None if service.cluster is None else service.cluster.status(),
     }
@@ -64,6 +65,7 @@ def _group(group: Group) -> dict[str, Any]:
             "staged_batches": state.staged_batches,
             "budget": state.budget,
             "prepared": state.prepared_batches,
+            "remote": None if group.remote is None else group.remote.status(),
             "given": state.given_batches,
             "span": None if group.span is None else group.span.status(),
             "members": [
@@ -263,6 +265,7 @@ def _group_lines(group: NodeStatus, now: float, rate: str) -> list[str]:
     facts += span_facts(group.get("span"))
     if group["trouble"]:
         facts.append(("trouble", f"{many(group['stalls'], 'time')}, the last: {group['trouble']}"))
+    facts += [("helped by", line) for line in remote_lines(group.get("remote"))]
     if group.get("refurbish"):
         facts.append(("refurbish", _refurbish(group["refurbish"])))
     table = aligned(rows, right={0, 2, 3, 4, 5})
@@ -316,6 +319,29 @@ def _link(link: NodeStatus, here: float | None) -> str:
         text += f" (a batch takes {1e3 * link['seconds']:,.1f} ms to receive, {1e3 * here:,.1f} ms"
         text += " to prepare)"
     return text
+
+
+def remote_lines(remote: NodeStatus | None) -> list[str]:
+    """What other machines have prepared, a line for each.
+
+    >>> helper = {"state": "ready", "cores": 4, "tiny_batches": 12, "samples": 240,
+    ...           "bytes": 7_000_000, "again": 1, "rate": 199.6, "reason": ""}
+    >>> remote_lines({"withheld": "", "machines": {"b": helper}})
+    ['b (4 cores, ready): 12 tiny-batches, 240 samples, 7.0 MB, 200/s; 1 prepared again here']
+    """
+    if not remote:
+        return []
+    lines = [f"no other machine: {remote['withheld']}"] if remote["withheld"] else []
+    for name, found in remote["machines"].items():
+        again = f"; {found['again']:,} prepared again here" if found["again"] else ""
+        why = f" ({found['reason'].splitlines()[0]})" if found["reason"] else ""
+        lines.append(
+            f"{name} ({many(found['cores'], 'core')}, {found['state']}): "
+            f"{many(found['tiny_batches'], 'tiny-batch', 'tiny-batches')}, "
+            f"{many(found['samples'], 'sample')}, {show_size(found['bytes'])}, "
+            f"{found['rate']:,.0f}/s{again}{why}"
+        )
+    return lines
 
 
 def _staged(groups: Sequence[NodeStatus], budget: int) -> str:

@@ -136,6 +136,20 @@ class Deal(Plan):
         replicas = [zeros[: len(b.indices)] if b.replicas is None else b.replicas for b in batches]
         return indices, np.concatenate(replicas)
 
+    def ranks(self, epoch: int) -> NDArray[np.int32]:
+        """The rank that is dealt each sample in an epoch; -1 for samples that no rank is dealt.
+
+        >>> from penstock.order import Sequential
+        >>> Deal(Sequential(), n=5, seed=0, batch_size=1, world=2).ranks(0).tolist()
+        [0, 1, 0, 1, 0]
+        """
+        ranks = np.full(self.n, -1, np.int32)
+        # Backwards: samples that pad the end of the epoch belong to the rank dealt them first.
+        for rank in reversed(range(self.world)):
+            indices, replicas = replace(self, rank=rank).rank_samples(epoch)
+            ranks[indices if replicas is None else indices[replicas == 0]] = rank
+        return ranks
+
     def length(self, cursor: Cursor) -> int:
         """The number of batches from the cursor to the end of its epoch."""
         return self._steps(self._even(self._left(cursor, self._total(cursor.epoch))))

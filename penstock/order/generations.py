@@ -73,6 +73,21 @@ class Generations:
         places = self._queue.places(indices)
         return indices[(places >= start) & (places < stop)]
 
+    def first_epochs(
+        self, indices: NDArray[np.int64], generations: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The epochs that prepare these versions of kept samples: the first that use them.
+
+        >>> generations = Generations(n=7, reuse=3, kept=6, seed=0)
+        >>> first = generations.queued(np.array([0, 0, 0, 5]))
+        >>> generations.first_epochs(first, np.array([0, 1, 2, 1])).tolist()
+        [0, 1, 4, 3]
+        """
+        ends = [(turn + 1) * self.kept // self.reuse for turn in range(self.reuse)]
+        turns = np.searchsorted(np.array(ends), self._queue.places(indices), side="right")
+        renewed: NDArray[np.int64] = (generations - 1) * self.reuse + 1 + turns
+        return np.where(generations == 0, 0, renewed)
+
     def before_renewal(self, epoch: int) -> int:
         """The generation that all samples which an epoch renews had in the epoch before.
 

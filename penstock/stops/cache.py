@@ -86,18 +86,26 @@ class Cache(Hold):
     def _open_store(self, opening: Opening) -> SampleStore:
         # Room for samples that workers put in before the keeper has decided on them.
         overshoot = (1 << 30) + self.budget // 8
-        if not self.in_memory:
-            return opening.disk_store(self.name, self.where, self.budget, overshoot=overshoot)
 
-        def make() -> SampleStore:
+        def in_memory() -> SampleStore:
             return memory_store(self.budget, overshoot, shared=opening.shared)
 
-        if opening.shared_stores is None:
-            return make()
-        content = fingerprint(opening.made_of())
+        def make() -> SampleStore:
+            if self.in_memory:
+                return in_memory()
+            return opening.disk_store(self.name, self.where, self.budget, overshoot=overshoot)
+
         shared_stores = opening.shared_stores
-        form = "processes" if opening.shared else "threads"
-        return shared_stores.store(content, form, make, lends=self.lends, samples=opening.samples)
+        if shared_stores is None or not (self.in_memory or shared_stores.divides):
+            return make()
+        return shared_stores.store(
+            fingerprint(opening.made_of()),
+            f"{'processes' if opening.shared else 'threads'} {self.where}",
+            make,
+            lends=self.lends,
+            samples=opening.samples,
+            make_arrivals=in_memory,
+        )
 
     def for_trial(self, store: SampleStore, number: int, samples: int, seed: int) -> Cache:
         return replace(self, number=number, store=store)
@@ -210,18 +218,21 @@ class CacheKeeper(Keeper):
         store = self.store
         # Samples that an earlier run left in a store on disk count against its budget.
         self._used_before = store.used if store.persistent and len(store) else 0
-        if self._used_before >= store.budget > 0 and not store.sealed:
+        full = self._used_before >= store.budget > 0
+        if full and not store.sealed and self._division is None:
             # Workers then do not put in samples that would be removed again, and perhaps with them
             # the same samples that a run with a larger budget has put in.
             store.seal()
         admission = Admission(0 if store.sealed else max(0, store.budget - self._used_before))
+        if self._division is not None and self._used_before:
+            admission.restore(store.keys())
         if self._shared is not None:
             admission = self._shared.admission(store, admission)
         if self._division is not None:
             self._division.open(admission)
         self._admission = admission
 
-    def admit(self, offers: Sequence[tuple[int, int]]) -> None:
+    def admit(self, offers: Sequence[tuple[int, int]], epoch: int) -> None:
         admission = self._admission
         if admission is None:
             return
@@ -265,9 +276,7 @@ class CacheKeeper(Keeper):
 
     def close(self) -> None:
         self._admission = None
-        if self._shared is not None and not self.store.persistent:
-            self._shared.release(self.store)
-        else:
+        if self._shared is None or not self._shared.release(self.store):
             super().close()
 
 

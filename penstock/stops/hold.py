@@ -182,12 +182,22 @@ class Keeper:
         """How several machines divide its samples; ``None`` if this machine has them all."""
         return None
 
+    def keys_of(self, indices: Sequence[int], epoch: int) -> list[int]:
+        """What it keeps of these samples for an epoch, by ``version_key``.
+
+        Samples that it never keeps are left out.
+        """
+        return list(indices)
+
     def open(self) -> None:
         """Open the store before any worker uses it."""
         self.store.open()
 
-    def admit(self, offers: Sequence[tuple[int, int]]) -> None:
-        """Decide which samples stay that workers put into the store. ``offers``: (index, bytes)."""
+    def admit(self, offers: Sequence[tuple[int, int]], epoch: int) -> None:
+        """Decide which samples stay that workers put into the store for a batch of this epoch.
+
+        ``offers``: (index, bytes).
+        """
 
     def discard(self, indices: Sequence[int]) -> None:
         """Remove samples of a batch that is not handed out, unless they were admitted before."""

@@ -25,7 +25,10 @@ from penstock.stats import Held, RefurbishStats
 from penstock.stops.hold import Found, Hold, Keeper, Opening, store_key, to_stored
 from penstock.stops.stop import StageFailure, Step, StepContext, Stop, Upstream
 from penstock.store import SampleStore, ThreadClaims, claims_of, cost, memory_store
+from penstock.store.admission import Versions, split_keys, version_keys, version_slot
 from penstock.store.encoding import Encoding
+from penstock.store.partitioned import Division
+from penstock.store.shared import SharedStores
 from penstock.store.value import Lent
 
 UNBOUNDED = 1 << 40
@@ -51,7 +54,8 @@ class Refurbish(Hold):
     """Keeps samples from above and uses each ``reuse`` times.
 
     ``budget``: bytes of the kept samples. ``generations`` and ``claims``, with which workers agree
-    on who prepares a sample, are set when a loader opens the pipeline.
+    on who prepares a sample, are set when a loader opens the pipeline, and so is ``divided``:
+    several machines divide what is kept, so the keeper decides where fresh samples are kept.
     """
 
     renews: ClassVar[bool] = True
@@ -65,6 +69,7 @@ class Refurbish(Hold):
     store: SampleStore | None = None
     generations: Generations | None = None
     claims: Path | ThreadClaims | None = None
+    divided: bool = False
 
     @property
     def name(self) -> str:
@@ -138,7 +143,9 @@ class Refurbish(Hold):
             opening.samples, int(self.reuse), kept, opening.seed
         )
         self._check_ranks(opening.ranks)
-        store = self._open_store(opening)
+        store = self._open_store(opening, generations)
+        shared = opening.shared_stores
+        division = None if shared is None else shared.division(store)
         stop = replace(
             self,
             number=opening.number,
@@ -146,15 +153,35 @@ class Refurbish(Hold):
             store=store,
             generations=generations,
             claims=opening.claims(),
+            divided=division is not None,
         )
-        return RefurbishKeeper(stop, store, generations)
+        return RefurbishKeeper(stop, store, generations, shared, division)
 
-    def _open_store(self, opening: Opening) -> SampleStore:
+    def _open_store(self, opening: Opening, generations: Generations) -> SampleStore:
         # With a budget, the number of kept samples is bounded too; see ``_room``.
-        if self.in_memory:
-            return memory_store(self.budget or memory(), shared=opening.shared)
         tags = ("refurbish", opening.seed, self.encode)
-        return opening.disk_store(self.name, self.where, self.budget or UNBOUNDED, *tags)
+
+        def in_memory() -> SampleStore:
+            return memory_store(self.budget or memory(), shared=opening.shared)
+
+        def make() -> SampleStore:
+            if self.in_memory:
+                return in_memory()
+            return opening.disk_store(self.name, self.where, self.budget or UNBOUNDED, *tags)
+
+        if opening.shared_stores is None or not opening.shared_stores.divides:
+            return make()
+        # Which versions are kept for how long depends on how often they are used.
+        use = (generations.reuse, generations.kept)
+        return opening.shared_stores.store(
+            fingerprint((*tags, opening.made_of(), *use)),
+            f"{'processes' if opening.shared else 'threads'} {self.where}",
+            make,
+            lends=opening.lends and self.can_lend,
+            samples=opening.samples,
+            make_arrivals=in_memory,
+            generations=generations,
+        )
 
     def _room(self, opening: Opening) -> int:
         """The number of samples that the budget has room for, by the size of a few of them."""
@@ -269,6 +296,7 @@ class RefurbishAccess:
         self._encoding = Encoding(stop.encode)
         self._context = context
         self.lends = stop.lends and self._encoding.name == "raw"
+        self._divided = stop.divided
 
     def find(self, keys: Keys) -> Found:
         """See ``Access.find``; a version is a generation."""
@@ -345,12 +373,17 @@ class RefurbishAccess:
                 packed.append(to_stored(sample, True) if self.lends else encoding.packed(sample))
             except Exception as error:
                 raise StageFailure(self._name, index) from error
-        self._store.put_tagged(
+        held = self._store.put_tagged(
             [
                 (store_key(index, generation), generation, value)
                 for (index, generation), value in zip(wanted, packed, strict=True)
             ]
         )
+        if self._divided:
+            for (index, _), value, kept in zip(wanted, packed, held, strict=True):
+                if kept:
+                    offer = (self._number, index, self._store.cost(value.nbytes, tagged=True))
+                    self._context.offers.append(offer)
         # A lossy encoding changes a sample. It must do so whether the sample was kept or not.
         return [encoding.decode(v.tobytes()) for v in packed] if encoding.lossy else fresh
 
@@ -358,13 +391,48 @@ class RefurbishAccess:
 class RefurbishKeeper(Keeper):
     """Removes the generations that no later batch uses."""
 
-    def __init__(self, stop: Refurbish, store: SampleStore, generations: Generations) -> None:
+    def __init__(
+        self,
+        stop: Refurbish,
+        store: SampleStore,
+        generations: Generations,
+        shared: SharedStores | None = None,
+        division: Division | None = None,
+    ) -> None:
         super().__init__(stop, store)
         self._generations = generations
+        self._shared = shared
+        self._division = division
+        self._epoch = 0
 
     @property
     def generations(self) -> Generations:
         return self._generations
+
+    @property
+    def division(self) -> Division | None:
+        return self._division
+
+    def open(self) -> None:
+        super().open()
+        if self._division is not None:
+            self._division.open(Versions())
+
+    def keys_of(self, indices: Sequence[int], epoch: int) -> list[int]:
+        generations = self._generations
+        if generations.reuse == 1:
+            return []
+        kept = np.array([index for index in indices if generations.keeps(index)], np.int64)
+        keys: list[int] = version_keys(kept, generations.generations(kept, epoch)).tolist()
+        return keys
+
+    def admit(self, offers: Sequence[tuple[int, int]], epoch: int) -> None:
+        if self._division is None:
+            return
+        keys = self.keys_of([index for index, _ in offers], epoch)
+        costs = [cost for _, cost in offers]
+        refused = self._division.admit(list(zip(keys, costs, strict=True)))
+        self.store.delete_many(list(map(version_slot, refused)))
 
     def outdated(self, batch: BatchKeys) -> list[int]:
         generations = self._generations
@@ -375,6 +443,28 @@ class RefurbishKeeper(Keeper):
         keys: list[int] = (2 * renewed + parity).tolist()  # ``store_key``
         return keys
 
+    def handed_out(self, batch: BatchKeys) -> None:
+        division = self._division
+        if division is None:
+            super().handed_out(batch)
+            return
+        generations, epoch = self._generations, batch.epoch
+        if division.alone and epoch > 0:
+            renewed = generations.renewed(batch.indices, epoch)
+            before = generations.generations(renewed, epoch - 1)
+            division.forget(version_keys(renewed, before).tolist())
+        if self._epoch - 1 <= epoch <= self._epoch:
+            return
+        # Other machines may be an epoch behind this one, or ahead of it. What neither uses is
+        # removed: versions of earlier epochs, and of later ones if a job begins again.
+        self._epoch = epoch
+        keys = np.array(division.known(), np.int64)
+        indices, kept = split_keys(keys)
+        outdated = kept < generations.generations(indices, max(0, epoch - 1))
+        division.forget(
+            keys[outdated | (kept > generations.generations(indices, epoch + 1))].tolist()
+        )
+
     def settled(self, *, restarted: bool) -> bool:
         """False in the first epoch, which puts in the samples that the second one would find."""
         return restarted
@@ -382,6 +472,11 @@ class RefurbishKeeper(Keeper):
     def stats(self, held: Held, hits: int, misses: int) -> Held:
         mine = RefurbishStats(misses, hits, self._generations.kept, self.store.used)
         return held._replace(refurbish=mine)
+
+    def close(self) -> None:
+        # Not kept for the next job, which begins with other versions.
+        if self._shared is None or not self._shared.release(self.store, keep=False):
+            super().close()
 
 
 def refurbish_in(stops: Sequence[Stop]) -> Refurbish | None:

@@ -1,30 +1,42 @@
-"""A cache that several machines divide: the part of this machine, and samples of the others."""
+"""What several machines divide: the part that this machine keeps, and samples of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Protocol
 
-from penstock.store.admission import Admission
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.order import Generations
+from penstock.store.admission import KeptSet, split_keys, version_slot
 from penstock.store.sample_store import SampleStore
 from penstock.store.value import Lent, Value
 
+RanksIn = Callable[[int], NDArray[np.int32]]
+"""Returns the rank that is dealt each sample in an epoch; -1 for samples that no rank is dealt."""
+
 
 class Division(Protocol):
-    """How several machines divide one cache, as seen by one of them."""
+    """How several machines divide what one stop keeps, as seen by one of them.
 
-    def host(self, dealt: bytes, ranks: Collection[int]) -> None:
+    Samples are known by ``version_key``: for a cache, their index.
+    """
+
+    def host(self, dealt: bytes, ranks: Collection[int], ranks_in: RanksIn | None = None) -> None:
         """This machine trains these ranks. ``dealt``: the rank of each sample in the first epoch.
 
         A machine keeps the samples that its ranks are dealt in the first epoch, so that no sample
         has to be sent to another machine then. ``dealt`` is packed, and the same on all machines.
+        ``ranks_in``: the same of any epoch. A machine keeps the versions that it prepares; without
+        this, those of the samples that its ranks are dealt in the first epoch.
         """
 
-    def open(self, admission: Admission) -> None:
-        """Begin to serve other machines. ``admission``: decides what this machine has room for."""
+    def open(self, kept: KeptSet) -> None:
+        """Begin to serve other machines. ``kept``: decides what this machine has room for."""
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> list[int]:
-        """Decide on samples that workers put into the store. ``offers``: (index, bytes).
+        """Decide on samples that workers put into the store. ``offers``: (key, bytes).
 
         Returns the samples that this machine does not keep. Their values are read from the store
         before this returns, and sent to the machines that keep them later.
@@ -34,28 +46,113 @@ class Division(Protocol):
     def full(self) -> bool:
         """Whether no machine has room for further samples."""
 
-    def fetch(self, batch: Hashable, indices: Sequence[int], done: Callable[[], None]) -> bool:
+    @property
+    def alone(self) -> bool:
+        """Whether this machine trains all ranks."""
+
+    def fetch(self, batch: Hashable, keys: Sequence[int], done: Callable[[], None]) -> bool:
         """Borrow the samples of a batch that other machines keep.
 
         Returns whether nothing has to be waited for. Otherwise ``done`` is called once, in another
         thread, within a limited time; samples that did not arrive by then are to be prepared here.
         """
 
+    def to_prepare(self, batch: Hashable) -> list[int]:
+        """The samples of a fetched batch that neither this machine has nor another sends."""
+
     def release(self, batch: Hashable) -> None:
         """Give back what was borrowed for this batch: it is prepared, or not wanted any more."""
+
+    def known(self) -> list[int]:
+        """The samples that are here, and those of this machine that are on others."""
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """Remove samples that no machine needs any more."""
+
+    def measured(self, seconds: float) -> None:
+        """To read a sample, and to prepare what is kept of it, takes this long."""
 
     def close(self) -> None:
         """Serve and fetch no more samples of this cache."""
 
 
 class Divide(Protocol):
-    """Divides the cache with this content over several machines."""
+    """Divides what a stop with this content keeps over several machines."""
 
     def __call__(
-        self, content: str, own: SampleStore, arrivals: SampleStore, *, lends: bool, samples: int
+        self,
+        content: str,
+        own: SampleStore,
+        arrivals: SampleStore,
+        *,
+        lends: bool,
+        samples: int,
+        generations: Generations | None = None,
     ) -> Division:
         """``lends``: both stores hold samples themselves, not packed ones. ``samples``: of the
-        source."""
+        source. ``generations``: samples have versions, and these say which are used when."""
+
+
+class Shelf:
+    """The values of a store by ``version_key``: samples without versions."""
+
+    def __init__(self, store: SampleStore) -> None:
+        self.store = store
+
+    def get(self, keys: Sequence[int]) -> list[Any]:
+        """The values of these samples; ``None`` for those that the store does not have."""
+        return self.store.get_many(keys)
+
+    def put(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
+        """Store (key, value) pairs; return for each whether the store holds it now."""
+        return self.store.put_many(items)
+
+    def delete(self, keys: Sequence[int]) -> None:
+        """Remove these samples."""
+        self.store.delete_many(keys)
+
+    def cost(self, nbytes: int) -> int:
+        """Bytes that a value of ``nbytes`` occupies."""
+        return self.store.cost(nbytes)
+
+    def slot(self, key: int) -> int:
+        """A small number for this sample, which no other has at the same time."""
+        return key
+
+
+class VersionShelf(Shelf):
+    """The same for samples with versions: the place of a value has its version as a tag."""
+
+    def get(self, keys: Sequence[int]) -> list[Any]:
+        """See ``Shelf.get``."""
+        return self.store.get_tagged([version_slot(key) for key in keys], _versions(keys))
+
+    def put(self, items: Sequence[tuple[int, Value | Lent]]) -> list[bool]:
+        """See ``Shelf.put``."""
+        versions = _versions([key for key, _ in items])
+        return self.store.put_tagged(
+            [
+                (version_slot(key), version, value)
+                for (key, value), version in zip(items, versions, strict=True)
+            ]
+        )
+
+    def delete(self, keys: Sequence[int]) -> None:
+        """See ``Shelf.delete``. A newer version in the place of one of these goes with it."""
+        self.store.delete_many([version_slot(key) for key in keys])
+
+    def cost(self, nbytes: int) -> int:
+        """See ``Shelf.cost``."""
+        return self.store.cost(nbytes, tagged=True)
+
+    def slot(self, key: int) -> int:
+        """See ``Shelf.slot``."""
+        return version_slot(key)
+
+
+def _versions(keys: Sequence[int]) -> list[int]:
+    versions: list[int] = split_keys(np.array(keys, np.int64))[1].tolist()
+    return versions
 
 
 class PartitionedStore:
@@ -157,7 +254,7 @@ class PartitionedStore:
     def close(self) -> None:
         """See ``SampleStore.close``."""
         self.own.close()
-        self.arrivals.close()
+        self.arrivals.destroy()
 
     def destroy(self) -> None:
         """See ``SampleStore.destroy``."""

@@ -14,6 +14,8 @@ from typing import Literal
 
 from penstock.errors import PipelineError
 from penstock.watch import running
+from penstock.watch.cluster_metrics import CLUSTER_METRICS
+from penstock.watch.machines import ClusterStatus
 from penstock.watch.publish import snapshot_of
 from penstock.watch.rates import distinct
 from penstock.watch.serving import ADDRESS, Page, PageServer
@@ -43,8 +45,13 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def exposition(snapshots: Sequence[Snapshot], *, pids: bool = False) -> str:
-    """All metrics of these loaders as text. ``pids`` adds a label with the process number."""
+def exposition(
+    snapshots: Sequence[Snapshot], *, pids: bool = False, cluster: ClusterStatus | None = None
+) -> str:
+    """All metrics of these loaders as text, and those of the machines of a cluster.
+
+    ``pids`` adds a label with the process number.
+    """
     lines = []
     for metric in METRICS:
         values = [
@@ -56,6 +63,12 @@ def exposition(snapshots: Sequence[Snapshot], *, pids: bool = False) -> str:
             lines.append(f"# HELP {metric.name} {metric.help}")
             lines.append(f"# TYPE {metric.name} {metric.kind}")
             lines += [f"{metric.name}{_format_labels(labels)} {_number(v)}" for labels, v in values]
+    for measured in CLUSTER_METRICS:
+        found = [] if cluster is None else list(measured.lines(cluster))
+        if found:
+            lines.append(f"# HELP {measured.name} {measured.help}")
+            lines.append(f"# TYPE {measured.name} {measured.kind}")
+            lines += [f"{name}{_format_labels(labels)} {_number(v)}" for name, labels, v in found]
     return "".join(f"{line}\n" for line in lines)
 
 

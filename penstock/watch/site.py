@@ -30,7 +30,7 @@ def pages(view: View) -> Pages:
     )
     served["/metrics"] = Page(
         CONTENT_TYPE,
-        lambda: exposition(view.snapshots(), pids=True).encode(),
+        lambda: exposition(view.snapshots(), pids=True, cluster=view.cluster_status()).encode(),
     )
     return served
 

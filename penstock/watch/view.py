@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.watch.live_directory import LiveDirectory
+from penstock.watch.machines import ClusterRows, ClusterStatus, rows_of
 from penstock.watch.rates import Rates, between, rates
 from penstock.watch.snapshot import Snapshot
 
@@ -27,6 +28,14 @@ class ChartPoint(NamedTuple):
     time: float
     stall: float
     samples_per_second: float
+
+
+class TrafficPoint(NamedTuple):
+    """One point of the charts of the bytes between this machine and the others."""
+
+    time: float
+    received_per_second: float
+    sent_per_second: float
 
 
 @dataclass(slots=True)
@@ -102,6 +111,8 @@ class View:
     loaders: list[LoaderHistory] = field(default_factory=list)
     node: dict[str, Any] | None = None
     node_before: dict[str, Any] | None = None
+    cluster: ClusterRows | None = None
+    traffic: deque[TrafficPoint] = field(default_factory=deque)
     time: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,6 +123,31 @@ class View:
         with self._lock:
             self.time, self.loaders = now, self.history.add(snapshots, now)
             self.node_before, self.node = self.node, node
+            self._add_cluster(now)
+
+    def _add_cluster(self, now: float) -> None:
+        """Compute the rows of the cluster, and add a point to the chart of its traffic."""
+        status, before = cluster_of(self.node), cluster_of(self.node_before)
+        if status is None or self.node is None:
+            self.cluster = None
+            return
+        seconds = 0.0
+        if self.node_before is not None and self.node_before["pid"] == self.node["pid"]:
+            seconds = self.node["up"] - self.node_before["up"]
+        self.cluster = rows_of(status, before if seconds > 0 else None, seconds)
+        if seconds > 0:
+            machines = self.cluster.machines
+            sent = sum(row.sent_per_second for row in machines)
+            self.traffic.append(
+                TrafficPoint(now, sum(row.received_per_second for row in machines), sent)
+            )
+        while self.traffic and self.traffic[0].time < now - KEPT:
+            self.traffic.popleft()
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """What the node says of its cluster; ``None`` if it is in none."""
+        with self._lock:
+            return cluster_of(self.node)
 
     def snapshots(self) -> list[Snapshot]:
         """The last snapshot of every loader."""
@@ -125,6 +161,8 @@ class View:
                 "time": self.time,
                 "loaders": [loader.as_dict() for loader in self.loaders],
                 "node": self.node,
+                "cluster": None if self.cluster is None else self.cluster.as_dict(),
+                "traffic": [list(point) for point in self.traffic],
             }
 
     def lines(self, *, ascii_only: bool = False) -> list[str]:
@@ -148,7 +186,21 @@ class View:
             return []
         if node.get("release") != penstock.__version__:
             return ["", f"node    process {node.get('pid')}, of Penstock {node.get('release')}"]
-        return ["", *lines_of(node, self.time, before)]
+        return ["", *lines_of(node, self.time, before), *self._cluster_lines()]
+
+    def _cluster_lines(self) -> list[str]:
+        from penstock.watch.machines import lines_of
+
+        return [] if self.cluster is None else ["", *lines_of(self.cluster)]
+
+
+def cluster_of(node: dict[str, Any] | None) -> ClusterStatus | None:
+    """The cluster part of a node's status; ``None`` if there is none, or of another release."""
+    import penstock
+
+    if node is None or node.get("release") != penstock.__version__:
+        return None
+    return node.get("cluster")
 
 
 def _node_status() -> dict[str, Any] | None:

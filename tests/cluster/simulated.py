@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.cluster.holdings import Holdings, OwnerReply
 from penstock.cluster.membership import Machine
 from penstock.cluster.partition import (
@@ -23,9 +26,9 @@ from penstock.cluster.partition import (
     Settled,
     Tell,
 )
-from penstock.cluster.placement import FirstOwners, Placement
-from penstock.order import Cursor, Deal, Shuffled
-from penstock.store.admission import Admission
+from penstock.cluster.placement import NOBODY, FirstOwners, Owners, Placement, VersionOwners
+from penstock.order import Balanced, Cursor, Deal, Generations, Shuffled
+from penstock.store.admission import Admission, Versions, version_keys
 
 NETWORK = (0.0005, 0.004)
 STORAGE = (0.001, 0.010)
@@ -67,6 +70,7 @@ class Hosts:
     """Machines ``m0``, ``m1`` and so on, each with one rank, and storage that counts its reads.
 
     ``budgets``: room of each machine in bytes. ``ahead``: batches that each asks for at once.
+    ``reuse``: versions of samples are kept, and each is used this many times.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Hosts:
         drop_last: bool = False,
         ranks: int | None = None,
         total_bytes: int = 1 << 28,
+        reuse: int | None = None,
     ) -> None:
         self.now = 0.0
         self.random = random.Random(seed)
@@ -90,10 +95,14 @@ class Hosts:
         self.ahead = ahead
         self.total_bytes = total_bytes
         world = len(budgets) if ranks is None else ranks
-        self.deal = Deal(Shuffled(), samples, seed, batch_size, drop_last, 0, world, "drop")
+        self.generations = None if reuse is None else Generations(samples, reuse, samples, seed)
+        order = Shuffled() if self.generations is None else Balanced(self.generations)
+        self.deal = Deal(order, samples, seed, batch_size, drop_last, 0, world, "drop")
         self.names = [f"m{number}" for number in range(len(budgets))]
         self.budgets = dict(zip(self.names, budgets, strict=True))
-        self.layout = FirstOwners.first_epoch("f", self.deal, self.names[:world])
+        self.layout: Owners = FirstOwners.first_epoch("f", self.deal, self.names[:world])
+        if self.generations is not None:
+            self.layout = VersionOwners("f", tuple(self.names), self.generations, self._owners_in)
         self.silent: set[str] = set()
         """Machines that get messages and never answer."""
         self.hosts: dict[str, Host] = {}
@@ -105,6 +114,10 @@ class Hosts:
         for machine in machines:
             self._start(machine, machines, newcomer=False)
 
+    def _owners_in(self, epoch: int) -> NDArray[np.uint16]:
+        ranks = self.deal.ranks(epoch)
+        return np.where(ranks < 0, NOBODY, ranks).astype(np.uint16)
+
     # Machines come and go.
 
     def _machine(self, name: str) -> Machine:
@@ -112,8 +125,8 @@ class Hosts:
         return Machine(name, f"{name}:1", next(self._incarnations), cache_bytes=nbytes)
 
     def _start(self, machine: Machine, view: Sequence[Machine], *, newcomer: bool) -> None:
-        admission = Admission(self.budgets[machine.name])
-        holdings = Holdings(machine.name, admission, self.sizes)
+        kept = Admission(self.budgets[machine.name]) if self.generations is None else Versions()
+        holdings = Holdings(machine.name, kept, self.sizes)
         placement = Placement(self.layout, view)
         partition = Partition(
             machine.name, placement, holdings, total_bytes=self.total_bytes, newcomer=newcomer
@@ -178,9 +191,15 @@ class Hosts:
             host = self.hosts.get(name)
             if host is not None:
                 deal = replace(self.deal, rank=rank)
-                batches = [batch.indices.tolist() for batch in deal.batches(Cursor(epoch))]
-                host.work = Work(batches)
+                batches = [batch.indices for batch in deal.batches(Cursor(epoch))]
+                host.work = Work([self._keys(indices, epoch) for indices in batches])
                 self._open(host)
+
+    def _keys(self, indices: NDArray[np.int64], epoch: int) -> list[int]:
+        made = self.generations
+        versions = None if made is None else made.generations(indices, epoch)
+        keys: list[int] = version_keys(indices, versions).tolist()
+        return keys
 
     def is_done(self) -> bool:
         return all(

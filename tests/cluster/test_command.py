@@ -7,13 +7,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.cli import main
 from penstock.cluster.secrets import make_secrets
-from penstock.commands.cluster import lines_of
+from penstock.commands.cluster import guest_lines
 from penstock.errors import ClusterError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
@@ -88,37 +87,8 @@ def test_status_without_a_cluster_says_how_to_begin_one(
     assert "penstock cluster start" in capsys.readouterr().err
 
 
-def test_the_table_of_machines_names_the_head_and_the_silent() -> None:
-    def machine(name: str, **more: Any) -> dict[str, Any]:
-        return {
-            "name": name,
-            "address": f"{name}:1",
-            "role": "trains",
-            "cores": 0,
-            "cache_bytes": 1_000_000,
-            "free_bytes": None,
-            "state": "alive",
-            "is": {"head": False, "this machine": False},
-            "sent": 0,
-            "received": 0,
-            **more,
-        }
-
-    cache = {"content": "c" * 32, "samples": 4, "bytes": 10, "local": 1, "remote": 2, "storage": 3}
-    lines = lines_of(
-        {
-            "machine": "a",
-            "address": "a:1",
-            "view": "0.1.2",
-            "machines": [
-                machine("a", **{"is": {"head": True, "this machine": True}}),
-                machine("b", state="silent", sent=2_000_000),
-            ],
-            "caches": [cache],
-        }
-    )
-    text = "\n".join(lines)
-    assert "alive, head, this machine" in text
-    assert "silent" in lines[-1]
-    assert "2.0 MB" in lines[-1]
-    assert "found here 1, on other machines 2, read from storage 3" in text
+def test_status_says_what_was_prepared_for_other_machines() -> None:
+    guest = {"recipe": "ab12", "tiny_batches": 7, "samples": 140, "refused": "it is full"}
+    [line] = guest_lines({"guests": [guest], "groups": []})
+    assert "7 tiny-batches of 140 samples prepared here for other machines; refused" in line
+    assert guest_lines({"guests": [], "groups": []}) == []

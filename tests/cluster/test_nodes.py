@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,21 @@ class TwoHosts:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.directories = [place / "node-0", place / "node-1"]
 
-    def start(self, rank: int, epochs: int, pause_after: int = 0) -> subprocess.Popen[str]:
+    def start(
+        self,
+        rank: int,
+        epochs: int,
+        pause_after: int = 0,
+        *,
+        patience: int = 1,
+        where: str = "memory",
+        seed: int = 1,
+    ) -> subprocess.Popen[str]:
         script = [cluster_job.__file__, str(self.files), str(rank), str(epochs)]
-        return self.run(rank, *script, str(self.place), str(pause_after))
+        script += [str(self.place), str(pause_after), where, str(seed)]
+        return self.run(rank, *script, patience=patience)
 
-    def run(self, rank: int, *script: str) -> subprocess.Popen[str]:
+    def run(self, rank: int, *script: str, patience: int = 1) -> subprocess.Popen[str]:
         """Run a script on one of the hosts."""
         environment = {
             **os.environ,
@@ -60,11 +72,18 @@ class TwoHosts:
             "PENSTOCK_CLUSTER_ADDRESS": self.addresses[rank],
             "PENSTOCK_CLUSTER_SECRET": str(self.secret),
             "PENSTOCK_NODE_IDLE": "1",
+            "PENSTOCK_CLUSTER_PATIENCE": str(patience),
+            "PENSTOCK_CACHE_DIR": str(self.place / f"disk-{rank}"),
         }
         command = [sys.executable, *script]
         return subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+
+    def forget_meetings(self) -> None:
+        """Let the jobs of another run wait for each other."""
+        for path in [*self.place.glob("epoch *"), *self.place.glob("end-*")]:
+            path.unlink()
 
     def status(self, rank: int) -> dict[str, Any] | None:
         return request_status(NodeDirectory(self.directories[rank]))
@@ -114,20 +133,59 @@ def results_of(jobs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return [dict(json.loads(out.splitlines()[-1])) for out, _ in printed]
 
 
-def alone(files: Path, rank: int, epochs: int) -> list[list[list[int]]]:
+def alone(files: Path, rank: int, epochs: int, seed: int = 1) -> list[list[list[Any]]]:
     """The batches of the same loader without a cluster."""
-    with cluster_job.pipeline(files).loader(rank=rank, world=2, seed=1, workers=0) as loader:
-        return [[numbers.tolist() for _, numbers in loader] for _ in range(epochs)]
+    pipeline = cluster_job.pipeline(files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that ranks without a node do not share what they keep
+        loader = pipeline.loader(rank=rank, world=2, seed=seed, workers=0)
+    with loader:
+        batches = [
+            [[column.tolist() for column in columns] for _, *columns in loader]
+            for _ in range(epochs)
+        ]
+    lines_of(files.with_name("reads"))
+    return batches
+
+
+def lines_of(log: Path) -> Counter[str]:
+    """The lines of a log; empties it."""
+    lines = Counter(log.read_text().splitlines())
+    log.write_text("")
+    return lines
 
 
 def test_jobs_on_two_nodes_get_the_batches_that_they_get_alone(hosts: TwoHosts) -> None:
-    jobs = [hosts.start(rank, 3) for rank in range(2)]
+    epochs = 4
+    # With patience: on a busy machine the nodes must not take each other for slow.
+    jobs = [hosts.start(rank, epochs, patience=100, where="disk") for rank in range(2)]
     results = results_of(jobs)
+    # Storage is read once for each sample, by both machines together.
+    reads = lines_of(hosts.files.with_name("reads"))
+    assert reads == Counter(str(index) for index in range(SAMPLES))
+    # Each version of a sample is prepared by one machine.
+    prepared = lines_of(hosts.files.with_name("prepared"))
+    assert set(prepared.values()) == {1}
+    versions = SAMPLES + (epochs - 1) * SAMPLES // cluster_job.REUSE
+    assert len(prepared) >= versions
     for rank in range(2):
-        assert results[rank]["batches"] == alone(hosts.files, rank, 3)
-    assert all(found["requests"] > 0 for found in results)
-    asked = [found["local"] + found["remote"] + found["storage"] for found in results]
-    assert min(asked) >= 3 * SAMPLES // 2
+        assert results[rank]["batches"] == alone(hosts.files, rank, epochs)
+    assert all(found["refurbish"]["requests"] > 0 for found in results)
+    # Loaders may have begun an epoch more.
+    fresh = sum(found["refurbish"]["storage"] for found in results)
+    assert versions <= fresh <= versions + SAMPLES // cluster_job.REUSE
+    assert sum(found["cache"]["storage"] for found in results) == SAMPLES
+    assert sum(found["cache"]["samples"] for found in results) == SAMPLES
+    # A later run with another seed deals the samples to other machines. None is read from storage.
+    hosts.close()
+    hosts.forget_meetings()
+    jobs = [hosts.start(rank, 2, patience=100, where="disk", seed=2) for rank in range(2)]
+    again = results_of(jobs)
+    assert lines_of(hosts.files.with_name("reads")) == Counter()
+    for rank in range(2):
+        assert again[rank]["batches"] == alone(hosts.files, rank, 2, seed=2)
+    assert sum(found["cache"]["storage"] for found in again) == 0
+    assert sum(found["cache"]["samples"] for found in again) == SAMPLES
 
 
 def test_a_node_that_is_killed_changes_no_batch(hosts: TwoHosts) -> None:

@@ -16,6 +16,7 @@ from penstock.cluster.partition import (
     FIRST_DELAY,
     LEAST_CREDIT,
     LEAST_DELAY,
+    LONGEST_READ,
     MOST_CREDIT,
     MOST_DELAY,
     SAMPLE_BYTES,
@@ -389,10 +390,40 @@ def test_samples_that_spilled_to_a_machine_that_is_gone_are_absent(restarted: bo
     assert (reply.absent, reply.redirected) == ([3], {7: "b"})
 
 
-def test_generations_of_a_sample_have_the_owner_of_its_index() -> None:
+def test_a_hedge_is_not_begun_before_the_time_of_a_read_from_storage() -> None:
+    peer = PeerCredit()
+    for _ in range(100):
+        peer.answered(SIZE, 0.001)
+    assert peer.delay(SIZE) == LEAST_DELAY
+    assert peer.delay(SIZE, 0.3) == 0.3
+    assert peer.delay(SIZE, 3600.0) == LONGEST_READ
     part = partition()
-    (ask,) = asks(part.want({0: [5 * SAMPLES]}, 0.0))
-    assert ask.owner == "a"
+    part.reading = 2.0
+    (ask,) = asks(part.want({0: [0]}, 0.0))
+    assert part.tick(1.9) == []
+    assert reads(part.tick(2.0)) == [0]
+    assert (ask.owner, part.to_prepare(0)) == ("a", [0])
+
+
+def test_what_is_to_be_prepared_is_neither_here_nor_on_its_way() -> None:
+    part = partition()
+    part.want({0: [3]}, 0.0)
+    part.read({3: SIZE}, 0.1)
+    (ask,) = asks(part.want({1: [3, 7, 0, 4]}, 0.2))
+    assert part.to_prepare(1) == [7]
+    part.answered("a", ask.request, 0.3, {0: SIZE}, absent=[4])
+    assert part.to_prepare(1) == [7, 4]
+    part.used(1, 0.4)
+    assert part.to_prepare(1) == []
+
+
+def test_a_machine_that_becomes_an_owner_late_lacks_what_its_substitute_has() -> None:
+    part = partition()
+    part.placed(placement(), 0.0, late={"a"})
+    key = next(key for key in range(0, SAMPLES, 4) if placement().preference(key)[1] != "me")
+    (ask,) = asks(part.want({0: [key]}, 0.1))
+    (second,) = asks(part.answered("a", ask.request, 0.2, absent=[key]))
+    assert second.owner == placement().preference(key)[1]
 
 
 def test_a_cancelled_batch_gives_everything_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgpack
@@ -22,12 +23,14 @@ from penstock.cluster.protocol import (
     AnswersHead,
     BatchHead,
     BatchPiece,
+    GetKeptSamples,
     GetMachineStatus,
     HeartbeatReply,
     HeartbeatSent,
     Hello,
     HelloReply,
     Kept,
+    KeptSamples,
     MachineStatus,
     Offered,
     Refusal,
@@ -38,6 +41,8 @@ from penstock.cluster.protocol import (
     WantedValues,
     decode,
     encode,
+    pack_kept,
+    unpack_kept,
 )
 from penstock.engine.pools.wire import ProtocolError
 
@@ -56,6 +61,8 @@ GOOD: list[tuple[Any, ...]] = [
     HeartbeatReply(ME, STAMP, "x:1", 1, [STAMP, "x:1", STAMP, [ME], ["b"]]),
     Spilled("ab", KEYS, None, ["c", ""]),
     Acknowledged(),
+    GetKeptSamples("ab"),
+    KeptSamples(pack_kept(np.array([2, 9]))),
     GetMachineStatus(),
     MachineStatus({"a": [1, "b"]}),
     WantedValues("ab", KEYS, None, 100),
@@ -196,3 +203,17 @@ def test_nonsense_is_refused_or_within_the_limits(data: st.DataObject) -> None:
             continue
         protocol.check(record)
         encode(record)
+
+
+@given(st.sets(st.integers(0, 300)), st.integers(0, 301))
+def test_kept_samples_are_read_up_to_the_number_of_samples(kept: set[int], samples: int) -> None:
+    packed = pack_kept(np.array(sorted(kept), np.int64))
+    found = unpack_kept(packed, samples).tolist()
+    assert found == [index for index in sorted(kept) if index < samples]
+
+
+def test_a_list_of_kept_samples_takes_no_more_memory_than_it_should() -> None:
+    bomb = zlib.compress(bytes(100_000_000), 9)
+    assert unpack_kept(bomb, 1000).tolist() == []
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        unpack_kept(b"nonsense", 1000)

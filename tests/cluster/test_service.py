@@ -269,3 +269,37 @@ def test_a_batch_that_is_cancelled_leaves_nothing_behind(services: list[ClusterS
     machines[0].division.release("cancelled")
     arrivals: Any = machines[0].store
     assert len(arrivals.arrivals) == 0
+
+
+def test_a_look_at_the_cluster_has_reports_and_times_of_the_other_machines(
+    services: list[ClusterService],
+) -> None:
+    machines = machines_of(services)
+    for machine in (*machines, *machines):
+        check(machine.prepare(list(range(SAMPLES))), list(range(SAMPLES)))
+
+    def other() -> dict[str, Any]:
+        [found] = [one for one in services[0].status()["machines"] if one["name"] == "m1"]
+        return dict(found)
+
+    def samples() -> int:
+        caches = (other()["report"] or {}).get("caches", ())
+        return sum(cache["local"] + cache["remote"] + cache["storage"] for cache in caches)
+
+    # A look asks for the report, and a later one has it.
+    wait_until(lambda: samples() == 2 * SAMPLES)
+    found = other()
+    assert (found["role"], found["state"]) == ("trains", "alive")
+    assert found["report"]["cores"] >= 1
+    assert found["requests"] == sum(found["times"]) > 0
+    [here] = [one for one in services[0].status()["machines"] if one["name"] == "m0"]
+    assert here["report"]["received"] == found["received"] > 0
+
+
+def test_a_machine_that_has_left_is_shown_as_gone(services: list[ClusterService]) -> None:
+    services[1].close()
+
+    def states() -> dict[str, str]:
+        return {one["name"]: one["state"] for one in services[0].status()["machines"]}
+
+    wait_until(lambda: states() == {"m0": "alive", "m1": "gone"})

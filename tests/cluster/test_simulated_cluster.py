@@ -64,6 +64,32 @@ def test_each_sample_is_read_once_by_all_machines_together(
 
 
 @given(
+    share=st.integers(1, 20),
+    machines=st.integers(1, 4),
+    reuse=st.integers(2, 4),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_version_of_a_sample_is_prepared_by_one_machine_and_sent_only_to_be_used(
+    share: int, machines: int, reuse: int, batch_size: int, seed: int
+) -> None:
+    samples = share * machines
+    hosts = Hosts(
+        samples, [ROOMY] * machines, batch_size=batch_size, seed=seed, reuse=reuse, ahead=3
+    )
+    assert hosts.generations is not None
+    for epoch in range(2 * reuse + 2):
+        assert hosts.epoch(epoch) == hosts.generations.fresh(epoch)
+        if epoch == 0:
+            assert hosts.sent_values == 0
+    assert set(hosts.reads.values()) == {1}
+    # Nothing is sent to be kept: the machine that prepares a version keeps it.
+    assert hosts.count("offered") == 0
+    assert hosts.sent_values == hosts.count("remote")
+
+
+@given(
     room=st.lists(st.integers(0, 40), min_size=2, max_size=5),
     spare=st.integers(-30, 30),
     helper=st.integers(0, 60),

@@ -114,9 +114,9 @@ def test_caches_admit_samples_in_the_order_of_batches(
     admitted: list[int] = []
     admit = CacheKeeper.admit
 
-    def noted(self: CacheKeeper, offers: Any) -> None:
+    def noted(self: CacheKeeper, offers: Any, epoch: int) -> None:
         admitted.extend([index for index, _ in offers])
-        admit(self, offers)
+        admit(self, offers, epoch)
 
     monkeypatch.setattr(CacheKeeper, "admit", noted)
     # A report, which is due after some time, has the statistics, and so admits samples too.

@@ -311,3 +311,49 @@ def test_small_batches_are_opened_further_ahead_for_many_workers() -> None:
     assert batches_ahead(1000, 512, wanted) == AHEAD
     # Not in more memory than the usual number of large batches takes.
     assert batches_ahead(LARGE // 2, 8, wanted) == 2 * AHEAD
+
+
+def test_other_machines_get_what_the_workers_here_leave() -> None:
+    schedule = Schedule(2, tiny_batch=4)
+    schedule.open(0, 20)
+    assert schedule.left_over() == 12, "a piece for each worker stays"
+    piece = schedule.take_away(10)
+    assert piece is not None
+    assert (piece.first, piece.count) == (0, 10), "longer than pieces for workers here"
+    assert schedule.left_over() == 2
+    piece = schedule.take_away(10)
+    assert piece is not None
+    assert (piece.first, piece.count) == (10, 2)
+    assert schedule.take_away(10) is None
+    here = [schedule.take(worker) for worker in (0, 1)]
+    assert [(found.first, found.count) for found in here if found] == [(12, 4), (16, 4)]
+
+
+def test_workers_that_share_a_batch_keep_the_next_one() -> None:
+    schedule = Schedule(8, cuts=False)
+    schedule.open(0, 20)
+    assert schedule.take_away(5) is None
+    schedule.open(1, 20)
+    assert schedule.left_over() == 20
+    piece = schedule.take_away(5)
+    assert piece is not None
+    assert (piece.batch, piece.first, piece.count) == (0, 0, 5)
+    rest = schedule.take(0)
+    assert rest is not None
+    assert (rest.batch, rest.first, rest.count) == (0, 5, 15)
+
+
+def test_samples_that_may_kill_workers_and_whole_batches_stay_on_this_machine() -> None:
+    schedule = Schedule(1, tiny_batch=1)
+    schedule.open(0, 3)
+    schedule.open(1, 8, "whole")
+    taken = schedule.take_away(1)
+    assert taken is not None
+    schedule.lost(taken.id, guilty=True)
+    struck = schedule.take(0)
+    assert struck is not None
+    assert (struck.first, struck.strikes) == (0, 1)
+    away = schedule.take_away(9)
+    assert away is not None
+    assert (away.batch, away.first, away.count) == (0, 1, 1)
+    assert schedule.take_away(9) is None

@@ -13,6 +13,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from penstock.cluster.secrets import make_secrets
+from penstock.errors import ClusterError
+from tests.cluster.test_nodes import free_port
 from tests.support import SCRIPTS, warm
 
 torch = pytest.importorskip("torch")
@@ -108,6 +111,28 @@ def test_sharing_jobs_see_the_same_batches_and_only_training_reuses(
         assert train.endswith("; shuffled by Penstock.")
         assert val.endswith("is upgraded: in this process (workers=0).")
         assert total == "penstock: 2 of 2 DataLoaders upgraded."
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_a_script_joins_a_cluster_without_an_edit(
+    start: Start, place: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    try:
+        make_secrets(place / "secret")
+    except ClusterError as error:
+        pytest.skip(str(error))
+    monkeypatch.setitem(variables, "PENSTOCK_CLUSTER_SECRET", str(place / "secret"))
+    address = f"127.0.0.1:{free_port()}"
+    words = ("plain.py", "--data", str(place / "photos"), "--workers", "0")
+    options = ["--cache", "1MB", "--seed", "4", "--cluster", address]
+    ran = ended(start(*words, options=options))
+    assert ran.code == 0
+    train, val, total = ran.messages
+    assert "in the node of this machine" in train
+    assert "cluster auto; cache 1MB" in train
+    assert "cluster" not in val
+    assert total == "penstock: 2 of 2 DataLoaders upgraded."
 
 
 def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(

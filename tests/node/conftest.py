@@ -92,6 +92,6 @@ def node_here(
 
     Two processes fewer for each test, where the test is about batches and not about the node.
     """
-    monkeypatch.setattr("penstock.node.group.load_on_trial", lambda *_: None)
+    monkeypatch.setattr("penstock.node.load.load_on_trial", lambda *_: None)
     with service_here(node_directory, workers=2, clock=time.monotonic):
         yield node_directory

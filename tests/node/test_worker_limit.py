@@ -11,7 +11,8 @@ from penstock.node.staging import WorkerLimit
 class Waiting:
     """An engine that has reached the limit; its pool notes which threads notify it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guest: bool = False) -> None:
+        self.guest = guest
         self.limited = False
         self.load = 0.0
         self.pool = self
@@ -52,3 +53,29 @@ def test_a_pool_that_asks_for_a_task_does_not_notify_another_pool_itself() -> No
     limit.notify_later(first)  # type: ignore[arg-type]
     assert second.notified.wait(60)
     assert second.notified_by != [threading.current_thread()]
+
+
+def test_guests_get_only_the_cores_that_are_lent() -> None:
+    guest, own = Waiting(guest=True), Waiting()
+    limit = limit_of(guest, own)
+    limit.size, limit.lent = 4, 2
+    assert limit.idle() == 4
+    assert limit.begin(2.0, guest)  # type: ignore[arg-type]
+    assert not limit.begin(0.5, guest)  # type: ignore[arg-type]
+    assert limit.idle() == 4, "guests leave when jobs of this machine need their cores"
+    assert limit.begin(1.5, own)  # type: ignore[arg-type]
+    assert limit.idle() == 2.5
+
+
+def test_a_guest_begins_nothing_while_a_job_of_this_machine_waits() -> None:
+    guest, own = Waiting(guest=True), Waiting()
+    limit = limit_of(guest, own)
+    limit.size = limit.lent = 1
+    assert limit.begin(1.0, guest)  # type: ignore[arg-type]
+    assert not limit.begin(1.0, own)  # type: ignore[arg-type]
+    assert limit.idle() == 0
+    limit.end(1.0, guest)  # type: ignore[arg-type]
+    assert not limit.begin(1.0, guest)  # type: ignore[arg-type]
+    limit.notify(guest)  # type: ignore[arg-type]
+    assert own.notified.is_set()
+    assert limit.begin(1.0, own)  # type: ignore[arg-type]

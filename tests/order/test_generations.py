@@ -180,3 +180,18 @@ def test_generations_are_the_same_after_pickling() -> None:
 def test_invalid_arguments_are_an_error(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         Generations(**{"n": 10, "reuse": 3, "kept": 10, "seed": 0, **arguments})
+
+
+@given(generations=all_generations(), epoch=st.integers(0, 40))
+def test_the_first_epoch_of_a_version_is_the_one_in_which_it_is_fresh(
+    generations: Generations, epoch: int
+) -> None:
+    kept = np.array([i for i in range(generations.n) if generations.keeps(i)], np.int64)
+    if generations.reuse == 1 or not len(kept):
+        return
+    versions = generations.generations(kept, epoch)
+    first = generations.first_epochs(kept, versions)
+    for index, version, began in zip(kept, versions, first, strict=True):
+        assert began <= epoch
+        assert generations.generation(index, began) == version
+        assert generations.is_fresh(index, began)

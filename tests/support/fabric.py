@@ -30,6 +30,7 @@ from penstock.cluster.protocol import (
     integers,
 )
 from penstock.cluster.transport import (
+    FAULTS,
     Handler,
     KeyAnswer,
     PeerFault,
@@ -38,6 +39,7 @@ from penstock.cluster.transport import (
     PeerRefused,
     PeerSlow,
     Received,
+    Refuse,
     RemoteRows,
     answer_messages,
     batch_messages,
@@ -259,6 +261,8 @@ class FabricLink:
     def _served(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
+        except Refuse as refusal:
+            raise FAULTS[refusal.kind](f"{self.machine}: {refusal.reason}") from None
         except Exception as error:
             raise PeerNonsense(f"{self.machine}: {type(error).__name__}") from None
 

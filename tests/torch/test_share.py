@@ -44,7 +44,7 @@ def frugal_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.MonkeyPatch.context() as patch,
         own_node(tmp_path_factory.mktemp("node"), patch) as directory,
     ):
-        patch.setattr("penstock.node.group.load_on_trial", lambda *_: None)
+        patch.setattr("penstock.node.load.load_on_trial", lambda *_: None)
         with service_here(directory, workers=1, clock=time.monotonic):
             yield
 

@@ -19,9 +19,11 @@ from penstock.errors import PipelineError
 from penstock.loader import Loader
 from penstock.stats import StageStats
 from penstock.watch import metrics
+from penstock.watch.cluster_metrics import CLUSTER_METRICS
 from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.metrics import CONTENT_TYPE, METRICS, exposition
 from tests.support import ROOT
+from tests.support.clusters import cluster, machine, times
 from tests.support.snapshots import FULL, STANDING, STATS, snapshot
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -95,7 +97,48 @@ def test_the_documentation_lists_exactly_what_is_served() -> None:
     documented = [
         (name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
     ]
-    assert documented == [(metric.name, metric.kind, metric.labels) for metric in METRICS]
+    served = [(metric.name, metric.kind, metric.labels) for metric in METRICS]
+    served += [(metric.name, metric.kind, metric.labels) for metric in CLUSTER_METRICS]
+    assert documented == served
+
+
+def test_the_machines_of_a_cluster_are_served() -> None:
+    status = cluster(
+        machine("b", sent=7, received=8, failed=1, hedged_requests=2, times=times(ms2=3, ms100=1)),
+        machine("c", state="gone", report=None),
+    )
+    text = exposition([], cluster=status)
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    assert len(families) == len(CLUSTER_METRICS)
+    for metric in CLUSTER_METRICS:
+        family = families[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+    found = samples(text)
+    assert {s.labels["state"]: s.value for s in found["penstock_cluster_machines"]} == {
+        "alive": 2,
+        "suspected": 0,
+        "gone": 1,
+    }
+    # This machine sends nothing to itself.
+    assert [(s.labels["machine"], s.value) for s in found["penstock_cluster_sent_bytes_total"]] == [
+        ("b", 7),
+        ("c", 0),
+    ]
+    buckets = {
+        s.labels["le"]: s.value
+        for s in found["penstock_cluster_request_seconds_bucket"]
+        if s.labels["machine"] == "b"
+    }
+    assert (buckets["0.001"], buckets["0.002"], buckets["0.1"], buckets["+Inf"]) == (0, 3, 4, 4)
+    assert found["penstock_cluster_request_seconds_count"][0].value == 4
+    places = found["penstock_cluster_found_samples_total"][:3]
+    assert [(s.labels["place"], s.value) for s in places] == [
+        ("here", 10),
+        ("elsewhere", 20),
+        ("storage", 5),
+    ]
 
 
 # Served by a loader.

@@ -15,9 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.watch.live_directory import LiveDirectory
+from penstock.watch.machines import rows_of
 from penstock.watch.serving import Page, PageServer
 from penstock.watch.site import pages
-from penstock.watch.view import ChartPoint, LoaderHistory, View
+from penstock.watch.view import ChartPoint, LoaderHistory, TrafficPoint, View
+from tests.support.clusters import cluster, machine, times
 from tests.support.snapshots import FULL, STANDING, snapshot
 
 CHROMIUM = next(
@@ -95,6 +97,12 @@ def full_view() -> View:
         seen=1_000.0,
     )
     view.loaders = [one, other]
+    status = cluster(
+        machine("b", sent=2_000_000, times=times(ms2=90), hedged_requests=10),
+        machine("c", state="gone", report=None),
+    )
+    view.cluster = rows_of(status)
+    view.traffic.append(TrafficPoint(999.0, 1_000.0, 2_000.0))
     return view
 
 
@@ -108,7 +116,7 @@ def server(live: LiveDirectory) -> Iterator[PageServer]:
 def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> None:
     dom = browse(server, "--dump-dom")
     shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", dom))
-    assert dom.count('<article class="card">') == 3
+    assert dom.count('<article class="card">') == 4
     for text in (
         "2 loaders",
         "process 4711, loader 0: python train.py",
@@ -127,11 +135,19 @@ def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> No
         "Group search-1",
         "6 batches staged, 5.0 MB of 10.0 MB; prepared 120, given 480",
         "81 0/1 x 64 2 7 of 9 3",
+        "Cluster seen from a at 10.0.0.1:7411",
+        "2 machines 5.0 of 16 cores idle",
+        "alive head this machine trains 2.5 of 8 4.0 MB of 8.0 MB",
+        "29 % here, 57 % elsewhere, 14 % storage",
+        "b slow 2.0 MB 0 B/s 0 B 0 B/s 1.5 ms",
+        "ms 10 of 90",
+        "gone trains ? ? of 8.0 MB ?",
     ):
         assert text in shown, text
-    # Four charts. The line of the first loader is in two pieces: there is a gap in its data.
-    assert dom.count('class="chart ') == 4
-    assert dom.count("<polyline") == 4
+    # Two charts each of two loaders and the cluster. The line of the first loader is in two pieces:
+    # there is a gap in its data.
+    assert dom.count('class="chart ') == 6
+    assert dom.count("<polyline") == 6
     # Text from a process is shown as text, even if it looks like HTML.
     assert "<img" not in dom
     assert "<title>penstock watch</title>" in dom

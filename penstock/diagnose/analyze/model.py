@@ -13,7 +13,7 @@ from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.engine.schedule import HANDING, HANDING_TO_THREADS
 from penstock.errors import ReportError
 
-Bound = Literal["compute", "prep", "fetch"]
+Bound = Literal["compute", "prep", "fetch", "network"]
 
 SMALL_STALL = 0.05
 """A stall below this share of the time is ignored: measurements are not more exact."""
@@ -44,6 +44,11 @@ class Change:
     - ``jobs``: jobs that run at once; with ``share`` they share one preparation.
     - ``offload``: number of last operations that the device runs, in no time.
     - ``penstock``: Penstock's loader in place of torch's.
+    - ``machines``: machines like this one that train the job together, and share their caches.
+    - ``network``: bytes per second that each of them can receive, and send at the same time;
+      ``None`` if the network is no limit.
+    - ``shared_storage``: all machines read from one storage; otherwise each has its own.
+    - ``remote_cores``: cores of machines without accelerators that prepare samples for one machine.
     """
 
     cache: int | None = None
@@ -57,14 +62,18 @@ class Change:
     share: bool = False
     offload: int = 0
     penstock: bool = False
+    machines: int = 1
+    network: float | None = None
+    shared_storage: bool = False
+    remote_cores: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "reuse", "jobs", "offload", "cores"):
+        for name in ("workers", "reuse", "jobs", "offload", "cores", "machines", "remote_cores"):
             value = getattr(self, name)
-            least = 0 if name in ("workers", "offload") else 1
+            least = 0 if name in ("workers", "offload", "remote_cores") else 1
             if value is not None and value < least:
                 raise ReportError(f"{name} is {value}; give a number of at least {least}.")
-        for name in ("accelerator", "echo", "storage"):
+        for name in ("accelerator", "echo", "storage", "network"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ReportError(f"{name} is {value}; give a number above 0.")
@@ -74,9 +83,11 @@ class Change:
 class Prediction:
     """Predicted speed in samples per second of each job, and how the seconds of an epoch are spent.
 
-    ``compute``, ``prep`` and ``fetch`` are seconds of an epoch: computing, and waiting for
-    preparation and for storage. ``fetch_rate``, ``prep_rate`` and ``ingestion`` are the rates F, P
-    and G under the change.
+    With several machines ``speed`` is that of one of them, and an epoch of it has its part of the
+    samples. ``compute``, ``prep``, ``fetch`` and ``network`` are seconds of an epoch: computing,
+    and waiting for preparation, for storage and for the network. ``fetch_rate``, ``prep_rate`` and
+    ``ingestion`` are the rates F, P and G under the change. ``sharing``: number of machines that
+    share their caches. ``remote_share``: share of the samples that remote cores prepare.
     """
 
     speed: float
@@ -86,11 +97,20 @@ class Prediction:
     fetch_rate: float
     prep_rate: float
     ingestion: float
+    network: float = 0.0
+    machines: int = 1
+    sharing: int = 1
+    remote_share: float = 0.0
 
     @property
     def epoch(self) -> float:
         """Seconds of an epoch."""
-        return self.compute + self.prep + self.fetch
+        return self.compute + self.prep + self.fetch + self.network
+
+    @property
+    def all_machines(self) -> float:
+        """Samples per second of all machines together."""
+        return self.speed * self.machines
 
     @property
     def prep_stall(self) -> float:
@@ -105,7 +125,14 @@ class Prediction:
     @property
     def bound(self) -> Bound:
         """The bottleneck: what training waits for most, or ``compute`` if it hardly waits."""
-        return bound_of(self.compute, self.prep, self.fetch)
+        if self.network > max(self.prep, self.fetch, SMALL_STALL * self.epoch):
+            return "network"
+        return bound_of(self.compute + self.network, self.prep, self.fetch)
+
+    @property
+    def network_stall(self) -> float:
+        """Share of the time that training waits for the network."""
+        return self.network / self.epoch
 
 
 def bound_of(compute: float, prep: float, fetch: float) -> Bound:
@@ -118,26 +145,128 @@ def bound_of(compute: float, prep: float, fetch: float) -> Bound:
 def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
     """The speed and stalls of a job under a change."""
     change = change or Change()
-    flow, fetch_rate, prep_rate = _flow_and_rates(report, change)
-    samples, echo = report.setup.samples, change.echo
+    run = _best_run(report, change)
+    flow = run.flow
+    samples, echo = report.setup.samples / change.machines, change.echo
     # With echo an epoch has as many steps as before, and needs fewer fresh samples for them.
     per_batch = flow.batch * echo
-    full = seconds_a_batch(flow) / per_batch
-    cached = min(full, seconds_a_batch(replace(flow, hit_rate=1.0)) / per_batch)
+    simulated = run.simulated / per_batch
+    full = max(simulated, run.network / per_batch, run.remote / per_batch)
+    cached = min(simulated, seconds_a_batch(replace(flow, hit_rate=1.0)) / per_batch)
     compute = min(cached, (flow.step + flow.shuttle) / per_batch)
+    # Remote cores that are too slow count as preparation.
+    prepared = min(full, max(cached, run.remote / per_batch))
+    fetched = max(prepared, simulated)
     return Prediction(
         speed=1 / full,
         compute=samples * compute,
-        prep=samples * (cached - compute),
-        fetch=samples * (full - cached),
-        fetch_rate=fetch_rate * echo,
-        prep_rate=prep_rate * echo,
+        prep=samples * (prepared - compute),
+        fetch=samples * (fetched - prepared),
+        fetch_rate=run.fetch_rate * echo,
+        prep_rate=run.prep_rate * echo,
         ingestion=per_batch / flow.step if flow.step else math.inf,
+        network=samples * (full - fetched),
+        machines=change.machines,
+        sharing=run.sharing,
+        remote_share=run.remote_share,
     )
 
 
-def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float, float]:
-    """The input of the simulation, and the rates F and P."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One way to run a job: seconds a batch of the simulation, of the link, and of remote cores.
+
+    These three work at the same time, so a batch takes the longest of them.
+    """
+
+    flow: Flow
+    simulated: float
+    network: float
+    remote: float
+    fetch_rate: float
+    prep_rate: float
+    sharing: int
+    remote_share: float
+
+    @property
+    def whole(self) -> float:
+        return max(self.simulated, self.network, self.remote)
+
+
+BISECTIONS = 6
+"""Times the share of remote cores is halved: to 1/64."""
+
+
+def _best_run(report: AnalysisReport, change: Change) -> _Run:
+    """The fastest run: how many machines share their caches, and what remote cores prepare.
+
+    The more machines share, the less is read from storage, and the more crosses the network. Where
+    the network is too slow for all of them, fewer share: the machines form groups.
+    """
+    sharing = change.machines
+    best = _run_with(report, change, sharing, 0.0)
+    if best.network > best.simulated:
+        few, many = 1, sharing
+        while many - few > 1:
+            count = (few + many) // 2
+            found = _run_with(report, change, count, 0.0)
+            few, many = (few, count) if found.network > found.simulated else (count, many)
+        for count in (few, many):
+            found = _run_with(report, change, count, 0.0)
+            if found.whole < best.whole:
+                best, sharing = found, count
+    if not change.remote_cores or not row_bytes(report) or best.network >= best.simulated:
+        return best
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        found = _run_with(report, change, sharing, middle)
+        best = min(best, found, key=lambda run: run.whole)
+        waits = max(found.network, found.remote) > found.simulated
+        low, high = (low, middle) if waits else (middle, high)
+    return best
+
+
+def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share: float) -> _Run:
+    """A run in which ``sharing`` machines share their caches."""
+    flow, fetch_rate, prep_rate = _flow_and_rates(report, change, sharing)
+    alone = flow.prep
+    here = 1 - remote_share
+    if remote_share:
+        # Remote cores read what they prepare by themselves.
+        flow = replace(
+            flow,
+            prep=flow.prep * here,
+            service=flow.service * here,
+            latency=flow.latency * here,
+            reading=flow.reading * here,
+        )
+    setup = report.setup
+    kept = setup.kept_bytes or setup.sample_bytes
+    crossing = flow.hit_rate * (sharing - 1) / sharing * kept * _fetched_share(report, change)
+    nbytes = flow.batch * (here * crossing + remote_share * row_bytes(report))
+    split = change.jobs if not change.share else 1
+    link = 0.0 if change.network is None else nbytes / (change.network / split)
+    remote = 0.0
+    if change.remote_cores:
+        remote = flow.batch * remote_share * alone / change.remote_cores
+    return _Run(
+        flow, seconds_a_batch(flow), link, remote, fetch_rate, prep_rate, sharing, remote_share
+    )
+
+
+def row_bytes(report: AnalysisReport) -> float:
+    """Bytes of a prepared sample, which remote cores send back; 0 if unknown."""
+    setup, operations = report.setup, report.operations
+    if setup.batch_bytes:
+        return setup.batch_bytes / setup.batch
+    return float(operations[-1].nbytes) if operations else 0.0
+
+
+def _flow_and_rates(
+    report: AnalysisReport, change: Change, sharing: int = 1
+) -> tuple[Flow, float, float]:
+    """The input of the simulation, and the rates F and P, if ``sharing`` machines share caches."""
     setup, costs = report.setup, report.costs
     split = change.jobs if not change.share else 1  # jobs that do not share split the machine
     cores = max(1, (change.cores or setup.cores) // split)
@@ -157,9 +286,11 @@ def _flow_and_rates(report: AnalysisReport, change: Change) -> tuple[Flow, float
         prep += busy * (change.jobs - 1) * MEMBER / setup.batch
     size = setup.sample_bytes
     storage = (costs.storage if change.storage is None else change.storage) / split
+    if change.shared_storage:
+        storage /= change.machines
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0
     cache = setup.cache if change.cache is None else change.cache
-    hit_rate = setup.cached_share(cache / split)
+    hit_rate = setup.cached_share(sharing * cache / split)
     # Samples that refurbish keeps are not fetched: spread the fetches over all samples.
     fetched = _fetched_share(report, change)
     measured = size / costs.storage if costs.storage > 0 else 0.0

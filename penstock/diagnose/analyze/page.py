@@ -12,17 +12,25 @@ from penstock.config import show_size
 from penstock.diagnose.analyze import plots, series
 from penstock.diagnose.analyze.model import Bound
 from penstock.diagnose.analyze.report import AnalysisReport, Phase
-from penstock.diagnose.analyze.stalls import Stalls, measured_speed, rank_speeds, slowest, stalls_of
+from penstock.diagnose.analyze.stalls import (
+    Stalls,
+    measured_speed,
+    rank_speeds,
+    slowest,
+    stalls_of,
+)
 from penstock.diagnose.analyze.text import (
     MEANING,
     NAMES,
+    RANK_HEADS,
     RATES,
+    blame_lines,
     cache_words,
     gain_words,
     interval,
     percent,
+    rank_cells,
     ranked,
-    rate,
     rate_rows,
     remarks,
     slowest_words,
@@ -101,7 +109,7 @@ def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
         + (f" · {made}" if made else "")
         + f'</p>\n<h1 class="is-{stalls.bound}">{escape(title.capitalize())}</h1>\n'
         f'<p class="lead">{escape(rest[:1].upper() + rest[1:])}. '
-        f"{escape(MEANING[stalls.bound])}</p>\n{command}"
+        f"{escape(' '.join([MEANING[stalls.bound], *blame_lines(report)]))}</p>\n{command}"
         f'<p class="facts">{facts}</p>\n<div class="tiles">{shown}</div>\n</header>'
     )
 
@@ -121,7 +129,8 @@ def _facts(report: AnalysisReport) -> list[str]:
         found.append(f"{show_size(setup.sample_bytes)} per sample, {show_size(data)} in all")
         found.append(cache_words(report))
     if setup.world > 1:
-        found.append(f"rank {setup.rank} of {setup.world}")
+        host = f" on {report.host}" if report.host else ""
+        found.append(f"rank {setup.rank} of {setup.world}{host}")
     return found
 
 
@@ -265,19 +274,12 @@ def _ranks(report: AnalysisReport) -> str:
         return ""
     ranks = rank_speeds(report)
     last = slowest(ranks)
-    rows = [
-        [
-            f"{rank.report.setup.rank}{' (slowest)' if rank is last else ''}",
-            f"{rank.stalls.speed:,.0f}",
-            rate(rank.loader),
-            percent(rank.stalls.fetch_share),
-            percent(rank.stalls.prep_share),
-            rank.stalls.bound,
-        ]
-        for rank in ranks
-    ]
-    heads = ["rank", "samples/s", "loader alone", "stalled on fetch", "on prep", "bound"]
-    return f"<p>{escape(slowest_words(ranks))}</p>\n{_table(heads, rows, 1)}"
+    rows = []
+    for rank in ranks:
+        cells = rank_cells(rank, ranks)
+        cells[0] += " (slowest)" if rank is last else ""
+        rows.append(cells)
+    return f"<p>{escape(slowest_words(ranks))}</p>\n{_table(RANK_HEADS, rows, 2)}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,8 +34,8 @@ AGREE_EVERY = 4
 READERS = 4
 """Least number of threads that measure storage: fewer leave it idle between two requests."""
 
-MOST_WAITS = 2_000
-"""Most waits of the training loop that a report keeps."""
+MOST_WAITS = 500
+"""Most waits of the training loop that a report keeps of each phase."""
 
 SLOW_START = 0.05
 """A note is made if the first wait of an epoch takes more than this share of the epoch."""
@@ -150,6 +151,7 @@ class PhaseRunner:
             device_reads=device_reads,
             made=time.strftime("%Y-%m-%d %H:%M:%S"),
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
+            host=socket.gethostname(),
             notes=(*self._slow_start_notes(), *subject.notes),
         )
         self.report = fit_cold_run(measured)
@@ -192,7 +194,7 @@ class PhaseRunner:
             timer.step(now, now - asked if begins else 0.0)
             if begins and timer.seen > 1:
                 self._epoch_starts.append(now - asked)
-            if len(self._waits) < MOST_WAITS:
+            if timer.seen <= MOST_WAITS:
                 self._waits.append(Wait(asked - self._began, name, now - asked, asked - last))
             last = now
             # All ranks are at the same step, so all of them ask and all get the same answer.

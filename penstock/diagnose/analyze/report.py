@@ -192,7 +192,8 @@ class AnalysisReport:
 
     ``device_reads`` is the share of the bytes of the cold phase that came from the storage device
     instead of memory; ``None`` if unknown. ``batch_times`` are the seconds workers took to prepare
-    a batch. ``notes`` say what could not be measured, and why.
+    a batch. ``notes`` say what could not be measured, and why. ``machine`` describes the machine,
+    ``host`` is its name.
     """
 
     setup: Setup
@@ -205,6 +206,7 @@ class AnalysisReport:
     command: str = ""
     made: str = ""
     machine: str = ""
+    host: str = ""
     notes: tuple[str, ...] = ()
     ranks: tuple[AnalysisReport, ...] = ()
     version: int = VERSION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.diagnose.analyze.model import SMALL_STALL, Bound, Prediction, bound_of, predict
@@ -99,33 +99,105 @@ def all_ranks(report: AnalysisReport) -> tuple[AnalysisReport, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RankSpeed:
-    """One rank: its stalls, and the speed of its loader alone in samples per second."""
+    """One rank: its stalls, and the speed of its loader alone in samples per second.
+
+    ``stalls`` are those that its own loader causes. ``others``: seconds per sample that it waits
+    for other ranks, inside its training step.
+    """
 
     report: AnalysisReport
     stalls: Stalls
     loader: float
+    others: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Samples per second, with all waits."""
+        return 1 / (self.stalls.whole + self.others)
+
+    @property
+    def others_share(self) -> float:
+        """Share of the time that this rank waits for other ranks."""
+        return self.others * self.speed
+
+    @property
+    def waits_for_loader(self) -> float:
+        """Seconds per sample that this rank waits for its own loader."""
+        return self.stalls.prep + self.stalls.fetch
 
 
 def rank_speeds(report: AnalysisReport) -> tuple[RankSpeed, ...]:
     speeds = []
     for rank in all_ranks(report):
         model = predict(rank)
-        speeds.append(RankSpeed(rank, stalls_of(rank), min(model.fetch_rate, model.prep_rate)))
+        loader = min(model.fetch_rate, model.prep_rate)
+        own, others = own_stalls(rank) if report.ranks else (stalls_of(rank), 0.0)
+        speeds.append(RankSpeed(rank, own, loader, others))
     return tuple(speeds)
+
+
+def own_stalls(report: AnalysisReport) -> tuple[Stalls, float]:
+    """The stalls that a rank's own loader causes, and the seconds that it waits for other ranks.
+
+    Ranks exchange gradients in every step. So if one of them waits for its loader, the others wait
+    in their step: all phases become slower on all ranks. Only the time between asking for a batch
+    and getting it is a rank's own stall; the rest of the difference between phases is not.
+    """
+    stalls = stalls_of(report)
+    cached, cold = (_wait_per_sample(report, name) for name in ("cached", "cold"))
+    prep = stalls.prep if cached is None else min(stalls.prep, cached)
+    fetch = stalls.fetch
+    if cold is not None:
+        fetch = min(stalls.fetch, max(0.0, cold - prep))
+    others = stalls.prep + stalls.fetch - prep - fetch
+    return Stalls(stalls.compute, prep, fetch, stalls.measured), others
+
+
+def _wait_per_sample(report: AnalysisReport, name: PhaseName) -> float | None:
+    """Seconds that the loop waited for a sample in this phase; ``None`` if not recorded.
+
+    Only the second half of the phase counts: its first batches come from queues.
+    """
+    waits = [wait.wait for wait in report.waits if wait.phase == name]
+    late = waits[len(waits) // 2 :]
+    return sum(late) / (len(late) * report.setup.batch) if late else None
 
 
 def slowest(ranks: Sequence[RankSpeed]) -> RankSpeed | None:
     """The rank that the others wait for; ``None`` if they differ less than measurements err.
 
-    Ranks that exchange gradients all run at the speed of the slowest. Then the rank with the
-    slowest loader is the one that the others wait for.
+    Ranks that exchange gradients all run at the speed of the slowest. Then it is the rank that
+    waits longest for its own loader, and if that is unknown, the one with the slowest loader.
     """
-    keys: tuple[Callable[[RankSpeed], float], ...] = (
-        lambda rank: rank.stalls.speed,
-        lambda rank: rank.loader,
-    )
-    for key in keys:
-        last = min(ranks, key=key)
-        if key(last) < (1 - SMALL_STALL) * max(map(key, ranks)):
-            return last
+    last = min(ranks, key=lambda rank: rank.speed)
+    fastest = max(ranks, key=lambda rank: rank.speed)
+    if last.speed < (1 - SMALL_STALL) * fastest.speed:
+        return last
+    longest = max(ranks, key=lambda rank: rank.waits_for_loader)
+    shortest = min(ranks, key=lambda rank: rank.waits_for_loader)
+    more = longest.waits_for_loader - shortest.waits_for_loader
+    if more > SMALL_STALL / longest.speed:
+        return longest
+    last = min(ranks, key=lambda rank: rank.loader)
+    if last.loader < (1 - SMALL_STALL) * max(rank.loader for rank in ranks):
+        return last
     return None
+
+
+def slowest_host(ranks: Sequence[RankSpeed]) -> str | None:
+    """The machine whose ranks all wait longer for their loaders than all ranks elsewhere.
+
+    ``None`` with a single machine, or if no machine is slower as a whole.
+    """
+    last = slowest(ranks)
+    if last is None or not last.report.host:
+        return None
+    here = [rank for rank in ranks if rank.report.host == last.report.host]
+    elsewhere = [rank for rank in ranks if rank.report.host != last.report.host]
+    if not elsewhere or len(here) < 2:
+        return None
+
+    def cost(rank: RankSpeed) -> float:
+        return max(rank.waits_for_loader, 1 / rank.loader if rank.loader else 0.0)
+
+    return last.report.host if min(map(cost, here)) > max(map(cost, elsewhere)) else None

@@ -16,6 +16,7 @@ from penstock.diagnose.analyze.stalls import (
     model_error,
     rank_speeds,
     slowest,
+    slowest_host,
     stalls_of,
 )
 
@@ -27,6 +28,7 @@ MEANING: dict[Bound, str] = {
     "training faster.",
     "prep": "Workers do not decode and augment samples as fast as the accelerator takes them.",
     "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
+    "network": "The network does not carry samples as fast as the accelerator takes them.",
 }
 """The meaning of each verdict, in a sentence."""
 
@@ -51,6 +53,7 @@ def lines_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> list[st
     return [
         verdict(stalls),
         MEANING[stalls.bound],
+        *blame_lines(report),
         "",
         *rate_lines(report, present),
         *remarks(report, stalls, present),
@@ -194,19 +197,73 @@ def gain_words(remedy: Remedy) -> str:
     )
 
 
+RANK_HEADS = (
+    "rank",
+    "machine",
+    "samples/s",
+    "loader alone",
+    "stalled on fetch",
+    "on prep",
+    "on other ranks",
+    "bound",
+)
+
+
+def rank_cells(rank: RankSpeed, ranks: Sequence[RankSpeed]) -> list[str]:
+    """The cells of a rank under ``RANK_HEADS``; empty ones of columns that do not matter."""
+    several = len({one.report.host for one in ranks}) > 1
+    waits = any(one.others_share >= 0.005 for one in ranks)
+    return [
+        f"{rank.report.setup.rank}",
+        (rank.report.host or "?") if several else "",
+        f"{rank.speed:,.0f}",
+        rate(rank.loader),
+        percent(rank.stalls.fetch_share * (1 - rank.others_share)),
+        percent(rank.stalls.prep_share * (1 - rank.others_share)),
+        percent(rank.others_share) if waits else "",
+        rank.stalls.bound,
+    ]
+
+
 def rank_lines(report: AnalysisReport) -> list[str]:
     """A line for each rank, and the rank that the others wait for."""
     if not report.ranks:
         return []
     ranks = rank_speeds(report)
-    found = ["", "rank  samples/s  loader alone  stalled on fetch  on prep  bound"]
-    for rank in ranks:
-        found.append(
-            f"{rank.report.setup.rank:>4}  {rank.stalls.speed:>9,.0f}  {rate(rank.loader):>12}  "
-            f"{percent(rank.stalls.fetch_share):>16}  {percent(rank.stalls.prep_share):>7}  "
-            f"{rank.stalls.bound}"
-        )
-    return [*found, slowest_words(ranks)]
+    body = [rank_cells(rank, ranks) for rank in ranks]
+    kept = [at for at in range(len(RANK_HEADS)) if any(row[at] for row in body)]
+    widths = [max(len(row[at]) for row in [list(RANK_HEADS), *body]) for at in kept]
+    left = {RANK_HEADS.index("machine"), RANK_HEADS.index("bound")}
+    found = [
+        "  ".join(
+            row[at].ljust(width) if at in left else row[at].rjust(width)
+            for at, width in zip(kept, widths, strict=True)
+        ).rstrip()
+        for row in [list(RANK_HEADS), *body]
+    ]
+    return ["", *found, slowest_words(ranks)]
+
+
+def blame_lines(report: AnalysisReport) -> list[str]:
+    """Which rank or machine the verdict is about, if there are several."""
+    if not report.ranks:
+        return []
+    ranks = rank_speeds(report)
+    last = slowest(ranks)
+    if last is None:
+        return []
+    hosts = len({rank.report.host for rank in ranks})
+    machines = f" on {hosts} machines" if hosts > 1 else ""
+    return [
+        f"These figures are of {rank_name(last)}, the slowest of {len(ranks)} ranks{machines}: the "
+        "others wait for it."
+    ]
+
+
+def rank_name(rank: RankSpeed) -> str:
+    """``rank 3 on gpu-2``, or ``rank 3`` if the machine is unknown."""
+    host = f" on {rank.report.host}" if rank.report.host else ""
+    return f"rank {rank.report.setup.rank}{host}"
 
 
 def slowest_words(ranks: Sequence[RankSpeed]) -> str:
@@ -214,7 +271,13 @@ def slowest_words(ranks: Sequence[RankSpeed]) -> str:
     last = slowest(ranks)
     if last is None:
         return "No rank is slower than the others."
-    return f"Rank {last.report.setup.rank} is the slowest: the others wait for it."
+    several = len({rank.report.host for rank in ranks}) > 1
+    name = rank_name(last) if several else f"rank {last.report.setup.rank}"
+    words = f"{name[:1].upper()}{name[1:]} is the slowest: the others wait for it."
+    host = slowest_host(ranks)
+    if host is not None:
+        words += f" All ranks on {host} are slower than those on other machines."
+    return words
 
 
 def rate(value: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.diagnose.analyze.model import Change, Prediction, predict
+from penstock.diagnose.analyze.model import Change, Prediction, predict, row_bytes
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.errors import PipelineError
 
@@ -130,15 +130,19 @@ class Prices:
         """The cost of an epoch of one job. Jobs that run at once split machine, cores and cache."""
         setup = report.setup
         cores = setup.cores if change.cores is None else change.cores
+        cores += change.remote_cores
         cache = setup.cache if change.cache is None else change.cache
         split = self.machine + cores * self.core + cache / 1e9 * self.cache_gb
-        hourly = split / change.jobs + setup.world * self.accelerator
+        hourly = change.machines * (split / change.jobs + setup.world * self.accelerator)
         return hourly * prediction.epoch / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
-    """One change: its prediction, the speed relative to the present, and the cost of an epoch."""
+    """One change: its prediction, the speed relative to the present, and the cost of an epoch.
+
+    The gain is that of all machines together.
+    """
 
     change: Change
     prediction: Prediction
@@ -150,9 +154,13 @@ class PredictionRow:
         return {
             "change": asdict(self.change),
             "speed": prediction.speed,
+            "all_machines": prediction.all_machines,
+            "machines_that_share": prediction.sharing,
+            "remote_share": prediction.remote_share,
             "gain": self.gain,
             "fetch_stall": prediction.fetch_stall,
             "prep_stall": prediction.prep_stall,
+            "network_stall": prediction.network_stall,
             "bound": prediction.bound,
             "epoch_seconds": prediction.epoch,
             "fetch_rate": _finite(prediction.fetch_rate),
@@ -187,7 +195,7 @@ def prediction_rows(
         change = Change(**given)  # type: ignore[arg-type]
         prediction = forecast(change)
         cost = None if prices is None else prices.epoch(forecast.report, change, prediction)
-        rows.append(PredictionRow(change, prediction, prediction.speed / present, cost))
+        rows.append(PredictionRow(change, prediction, prediction.all_machines / present, cost))
     return rows
 
 
@@ -206,17 +214,62 @@ def check_options(options: Sequence[Values]) -> None:
     """Raise ``PipelineError`` for more than two ranges, and for ``--share`` with one job."""
     ranges = varied(options)
     if len(ranges) > 2:
-        listed = ", ".join(f"--{option.name}" for option in ranges)
+        listed = ", ".join(f"--{option.name.replace('_', '-')}" for option in ranges)
         raise PipelineError(
             f"{listed} are {len(ranges)} ranges, and a table has two sides. Give one value for all "
             "but two of them."
         )
     names = {option.name: option.values for option in options}
+    _check_machines(names)
     if names.get("share", (False,))[0] and max(names.get("jobs", (1,))) < 2:
         raise PipelineError(
             "--share lets several jobs share one preparation, and there is only one job. Give "
             "--jobs with the number of jobs that run at once, such as --jobs 2."
         )
+
+
+def _check_machines(names: Mapping[str, Sequence[float]]) -> None:
+    """Raise ``PipelineError`` for options that need several machines, where there is one."""
+    several = max(names.get("machines", (1,))) > 1
+    remote = max(names.get("remote_cores", (0,))) > 0
+    if names.get("shared_storage") and not several:
+        raise PipelineError(
+            "--shared-storage lets several machines read from one storage, and there is only one "
+            "machine. Give --machines with their number, such as --machines 4."
+        )
+    if names.get("network") and not several and not remote:
+        raise PipelineError(
+            "--network is the speed of the links between machines, and there is only one machine. "
+            "Give --machines or --remote-cores, such as --machines 4."
+        )
+
+
+def machine_lines(
+    report: AnalysisReport, options: Sequence[Values], rows: Sequence[PredictionRow]
+) -> list[str]:
+    """Lines on what the predictions for several machines assume."""
+    names = {option.name for option in options}
+    lines: list[str] = []
+    if not names & {"machines", "remote_cores"}:
+        return lines
+    fewer = [row for row in rows if row.prediction.sharing < row.change.machines]
+    if fewer:
+        row = fewer[-1]
+        sharing = row.prediction.sharing
+        lines.append(
+            f"With {row.change.machines} machines the network is too slow for all of them to share "
+            f"their caches; the prediction is for groups of {sharing}."
+            if sharing > 1
+            else f"With {row.change.machines} machines the network is too slow to share caches at "
+            "all; the prediction is for machines that each keep their own."
+        )
+    if "network" not in names:
+        lines.append("Without --network, the network is assumed to be fast enough.")
+    if report.setup.of_torch and "penstock" not in names:
+        lines.append(
+            "Sharing caches and remote cores need Penstock's loader; --penstock adds its speed."
+        )
+    return lines
 
 
 def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> list[str]:
@@ -235,6 +288,10 @@ def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> li
         )
     if "offload" in names and not report.operations:
         lines.append("--offload changes nothing here: operations were not timed one by one.")
+    if "remote_cores" in names and not row_bytes(report):
+        lines.append(
+            "--remote-cores changes nothing here: the size of prepared samples was not measured."
+        )
     if names & {"cache", "storage"} and not report.setup.sample_bytes:
         lines.append(
             "--cache and --storage change nothing here: the number of bytes read per sample is "

@@ -20,8 +20,15 @@ class Desk(Protocol):
 
     starved: bool
 
-    def take(self, worker: int) -> Task | None:
-        """The next task for this worker; ``None`` if there is none at present."""
+    def take(self, worker: int, *, away: int = 0) -> Task | None:
+        """The next task for this worker; ``None`` if there is none at present.
+
+        ``away``: at most this many samples, for a worker on another machine. It gets only rows that
+        no worker has died on, and only what the workers of this machine leave.
+        """
+
+    def left_over(self) -> int:
+        """Samples that the workers of this machine leave to those of other machines."""
 
     def done(self, task: int, outcome: Outcome) -> None:
         """Report the outcome of a task."""
@@ -34,16 +41,25 @@ class Desk(Protocol):
 
 
 class Pool(Protocol):
-    """Workers of one kind. ``start`` may be called again after ``close``.
-
-    ``divides_tasks``: its workers share a task, so the engine need not cut batches for them.
-    """
+    """Workers of one kind. ``start`` may be called again after ``close``."""
 
     kind: ClassVar[str]
-    size: int
-    own_process: ClassVar[bool]
-    divides_tasks: ClassVar[bool]
-    restarts: int
+
+    @property
+    def size(self) -> int:
+        """The number of workers. Where other machines lend theirs, it changes."""
+
+    @property
+    def own_process(self) -> bool:
+        """Whether the workers of this machine are processes."""
+
+    @property
+    def divides_tasks(self) -> bool:
+        """Whether workers share a task, so that the engine need not cut batches for them."""
+
+    @property
+    def restarts(self) -> int:
+        """Workers that died and were replaced."""
 
     @property
     def starting(self) -> bool:

@@ -29,7 +29,7 @@ from penstock.source.stream import StreamSource
 from penstock.stops.batch import Collate, Misfit
 from penstock.stops.road import Road, scope_of
 from penstock.stops.stop import Offer, StageFailure
-from penstock.tree import as_array, leaves_like
+from penstock.tree import as_array, flatten, leaves_like
 
 OnError = Literal["raise", "skip", "substitute"]
 
@@ -106,7 +106,8 @@ class TaskReport:
     - ``offers``: samples that were put into stores.
     - ``bad``: the arguments of a ``BadSample`` for each bad sample.
     - ``missing``: positions in the task of skipped samples.
-    - ``objects``: values of the fields that are text or bytes, by the number of the field.
+    - ``objects``: values of the fields that are text or bytes, by the number of the field. Of a
+      probe: of all fields.
     """
 
     rows: int = 0
@@ -179,7 +180,7 @@ class Runner:
             if task.kind == "pull":
                 value, report = self.pull(task.number, len(task.keys), task.keys.epoch)
                 return Outcome(report, value)
-            layout, report = self.probe(task.keys)
+            layout, report = self.probe(task.keys, task.first)
             return Outcome(report, layout=layout)
         except LayoutChanged:
             return Outcome(self.unfinished(), changed=True)
@@ -215,22 +216,34 @@ class Runner:
             batch = self._collate(samples, keys, report) if samples else None
         return batch, self._end(report, len(samples), len(keys), started)
 
-    def probe(self, keys: Keys) -> tuple[Layout | None, TaskReport]:
-        """Prepare the first sample that works, to learn the layout of batches."""
-        report = self._begin(trial=True)
+    def probe(self, keys: Keys, first: int = 0) -> tuple[Layout | None, TaskReport]:
+        """Prepare the first sample that works, to learn the layout of batches.
+
+        If that is the first sample of its batch, it becomes a row of it: the report then has one
+        row, and its values as ``objects``. Any other is prepared again with its batch, and so is
+        that of a batch of one sample, which needs a task in any case: it gets the batch a slot.
+        ``first``: the place of the first key in the batch.
+        """
+        becomes_row = first == 0 and len(keys) > 1
+        report = self._begin(trial=not becomes_row)
         started = self._clock()
-        layout = None
+        layout, put = None, list[Offer]()
         with scope_of(self.work.road, own_process=self.info.process):
             for place in range(len(keys)):
+                if place == 1:
+                    put += self._road.context.offers  # by the sample that failed
+                    self._road.begin(trial=True)
                 # A bad sample is reported when it is prepared again with its batch.
-                samples = self._samples(keys.cut(place, 1), TaskReport(), place)
+                trial = TaskReport()
+                samples = self._samples(keys.cut(place, 1), trial, place)
                 if samples:
                     layout = Layout.of(samples[0], self.work.rows)
                     report.taken = 1
+                    if becomes_row and place == 0 and layout is not None and not trial.bad:
+                        report.objects = _leaves(samples[0])
                     break
-        self._end(report, 0, 0, started)
-        # The sample is prepared, counted and offered to caches again with its batch.
-        report.tally = []
+        self._end(report, 1 if report.objects else 0, 0, started)
+        report.offers += put
         return layout, report
 
     def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, TaskReport]:
@@ -411,6 +424,14 @@ class Runner:
                 stage="collate",
                 details=traceback.format_exc(),
             ) from error
+
+
+def _leaves(sample: Any) -> dict[int, list[Any]]:
+    """The fields of a sample by number: text and bytes as they are, others as arrays."""
+    return {
+        number: [leaf if isinstance(leaf, (str, bytes)) else as_array(leaf)]
+        for number, leaf in enumerate(flatten(sample)[0])
+    }
 
 
 def sample_name(road: Road, index: int) -> str:

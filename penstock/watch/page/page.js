@@ -171,6 +171,120 @@ function nodeCard(node) {
   return make("article", { class: "card" }, make("h2", {}, "Node"), make("p", { class: "soft" }, facts), ...node.groups.map(groupOf));
 }
 
+const unknown = (value, format) => (value === null ? "?" : format(value));
+
+// An HTML element with its class and text.
+const mark = (kind, text) => make("span", { class: kind }, text);
+
+function milliseconds(seconds) {
+  if (seconds === null) return "-";
+  return `${(1e3 * seconds).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+}
+
+function stateOf(machine) {
+  const words = [mark(`state ${machine.state}`, machine.state)];
+  if (machine.head) words.push(mark("note", "head"));
+  if (machine.here) words.push(mark("note", "this machine"));
+  if (machine.slow) words.push(mark("state slow", "slow"));
+  return make("div", { class: "states" }, ...words);
+}
+
+// Where the samples of batches were found, as a bar of three parts.
+function foundBar(here, elsewhere, storage) {
+  const total = here + elsewhere + storage;
+  if (!total) return "-";
+  const parts = [["here", here], ["elsewhere", elsewhere], ["storage", storage]];
+  const bar = make("div", { class: "track found" });
+  for (const [kind, count] of parts) {
+    const piece = make("div", { class: kind });
+    piece.style.width = `${(100 * count) / total}%`;
+    bar.append(piece);
+  }
+  const words = parts.map(([kind, count]) => `${percent(count / total)} ${kind}`).join(", ");
+  return make("div", {}, bar, mark("soft small", words));
+}
+
+function machineTable(cluster) {
+  const columns = [["machine", ""], ["state", ""], ["role", ""], ["idle cores", "number"], ["cache holds", "number"], ["samples of its batches were found", "wide"]];
+  const rows = cluster.machines.map((machine) => [
+    make("div", {}, machine.name, make("div", { class: "soft small" }, machine.address)),
+    stateOf(machine),
+    machine.role,
+    machine.cores === null ? "?" : `${machine.idle_cores.toFixed(1)} of ${machine.cores}`,
+    make(
+      "div",
+      {},
+      `${unknown(machine.used_bytes, bytes)} of ${bytes(machine.cache_bytes)}`,
+      machine.cache_bytes ? track((machine.used_bytes ?? 0) / machine.cache_bytes) : "",
+    ),
+    machine.local === null ? "?" : foundBar(machine.local, machine.remote, machine.storage),
+  ]);
+  return part("Machines", table(columns, rows));
+}
+
+function trafficTable(cluster) {
+  const others = cluster.machines.filter((machine) => !machine.here);
+  if (!others.length) return null;
+  const columns = [["machine", ""], ["sent to it", "number"], ["per second", "number"], ["got from it", "number"], ["per second", "number"], ["answers in", "number"], ["95 % in", "number"], ["hedged", "number"]];
+  const rows = others.map((machine) => [
+    machine.slow ? make("div", {}, machine.name, " ", mark("state slow", "slow")) : machine.name,
+    bytes(machine.sent),
+    `${bytes(machine.sent_per_second)}/s`,
+    bytes(machine.received),
+    `${bytes(machine.received_per_second)}/s`,
+    milliseconds(machine.typical),
+    milliseconds(machine.late),
+    `${whole(machine.hedged_requests)} of ${whole(machine.requests)}`,
+  ]);
+  return part("Between this machine and the others", table(columns, rows));
+}
+
+function dividedCaches(cluster) {
+  if (!cluster.caches.length) return null;
+  const columns = [["cache", ""], ["machines", "number"], ["samples", "number"], ["holds", "number"], ["hedged", "number"], ["samples of batches were found", "wide"]];
+  const rows = cluster.caches.map((cache) => [
+    cache.content.slice(0, 12),
+    whole(cache.machines),
+    whole(cache.samples),
+    `${bytes(cache.used_bytes)} of ${bytes(cache.budget)}`,
+    whole(cache.hedged),
+    foundBar(cache.here, cache.elsewhere, cache.storage),
+  ]);
+  return part("Divided caches, on all machines", table(columns, rows));
+}
+
+function clusterCard(cluster, traffic, now) {
+  const present = cluster.machines.filter((machine) => machine.state !== "gone");
+  const sum = (name) => present.reduce((total, machine) => total + (machine[name] ?? 0), 0);
+  const found = sum("local") + sum("remote") + sum("storage");
+  const share = (name) => (found ? percent(sum(name) / found) : "-");
+  const figures = [
+    figure("", whole(present.length), present.length === 1 ? "machine" : "machines"),
+    figure("", `${sum("idle_cores").toFixed(1)} of ${whole(sum("cores"))}`, "cores idle"),
+    figure("", `${bytes(sum("used_bytes"))}`, `cached, room for ${bytes(sum("cache_bytes"))}`),
+    figure("rate", share("remote"), "of samples came from other machines"),
+    figure("stall", share("storage"), "came from storage"),
+    figure("rate", `${bytes(sum("received_per_second"))}/s`, `received here, ${bytes(sum("sent_per_second"))}/s sent`),
+  ];
+  const points = (at) => traffic.map((point) => [point[0], point[at]]);
+  return make(
+    "article",
+    { class: "card" },
+    make("h2", {}, "Cluster"),
+    make("p", { class: "soft" }, `seen from ${cluster.machine} at ${cluster.address}, view ${cluster.view}`),
+    make("div", { class: "figures" }, ...figures),
+    make(
+      "div",
+      { class: "charts" },
+      part("Received here, bytes per second", chart("rate", "bytes received per second", points(1), now, null, compact)),
+      part("Sent from here, bytes per second", chart("rate", "bytes sent per second", points(2), now, null, compact)),
+    ),
+    machineTable(cluster),
+    trafficTable(cluster),
+    dividedCaches(cluster),
+  );
+}
+
 function draw(view) {
   const count = view.loaders.length;
   const state = document.getElementById("state");
@@ -181,6 +295,8 @@ function draw(view) {
   const cards = view.loaders.map((loader) => card(loader, view.time));
   document.getElementById("loaders").replaceChildren(...cards);
   document.getElementById("node").replaceChildren(...(view.node?.groups ? [nodeCard(view.node)] : []));
+  const cluster = view.cluster ? [clusterCard(view.cluster, view.traffic, view.time)] : [];
+  document.getElementById("cluster").replaceChildren(...cluster);
 }
 
 async function look() {

@@ -1,0 +1,176 @@
+"""Guests: tiny-batches that a node prepares for other machines, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask
+from penstock.cluster.recipes import RecipeContent, RecipeName, Recipes
+from penstock.cluster.transport import Refuse, RemoteRows
+from penstock.engine.build import Recipe
+from penstock.engine.pools.wire import pack_integers
+from penstock.node import guests
+from penstock.node.guests import MOST_GUESTS, UNUSED, Guests
+from penstock.node.staging import WorkerLimit
+from penstock.options import Options
+from penstock.serialize import pack
+from penstock.stops.batch import stack
+from tests.support.fabric import VirtualClock
+
+SAMPLES = 12
+
+
+def kills_its_worker(number: int) -> int:
+    if number == 5:
+        os._exit(3)
+    return number
+
+
+class Machine:
+    """A machine that lends two cores, and the recipe of a job on another one."""
+
+    def __init__(self, place: Path, pipeline: ps.Pipeline | None = None) -> None:
+        self.files = [place / f"{number}.bin" for number in range(SAMPLES)]
+        for number, file in enumerate(self.files):
+            file.write_bytes(bytes([number]) * (number + 1))
+        user_code = pipeline is not None
+        names = list(map(str, self.files))
+        pipeline = pipeline or ps.from_files(names, list(range(SAMPLES))).batch(4)
+        frame = bytes(pack(Recipe(pipeline, Options(seed=3), stack)).tobytes())
+        path = tuple(sys.path) if user_code else ()
+        content = RecipeContent(path, str(place), user_code, frame)
+        self.name = Recipes(place / "recipes").publish("identity", content)
+        self.clock = VirtualClock()
+        self.limit = WorkerLimit(2)
+        self.guests = Guests(Recipes(place / "recipes"), self.limit, 2, self.clock)
+
+    def run(self, *indices: int, recipe: RecipeName | None = None) -> RemoteRows:
+        packed = pack_integers(np.array(indices, np.int64)) or b""
+        task = RemoteTask(str(recipe or self.name), 0, packed, None, LARGEST_VALUE)
+        [rows] = self.guests.run("trainer", task)
+        return rows
+
+    def refusal(self, *indices: int, recipe: RecipeName | None = None) -> Refuse:
+        with pytest.raises(Refuse) as caught:
+            self.run(*indices, recipe=recipe)
+        return caught.value
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.guests.close()
+    assert made.limit.busy == 0
+
+
+def test_a_tiny_batch_comes_back_as_one_buffer_for_each_field(machine: Machine) -> None:
+    rows = machine.run(7, 2, 11)
+    assert (rows.first, rows.rows) == (0, 3)
+    [labels] = rows.leaves
+    assert np.frombuffer(labels, np.int64).tolist() == [7, 2, 11]
+    assert rows.report["objects"] == {"0": [bytes([n]) * (n + 1) for n in (7, 2, 11)]}
+    assert rows.report["layout"] == [[""], ["<i8"]]
+    assert rows.report["busy"] >= 0
+    assert rows.report["idle"] == 2
+    [guest] = machine.guests.status()
+    assert (guest["tiny_batches"], guest["samples"]) == (1, 3)
+
+
+def test_samples_that_cannot_be_prepared_here_are_refused_and_others_go_on(
+    machine: Machine,
+) -> None:
+    machine.files[5].unlink()
+    refusal = machine.refusal(4, 5)
+    assert refusal.kind == "sample"
+    assert "5.bin" in refusal.reason
+    assert machine.run(4, 6).rows == 2
+
+
+def test_a_pipeline_that_this_machine_cannot_get_is_refused_with_the_remedy(
+    machine: Machine,
+) -> None:
+    refusal = machine.refusal(1, recipe=RecipeName("other", "00"))
+    assert refusal.kind == "recipe"
+    assert "PENSTOCK_CLUSTER_RECIPES" in refusal.reason
+    assert machine.run(1).rows == 1
+
+
+def test_a_name_that_names_no_recipe_is_nonsense(machine: Machine) -> None:
+    assert machine.refusal(1, recipe=RecipeName("../x", "y")).kind == "nonsense"
+
+
+def test_a_machine_whose_own_jobs_use_its_cores_is_busy(machine: Machine) -> None:
+    class Job:
+        guest = limited = False
+        load = 0.0
+
+    machine.limit.add(Job())  # type: ignore[arg-type]
+    [job] = machine.limit._taken
+    assert machine.limit.begin(1.5, job)
+    assert machine.refusal(1).kind == "busy"
+    machine.limit.end(1.5, job)
+    assert machine.run(1).rows == 1
+    machine.limit._taken.pop(job)
+
+
+def test_workers_that_nobody_needs_end(machine: Machine) -> None:
+    machine.run(1)
+    machine.guests.tick()
+    assert len(machine.guests.status()) == 1
+    machine.clock.advance(UNUSED + 1)
+    machine.guests.tick()
+    assert machine.guests.status() == []
+    assert machine.run(2).rows == 1, "they start again when they are needed"
+
+
+def test_a_machine_that_lends_other_cores_begins_anew(machine: Machine) -> None:
+    machine.run(1)
+    machine.guests.lend(5)
+    assert machine.guests.status() == []
+    assert machine.limit.size == 5
+    assert machine.run(1).report["idle"] == 5
+    machine.guests.lend(0)
+    assert machine.refusal(1).kind == "busy"
+
+
+def test_a_machine_serves_a_limited_number_of_pipelines(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(MOST_GUESTS):
+        assert machine.refusal(1, recipe=RecipeName(f"other{number}", "00")).kind == "recipe"
+    assert machine.run(1).rows == 1, "pipelines that it does not have take no place"
+    monkeypatch.setattr(guests, "MOST_GUESTS", 1)
+    machine.guests.close()
+    again = machine.guests = Guests(
+        Recipes(machine.files[0].parent / "recipes"), machine.limit, 2, machine.clock
+    )
+    assert machine.run(1).rows == 1
+    assert machine.refusal(1, recipe=RecipeName("other", "00")).kind == "busy"
+    assert len(again.status()) == 1
+
+
+def test_a_sample_that_kills_workers_is_found_and_others_go_on(tmp_path: Path) -> None:
+    numbers = ps.from_dataset(np.arange(SAMPLES)).map(kills_its_worker, random=False)
+    machine = Machine(tmp_path, numbers.batch(4))
+    try:
+        refusal = machine.refusal(4, 5, 6)
+        assert refusal.kind == "deadly"
+        assert "index 5" in refusal.reason
+        [values] = machine.run(4, 6).leaves
+        assert np.frombuffer(values, np.int64).tolist() == [4, 6]
+    finally:
+        machine.guests.close()
+    assert machine.limit.busy == 0
+
+
+def test_nothing_is_prepared_after_the_end(machine: Machine) -> None:
+    machine.guests.close()
+    assert machine.refusal(1).kind == "busy"
