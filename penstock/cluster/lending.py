@@ -1,6 +1,6 @@
 """Decides which tiny-batches other machines prepare: pure, events in and decisions out.
 
-A machine that lends its cores is first given a rehearsal: samples whose rows nobody waits for. It
+A machine that lends its cores is first given a rehearsal: samples whose rows are thrown away. It
 starts its workers for them, and shows how fast it is. Then it gets calls: tiny-batches that are
 long enough to hide the way there and back, a few at a time. A machine that fails, or is late, gets
 no more for a while, and begins with a rehearsal again.

@@ -89,7 +89,7 @@ class MachineKeeper(Protocol):
 
 
 class PlaceKeeper(NamedTuple):
-    """Place a keeper on this machine that takes so many CPUs of Ray."""
+    """Place a keeper on this machine that takes this many CPUs of Ray."""
 
     machine: RayMachine
     cpus: float

@@ -1,4 +1,4 @@
-"""What machines report about themselves, and whom to ask for it while somebody watches. Pure."""
+"""What machines report about themselves, and whom to ask for it while a user watches. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY = 1.0
 """Seconds between two requests for reports."""
 
 WATCHED = 6.0
-"""Seconds after a look in which reports are asked for. If nobody looks, nothing is sent."""
+"""Seconds after a look in which reports are asked for. Without a look, nothing is sent."""
 
 AT_ONCE = 32
 """Machines that are asked every ``EVERY`` seconds. In a larger cluster they take turns."""

@@ -311,7 +311,7 @@ def guest_lines(cluster: dict[str, Any]) -> list[str]:
 def _status(directory: NodeDirectory) -> dict[str, Any] | None:
     """The cluster part of the node's status, with reports of the other machines if they answer.
 
-    The node asks them when somebody looks, so the first look has no reports.
+    The node asks them when its status is requested, so the first status has no reports.
     """
     from penstock.node.client import request_status
 

@@ -23,8 +23,8 @@ MUCH_SLOWER = 4.0
 """A machine is slow if its 95th percentile is this many times the median of the others'."""
 
 TOLERATED = 0.02
-"""A machine that answers within this many seconds is not slow: nobody waits for it so briefly that
-it matters, and requests are never hedged earlier."""
+"""A machine that answers within this many seconds is not slow: a wait that short does not
+matter, and requests are never hedged earlier."""
 
 OFTEN_HEDGED = 0.1
 """A machine is slow if at least this share of its requests was hedged."""

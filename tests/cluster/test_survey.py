@@ -1,4 +1,4 @@
-"""Reports of machines: whom to ask while somebody watches, and malformed answers."""
+"""Reports of machines: whom to ask while a user watches, and malformed answers."""
 
 from __future__ import annotations
 
