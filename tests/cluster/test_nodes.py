@@ -22,7 +22,7 @@ from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError, PipelineError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
-from penstock.node.member import DEPTH
+from penstock.node.member import depth_in_cluster
 from tests.support.scripts import cluster_job, spanning_job
 
 SAMPLES, SIZE = 96, 20_000
@@ -236,7 +236,8 @@ def test_jobs_of_a_search_on_two_nodes_share_one_preparation(hosts: TwoHosts) ->
     assert all(len(span["machines"]) == 2 for span in spans)
     assert min(span["received"] for span in spans) > 0
     # What each prepared before it knew of the other, or because the other was late.
-    twice = 2 * (1 + 2 * DEPTH) + sum(span["again"] + span["local"] for span in spans)
+    depth = depth_in_cluster(spanning_job.SAMPLES // spanning_job.BATCH)
+    twice = 2 * (1 + 2 * depth) + sum(span["again"] + span["local"] for span in spans)
     assert sum(span["prepared"] for span in spans) <= len(expected) + twice
     received = sum(span["received"] + span["late"] for span in spans)
     assert received <= sum(span["sent"] for span in spans)
