@@ -76,7 +76,7 @@ def read_log(path: Path) -> list[TakenBatch]:
 
 @dataclass(frozen=True)
 class FedOutcome:
-    """One run. ``rate``: samples per second of all hosts after the first epoch. ``lost`` and
+    """One run. ``rate``: samples per second of all trainers after their first epoch. ``lost`` and
     ``repeated``: samples that came too seldom or too often over all epochs."""
 
     rate: float
@@ -88,21 +88,21 @@ class FedOutcome:
 def judge(work: FedWork, started: float, logs: Sequence[Sequence[TakenBatch]]) -> FedOutcome:
     """The outcome of a run from the logs of all trainers.
 
-    The rate is measured from the end of the first epoch until a tenth of the last one is left: at
-    the end one trainer may have no more batches while another still has some.
+    The rate is the sum of the trainers' rates. Each is measured after the first of its epochs, so
+    that a trainer that starts late does not count as a slow one.
     """
-    batches = sorted(batch for log in logs for batch in log)
-    times = Counter(number for batch in batches for number in batch.numbers)
+    times = Counter(number for log in logs for batch in log for number in batch.numbers)
     lost = sum(max(0, work.epochs - times[number]) for number in range(work.samples))
     repeated = sum(max(0, count - work.epochs) for count in times.values())
-    begin, end = work.samples, work.samples * work.epochs - work.samples // 10
-    taken, since, until, counted = 0, 0.0, 0.0, 0
-    for batch in batches:
-        before, taken = taken, taken + len(batch.numbers)
-        if before < begin <= taken:
-            since = batch.at
-        elif begin <= before and before < end:
-            until, counted = batch.at, counted + len(batch.numbers)
-    rate = counted / (until - since) if until > since else 0.0
-    first = batches[0].at - started if batches else 0.0
-    return FedOutcome(rate, first, lost, repeated)
+    begun = [log[0].at for log in logs if log]
+    first = min(begun) - started if begun else 0.0
+    return FedOutcome(sum(_rate(log, work.epochs) for log in logs), first, lost, repeated)
+
+
+def _rate(log: Sequence[TakenBatch], epochs: int) -> float:
+    """Samples per second of one trainer after the first of its epochs."""
+    measured = log[len(log) // epochs :]
+    if len(measured) < 2:
+        return 0.0
+    samples = sum(len(batch.numbers) for batch in measured[1:])
+    return samples / (measured[-1].at - measured[0].at)

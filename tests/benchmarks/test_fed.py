@@ -26,8 +26,8 @@ WHOLE = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18
 
 def test_an_exact_run_has_its_rate_after_the_first_epoch() -> None:
     outcome = judge(WORK, 8.0, logs_of(WHOLE, WHOLE))
-    # The first epoch ends at 13 s; the last batch, of which a tenth of an epoch counts, is at 17 s.
-    assert (outcome.rate, outcome.first) == (20 / 4, 2.0)
+    # Each trainer takes a batch of 5 every 2 seconds.
+    assert (outcome.rate, outcome.first) == (2 * 5 / 2, 2.0)
     assert (outcome.lost, outcome.repeated) == (0, 0)
 
 
@@ -36,6 +36,12 @@ def test_lost_and_repeated_samples_are_counted() -> None:
     assert (lost.lost, lost.repeated) == (5, 0)
     repeated = judge(WORK, 0.0, logs_of(WHOLE, [*WHOLE, [7, 7]]))
     assert (repeated.lost, repeated.repeated) == (0, 2)
+
+
+def test_a_trainer_that_starts_late_is_not_a_slow_one() -> None:
+    first, second = logs_of(WHOLE, WHOLE)
+    late = [batch._replace(at=batch.at + 100.0) for batch in second]
+    assert judge(WORK, 8.0, [first, late]).rate == 2 * 5 / 2
 
 
 def test_a_run_without_batches_has_no_rate() -> None:
