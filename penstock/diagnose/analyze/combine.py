@@ -35,7 +35,7 @@ def combine(reports: Iterable[AnalysisReport]) -> AnalysisReport:
         )
     first = replace(ranks[0], ranks=tuple(ranks[1:]))
     last = slowest(rank_speeds(first)) if len(ranks) > 1 else None
-    chosen = ranks[0] if last is None else last.report
+    chosen = ranks[0] if last is None else found[last.report.setup.rank]
     others = tuple(rank for rank in ranks if rank is not chosen)
     notes = chosen.notes
     absent = missing(ranks)

@@ -76,6 +76,15 @@ def test_the_slowest_rank_and_machine_are_named_with_their_bottleneck() -> None:
     assert "<td>gpu-2</td>" in page
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_every_rank_is_there_once_whichever_is_the_slowest(number: int) -> None:
+    fast = [rank(one, "gpu", cached=0.0, cold=0.0, storage=1e9) for one in range(4)]
+    ranks = [*fast[:number], rank(number, "gpu", cached=0.0, cold=0.0005), *fast[number + 1 :]]
+    joined = combine(ranks)
+    assert joined.setup.rank == number
+    assert [one.setup.rank for one in joined.ranks] == [one for one in range(4) if one != number]
+
+
 def test_of_two_bottlenecks_the_one_that_costs_more_time_is_named() -> None:
     ranks = [
         rank(0, "gpu-1", cached=0.0, cold=0.0),
