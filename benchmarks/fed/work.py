@@ -76,7 +76,7 @@ def read_log(path: Path) -> list[TakenBatch]:
 
 @dataclass(frozen=True)
 class FedOutcome:
-    """One run. ``rate``: samples per second of all trainers after their first epoch. ``lost`` and
+    """One run. ``rate``: samples per second while all trainers are busy. ``lost`` and
     ``repeated``: samples that came too seldom or too often over all epochs."""
 
     rate: float
@@ -88,21 +88,17 @@ class FedOutcome:
 def judge(work: FedWork, started: float, logs: Sequence[Sequence[TakenBatch]]) -> FedOutcome:
     """The outcome of a run from the logs of all trainers.
 
-    The rate is the sum of the trainers' rates. Each is measured after the first of its epochs, so
-    that a trainer that starts late does not count as a slow one.
+    The rate is measured while all trainers are busy: from the end of the first epoch of the last of
+    them until the first of them ends. It is 0 if there is no such time.
     """
     times = Counter(number for log in logs for batch in log for number in batch.numbers)
     lost = sum(max(0, work.epochs - times[number]) for number in range(work.samples))
     repeated = sum(max(0, count - work.epochs) for count in times.values())
-    begun = [log[0].at for log in logs if log]
-    first = min(begun) - started if begun else 0.0
-    return FedOutcome(sum(_rate(log, work.epochs) for log in logs), first, lost, repeated)
-
-
-def _rate(log: Sequence[TakenBatch], epochs: int) -> float:
-    """Samples per second of one trainer after the first of its epochs."""
-    measured = log[len(log) // epochs :]
-    if len(measured) < 2:
-        return 0.0
-    samples = sum(len(batch.numbers) for batch in measured[1:])
-    return samples / (measured[-1].at - measured[0].at)
+    if not all(logs):
+        return FedOutcome(0.0, 0.0, lost, repeated)
+    since = max(log[len(log) // work.epochs].at for log in logs)
+    until = min(log[-1].at for log in logs)
+    taken = [batch for log in logs for batch in log if since < batch.at <= until]
+    samples = sum(len(batch.numbers) for batch in taken)
+    rate = samples / (until - since) if until > since else 0.0
+    return FedOutcome(rate, min(log[0].at for log in logs) - started, lost, repeated)

@@ -24,10 +24,10 @@ def logs_of(*epochs: list[list[int]]) -> list[list[TakenBatch]]:
 WHOLE = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
 
 
-def test_an_exact_run_has_its_rate_after_the_first_epoch() -> None:
+def test_the_rate_is_measured_while_all_trainers_are_busy() -> None:
     outcome = judge(WORK, 8.0, logs_of(WHOLE, WHOLE))
-    # Each trainer takes a batch of 5 every 2 seconds.
-    assert (outcome.rate, outcome.first) == (2 * 5 / 2, 2.0)
+    # The last first epoch ends with a batch at 15 s, the first trainer with one at 16 s.
+    assert (outcome.rate, outcome.first) == (5 / 1, 2.0)
     assert (outcome.lost, outcome.repeated) == (0, 0)
 
 
@@ -38,10 +38,10 @@ def test_lost_and_repeated_samples_are_counted() -> None:
     assert (repeated.lost, repeated.repeated) == (0, 2)
 
 
-def test_a_trainer_that_starts_late_is_not_a_slow_one() -> None:
+def test_trainers_that_are_never_busy_together_have_no_rate() -> None:
     first, second = logs_of(WHOLE, WHOLE)
     late = [batch._replace(at=batch.at + 100.0) for batch in second]
-    assert judge(WORK, 8.0, [first, late]).rate == 2 * 5 / 2
+    assert judge(WORK, 8.0, [first, late]).rate == 0.0
 
 
 def test_a_run_without_batches_has_no_rate() -> None:
