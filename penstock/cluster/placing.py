@@ -2,7 +2,8 @@
 
 Pure: what Ray lists and what the keepers report in, decisions out. A *keeper* is an actor of Ray on
 one machine; it starts the node there and keeps it in the cluster. One *supervisor* actor runs a
-``NodePlacement``. Every look repeats what is wanted, so a lost message costs one look and no more.
+``NodePlacement``. It sends all its decisions again whenever it looks at the cluster, so a lost
+message is made up for at the next look.
 """
 
 from __future__ import annotations

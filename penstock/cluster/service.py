@@ -115,9 +115,6 @@ class TaskServer(Protocol):
 
     def run(self, peer: str, task: RemoteTask) -> Iterator[RemoteRows]: ...
 
-    def idle_cores(self) -> float:
-        """Cores that other machines could use now."""
-
     def status(self) -> list[dict[str, Any]]:
         """What it prepares, as plain data."""
 
