@@ -254,9 +254,13 @@ def test_workers_outlive_the_thread_that_first_iterates() -> None:
         thread = threading.Thread(target=first_batch)
         thread.start()
         thread.join()
-        before = pids(loader)
         for batch in epoch[0]:
             seen += batch.tolist()
+        # A worker that is not forked yet has the process id of the zygote.
+        zygote = pool_of(loader)._zygote
+        assert zygote is not None
+        assert wait_until(lambda: len({*pids(loader).values(), zygote.pid}) == 3)
+        before = pids(loader)
         # Idle workers that the kernel has killed are seen here at the latest.
         assert [len(batch) for batch in loader] == [4] * 16
         assert pids(loader) == before
