@@ -4,7 +4,7 @@ A GPU does not report a batch that is read before its copy is done, or host memo
 while it is copied: the values are wrong, now and then. This device makes such faults visible:
 
 - DeviceMemory of the device holds ``POISON`` until its copy is done, and again after it is freed.
-- A copy whose source changed after ``copy`` was called is a fault.
+- A copy whose source was changed or given up after ``copy`` was called is a fault.
 - A registration that overlaps another, or ends twice, is a fault.
 - ``pause`` stops the side stream, so that a test decides when copies happen.
 """
@@ -113,8 +113,14 @@ class FakeDevice:
         self._take(raw.nbytes)
         weakref.finalize(owner, self._free, raw)
 
+        # As on a GPU, a copy in flight does not keep its source alive.
+        alive = weakref.ref(source)
+
         def work() -> None:
-            if not _same_bytes(source, expected):
+            found = alive()
+            if found is None:
+                self.faults.append("host memory was given up while it was copied to the device")
+            elif not _same_bytes(found, expected):
                 self.faults.append("host memory was written while it was copied to the device")
             raw[:] = _bytes(expected).numpy()
 

@@ -93,13 +93,15 @@ def fake() -> Iterator[FakeDevice]:
 
 def test_the_fake_device_has_poison_until_the_copy_is_done(fake: FakeDevice) -> None:
     fake.pause()
-    copy = fake.copy(torch.zeros(4, dtype=torch.uint8))
+    source = torch.zeros(4, dtype=torch.uint8)
+    copy = fake.copy(source)
     event = fake.record()
     assert copy.tolist() == [POISON] * 4
     assert not event.done()
     fake.go_on()
     event.wait()
-    assert copy.tolist() == [0] * 4
+    assert copy.tolist() == source.tolist()
+    assert fake.faults == []
 
 
 def test_the_fake_device_finds_a_source_that_is_written_too_early(fake: FakeDevice) -> None:
@@ -112,6 +114,16 @@ def test_the_fake_device_finds_a_source_that_is_written_too_early(fake: FakeDevi
     event.wait()
     assert len(copy) == 4
     assert fake.faults == ["host memory was written while it was copied to the device"]
+
+
+def test_the_fake_device_finds_a_source_that_is_given_up_too_early(fake: FakeDevice) -> None:
+    fake.pause()
+    copy = fake.copy(torch.zeros(4))
+    event = fake.record()
+    fake.go_on()
+    event.wait()
+    assert len(copy) == 4
+    assert fake.faults == ["host memory was given up while it was copied to the device"]
 
 
 def test_the_fake_device_counts_memory_until_the_last_view_is_gone(fake: FakeDevice) -> None:
