@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from penstock.engine.ahead import Ahead
+from penstock.engine.ahead import Ahead, Background
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import (
     check_dealing,
@@ -22,12 +22,12 @@ from penstock.engine.checkpoint import (
 )
 from penstock.engine.echo import Echoing
 from penstock.engine.feed import Feed, Queue, Ready
-from penstock.engine.open_batch import Convert
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.runner import WorkerInit
+from penstock.engine.slots import Register
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.host.text import many
@@ -60,6 +60,20 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
+class Deliver:
+    """How batches reach a device.
+
+    - ``begin``: makes the work that is done ahead of the loop; see ``Ahead``.
+    - ``find``: called in the thread of the loop before the workers start.
+    - ``register``: registers the memory of batches; see ``Ring``.
+    """
+
+    begin: Callable[[], Background]
+    find: Callable[[], None]
+    register: Register
+
+
+@dataclass(frozen=True)
 class Custom:
     """What adapters to frameworks, such as torch, replace in a loader.
 
@@ -71,8 +85,7 @@ class Custom:
     - ``order_name``: the order in checkpoints, if a sampler decides it.
     - ``recheck``: the dataset may be changed between epochs, and workers must see the change.
     - ``ranks``: finds rank and world; without it they are those of the options.
-    - ``background``: returns a function that a background thread applies to the converted batches,
-      one or two batches ahead of the loop; see ``Ahead``.
+    - ``deliver``: how batches reach a device, one or two ahead of the loop.
     """
 
     plan: Sampling | None = None
@@ -83,7 +96,7 @@ class Custom:
     order_name: str = ""
     recheck: bool = False
     ranks: Ranks | None = None
-    background: Callable[[], Convert] | None = None
+    deliver: Deliver | None = None
 
 
 class Loader:
@@ -149,8 +162,8 @@ class Loader:
         self._watched = 0
         """Batches since the start, as far as the use of the GIL was watched."""
         self._publisher = Publisher(self)
-        background = self._custom.background
-        self._ahead = None if background is None else Ahead(background)
+        deliver = self._custom.deliver
+        self._ahead = None if deliver is None else Ahead(deliver.begin)
         self._end_ahead = None if self._ahead is None else close_at_exit(self, self._ahead)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
@@ -609,13 +622,18 @@ class Loader:
 
     def _make_feed(self) -> Feed:
         self._convert, self._direct = self._custom.convert, False
+        deliver = self._custom.deliver
+        if deliver is not None:
+            deliver.find()
         if self.options.share is None:
+            register = None if deliver is None else deliver.register
+            in_order = self.options.in_order
             self._data.begin()
             if self._echoing.repeats_batches:
-                return self._assembly.engine(in_order=self.options.in_order)
+                return self._assembly.engine(register=register, in_order=in_order)
             convert, self._convert = self._convert, None
             self._direct = self._ahead is None
-            return self._assembly.engine(in_order=self.options.in_order, convert=convert)
+            return self._assembly.engine(register=register, in_order=in_order, convert=convert)
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}

@@ -58,6 +58,30 @@ def fill(skeleton: Any, leaves: Sequence[Any], as_tuple: Callable[[Any], Any] = 
     return _remake(skeleton, [fill(child, leaves, as_tuple) for child in skeleton])
 
 
+def each_leaf(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The batch with ``function`` applied to each leaf. Containers keep their class if they can.
+
+    >>> each_leaf({"x": (1, [2])}, lambda leaf: -leaf)
+    {'x': (-1, [-2])}
+    """
+    if isinstance(value, Mapping):
+        children = {key: each_leaf(child, function) for key, child in value.items()}
+        return children if type(value) is dict else same_mapping(value, children)
+    if is_namedtuple(value):
+        return type(value)(*(each_leaf(child, function) for child in value))
+    if type(value) in (tuple, list):
+        return type(value)([each_leaf(child, function) for child in value])
+    return function(value)
+
+
+def same_mapping(like: Any, children: dict[Any, Any]) -> Any:
+    """A mapping of the same class, or a plain dict if its class cannot be made of a dict."""
+    try:
+        return type(like)(children)
+    except TypeError:
+        return children
+
+
 def leaves_like(value: Any, skeleton: Any) -> list[Any]:
     """The leaves of a sample with this skeleton; ValueError if its structure differs."""
     if isinstance(skeleton, int):

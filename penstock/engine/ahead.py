@@ -1,6 +1,6 @@
 """Batches on their way to the training loop, on which a background thread still works.
 
-Pinning is such work: a copy of the whole batch. The thread of the loop takes the batches from the
+Pinning and copying to a device are such work. The thread of the loop takes the batches from the
 feed, because samplers and datasets may run there; it only does not wait for the copy.
 """
 
@@ -9,15 +9,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.feed import Ready
-from penstock.engine.open_batch import Convert
 from penstock.stats import Meter
 
 DEPTH = 2
 """Batches that are taken ahead. One is enough for a loop with even steps; torch takes all that its
 workers have prepared."""
+
+
+class Background(Protocol):
+    """The work on batches that is done ahead of the loop."""
+
+    def convert(self, value: Any) -> Any:
+        """Begin the work on the value of a batch. Called in the background thread.
+
+        The result does not refer to the memory of the batch.
+        """
+
+    def settle(self) -> None:
+        """Wait until the memory of the last converted batch is no longer read.
+
+        Called in the background thread, when the loop can take the batch already.
+        """
+
+    def hand_out(self, converted: Any) -> Any:
+        """The batch as the loop gets it. Called in the thread of the loop."""
 
 
 class _Taken(NamedTuple):
@@ -31,15 +49,14 @@ class _Taken(NamedTuple):
 class Ahead:
     """Takes batches a little before the loop needs them, and converts them in a background thread.
 
-    ``begin`` is called in the thread of the loop when the first batch is there. It returns the
-    function that the background thread calls with the value of each batch. Batches and errors keep
-    their order. Used from one thread at a time.
+    ``begin`` is called in the thread of the loop when the first batch is there, and returns the
+    work to do. Batches and errors keep their order. Used from one thread at a time.
     """
 
-    def __init__(self, begin: Callable[[], Convert], depth: int = DEPTH) -> None:
+    def __init__(self, begin: Callable[[], Background], depth: int = DEPTH) -> None:
         self._begin = begin
         self._depth = depth
-        self._convert: Convert | None = None
+        self._background: Background | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._taken: deque[_Taken] = deque()
 
@@ -71,13 +88,14 @@ class Ahead:
                 self._taken.append(self._submit(take()))
             except Exception as error:  # of a later batch: raised in its place
                 self._taken.append(_Taken(None, error=error))
-        if first.ready is None or first.value is None:
+        if first.ready is None or first.value is None or self._background is None:
             return first.ready
         started = meter.clock()
         try:
-            return first.ready._replace(value=first.value.result())
+            converted = first.value.result()
         finally:
             meter.waited(meter.clock() - started)
+        return first.ready._replace(value=self._background.hand_out(converted))
 
     def _goes_on(self, first: _Taken) -> bool:
         """Whether the feed may have more batches: nothing follows its end, or an error."""
@@ -86,12 +104,13 @@ class Ahead:
     def _submit(self, ready: Ready | None) -> _Taken:
         if ready is None or not ready.rows:
             return _Taken(ready)
-        if self._convert is None:
-            self._convert = self._begin()
+        if self._background is None:
+            self._background = self._begin()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-ahead")
-        value = self._thread.submit(self._convert, ready.value)
         # The slot of the batch goes back as soon as the copy is made.
+        value = self._thread.submit(self._background.convert, ready.value)
+        self._thread.submit(self._background.settle)
         return _Taken(ready._replace(value=None), value)
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.native_road import can_be_native
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work, WorkerInit
-from penstock.engine.slots import Layout, Leaf, Ring
+from penstock.engine.slots import Layout, Leaf, Register, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
 from penstock.order import Deal
@@ -154,12 +154,14 @@ class Assembly:
         *,
         staged: bool = False,
         join: Callable[[Pool], Pool] | None = None,
+        register: Register | None = None,
         **more: Any,
     ) -> Engine:
         """An engine with a pool of its own.
 
         ``staged``: other processes can map its batches. ``join``: joins the pool with workers of
-        other machines. ``more``: further arguments for ``make``.
+        other machines. ``register``: registers the memory of batches with a device. ``more``:
+        further arguments for ``make``.
         """
         recipe, options = self.recipe, self.recipe.options
         self.keepers.open()
@@ -172,7 +174,7 @@ class Assembly:
         return make(
             self.work,
             pool,
-            Ring(options.memory_budget, shared=staged or pool.own_process),
+            Ring(options.memory_budget, shared=staged or pool.own_process, register=register),
             self.meter,
             prefetch=options.prefetch or (max(4, 2 * self.choice.workers) if whole else None),
             tiny_batch=None if options.tiny_batch == "auto" else options.tiny_batch,

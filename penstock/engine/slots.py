@@ -23,6 +23,7 @@ import tempfile
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,9 @@ SPARE_DESCRIPTORS = 8
 messages to workers. If they are not, the loop gets a copy."""
 
 HUGE_PAGE = 2 << 20
+
+Register = Callable[[int, int], Callable[[], None] | None]
+"""Registers memory, by address and size, with a device; returns what ends that, if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +147,31 @@ def shared_file(nbytes: int) -> int:
     return fd
 
 
-def map_shared(fd: int, nbytes: int) -> mmap.mmap:
+class SlotMemory(mmap.mmap):
+    """Mapped memory that may be registered with a device: that ends before it is unmapped."""
+
+    _unregister: Callable[[], None] | None = None
+    _pid = 0
+
+    def register(self, register: Register) -> None:
+        self._unregister, self._pid = register(self.address(), len(self)), os.getpid()
+
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self))
+
+    # Not a weak reference: its callback would be called after the memory is unmapped.
+    def __del__(self) -> None:
+        # Memory that was inherited by a fork is registered in the parent only.
+        if self._unregister is not None and os.getpid() == self._pid:
+            self._unregister()
+
+
+def map_shared(fd: int, nbytes: int) -> SlotMemory:
     """Map shared memory. Unlike ``mmap.mmap(fd, ...)``, this keeps no second descriptor open."""
     # Python's mmap duplicates the descriptor (before 3.13 always). So let it reserve the addresses,
     # which it also unmaps at the end, and map the file over them.
-    made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    place = ctypes.c_char.from_buffer(made)
-    address = ctypes.addressof(place)
-    del place
+    made = SlotMemory(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = made.address()
     mapped = _mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _SHARED_FIXED, fd, 0)
     if mapped != address:
         error = ctypes.get_errno()
@@ -179,18 +200,23 @@ class Slot:
     Raises OSError if shared memory cannot be had.
     """
 
-    __slots__ = ("__weakref__", "_close", "fd", "id", "map", "size")
+    __slots__ = ("__weakref__", "_close", "_register", "fd", "id", "map", "size")
 
-    def __init__(self, number: int, nbytes: int, *, shared: bool) -> None:
+    def __init__(
+        self, number: int, nbytes: int, *, shared: bool, register: Register | None = None
+    ) -> None:
         self.id = number
         self.size = nbytes
         self.fd = -1
+        self._register = register
         if shared:
             self.fd = shared_file(nbytes)
             self._close = weakref.finalize(self, os.close, self.fd)
             self.map = map_shared(self.fd, nbytes)
         else:
             self.map = _private_memory(nbytes)
+        if register is not None:
+            self.map.register(register)
 
     def buffer(self) -> Any:
         """A buffer over the memory, to which weak references are possible."""
@@ -209,14 +235,16 @@ class Slot:
         if nbytes != self.size:
             self.map = map_shared(self.fd, nbytes)
             self.size = nbytes
+            if self._register is not None:
+                self.map.register(self._register)
 
 
-def _private_memory(nbytes: int) -> mmap.mmap:
+def _private_memory(nbytes: int) -> SlotMemory:
     """Memory that only this process uses, in huge pages where the kernel supports them.
 
     Filling 38 MB for the first time costs 4 ms; shared memory, in 4 KB pages, costs 35 ms.
     """
-    made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    made = SlotMemory(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     huge = getattr(mmap, "MADV_HUGEPAGE", None)
     if huge is not None and nbytes >= HUGE_PAGE:
         with contextlib.suppress(OSError):  # a kernel built without them
@@ -228,11 +256,15 @@ class Ring:
     """The slots of one loader. One thread at a time acquires; any thread may release at any time.
 
     ``budget``: bytes of all slots together. ``shared``: worker processes can map the slots.
+    ``register``: registers the memory of each slot with a device.
     """
 
-    def __init__(self, budget: int, *, shared: bool = True) -> None:
+    def __init__(
+        self, budget: int, *, shared: bool = True, register: Register | None = None
+    ) -> None:
         self.budget = budget
         self.shared = shared
+        self._register = register
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
         # A lease ends wherever the garbage collector runs, even inside another release: appending
@@ -282,7 +314,7 @@ class Ring:
         self._next += 1
         while True:
             try:
-                return Slot(self._next, nbytes, shared=self.shared)
+                return Slot(self._next, nbytes, shared=self.shared, register=self._register)
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise

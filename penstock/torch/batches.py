@@ -13,9 +13,9 @@ from penstock.options import Kind, Options
 from penstock.order import Order
 from penstock.pipeline import Pipeline
 from penstock.source import StreamSource
-from penstock.torch.pinning import can_pin, pin_batches, same_mapping
+from penstock.torch.delivering import delivering
 from penstock.torch.ranks import RankFinder, given_rank, of_stream
-from penstock.tree import is_namedtuple
+from penstock.tree import is_namedtuple, same_mapping
 
 
 class Tensors:
@@ -49,6 +49,7 @@ class Tensors:
 def loader(
     pipeline: Pipeline,
     *,
+    device: str | torch.device | None = None,
     pin_memory: bool = False,
     workers: int | Literal["auto"] = "auto",
     kind: Kind = "auto",
@@ -71,8 +72,9 @@ def loader(
 ) -> Loader:
     """A loader of a pipeline whose batches are tensors.
 
-    ``pin_memory`` copies each batch into pinned memory, in a background thread. The other arguments
-    are those of ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
+    ``device`` delivers them to a device, such as ``"cuda"``, one or two batches ahead of the loop.
+    ``pin_memory`` makes the memory of batches pinned. The other arguments are those of
+    ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
     ``torch.distributed`` or of the launcher, as they are when the first loop begins.
 
     >>> import numpy as np
@@ -108,6 +110,7 @@ def loader(
         cluster=cluster,
         metrics_port=metrics_port,
     )
-    background = pin_batches if can_pin(pin_memory) else None
-    custom = Custom(convert=Tensors(tuple), background=background, ranks=ranks)
+    custom = Custom(
+        convert=Tensors(tuple), deliver=delivering(device, pin_memory=pin_memory), ranks=ranks
+    )
     return Loader(pipeline, options, custom)

@@ -31,7 +31,7 @@ from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
 from penstock.torch.batches import Tensors
 from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
-from penstock.torch.pinning import can_pin, pin_batches
+from penstock.torch.delivering import delivering
 from penstock.torch.ranks import (
     SHARED_SEED,
     RankFinder,
@@ -114,6 +114,7 @@ class DataLoader:
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        device: str | torch.device | None = None,
         cache: int | str | None = None,
         cache_where: str = "memory",
         seed: int | None = None,
@@ -271,7 +272,7 @@ class DataLoader:
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
-            background=pin_batches if can_pin(pin_memory) else None,
+            deliver=delivering(device, pin_memory=pin_memory),
         )
 
         def make_loader(seed: int, ranks: Ranks | None) -> Loader:

@@ -7,20 +7,34 @@ never met a GPU: the machines on which Penstock is developed and tested have non
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from penstock.tree import is_namedtuple
+from penstock.tree import each_leaf
 
 PinTensor = Callable[[torch.Tensor], torch.Tensor]
 
 
-def pin_batches() -> Callable[[Any], Any]:
-    """The function that pins a batch. Called in the thread of the training loop."""
-    pin = cuda_pin()
-    return lambda value: pinned(value, pin)
+class Pinning:
+    """Pins batches; the ``Background`` of a loader (see ``engine/ahead.py``).
+
+    Tensors over registered memory are pinned already, and stay as they are. Made in the thread of
+    the training loop.
+    """
+
+    def __init__(self) -> None:
+        self._pin = cuda_pin()
+
+    def convert(self, value: Any) -> Any:
+        return pinned(value, self._pin)
+
+    def settle(self) -> None:
+        """Nothing: pinning copies at once."""
+
+    def hand_out(self, converted: Any) -> Any:
+        return converted
 
 
 def cuda_pin() -> PinTensor:
@@ -38,24 +52,13 @@ def cuda_pin() -> PinTensor:
 
 def pinned(value: Any, pin: PinTensor) -> Any:
     """A batch whose tensors, and objects with a method ``pin_memory``, are pinned."""
-    if isinstance(value, torch.Tensor):
-        return pin(value)
-    if isinstance(value, Mapping):
-        children = {key: pinned(child, pin) for key, child in value.items()}
-        return children if type(value) is dict else same_mapping(value, children)
-    if is_namedtuple(value):
-        return type(value)(*(pinned(child, pin) for child in value))
-    if type(value) in (tuple, list):
-        return type(value)([pinned(child, pin) for child in value])
-    return value.pin_memory() if hasattr(value, "pin_memory") else value
 
+    def leaf(found: Any) -> Any:
+        if isinstance(found, torch.Tensor):
+            return found if found.is_pinned() else pin(found)
+        return found.pin_memory() if hasattr(found, "pin_memory") else found
 
-def same_mapping(like: Any, children: dict[Any, Any]) -> Any:
-    """A mapping of the same class, or a plain dict if its class cannot be made of a dict."""
-    try:
-        return type(like)(children)
-    except TypeError:
-        return children
+    return each_leaf(value, leaf)
 
 
 def can_pin(pin_memory: bool) -> bool:

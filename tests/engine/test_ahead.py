@@ -42,12 +42,25 @@ class Feed:
         return self.taken < len(self._answers)
 
 
+class Converting:
+    """Work that is done at once."""
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self.convert = convert
+
+    def settle(self) -> None:
+        pass
+
+    def hand_out(self, converted: Any) -> Any:
+        return converted
+
+
 @pytest.fixture
 def made() -> Iterator[Callable[..., Ahead]]:
     ends: list[Callable[[], None]] = []
 
     def make(convert: Callable[[Any], Any], depth: int = 2) -> Ahead:
-        ahead = Ahead(lambda: convert, depth)
+        ahead = Ahead(lambda: Converting(convert), depth)
         ends.append(ahead.close)
         return ahead
 

@@ -35,6 +35,7 @@ ROOMS = [
     "pipeline",
     "diversity",
     "engine",
+    "device",
     "cluster",
     "node",
     "watch",
@@ -124,7 +125,7 @@ def test_only_adapters_import_frameworks() -> None:
         if used == {"ray"}:
             assert path == ROOT / "cluster" / "ray.py"
         elif used:
-            assert room_of(path) in ("torch", "diagnose"), (path, used)
+            assert room_of(path) in ("torch", "device", "diagnose"), (path, used)
 
 
 def test_only_the_cluster_imports_flight() -> None:

@@ -14,6 +14,8 @@ import torch
 
 import penstock as ps
 import penstock.torch
+from penstock.device import delivery
+from penstock.device.fake import FakeDevice
 from penstock.errors import SampleError
 from penstock.torch import DataLoader, pinning
 from penstock.torch.pinning import pinned
@@ -46,6 +48,18 @@ def test_every_tensor_of_a_batch_is_pinned_and_the_rest_kept() -> None:
     assert pinned(Pinnable(), negated) == "pinned"
 
 
+class Registered(torch.Tensor):  # type: ignore[misc]
+    """A tensor over registered memory."""
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return True
+
+
+def test_a_tensor_over_registered_memory_is_not_copied() -> None:
+    tensor = torch.ones(1).as_subclass(Registered)
+    assert pinned((tensor,), negated)[0] is tensor
+
+
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A device whose pinned tensors are negative. The names of the threads that pinned."""
@@ -62,7 +76,11 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(pinning, "cuda_pin", begin)
+    device = FakeDevice()
+    monkeypatch.setattr(delivery, "make_device", lambda wanted, index: device)
     yield names
+    device.close()
+    assert device.faults == []
     assert not [t for t in threading.enumerate() if t.name.startswith("penstock-ahead")]
 
 

@@ -43,6 +43,7 @@ class WorkerSlot(Slot):
     def __init__(self, number: int, fd: int) -> None:
         self.id = number
         self.fd = fd
+        self._register = None
         self.size = os.fstat(fd).st_size
         self.map = map_shared(fd, self.size)
 

@@ -1,0 +1,162 @@
+"""Delivers batches to a device, one or two ahead of the training loop.
+
+The memory of batches (slots) is registered with the device once. A background thread copies each
+batch on a side stream of the device; the loop gets tensors for which its own stream waits. The slot
+goes back when the copy is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from penstock.device.contract import Device, Event, Unregister
+from penstock.device.cuda import CudaDevice, current_index
+from penstock.device.plain import PlainDevice
+from penstock.errors import PipelineError
+from penstock.tree import each_leaf
+
+_log = logging.getLogger("penstock.device")
+
+
+class DeviceFinder:
+    """Makes the device when it is first needed, for the thread that called ``find`` first.
+
+    A device is made late: making it initialises CUDA, after which workers cannot be forked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._wanted = device
+        self._index: int | None = None
+        self._device: Device | None = None
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def find(self) -> None:
+        """Find out which GPU is the current one. Called in the thread of the training loop."""
+        if self._wanted.type == "cuda" and self._index is None:
+            self._index = current_index(self._wanted)
+
+    def device(self) -> Device:
+        """The device. Called from any thread, after ``find``."""
+        with self._lock:
+            if self._device is None:
+                self._device = make_device(self._wanted, self._index or 0)
+            return self._device
+
+    def register(self, address: int, nbytes: int) -> Unregister | None:
+        """Register memory of batches; ``None`` if that fails, which makes copies slower."""
+        try:
+            return self.device().register(address, nbytes)
+        except (OSError, RuntimeError) as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "memory of batches cannot be registered with %s: %s. Copies to it are slower. "
+                    "Check the limit of locked memory (ulimit -l).",
+                    self._wanted,
+                    error,
+                )
+            return None
+
+
+def make_device(device: torch.device, index: int) -> Device:
+    """The device of a kind. ``index``: the number of the GPU."""
+    return CudaDevice(index) if device.type == "cuda" else PlainDevice(device)
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """A device as torch knows it. Refuses one that torch does not know or does not see."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise PipelineError(
+            f"device={device!r} is not a device of torch: {error}. Give a name such as "
+            '"cuda" or "cuda:1".'
+        ) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise PipelineError(
+            f"device={device!r}, but torch sees no CUDA device. Give "
+            'device="cuda" if torch.cuda.is_available() else "cpu", or leave device out.'
+        )
+    if found.type == "cuda" and found.index is not None:
+        count = torch.cuda.device_count()
+        if found.index >= count:
+            raise PipelineError(
+                f"device={device!r}, but torch sees {count} CUDA devices, numbered from 0."
+            )
+    return found
+
+
+class Delivered(NamedTuple):
+    """A batch on the device: its tensors can be used after ``event``; ``None``: it is not there."""
+
+    value: Any
+    tensors: list[torch.Tensor]
+    event: Event | None
+
+
+class Delivery:
+    """Copies batches to a device; the ``Background`` of a loader (see ``engine/ahead.py``).
+
+    If the device has no memory left for a batch ahead of its time, that batch and all later ones
+    are copied when the loop asks for them: a batch ahead must not take the memory of the next one.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._source: Any = None
+        self._event: Event | None = None
+        self._ahead = True
+
+    def convert(self, value: Any) -> Delivered:
+        if not self._ahead:
+            return Delivered(value, [], None)
+        try:
+            delivered = Delivered(*self._copy(value))
+        except torch.OutOfMemoryError as error:
+            self._ahead = False
+            _log.warning(
+                "%s has no memory for batches ahead of the loop: %s. From now on each batch is "
+                "copied when the loop asks for it, and the loop waits for the copy.",
+                self._device.name,
+                error,
+            )
+            return Delivered(value, [], None)
+        # The slot must not go back before its copy is done.
+        self._source, self._event = value, delivered.event
+        return delivered
+
+    def settle(self) -> None:
+        if self._event is not None:
+            self._event.wait()
+        self._source = self._event = None
+
+    def hand_out(self, converted: Delivered) -> Any:
+        value, tensors, event = converted
+        if event is None:
+            value, tensors, event = self._copy(converted.value)
+            event.wait()  # the slot goes back when this returns
+        self._device.arrive(tensors, event)
+        return value
+
+    def _copy(self, value: Any) -> tuple[Any, list[torch.Tensor], Event]:
+        tensors: list[torch.Tensor] = []
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensors.append(self._device.copy(leaf))
+            return tensors[-1]
+
+        made = each_leaf(value, moved)
+        return made, tensors, self._device.record()
+
+
+def deliver_to(finder: DeviceFinder) -> Callable[[], Delivery]:
+    """Begins a delivery; see ``Ahead``."""
+    return lambda: Delivery(finder.device())

@@ -1,0 +1,24 @@
+"""How the batches of a loader reach the device: ``device=`` and ``pin_memory=``."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.device.delivery import DeviceFinder, check_device, deliver_to
+from penstock.loader import Deliver
+from penstock.torch.pinning import Pinning, can_pin
+
+
+def delivering(device: str | torch.device | None, *, pin_memory: bool) -> Deliver | None:
+    """What a loader does with its batches for these arguments; ``None``: nothing.
+
+    Batches are on the CPU already, so ``device="cpu"`` is the same as no device.
+    """
+    found = None if device is None else check_device(device)
+    if found is not None and found.type != "cpu":
+        finder = DeviceFinder(found)
+        return Deliver(deliver_to(finder), finder.find, finder.register)
+    if not can_pin(pin_memory):
+        return None
+    finder = DeviceFinder(torch.device("cuda"))
+    return Deliver(Pinning, finder.find, finder.register)
