@@ -82,7 +82,7 @@ static Bits unstuff(Scan *scan) {
 static const uint8_t places[PLACES] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, [63 ... PLACES - 1] = 63,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... PLACES - 1] = 64,
 };
 
 INLINE void add_index_entry(Scan *scan, const Bits *bits, const uint32_t *before) {
@@ -108,7 +108,7 @@ INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
 
 /* Decode the units that the box needs; 0 if the data is unusual or damaged. */
 INLINE int decode_scan_body(Scan *scan, Put *put_block) {
-  int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
+  int16_t block[SIDE * SIDE + 1] __attribute__((aligned(32)));
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
   Bits bits = unstuff(scan);
