@@ -107,8 +107,9 @@ INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
 }
 
 /* Decode the units that the box needs; 0 if the data is unusual or damaged. */
-INLINE int decode_scan_body(Scan *scan, Put *put_block) {
-  int16_t block[SIDE * SIDE + 1] __attribute__((aligned(32)));
+INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
+  Block blocks[2]; /* the first `waiting` are read, and not converted to pixels yet */
+  int waiting = 0;
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
   Bits bits = unstuff(scan);
@@ -141,11 +142,18 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
             if (!fine) return 0;
             if (needed) {
               long last;
-              clear(block);
-              block[0] = (int16_t)before[c];
-              if (!rest_of_block(&bits, plane->rest, places, block, &last)) return 0;
-              put_block(to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE, plane->stride,
-                        block, plane->steps, last);
+              Block *block = &blocks[waiting];
+              clear(block->at);
+              block->at[0] = (int16_t)before[c];
+              if (!rest_of_block(&bits, plane->rest, places, block->at, &last)) return 0;
+              block->steps = plane->steps;
+              block->to = to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE;
+              block->stride = plane->stride;
+              block->flat = last <= 1;
+              if (++waiting == 2) {
+                put_two(&blocks[0], &blocks[1]);
+                waiting = 0;
+              }
             } else if (!skip_rest(&bits, plane->rest)) {
               return 0;
             }
@@ -154,11 +162,12 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
       }
     }
   }
+  if (waiting) put_two(&blocks[0], &blocks[0]);
   return 1;
 }
 
-MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_modern); }
-static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_plain); }
+MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_two_modern); }
+static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_two_plain); }
 
 /* The fuzzer runs both versions. */
 #ifdef PENSTOCK_FUZZ
