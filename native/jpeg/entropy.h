@@ -2,8 +2,9 @@
  *
  * Three things make it faster than libjpeg's. Stuffed zeros are removed from the data beforehand, so
  * bits are loaded eight bytes at a time without checking each byte. One lookup of the next LOOK bits
- * gives the length of a code and of its value together, so the next lookup can begin before this
- * value is computed, without a branch. Blocks that are not needed are skipped by length.
+ * gives two codes, if they are short, and the length of both with their values, so the next lookup can
+ * begin before the values are computed, without a branch. Blocks that are not needed are skipped by
+ * length.
  *
  * libjpeg has read the headers and tables. If anything is unusual or damaged here, the caller lets
  * libjpeg decode the file from its start and report what is wrong.
@@ -20,22 +21,25 @@
 /* The longest code. */
 #define LONGEST 16
 
-/* A table entry for the next LOOK bits: the length of the code and its value together (bits 0 to 7),
-   the number of coefficients to go forward (8 to 15), the length of the code (16 to 23), and 63 minus
-   the length of the value (24 to 31). 0 means a code longer than LOOK. */
-#define USED(entry) ((entry) & 0xFFu)
-#define FORWARD(entry) ((entry) >> 8 & 0xFFu)
-#define CODE(entry) ((entry) >> 16 & 0xFFu)
-#define SHORT(entry) ((entry) >> 24)
+/* A table entry for the next LOOK bits describes one code and its value or, if the code after it lies
+   within these bits too, both: then the first value is in the entry. In photographs of good quality,
+   three lookups of five give two codes. An entry of one code has the same steps and bits for the first
+   and for both. 0 means a code longer than LOOK. */
+#define USED(entry) ((uint32_t)(entry) & 0x3Fu)           /* bits of the codes and their values */
+#define FORWARD(entry) ((uint32_t)(entry) >> 8 & 0xFFu)   /* coefficients to go forward */
+#define FORWARD_1(entry) ((uint32_t)(entry) >> 16 & 0xFFu) /* the same for the first code alone */
+#define USED_1(entry) ((uint32_t)(entry) >> 24 & 0xFFu)
+#define MASK(entry) ((uint32_t)((entry) >> 32) & 0xFFFFu) /* ones for the bits of the last value */
+#define VALUE_1(entry) ((int16_t)((entry) >> 48))         /* the first value, if there are two */
 
 /* The step of an end of block. It is larger than any valid run, so the two can be told apart. */
 #define END 128
 
 typedef struct {
-  uint32_t next[1 << LOOK];
+  uint64_t next[1 << LOOK];
   int32_t most[LONGEST + 2]; /* the last code of each length; the extra length matches anything */
   int32_t offset[LONGEST + 2];
-  uint32_t entries[256];     /* the entry of each code, in code order */
+  uint64_t entries[256];     /* the entry of each code alone, in code order */
 } Codes;
 
 /* A bit reader over unstuffed data between two restarts. The next bits are the high ones. */
@@ -70,31 +74,54 @@ INLINE int overrun(const Bits *b) { return b->next - (b->count >> 3) > b->end; }
 /* Whether whole bytes of the data were not read. */
 INLINE int unused(const Bits *b) { return b->next - (b->count >> 3) < b->end; }
 
-/* The value encoded by the bits after a code. If the first bit is 0, the value is negative, and the
+/* The number encoded by the bits of a value. If the first bit is 0, the number is negative, and the
    bits are those of its absolute value, inverted. */
-INLINE int16_t value_of(uint64_t bits, uint32_t entry) {
-  uint64_t rest = bits << CODE(entry);
-  int64_t negative = ~((int64_t)rest >> 63);
-  rest ^= (uint64_t)negative;
-  int64_t number = (int64_t)(rest >> 1 >> SHORT(entry)); /* shifts by 64 are not defined */
-  return (int16_t)((number ^ negative) - negative);
+INLINE int32_t number_of(uint32_t value, uint32_t mask) {
+  return (int32_t)(value - (2 * value > mask ? 0 : mask));
+}
+
+/* The last value that an entry describes: its bits are the last that the entry uses. */
+INLINE int32_t value_of(uint64_t bits, uint64_t entry) {
+  return number_of((uint32_t)(bits >> (-USED(entry) & 63)) & MASK(entry), MASK(entry));
 }
 
 /* The entry of a code longer than LOOK; 0 if there is no such code. */
-static uint32_t long_code(uint64_t bits, const Codes *codes) {
+static uint64_t long_code(uint64_t bits, const Codes *codes) {
   int length = LOOK + 1;
   while ((int32_t)(bits >> (64 - length)) > codes->most[length]) length++;
   if (length > LONGEST) return 0;
   return codes->entries[((int32_t)(bits >> (64 - length)) + codes->offset[length]) & 0xFF];
 }
 
-INLINE uint32_t next_entry(const Bits *b, const Codes *codes) {
-  uint32_t entry = codes->next[b->bits >> (64 - LOOK)];
+INLINE uint64_t next_entry(const Bits *b, const Codes *codes) {
+  uint64_t entry = codes->next[b->bits >> (64 - LOOK)];
   return LIKELY(entry) ? entry : long_code(b->bits, codes);
+}
+
+/* Make entries of two codes from the entries of one, which are in `single`. `at`: the first entry of
+   the first code. */
+static void add_second_codes(uint64_t *at, const uint64_t *single) {
+  uint64_t first = *at;
+  int used = (int)USED(first), spare = LOOK - used;
+  if (spare < 1 || FORWARD(first) == END) return;
+  for (int rest = 0; rest < 1 << spare; rest++) {
+    uint64_t second = single[rest << used];
+    /* Its code must lie within the bits looked at; its value need not. */
+    if (!second || __builtin_ctz(~MASK(second)) + spare < (int)USED(second)) continue;
+    at[rest] = (first & 0xFFFF0000u) | (FORWARD(first) + FORWARD(second)) << 8 |
+               (uint32_t)(used + (int)USED(second)) | (uint64_t)MASK(second) << 32;
+  }
+  /* The entries for every first value differ in nothing else. */
+  for (uint32_t value = MASK(first) + 1; value-- > 0;)
+    for (int rest = 0; rest < 1 << spare; rest++)
+      at[((size_t)value << spare) + (size_t)rest] =
+          (at[rest] & 0x0000FFFFFFFFFFFFu) |
+          (uint64_t)(uint16_t)number_of(value, MASK(first)) << 48;
 }
 
 /* Build the tables of one Huffman code; 0 if the code is invalid. */
 static int make_codes(Codes *codes, const uint8_t *lengths, const uint8_t *symbols, int ac) {
+  uint64_t single[1 << LOOK];
   int32_t code = 0, index = 0;
   memset(codes->next, 0, sizeof codes->next);
   memset(codes->entries, 0, sizeof codes->entries);
@@ -107,7 +134,8 @@ static int make_codes(Codes *codes, const uint8_t *lengths, const uint8_t *symbo
       int symbol = symbols[index], size = ac ? symbol & 15 : symbol;
       int forward = !ac ? 1 : symbol ? (symbol >> 4) + 1 : END;
       if (size > (ac ? 10 : 11) || (ac && size == 0 && symbol != 0 && symbol != 0xF0)) return 0;
-      uint32_t entry = (uint32_t)((63 - size) << 24 | length << 16 | forward << 8 | (length + size));
+      uint32_t used = (uint32_t)(length + size), step = (uint32_t)forward;
+      uint64_t entry = used << 24 | step << 16 | step << 8 | used | (((uint64_t)1 << size) - 1) << 32;
       codes->entries[index] = entry;
       if (length > LOOK) continue;
       int spare = LOOK - length;
@@ -116,57 +144,74 @@ static int make_codes(Codes *codes, const uint8_t *lengths, const uint8_t *symbo
     code <<= 1;
   }
   codes->most[LONGEST + 1] = INT32_MAX;
+  if (!ac) return 1;
+  memcpy(single, codes->next, sizeof single);
+  code = 0;
+  for (int length = 1; length < LOOK; length++, code <<= 1)
+    for (int i = 0; i < lengths[length]; i++, code++)
+      add_second_codes(codes->next + ((size_t)code << (LOOK - length)), single);
   return 1;
 }
 
 /* The difference of a block's DC coefficient to the one before. Sets `fine` to 0 on a bad code. */
 INLINE int32_t first_difference(Bits *b, const Codes *codes, int *fine) {
   refill(b);
-  uint32_t entry = next_entry(b, codes);
+  uint64_t entry = next_entry(b, codes);
   if (!entry) *fine = 0;
   int32_t value = value_of(b->bits, entry);
   use(b, USED(entry));
   return value;
 }
 
-/* Size of the table from zigzag order to positions in the block. All entries past the 64th are the
-   last position: an end of block writes a 0 there, which is 0 already. */
-#define PLACES (64 + END)
+/* Size of the table from zigzag order to positions in the block: a run of 16 may come before an end of
+   block. All entries past the 64th are the place behind the block, which is never read: an end of block
+   writes there, and a second code that belongs to the next block. */
+#define PLACES (64 + 16 + END)
+
+/* Use the bits of the entry that ends a block, which is at coefficient `k`. If its first code ends it, a
+   second belongs to the next block. Returns 0 on bad data. */
+INLINE int end_block(Bits *b, uint64_t entry, long k, long *last) {
+  long first = k + FORWARD_1(entry);
+  int one = first >= 64;
+  long reached = one ? first : k + FORWARD(entry);
+  use(b, one ? USED_1(entry) : USED(entry));
+  *last = reached == 64 ? 64 : one ? k : first;
+  return reached == 64 || reached >= END;
+}
 
 /* Read the AC coefficients of a block; 0 on bad data. Coefficients from `last` on are 0. */
 INLINE int rest_of_block(Bits *b, const Codes *codes, const uint8_t *places, int16_t *block,
                          long *last) {
-  long k = 1, entered;
-  do {
+  long k = 1;
+  for (;;) {
     refill(b);
-    /* At least 56 bits are loaded: enough for two of the longest codes with values. */
+    /* At least 56 bits are loaded: enough for two lookups, of at most 26 bits each. */
     for (int i = 0; i < 2; i++) {
-      uint32_t entry = next_entry(b, codes);
+      uint64_t entry = next_entry(b, codes);
       if (!LIKELY(entry)) return 0;
-      int16_t value = value_of(b->bits, entry);
+      long reached = k + FORWARD(entry);
+      /* In this order: if there is one code only, both have the same place. */
+      block[places[k + FORWARD_1(entry) - 1]] = VALUE_1(entry);
+      block[places[reached - 1]] = (int16_t)value_of(b->bits, entry);
+      if (reached >= 64) return end_block(b, entry, k, last);
       use(b, USED(entry));
-      entered = k;
-      k += FORWARD(entry);
-      block[places[k - 1]] = value;
-      if (k >= 64) break;
+      k = reached;
     }
-  } while (k < 64);
-  *last = k == 64 ? 64 : entered;
-  return k == 64 || k >= END;
+  }
 }
 
 /* Skip the AC coefficients of a block; 0 on bad data. */
 INLINE int skip_rest(Bits *b, const Codes *codes) {
-  long k = 1;
-  do {
+  long k = 1, last;
+  for (;;) {
     refill(b);
     for (int i = 0; i < 2; i++) {
-      uint32_t entry = next_entry(b, codes);
+      uint64_t entry = next_entry(b, codes);
       if (!LIKELY(entry)) return 0;
+      long reached = k + FORWARD(entry);
+      if (reached >= 64) return end_block(b, entry, k, &last);
       use(b, USED(entry));
-      k += FORWARD(entry);
-      if (k >= 64) break;
+      k = reached;
     }
-  } while (k < 64);
-  return k == 64 || k >= END;
+  }
 }

@@ -82,7 +82,7 @@ static Bits unstuff(Scan *scan) {
 static const uint8_t places[PLACES] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, [63 ... PLACES - 1] = 63,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... PLACES - 1] = 64,
 };
 
 INLINE void add_index_entry(Scan *scan, const Bits *bits, const uint32_t *before) {
@@ -107,8 +107,9 @@ INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
 }
 
 /* Decode the units that the box needs; 0 if the data is unusual or damaged. */
-INLINE int decode_scan_body(Scan *scan, Put *put_block) {
-  int16_t block[SIDE * SIDE] __attribute__((aligned(32)));
+INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
+  Block blocks[2]; /* the first `waiting` are read, and not converted to pixels yet */
+  int waiting = 0;
   int left = scan->restart, expected = 0xD0, fine = 1;
   uint32_t before[3] = {0};
   Bits bits = unstuff(scan);
@@ -141,11 +142,18 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
             if (!fine) return 0;
             if (needed) {
               long last;
-              clear(block);
-              block[0] = (int16_t)before[c];
-              if (!rest_of_block(&bits, plane->rest, places, block, &last)) return 0;
-              put_block(to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE, plane->stride,
-                        block, plane->steps, last);
+              Block *block = &blocks[waiting];
+              clear(block->at);
+              block->at[0] = (int16_t)before[c];
+              if (!rest_of_block(&bits, plane->rest, places, block->at, &last)) return 0;
+              block->steps = plane->steps;
+              block->to = to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE;
+              block->stride = plane->stride;
+              block->flat = last <= 1;
+              if (++waiting == 2) {
+                put_two(&blocks[0], &blocks[1]);
+                waiting = 0;
+              }
             } else if (!skip_rest(&bits, plane->rest)) {
               return 0;
             }
@@ -154,11 +162,12 @@ INLINE int decode_scan_body(Scan *scan, Put *put_block) {
       }
     }
   }
+  if (waiting) put_two(&blocks[0], &blocks[0]);
   return 1;
 }
 
-MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_modern); }
-static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_plain); }
+MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_two_modern); }
+static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_two_plain); }
 
 /* The fuzzer runs both versions. */
 #ifdef PENSTOCK_FUZZ
