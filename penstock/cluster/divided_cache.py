@@ -475,6 +475,8 @@ class DividedCache:
                 return False
         # First the value, then the decision: what is admitted must be there.
         if not self._own.put([(key, stored)])[0]:
+            if self.used + cost <= self.budget:
+                self._refused()
             return False
         with self._lock:
             kept, replies = False, list[OwnerReply]()
@@ -671,8 +673,15 @@ class DividedCache:
         if value is None:
             [value] = self._values(self._arrivals, [key])
         stored = None if value is None else self._stored(value)
-        if stored is not None:
-            self._own.put([(key, stored)])
+        if stored is not None and not self._own.put([(key, stored)])[0]:
+            self._refused(key)
+
+    def _refused(self, *keys: int) -> None:
+        """The store has not taken a sample. ``keys``: samples that were admitted before that."""
+        with self._lock:
+            if self._holdings is not None:
+                self._holdings.refused()
+                self._holdings.forget(keys)
 
     def _offer(self, offer: OfferValues) -> None:
         """Send values that were read here, or have arrived, to the machine that is to keep them."""
