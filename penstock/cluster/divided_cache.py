@@ -288,7 +288,12 @@ class DividedCache:
         return self._partition.want(batches, self._clock())
 
     def _is_starting(self) -> bool:
-        """Whether machines of the job may not be known yet, or not what they keep."""
+        """Whether machines of the job may not be known yet, or not what they keep.
+
+        Only before the first batch: a machine that is lost later is not waited for.
+        """
+        if self._begun:
+            return False
         missing = len(self._known_ranks) < self._world
         return bool(missing or self._unheard) and self._clock() < self._opened + START
 

@@ -203,6 +203,18 @@ def test_the_wait_for_other_machines_has_a_limit(
     assert cache.fetch("next", [3], lambda: None)
 
 
+def test_a_machine_that_is_lost_soon_after_the_start_is_not_waited_for(
+    cache: DividedCache, clock: VirtualClock
+) -> None:
+    cache.host(pack_ranks(dealt_in(0)), {0})
+    cache.place((trains(cache, 1),))
+    cache.fetch("first", [0, 2], lambda: None)
+    cache.place(())
+    clock.advance(START / 2)
+    assert cache.fetch("second", [0, 1], lambda: None)
+    assert cache.to_prepare("second") == [0, 1]
+
+
 def test_a_batch_that_is_cancelled_at_the_start_is_not_asked_for(
     calls: Recorder, cache: DividedCache
 ) -> None:
