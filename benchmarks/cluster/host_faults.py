@@ -316,7 +316,9 @@ HOST_FAULTS = (
         epochs=8 * EPOCHS,
         around=RayHosts,
     ),
-    HostFault("token", "it has another token", _refused, environment=_other_secrets),
+    HostFault(
+        "token", "it has another token and certificate", _refused, environment=_other_secrets
+    ),
     HostFault("version", "it has another version", _refused, environment=_other_release),
 )
 
