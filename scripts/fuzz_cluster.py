@@ -43,12 +43,14 @@ from penstock.cluster.flight import connect  # noqa: E402
 from penstock.cluster.protocol import (  # noqa: E402
     LARGEST_RECORD,
     VOCABULARY,
+    GetKeptSamples,
     GetMachineStatus,
     HeartbeatSent,
     Kept,
     Offered,
     RemoteTask,
     Spilled,
+    WantedBatch,
     WantedValues,
     encode,
 )
@@ -60,7 +62,7 @@ from penstock.cluster.secrets import (  # noqa: E402
     read_secrets,
 )
 from penstock.cluster.transport import PeerSlow  # noqa: E402
-from tests.support.keeper import ME, hello  # noqa: E402
+from tests.support.keeper import hello  # noqa: E402
 from tests.support.machine import FINGERPRINT, SIZE, VALUES, RemoteMachine  # noqa: E402
 
 GROWTH = 192 << 20
@@ -129,14 +131,25 @@ def flight_data(
 KEYS = np.arange(3, dtype=np.int64)
 SCHEMA = pa.schema([pa.field("buffers", pa.binary_view(), nullable=False)])
 VALUES_SENT = [b"v" * 5, b"w" * 40, b"x" * 700]
+STATUS, WANTED = GetMachineStatus(), WantedValues.of(FINGERPRINT, KEYS)
+OFFERED = Offered.of(FINGERPRINT, KEYS * 2, None, [len(value) for value in VALUES_SENT])
+RANKS, GROUPS = [["ab", "cd", [0, 3]]], [["search", "ab", 8, 120, ["0/1"]]]
+MACHINE = ["fuzzer", "127.0.0.1:1", 5, 8, 1 << 40, 1, "trains", RANKS, GROUPS]
+PACKED = KEYS.tobytes()
+BATCH = WantedBatch(
+    *("ab" * 16, "0/1", 1, 1, "cd" * 16, PACKED, PACKED, None, 1 << 20, 0.01, 2, [1, 0, 9, 3])
+)
 RECORDS = [
     hello("fuzzer"),
-    GetMachineStatus(),
-    HeartbeatSent(ME, [2, 1, 7], "", 3, [1, 0.5], [["b", 3]], False),
-    Spilled("ab", KEYS.tobytes(), None, ["a", "", "b"]),
-    WantedValues.of(FINGERPRINT, KEYS),
-    RemoteTask("recipe", 1, KEYS.tobytes(), None, 1 << 20),
-    Offered.of(FINGERPRINT, KEYS * 2, None, [len(value) for value in VALUES_SENT]),
+    STATUS,
+    HeartbeatSent(MACHINE, [2, 1, 7], "", 3, [1, 0.5], [["b", 3]], False),
+    Spilled("ab", PACKED, None, ["a", "", "b"]),
+    GetKeptSamples(FINGERPRINT),
+    WANTED,
+    WantedValues.of(FINGERPRINT, KEYS, KEYS),
+    RemoteTask("recipe", 1, PACKED, PACKED, 1 << 20),
+    BATCH,
+    OFFERED,
     Kept(b"\0\1"),
 ]
 
@@ -179,7 +192,7 @@ def put_messages(rng: random.Random) -> list[bytes]:
     schema = pa.schema([pa.field("buffers", kind, nullable=False)])
     values: list[Any] = [1, 2, 3] if kind == pa.int64() else VALUES_SENT
     batch = pa.record_batch([pa.array(values, kind)], schema=schema)
-    offered = record(rng) if rng.random() < 0.3 else encode(RECORDS[6])
+    offered = record(rng) if rng.random() < 0.3 else encode(OFFERED)
     header, body = ipc(schema)
     first = flight_data(mutated(rng, header), body, descriptor=offered)
     header, body = ipc(batch)
@@ -297,7 +310,7 @@ class Attacker:
         given = [(b"authorization", self._bearer)]
         given.append((b"penstock-hello-bin", encode(hello("fuzzer"))))
         options = flight.FlightCallOptions(timeout=PATIENCE, headers=given)
-        descriptor = flight.FlightDescriptor.for_command(rng.choice([body, encode(RECORDS[6])]))
+        descriptor = flight.FlightDescriptor.for_command(rng.choice([body, encode(OFFERED)]))
         batch = pa.record_batch([pa.array([body], pa.binary_view())], schema=SCHEMA)
         with suppress(flight.FlightError, pa.ArrowException):
             kind = rng.randrange(3)
@@ -338,9 +351,9 @@ class Attacker:
     def check(self) -> None:
         """Raise an error if good calls, made in the same way, do not reach the server."""
         good = {
-            "DoAction": field(1, b"control") + field(2, encode(RECORDS[1])),
-            "DoGet": field(1, encode(RECORDS[4])),
-            "DoPut": flight_data(*ipc(SCHEMA), descriptor=encode(RECORDS[6])),
+            "DoAction": field(1, b"control") + field(2, encode(STATUS)),
+            "DoGet": field(1, encode(WANTED)),
+            "DoPut": flight_data(*ipc(SCHEMA), descriptor=encode(OFFERED)),
         }
         batch = pa.record_batch([pa.array(VALUES_SENT, pa.binary_view())], schema=SCHEMA)
         for method, message in good.items():

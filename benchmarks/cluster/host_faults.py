@@ -1,24 +1,33 @@
-"""Faults of hosts: a node is killed, a link is cut or slow, connections are reset, a host is not
-admitted. Judges the batches of all ranks, and how long the other host waits."""
+"""Faults of hosts: a node or Ray's head is killed, a link is cut, a host is slow, connections are
+reset, a disk is full, a port gets garbage, a host is not admitted. Judges the batches of all ranks,
+and how long the other host waits."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.job import RankPlan
-from benchmarks.cluster.run import HostsRun, RankFailedError
+from benchmarks.cluster.ray_hosts import RECONNECT, RayHosts
+from benchmarks.cluster.run import PORT, HostsRun, RankFailedError
 from benchmarks.cluster.work import CutPhotos
+from benchmarks.faults.run import SkippedFaultError
+from benchmarks.faults.small_disk import SmallDisk
 from benchmarks.faults.verdict import BatchRecord, Verdict
+from benchmarks.harness.alone import ROOT
 from benchmarks.harness.hosts import Host, hosts
 from benchmarks.harness.measure import Spread, progress
 from benchmarks.harness.report import Result, Table
@@ -34,6 +43,21 @@ DISK = 5.3e6
 
 LINK, SLOW_LINK = "400mbit", "40mbit"
 """Usual and slow rate of a host's link: 40 Gb/s, 100 times slower, and a tenth of that."""
+
+SLOWER = 10
+"""How much slower a slow host's disk and node become."""
+
+TURN = 0.1
+"""Seconds of a turn of a slow node. It runs in the first part of a turn, and is stopped in the
+rest."""
+
+SLOW_TURNS = 30
+
+GARBAGE_SECONDS = 5.0
+"""How long a stranger sends garbage."""
+
+DISK_ROOM = 0.3
+"""Share of a host's cache for which its small disk has room."""
 
 TRICKLE = "4mbit"
 """A rate at which a reply takes most of a second: long enough to be hit in the middle."""
@@ -57,25 +81,32 @@ wire.RELEASE = "0.0 on another Python"
 
 @dataclass(frozen=True)
 class HostFault:
-    """A fault of the second host. ``provoke`` returns the time of the fault. ``environment``:
-    variables of the second host's processes, made from a directory for their files."""
+    """A fault of the second host. ``provoke`` returns the time of the fault.
+
+    ``environment``: variables of the second host's processes, made from a directory for their
+    files. ``around``: entered before the ranks start; its value is given to ``provoke``, too.
+    ``where``: of the caches.
+    """
 
     name: str
     title: str
-    provoke: Callable[[HostsRun], float]
+    provoke: Callable[..., float]
     epochs: int = EPOCHS
     environment: Callable[[Path], Mapping[str, str]] | None = None
+    around: Callable[[HostsRun], AbstractContextManager[Any]] | None = None
+    where: str = "memory"
 
 
 @dataclass(frozen=True)
 class HostFaultOutcome:
     """``wait``: longest seconds between two batches of the first host after the fault; ``own``: of
-    the second one. ``defects``: reasons why the run failed."""
+    the second one. ``defects``: reasons why the run failed. ``skipped``: why it did not run."""
 
     verdict: Verdict = field(default_factory=Verdict)
     wait: float | None = None
     own: float | None = None
     defects: tuple[str, ...] = ()
+    skipped: str = ""
 
 
 def _middle(run: HostsRun) -> float:
@@ -136,6 +167,79 @@ def _reset(run: HostsRun) -> float:
 def _slow(run: HostsRun) -> float:
     since = _middle(run)
     run.hosts[1].limit(SLOW_LINK)
+    run.throttle(DISK / SLOWER, 1)
+    return since
+
+
+def _slow_node(run: HostsRun) -> float:
+    """Let the second host's node run for a tenth of the time."""
+    since, node = _middle(run), run.node(1)
+    if node is None:
+        raise RankFailedError("the second host has no node")
+    pid = int(node["pid"])
+    try:
+        for _ in range(SLOW_TURNS):
+            time.sleep(TURN / SLOWER)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(TURN - TURN / SLOWER)
+            os.kill(pid, signal.SIGCONT)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return since
+
+
+def _garbage(run: HostsRun) -> float:
+    """Send garbage to both nodes from a host without a rank."""
+    since = _middle(run)
+    assert run.outside is not None
+    senders = []
+    for host in run.hosts:
+        words = [sys.executable, "-m", "benchmarks.cluster.stranger", f"{host.address}:{PORT}"]
+        words += [str(run.secrets), str(GARBAGE_SECONDS)]
+        pipe = subprocess.PIPE
+        senders.append(run.outside.start(*words, stdout=pipe, stderr=pipe, cwd=ROOT))
+    for sender in senders:
+        sent, errors = sender.communicate()
+        if sender.returncode:
+            raise RankFailedError(f"garbage was answered:\n{errors}")
+        progress(f"  garbage: {json.loads(sent)}")
+    return since
+
+
+@contextmanager
+def _small_disk(run: HostsRun) -> Iterator[SmallDisk]:
+    room = int(DISK_ROOM * run.plan.work.budget)
+    with SmallDisk(run.files(1).cache, room) as disk:
+        yield disk
+
+
+def _full_disk(run: HostsRun, disk: SmallDisk) -> float:
+    """The caches fill in the first epoch, and the second host's disk with them."""
+    found = os.statvfs(disk.place)
+
+    def is_full() -> bool:
+        free = os.statvfs(disk.place).f_bavail * found.f_frsize
+        return free < run.plan.work.size
+
+    run.wait_for(is_full, "a full disk")
+    return time.monotonic()
+
+
+def _kill_ray_head(run: HostsRun, ray: RayHosts) -> float:
+    _middle(run)
+    nodes = [run.node(rank) for rank in run.ranks]
+    if any(node is None or node["held_by"] != ["Ray"] for node in nodes):
+        raise RankFailedError("Ray has not placed the nodes")
+    since = ray.kill_head()
+
+    def held() -> list[str]:
+        after = [run.node(rank) for rank in run.ranks]
+        if [node and node["pid"] for node in after] != [node and node["pid"] for node in nodes]:
+            raise RankFailedError("the nodes have not outlived Ray")
+        return [name for node in after if node is not None for name in node["held_by"]]
+
+    # The Ray of the other host gives its head up, and ends: a second disturbance.
+    run.wait_for(lambda: not held(), "an end of all keepers of Ray")
     return since
 
 
@@ -186,9 +290,35 @@ HOST_FAULTS = (
     HostFault("owner", "its node is killed with -9 while it replies", _kill_replying),
     HostFault("cut-1", "its link is cut for 1 s", _cut(1.0)),
     HostFault("cut-10", "its link is cut for 10 s", _cut(10.0), epochs=4 * EPOCHS),
+    HostFault("cut-60", "its link is cut for 60 s", _cut(60.0), epochs=16 * EPOCHS),
     HostFault("reset", f"its connections are reset, {RESETS} times in a second", _reset),
-    HostFault("slow", "its link becomes 10 times slower", _slow),
-    HostFault("token", "it has another token", _refused, environment=_other_secrets),
+    HostFault("slow", f"its link and its disk become {SLOWER} times slower", _slow),
+    HostFault(
+        "slow-node", f"its node runs for a tenth of {TURN * SLOW_TURNS:g} s only", _slow_node
+    ),
+    HostFault(
+        "disk-full",
+        "its cache is on a disk, which is full",
+        _full_disk,
+        around=_small_disk,
+        where="disk",
+    ),
+    HostFault(
+        "garbage",
+        f"both ports get garbage from a third host for {GARBAGE_SECONDS:g} s",
+        _garbage,
+        epochs=3 * EPOCHS,
+    ),
+    HostFault(
+        "ray-head",
+        f"Ray's head on it is killed with -9, and all of Ray ends {RECONNECT} s later",
+        _kill_ray_head,
+        epochs=8 * EPOCHS,
+        around=RayHosts,
+    ),
+    HostFault(
+        "token", "it has another token and certificate", _refused, environment=_other_secrets
+    ),
     HostFault("version", "it has another version", _refused, environment=_other_release),
 )
 
@@ -204,7 +334,7 @@ def run_faults(options: Namespace) -> dict[str, list[HostFaultOutcome]]:
     for number in range(options.rounds):
         for fault in chosen:
             progress(f"cluster: faults, round {number + 1} of {options.rounds}: {fault.title}")
-            with hosts(HOSTS) as machines:
+            with hosts(HOSTS + 1) as machines:
                 outcome = provoke(fault, machines, options)
             outcomes[fault.name].append(outcome)
             progress(f"  {outcome}")
@@ -212,21 +342,26 @@ def run_faults(options: Namespace) -> dict[str, list[HostFaultOutcome]]:
 
 
 def provoke(fault: HostFault, machines: Sequence[Host], options: Namespace) -> HostFaultOutcome:
-    """Provoke a fault of the second host."""
+    """Provoke a fault of the second host. The last of ``machines`` has no rank."""
     work = CutPhotos(str(options.data), options.items, options.size, options.batch, SHARE)
+    work = replace(work, where=fault.where)
     plan = RankPlan(work, HOSTS, fault.epochs, STEP, cluster=True)
-    with HostsRun(machines, plan) as run:
+    *members, outside = machines
+    with HostsRun(members, plan, outside) as run, ExitStack() as stack:
         if fault.environment is not None:
             run.change(1, fault.environment(run.place))
-        for host in machines:
+        for host in members:
             host.limit(LINK)
         run.throttle(DISK)
         try:
+            given = [] if fault.around is None else [stack.enter_context(fault.around(run))]
             run.start()
-            since = fault.provoke(run)
+            since = fault.provoke(run, *given)
             run.wait_for_end()
         except RankFailedError as error:
             return HostFaultOutcome(defects=(str(error),))
+        except SkippedFaultError as error:
+            return HostFaultOutcome(skipped=str(error))
         return HostFaultOutcome(
             run.judge(),
             longest_gap(run.log(0), since),
@@ -244,9 +379,14 @@ def fault_result(outcomes: Mapping[str, Sequence[HostFaultOutcome]], options: Na
     """One row per fault. A sample that is lost, repeated or different makes the result invalid."""
     rows: list[tuple[str, ...]] = []
     wrong: list[str] = []
+    notes: list[str] = []
     data: dict[str, Any] = {}
     for fault in HOST_FAULTS:
         seen = outcomes.get(fault.name, ())
+        notes += [
+            f"cluster: {fault.name} was not run: {one.skipped}" for one in seen if one.skipped
+        ]
+        seen = [one for one in seen if not one.skipped]
         if not seen:
             continue
         data[fault.name] = [asdict(outcome) for outcome in seen]
@@ -281,7 +421,8 @@ def fault_result(outcomes: Mapping[str, Sequence[HostFaultOutcome]], options: Na
         "longest time between batches, first host, ms",
         "second host, ms",
     )
-    return Result((Table(title, heads, tuple(rows)),), (), tuple(wrong), {"cluster, faults": data})
+    tables = (Table(title, heads, tuple(rows)),)
+    return Result(tables, tuple(notes), tuple(wrong), {"cluster, faults": data})
 
 
 def _ms(seconds: Sequence[float | None]) -> str:

@@ -55,6 +55,11 @@ class RankFiles:
         return self.place / "node"
 
     @property
+    def cache(self) -> Path:
+        """The directory of its caches on disk."""
+        return self.place / "cache"
+
+    @property
     def ledger(self) -> Path:
         return self.place / "ledger"
 

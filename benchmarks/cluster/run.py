@@ -54,18 +54,19 @@ class Counters:
 
 
 class HostsRun:
-    """A job with one rank on each of ``hosts``."""
+    """A job with one rank on each of ``hosts``. ``outside``: a host without a rank."""
 
-    def __init__(self, hosts: Sequence[Host], plan: RankPlan) -> None:
+    def __init__(self, hosts: Sequence[Host], plan: RankPlan, outside: Host | None = None) -> None:
         # Short, because the path of a socket may have only about a hundred characters.
         self._files = tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True)
         self.place = Path(self._files.name)
         self.hosts = hosts
+        self.outside = outside
         self.plan = plan
         self._environment: dict[int, Mapping[str, str]] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._ledgers: list[Ledger] = []
-        make_secrets(self.place / "secrets")
+        make_secrets(self.secrets)
         for rank in range(len(hosts)):
             files = self.files(rank)
             files.place.mkdir()
@@ -90,26 +91,35 @@ class HostsRun:
 
     def change(self, rank: int, environment: Mapping[str, str]) -> None:
         """Set environment variables for the processes of a rank, before ``start``."""
-        self._environment[rank] = environment
+        self._environment[rank] = {**self._environment.get(rank, {}), **environment}
 
     def start(self) -> None:
         """Start all ranks. The first one's node is the first machine of the cluster."""
         for rank in range(len(self.hosts)):
             self._start(rank)
 
-    def _start(self, rank: int) -> None:
-        files, host = self.files(rank), self.hosts[rank]
-        environment = {
+    @property
+    def secrets(self) -> Path:
+        return self.place / "secrets"
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The environment of the processes of a rank."""
+        files = self.files(rank)
+        return {
             **os.environ,
             "PENSTOCK_RUNTIME_DIR": str(files.runtime),
+            "PENSTOCK_CACHE_DIR": str(files.cache),
             "PENSTOCK_CLUSTER": f"{self.hosts[0].address}:{PORT}",
-            "PENSTOCK_CLUSTER_ADDRESS": f"{host.address}:{PORT}",
-            "PENSTOCK_CLUSTER_SECRET": str(self.place / "secrets"),
+            "PENSTOCK_CLUSTER_ADDRESS": f"{self.hosts[rank].address}:{PORT}",
+            "PENSTOCK_CLUSTER_SECRET": str(self.secrets),
             "PENSTOCK_NODE_WORKERS": "2",
             # ``end_node`` ends the node. If that fails, it ends by itself.
             "PENSTOCK_NODE_IDLE": "2",
             **self._environment.get(rank, {}),
         }
+
+    def _start(self, rank: int) -> None:
+        files, host = self.files(rank), self.hosts[rank]
         words = [sys.executable, "-m", "benchmarks.cluster.job", self.plan.as_json()]
         with files.output.open("wb") as out:
             process = host.start(
@@ -121,7 +131,7 @@ class HostsRun:
                 stderr=out,
                 start_new_session=True,
                 cwd=ROOT,
-                env=environment,
+                env=self.environment(rank),
             )
         self._processes.append(process)
 
@@ -191,10 +201,10 @@ class HostsRun:
     def ranks(self) -> range:
         return range(len(self.hosts))
 
-    def throttle(self, rate: float) -> None:
-        """Limit each host's disk to this many bytes per second."""
-        for ledger in self._ledgers:
-            ledger.rate = rate
+    def throttle(self, rate: float, *ranks: int) -> None:
+        """Limit the disks of these hosts, by default of all, to this many bytes per second."""
+        for rank in ranks or self.ranks:
+            self._ledgers[rank].rate = rate
 
     def node(self, rank: int) -> dict[str, Any] | None:
         """What the node of a host reports; ``None`` if it does not answer."""

@@ -109,13 +109,15 @@ class HostDisk(OnDisk):
 @dataclass(frozen=True)
 class CutPhotos:
     """The first ``items`` JPEG files below ``data``, cut to ``size`` bytes, in batches of
-    ``batch``. Each host may cache ``share`` of all samples; 0 leaves the cache out."""
+    ``batch``. Each host may cache ``share`` of all samples, in memory or on its disk (``where``);
+    0 leaves the cache out."""
 
     data: str
     items: int
     size: int
     batch: int
     share: float
+    where: str = "memory"
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +139,7 @@ class CutPhotos:
         source: Any = CutFiles(jpeg_files(self.data)[: self.items], self.size)
         pipeline = ps.Pipeline(HostDisk(source, ledger) if ledger else source)
         if self.share:
-            pipeline = pipeline.cache(self.budget)
+            pipeline = pipeline.cache(self.budget, where=self.where)
         return pipeline.batch(self.batch).loader(
             seed=SEED, kind="threads", prefetch=PREFETCH, **options
         )
@@ -154,7 +156,7 @@ def jpeg_files(folder: str) -> list[str]:
 
 def reference(work: CutPhotos, rank: int, world: int, epochs: int) -> Reference:
     """The batches of the same loader alone, without a cache or a cluster."""
-    known = _reference(replace(work, share=0.0), rank, world, epochs)
+    known = _reference(replace(work, share=0.0, where="memory"), rank, world, epochs)
     return {epoch: known[epoch] for epoch in range(epochs)}
 
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,16 @@ class Host:
         except BaseException:
             self._space.close()
             raise
+
+    def processes(self) -> list[int]:
+        """The processes that run on this host."""
+        here, found = os.readlink(f"/proc/{self._space.pid}/ns/net"), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != self._space.pid:
+                with suppress(OSError):  # it has just ended
+                    if os.readlink(entry / "ns" / "net") == here:
+                        found.append(int(entry.name))
+        return found
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a program on this host."""

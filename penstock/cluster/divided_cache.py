@@ -288,7 +288,12 @@ class DividedCache:
         return self._partition.want(batches, self._clock())
 
     def _is_starting(self) -> bool:
-        """Whether machines of the job may not be known yet, or not what they keep."""
+        """Whether machines of the job may not be known yet, or not what they keep.
+
+        Only before the first batch: a machine that is lost later is not waited for.
+        """
+        if self._begun:
+            return False
         missing = len(self._known_ranks) < self._world
         return bool(missing or self._unheard) and self._clock() < self._opened + START
 
@@ -475,6 +480,8 @@ class DividedCache:
                 return False
         # First the value, then the decision: what is admitted must be there.
         if not self._own.put([(key, stored)])[0]:
+            if self.used + cost <= self.budget:
+                self._refused()
             return False
         with self._lock:
             kept, replies = False, list[OwnerReply]()
@@ -671,8 +678,15 @@ class DividedCache:
         if value is None:
             [value] = self._values(self._arrivals, [key])
         stored = None if value is None else self._stored(value)
-        if stored is not None:
-            self._own.put([(key, stored)])
+        if stored is not None and not self._own.put([(key, stored)])[0]:
+            self._refused(key)
+
+    def _refused(self, *keys: int) -> None:
+        """The store has not taken a sample. ``keys``: samples that were admitted before that."""
+        with self._lock:
+            if self._holdings is not None:
+                self._holdings.refused()
+                self._holdings.forget(keys)
 
     def _offer(self, offer: OfferValues) -> None:
         """Send values that were read here, or have arrived, to the machine that is to keep them."""

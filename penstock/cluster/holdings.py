@@ -70,6 +70,8 @@ class Holdings:
         self._promises: dict[int, _Promise] = {}
         self._redirects: dict[int, str] = {}
         self._everywhere_full = False
+        self._blocked = False
+        """The store takes nothing, although its budget has room: its disk is full."""
 
     def __contains__(self, key: int) -> bool:
         return key in self._admission
@@ -142,6 +144,7 @@ class Holdings:
         if not self._admission.offer(key, nbytes):
             return False, []
         self._redirects.pop(key, None)
+        self._blocked = False
         return True, self._resolve([key], now)
 
     def spilled(self, key: int, holder: str, now: float) -> list[OwnerReply]:
@@ -155,6 +158,14 @@ class Holdings:
         self._everywhere_full = True
         self._redirects.pop(key, None)
         return self._resolve([key], now)
+
+    def withdrawn(self, key: int, now: float) -> list[OwnerReply]:
+        """The machine that has read this sample cannot offer it."""
+        return self._resolve([key], now)
+
+    def refused(self) -> None:
+        """The store has not taken a sample, although its budget has room."""
+        self._blocked = True
 
     def may_keep(self, key: int) -> bool:
         """Whether a value may be kept, if there is room: there is no newer version in its place."""
@@ -192,7 +203,7 @@ class Holdings:
 
     def _promise(self, key: int, reader: str, now: float) -> None:
         # A sample that nobody will keep is read by everybody, so nobody should wait for it.
-        if self.full_everywhere:
+        if self._everywhere_full and (self._admission.closed or self._blocked):
             return
         before = self._promises.get(key)
         waiting = [] if before is None else before.waiting

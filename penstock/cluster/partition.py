@@ -93,7 +93,10 @@ class OfferValues(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Tell the owner which machine keeps its samples; an empty name if none has room."""
+    """Tell the owner which machine keeps its samples; an empty name if none has room.
+
+    The name of the owner: the sample was promised to this machine, which cannot offer it.
+    """
 
     owner: str
     holders: dict[int, str]
@@ -372,7 +375,9 @@ class Partition:
         """Another machine tells where samples of this machine are: see ``Tell``."""
         replies: list[OwnerReply] = []
         for key, holder in holders.items():
-            if holder:
+            if holder == self.me:
+                replies += self._holdings.withdrawn(key, now)
+            elif holder:
                 replies += self._holdings.spilled(key, holder, now)
             else:
                 replies += self._holdings.homeless(key, now)
@@ -676,13 +681,31 @@ class Partition:
 
     def _close(self, batch: int, now: float) -> list[PartitionDecision]:
         self.counts.cancelled += self._unsettled.pop(batch, 0)
+        unkept: list[int] = []
         for key in self._batches.pop(batch, ()):
             sample = self._samples[key]
             sample.batches.remove(batch)
             if not sample.batches:
                 self._unused -= sample.nbytes
                 del self._samples[key]
-        return self._ask(now)
+                if sample.state == "storage" and key in self._reads:
+                    unkept.append(key)
+        return [*self._withdraw_reads(unkept, now), *self._ask(now)]
+
+    def _withdraw_reads(self, keys: Iterable[int], now: float) -> list[PartitionDecision]:
+        """These samples were to be read, and ``read`` was not called: they are not in the store.
+
+        Its disk is full, or they are bad samples. Whoever waits for them must not wait for long.
+        """
+        decisions: list[PartitionDecision] = []
+        told: dict[str, dict[int, str]] = {}
+        for key in keys:
+            owner, promised = self._reads[key].owner, self._reads[key].offer
+            if owner == self.me:
+                decisions += map(SendReply, self._holdings.withdrawn(key, now))
+            elif promised and self._may_ask(owner):
+                told.setdefault(owner, {})[key] = owner
+        return [*decisions, *(Tell(owner, holders) for owner, holders in told.items())]
 
     # Requests and credits.
 

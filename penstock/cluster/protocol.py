@@ -143,7 +143,10 @@ WireStamp = list[int]
 
 
 class Spilled(NamedTuple):
-    """Tells the owner of samples which machine keeps each; an empty name if none has room."""
+    """Tells the owner of samples which machine keeps each; an empty name if none has room.
+
+    The name of the owner: the sender has not kept the sample that it was to read and offer.
+    """
 
     fingerprint: str
     indices: bytes

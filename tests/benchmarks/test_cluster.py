@@ -150,6 +150,13 @@ def test_a_sample_that_a_fault_loses_makes_the_result_invalid() -> None:
     )
 
 
+def test_a_fault_that_cannot_be_provoked_here_is_a_note_and_no_row() -> None:
+    skipped = HostFaultOutcome(skipped="Ray is not installed")
+    found = fault_result({"ray-head": [skipped]}, parse(["cluster", "--data", "."])[1])
+    assert (found.tables[0].rows, found.wrong) == ((), ())
+    assert found.notes == ("cluster: ray-head was not run: Ray is not installed",)
+
+
 # The command.
 
 

@@ -203,6 +203,18 @@ def test_the_wait_for_other_machines_has_a_limit(
     assert cache.fetch("next", [3], lambda: None)
 
 
+def test_a_machine_that_is_lost_soon_after_the_start_is_not_waited_for(
+    cache: DividedCache, clock: VirtualClock
+) -> None:
+    cache.host(pack_ranks(dealt_in(0)), {0})
+    cache.place((trains(cache, 1),))
+    cache.fetch("first", [0, 2], lambda: None)
+    cache.place(())
+    clock.advance(START / 2)
+    assert cache.fetch("second", [0, 1], lambda: None)
+    assert cache.to_prepare("second") == [0, 1]
+
+
 def test_a_batch_that_is_cancelled_at_the_start_is_not_asked_for(
     calls: Recorder, cache: DividedCache
 ) -> None:
@@ -277,6 +289,33 @@ def test_versions_are_told_apart_and_outdated_ones_are_removed(
 def test_a_sample_that_does_not_exist_is_not_kept(refurbished: DividedCache) -> None:
     frame = memoryview(pack_sample(np.zeros(9, np.uint8)).tobytes())
     assert not refurbished.keep_offered(version_key(SAMPLES, 0), frame)
+
+
+def test_nobody_waits_for_samples_that_a_full_disk_does_not_take(
+    cache: DividedCache, own: HeapStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "put_many", lambda items: [False] * len(items))
+    frame = memoryview(pack_sample(np.zeros(9, np.uint8)).tobytes())
+    assert not cache.keep_offered(0, frame)
+    cache.told({0: ""})  # nor has another machine room for it
+    for peer in ("other", "third"):
+        [answer] = next(cache.serve(peer, [0], 1 << 20))
+        assert answer.state == "absent"
+
+
+def test_a_sample_that_the_store_does_not_take_is_not_said_to_be_here(
+    cache: DividedCache, own: HeapStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "put_many", lambda items: [False] * len(items))
+    cache.fetch("batch", [0], lambda: None)
+    cache.admit([(0, 9)])  # a worker has read it
+    assert cache.known() == [0]
+    cache._keep(0)
+    assert cache.known() == [0]  # there is no value to put into the store
+    frame = memoryview(pack_sample(np.zeros(9, np.uint8)).tobytes())
+    cache._offering[0] = frame
+    cache._keep(0)
+    assert cache.known() == []
 
 
 def test_a_guest_removes_versions_that_no_epoch_uses_any_more(

@@ -72,6 +72,20 @@ def test_nobody_waits_for_a_sample_that_no_machine_has_room_for() -> None:
     assert owner.asked("b", 2, [5], 100, now=0.2).held == [5]
 
 
+def test_nobody_waits_for_a_sample_that_a_full_disk_does_not_take() -> None:
+    owner = holdings(room=1000)
+    owner.refused()
+    assert owner.asked("a", 1, [5], 100, now=0.0).absent == [5]
+    assert owner.asked("b", 1, [5], 100, now=0.1).held == [5]  # another machine may have room
+    (reply,) = owner.homeless(5, now=0.2)
+    assert (reply.peer, reply.absent) == ("b", [5])
+    assert owner.asked("c", 1, [5], 100, now=0.3).absent == [5]
+    assert not owner.full_everywhere  # the store is not sealed: its disk may have room later
+    assert owner.keep(6, 10, now=0.4) == (True, [])
+    assert owner.asked("a", 2, [5], 100, now=0.5).absent == [5]
+    assert owner.asked("b", 2, [5], 100, now=0.6).held == [5]
+
+
 def test_an_answer_has_at_most_the_bytes_of_its_credit_and_at_least_one_value() -> None:
     owner = holdings(size=40)
     for key in range(4):

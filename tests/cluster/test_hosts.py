@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from benchmarks.harness.processes import end_node
+from penstock.cluster.find import PORT
 from penstock.cluster.protocol import GetMachineStatus
-from penstock.cluster.secrets import make_secrets
+from penstock.cluster.secrets import TOKEN, make_secrets
 from penstock.cluster.transport import PeerFault, PeerLost
 from tests.cluster.conftest import TIMEOUT, OverFlight
 from tests.cluster.test_transport import gotten, held, wanted
+from tests.support import ROOT
 from tests.support.hosts import Host, hosts
 from tests.support.keeper import Keeper, hello
 from tests.support.machine import VALUES, RemoteMachine
@@ -77,6 +86,70 @@ def test_a_scan_finds_only_the_port_of_the_node(
     pair: list[Host], machines: list[RemoteMachine]
 ) -> None:
     assert open_ports(pair[0], pair[1].address) == [machines[1].port]
+
+
+@pytest.fixture
+def node(pair: list[Host], directory: Path) -> Iterator[str]:
+    """The address of a real node on the second host."""
+    # A path of pytest may be too long for a socket.
+    with TemporaryDirectory(prefix="scan-") as place:
+        address = f"{pair[1].address}:{PORT}"
+        settings = {
+            "PENSTOCK_RUNTIME_DIR": place,
+            "PENSTOCK_CLUSTER_SECRET": str(directory),
+            "PENSTOCK_CLUSTER_RECIPES": str(directory.parent / "recipes"),
+        }
+        start = [sys.executable, "-m", "penstock", "cluster", "start", "--address", address]
+        try:
+            begun = pair[1].start(
+                *start,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                cwd=ROOT,
+            )
+            said, _ = begun.communicate()
+            assert begun.returncode == 0, said
+            yield address
+        finally:
+            end_node(Path(place))
+
+
+def test_a_scan_of_a_node_finds_one_port_that_answers_nobody_without_the_secrets(
+    pair: list[Host], node: str, directory: Path, tmp_path: Path
+) -> None:
+    one, two = pair
+    assert open_ports(one, two.address) == [PORT]
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname = False
+    stranger.verify_mode = ssl.CERT_NONE
+    stranger.set_alpn_protocols(["h2"])
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    answers = [b"", b""]
+    with one.entered():
+        # The connection may end with an alert, a reset, or without a word.
+        with suppress(OSError), socket.create_connection((two.address, PORT), TIMEOUT) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            answers[0] = plain.recv(100)
+        with (
+            suppress(OSError),
+            socket.create_connection((two.address, PORT), TIMEOUT) as plain,
+            stranger.wrap_socket(plain) as secure,
+        ):
+            secure.sendall(preface)
+            answers[1] = secure.recv(100)
+    assert b"HTTP" not in answers[0]
+    assert answers[1] == b""
+    # Machines of another cluster, and of one with the same certificate and another token.
+    make_secrets(tmp_path / "others")
+    shutil.copytree(directory, tmp_path / "token")
+    shutil.copy(tmp_path / "others" / TOKEN, tmp_path / "token" / TOKEN)
+    for name, problem in (("others", "another certificate"), ("token", "token")):
+        with RemoteMachine(one, tmp_path / name, "one") as machine:
+            kind, reason = machine.call("connect", node, TIMEOUT, TIMEOUT)
+            assert (kind, problem in reason) == ("PeerRefused", True)
+    with RemoteMachine(one, directory, "one") as machine:
+        assert isinstance(machine.call("connect", node, TIMEOUT, TIMEOUT), str)
 
 
 def test_values_arrive_over_a_slow_link(pair: list[Host], machines: list[RemoteMachine]) -> None:

@@ -27,6 +27,7 @@ from penstock.cluster.partition import (
     PartitionDecision,
     PeerCredit,
     ReadStorage,
+    SendReply,
     Settled,
     Tell,
 )
@@ -85,6 +86,42 @@ def test_one_request_for_each_owner_however_many_batches() -> None:
     assert found == {"a": (0, 4, 8), "b": (1, 5), "c": (2,)}
     assert len(asks(decisions)) == 3
     assert reads(decisions) == [3]
+
+
+def test_a_sample_that_the_store_did_not_take_is_withdrawn_from_its_owner() -> None:
+    """The disk of this machine is full: the engine does not report the sample as read."""
+    part = partition()
+    [ask] = asks(part.want({0: [0]}, 0.0))
+    assert reads(part.answered("a", ask.request, 0.01, absent=[0])) == [0]
+    assert Tell("a", {0: "a"}) in part.used(0, 0.02)
+
+
+def test_a_sample_that_was_reported_as_read_is_not_withdrawn() -> None:
+    part = partition()
+    [ask] = asks(part.want({0: [0]}, 0.0))
+    part.answered("a", ask.request, 0.01, absent=[0])
+    assert offers(part.read({0: SIZE}, 0.02)) == [OfferValues("a", (0,))]
+    assert part.used(0, 0.03) == []
+
+
+def test_others_do_not_wait_for_a_sample_that_this_machine_could_not_keep() -> None:
+    holdings = Holdings("me", Admission(1 << 20), lambda key: SIZE)
+    part = Partition("me", placement(), holdings)
+    assert reads(part.want({0: [3]}, 0.0)) == [3]
+    assert holdings.asked("a", 1, [3], SIZE, 0.01).held == [3]
+    [sent] = [made.reply for made in part.used(0, 0.02) if isinstance(made, SendReply)]
+    assert (sent.peer, sent.absent) == ("a", [3])
+
+
+def test_an_owner_does_not_wait_for_a_sample_that_its_reader_withdraws() -> None:
+    holdings = Holdings("me", Admission(1 << 20), lambda key: SIZE)
+    part = Partition("me", placement(), holdings)
+    assert holdings.asked("a", 1, [3], SIZE, 0.0).absent == [3]
+    assert holdings.asked("me", 2, [3], SIZE, 0.01).held == [3]
+    [made] = part.told({3: "me"}, 0.02)
+    assert isinstance(made, SendReply)
+    assert (made.reply.peer, made.reply.absent) == ("me", [3])
+    assert holdings.redirect(3) is None
 
 
 def test_a_batch_is_settled_when_the_last_of_its_samples_has_arrived() -> None:

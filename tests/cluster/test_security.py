@@ -16,8 +16,26 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from penstock.cluster import protocol
 from penstock.cluster.flight import FlightServer, connect
-from penstock.cluster.protocol import VOCABULARY, GetMachineStatus, MachineStatus, encode
+from penstock.cluster.protocol import (
+    CONTROL,
+    REPLIES,
+    VOCABULARY,
+    AnswersHead,
+    BatchHead,
+    BatchPiece,
+    GetMachineStatus,
+    Kept,
+    MachineStatus,
+    Offered,
+    Refusal,
+    RemoteTask,
+    RowsHead,
+    WantedBatch,
+    WantedValues,
+    encode,
+)
 from penstock.cluster.secrets import SERVER_NAME, Secrets, make_secrets
 from penstock.cluster.transport import PeerLost, PeerNonsense, PeerRefused
 from penstock.errors import ClusterError, PenstockError
@@ -226,6 +244,14 @@ def test_a_missing_pyarrow_names_its_extra() -> None:
     code = "import sys; sys.modules['pyarrow'] = None; import penstock.cluster.flight"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert 'cluster= needs pyarrow: pip install "penstock[cluster]"' in done.stderr
+
+
+def test_the_fuzzer_sends_every_record_that_a_node_accepts() -> None:
+    accepted = {*CONTROL, WantedValues, RemoteTask, WantedBatch, Offered}
+    known = set(protocol._LIMITS)
+    answers = {*REPLIES, Refusal, AnswersHead, Kept, RowsHead, BatchHead, BatchPiece}
+    assert known == accepted | answers  # a new record belongs to one of them
+    assert {type(record) for record in fuzz_cluster.RECORDS} >= accepted
 
 
 def test_nonsense_neither_ends_the_server_nor_takes_its_memory() -> None:
