@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 
-class Copies:
+class SampleCopies:
     """Samples of other machines that stay on this one, within what is left of its ``budget``.
 
     They stay until the samples that this machine keeps for all machines need the room: ``kept``
     is the bytes of those. A copy that leaves is asked from its owner again.
 
-    >>> copies = Copies(budget=100)
+    >>> copies = SampleCopies(budget=100)
     >>> copies.offer({1: 40, 2: 40, 3: 40}, kept=20)
     [1, 2]
     >>> copies.make_room(kept=30, in_use=())

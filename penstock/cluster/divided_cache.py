@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.copies import Copies
+from penstock.cluster.copies import SampleCopies
 from penstock.cluster.holdings import PROMISE, Holdings, OwnerReply
 from penstock.cluster.membership import Machine
 from penstock.cluster.partition import (
@@ -111,7 +111,7 @@ class DividedCache:
         self._arrivals = shelf(arrivals)
         # Arrivals are in memory, for which the budget of a cache on disk says nothing. Versions
         # are outdated after a few epochs.
-        self._copies = Copies(0 if own.persistent or self.versions else own.budget)
+        self._copies = SampleCopies(0 if own.persistent or self.versions else own.budget)
         self._lends = lends
         self._service = service
         self._clock = clock
