@@ -268,6 +268,7 @@ def run(options: Namespace) -> Result:
                     options.epochs if kind == "decoded" else 8 * options.epochs,
                     options.workers,
                     options.hosts,
+                    options.cache,
                 )
                 try:
                     with hosts(options.hosts) as machines:
@@ -333,6 +334,9 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--size", type=count, default=96 << 10, help="bytes of a sample (98304)")
     parser.add_argument(
         "--epochs", type=count, default=3, help="epochs; 8 times as many from memory (3)"
+    )
+    parser.add_argument(
+        "--cache", default="4GB", metavar="SIZE", help="budget of Penstock's cache on a host (4GB)"
     )
     parser.add_argument("--link", type=positive, default=2.5, help="Gb/s of a host's link (2.5)")
 

@@ -20,7 +20,7 @@ def train(work: FedWork, rank: int, log: TrainerLog) -> None:
             .map(ps.image.random_flip())
         )
     else:
-        pipeline = ps.Pipeline(CutFiles(work.paths(), work.size)).cache("4GB")
+        pipeline = ps.Pipeline(CutFiles(work.paths(), work.size)).cache(work.cache)
     loader = pipeline.batch(work.batch).loader(rank=rank, world=work.world, seed=0, cluster="auto")
     with loader:
         for _ in range(work.epochs):

@@ -22,6 +22,7 @@ class FedWork:
     ``kind``: ``"decoded"`` photographs, cropped to 224 x 224, in uint8, from files that the page
     cache has; or ``"cached"``, the first ``size`` bytes of each file, from memory after the first
     epoch. There are ``samples`` samples: the files are repeated. ``workers``: of each host.
+    ``cache``: the budget of Penstock's cache on each host.
     """
 
     data: str
@@ -32,6 +33,7 @@ class FedWork:
     epochs: int
     workers: int
     world: int
+    cache: str = "4GB"
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.cluster.copies import SampleCopies
 from penstock.cluster.holdings import PROMISE, Holdings, OwnerReply
 from penstock.cluster.membership import Machine
 from penstock.cluster.partition import (
@@ -108,6 +109,9 @@ class DividedCache:
         shelf = VersionShelf if self.versions else Shelf
         self._own = shelf(own)
         self._arrivals = shelf(arrivals)
+        # Arrivals are in memory, for which the budget of a cache on disk says nothing. Versions
+        # are outdated after a few epochs.
+        self._copies = SampleCopies(0 if own.persistent or self.versions else own.budget)
         self._lends = lends
         self._service = service
         self._clock = clock
@@ -185,7 +189,9 @@ class DividedCache:
             alone = Machine(self._me, "", 0, cache_bytes=self.budget)
             self._holdings = Holdings(self._me, kept, self._size)
             placement = Placement(self._layout((alone,)), (alone,))
-            self._partition = Partition(self._me, placement, self._holdings)
+            self._partition = Partition(
+                self._me, placement, self._holdings, copies=self._copies.costs
+            )
         self._service.opened(self)
 
     def open_as_guest(self) -> None:
@@ -327,6 +333,7 @@ class DividedCache:
         """See ``Division.close``."""
         with self._lock:
             self._partition = self._holdings = None
+            self._copies.remove(list(self._copies.costs))
             waiting, self._waiting = list(self._waiting.values()), {}
             self._answered.notify_all()
         self._service.closed(self)
@@ -369,15 +376,57 @@ class DividedCache:
             number = self._numbers.pop(batch, None)
             if number is None:
                 return
-            keys = self._keys.pop(number)
+            del self._keys[number]
             self._waiting.pop(number, None)
             self._starting.pop(number, None)
             if self._partition is None:
                 return
+            arrived = self._partition.arrived(number)
             decisions = self._partition.used(number, self._clock())
-            unused = [key for key in keys if not self._partition.is_wanted(key)]
-        self._arrivals.delete(unused)
+            unused = [key for key in arrived if not self._partition.is_wanted(key)]
+            staying = self._let_stay({key: arrived[key] for key in unused})
+            leaving = [key for key in unused if key not in staying] + self._leaving_copies()
+        self._arrivals.delete(leaving)
         self._carry_out(decisions)
+
+    def _let_stay(self, sizes: dict[int, int]) -> set[int]:
+        """Make copies of arrived samples, as far as there is room. The caller holds the lock."""
+        if not sizes or not self._copies.budget or self._holdings is None:
+            return set()
+        # What this machine waited for because another one was reading it is in its own store.
+        costs = {
+            key: self._arrivals.cost(nbytes)
+            for key, nbytes in sizes.items()
+            if key not in self._holdings
+        }
+        staying = self._copies.offer(costs, self._own.store.used)
+        if self._lends:
+            # They are views of messages with other samples, which would stay in memory, too.
+            found = self._arrivals.get(staying)
+            self._arrivals.delete(staying)
+            there = [
+                (key, value) for key, value in zip(staying, found, strict=True) if value is not None
+            ]
+            held = self._arrivals.put([(key, self._apart(value)) for key, value in there])
+            kept = {key for (key, _), held_now in zip(there, held, strict=True) if held_now}
+            self._copies.remove([key for key in staying if key not in kept])
+        return {*staying}
+
+    def _apart(self, value: Lent) -> Lent:
+        """A lent sample in memory of its own."""
+        packed = memoryview(pack_sample(value.sample).tobytes())
+        return Lent(unpack_sample(packed, lambda: False), len(packed))
+
+    def _leaving_copies(self) -> list[int]:
+        """Copies that leave, because samples of this machine need the room; they are to be deleted.
+
+        The caller holds the lock.
+        """
+        copies, kept = self._copies, self._own.store.used if self._copies.costs else 0
+        if kept + copies.used <= copies.budget:
+            return []
+        in_use = {key for keys in self._keys.values() for key in keys}
+        return copies.make_room(kept, in_use)
 
     def admit(self, offers: Sequence[tuple[int, int]]) -> list[int]:
         """See ``Division.admit``."""
@@ -390,6 +439,10 @@ class DividedCache:
                 self._note_size(index, nbytes)
             decisions = partition.read(sizes, self._clock())
             refused = [index for index in sizes if index not in holdings]
+            lost = [index for index in sizes if index in self._copies.costs]
+            self._copies.remove(lost)  # a worker has not found them
+            leaving = lost + self._leaving_copies()
+        self._arrivals.delete(leaving)
         # What is kept is in the store already.
         self._carry_out([made for made in decisions if not isinstance(made, Keep)])
         return refused
@@ -488,6 +541,8 @@ class DividedCache:
             if self._holdings is not None:
                 self._note_size(key, cost)
                 kept, replies = self._holdings.keep(key, cost, self._clock())
+            leaving = self._leaving_copies()
+        self._arrivals.delete(leaving)
         if not kept:
             self._own.delete([key])
         elif self.guest and self.versions:
@@ -547,7 +602,11 @@ class DividedCache:
             decisions = self._partition.answered(
                 ask.owner, ask.request, self._clock(), present, absent, redirected, (), left
             )
-            unwanted = [key for key in present if not self._partition.has_arrived(key)]
+            unwanted = [
+                key
+                for key in present
+                if not self._partition.has_arrived(key) and key not in self._copies.costs
+            ]
         self._arrivals.delete(unwanted)
         self._carry_out(decisions)
 
@@ -769,6 +828,8 @@ class DividedCache:
                 "samples": len(self._own.store),
                 "bytes": self._own.store.used,
                 "budget": self.budget,
+                "copies": len(self._copies.costs),
+                "copies_bytes": self._copies.used,
                 "guest": self.guest,
                 "versions": self.versions,
                 "hedged_requests": {}

@@ -22,7 +22,7 @@ A key is a ``version_key``: the index of a sample, and its generation where it h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -120,7 +120,7 @@ PartitionDecision = Ask | ReadStorage | Keep | OfferValues | Tell | Settled | Se
 @dataclass(slots=True)
 class Counts:
     """Samples since the start. Once all batches are settled,
-    ``asked == local + remote + storage + cancelled``.
+    ``asked == local + remote + storage + cancelled``. Copies of other machines' samples are local.
 
     - ``hedged``: of those from storage, the ones that a slow or lost peer did not send in time.
     - ``late``: values that arrived after that, and were dropped.
@@ -238,7 +238,8 @@ class Partition:
     """Where the samples of one machine's batches come from.
 
     ``me``: the name of the machine. ``newcomer``: it has joined or was restarted after the cache
-    was opened, so others may have samples that it owns.
+    was opened, so others may have samples that it owns. ``copies``: samples of other machines that
+    are here, too.
     """
 
     def __init__(
@@ -249,12 +250,14 @@ class Partition:
         *,
         total_bytes: int = TOTAL_BYTES,
         newcomer: bool = False,
+        copies: Container[int] = (),
     ) -> None:
         self.me = me
         self.counts = Counts()
         self.peers: dict[str, PeerCredit] = {}
         self._placement = placement
         self._holdings = holdings
+        self._copies = copies
         self._total_bytes = total_bytes
         self._samples: dict[int, _WantedSample] = {}
         self._batches: dict[int, list[int]] = {}
@@ -304,6 +307,12 @@ class Partition:
         sample = self._samples.get(key)
         return sample is not None and sample.state == "arrived"
 
+    def arrived(self, batch: int) -> dict[int, int]:
+        """Bytes of the samples of a batch that came from other machines, by key."""
+        wanted = self._samples
+        keys = [key for key in self._batches.get(batch, ()) if wanted[key].state == "arrived"]
+        return {key: wanted[key].nbytes for key in keys}
+
     def is_settled(self, batch: int) -> bool:
         return batch not in self._unsettled
 
@@ -319,7 +328,9 @@ class Partition:
         fresh: dict[int, _WantedSample] = {}
         for batch, keys in batches.items():
             self.counts.asked += len(keys)
-            elsewhere = [key for key in keys if key not in self._holdings]
+            elsewhere = [
+                key for key in keys if key not in self._copies and key not in self._holdings
+            ]
             self.counts.local += len(keys) - len(elsewhere)
             self._batches[batch] = elsewhere
             self._unsettled[batch] = len(elsewhere)

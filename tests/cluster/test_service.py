@@ -47,13 +47,16 @@ class TrainingMachine:
     budget: int = 1 << 20
     lends: bool = True
     make: Callable[[int], Any] = sample
+    persistent: bool = False
     read: list[int] = field(default_factory=list)
     batches: int = 0
 
     def open(self, world: int) -> None:
         def make() -> SampleStore:
             if self.lends:
-                return HeapStore(self.budget, overshoot=1 << 20)
+                store = HeapStore(self.budget, overshoot=1 << 20)
+                store.persistent = self.persistent
+                return store
             return memory_store(self.budget, 1 << 20, shared=True)
 
         stores = self.service.stores
@@ -89,6 +92,12 @@ class TrainingMachine:
         self.store.delete_many(refused)
         self.division.release(self.batches)
         return samples
+
+    @property
+    def arrivals(self) -> SampleStore:
+        store: Any = self.store
+        arrivals: SampleStore = store.arrivals
+        return arrivals
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -260,15 +269,85 @@ def test_a_machine_without_jobs_keeps_what_others_have_no_room_for(
         helper.close()
 
 
-def test_a_batch_that_is_cancelled_leaves_nothing_behind(services: list[ClusterService]) -> None:
+def bytes_of(samples: int) -> int:
+    """Room that this many samples need in a store."""
+    return HeapStore(0).cost(pack_sample(sample(0)).nbytes) * samples
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_a_machine_with_room_keeps_copies_of_the_samples_of_others(
+    services: list[ClusterService], lends: bool
+) -> None:
+    machines = machines_of(services, lends=lends)
+    everything = list(range(SAMPLES))
+    for machine in machines:
+        machine.prepare(own_samples(machine.rank))
+    check(machines[0].prepare(everything), everything)
+    sent = sum(services[1].sent.values())
+    assert machines[0].counts["copies"] == SAMPLES // 2
+    for _ in range(2):
+        check(machines[0].prepare(everything), everything)
+    assert sum(services[1].sent.values()) == sent > 0
+    assert machines[0].read == own_samples(0)
+    counts = machines[0].counts
+    assert counts["remote"] == SAMPLES // 2
+    assert counts["local"] == 2 * SAMPLES + SAMPLES // 2
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_copies_leave_when_the_samples_of_the_machine_need_the_room(
+    services: list[ClusterService], lends: bool
+) -> None:
+    budget = bytes_of(SAMPLES // 2 + 8)
+    machines = machines_of(services, lends=lends, budget=budget)
+    machines[1].prepare(own_samples(1))
+    mine, others, everything = own_samples(0), own_samples(1), list(range(SAMPLES))
+    # First nothing of its own is here, so there is room for all copies.
+    check(machines[0].prepare(others), others)
+    assert machines[0].counts["copies"] == len(others)
+    check(machines[0].prepare(mine), mine)
+    for _ in range(3):
+        check(machines[0].prepare(everything), everything)
+        counts = machines[0].counts
+        assert counts["samples"] == len(mine)
+        assert counts["bytes"] + counts["copies_bytes"] <= budget
+        # LMDB counts the pages of its tree, too.
+        assert 0 < counts["copies"] <= 8
+        assert len(machines[0].arrivals) == counts["copies"]
+    assert machines[0].read == mine
+    assert machines[1].read == others
+
+
+def test_a_copy_that_a_worker_does_not_find_is_asked_for_again(
+    services: list[ClusterService],
+) -> None:
     machines = machines_of(services)
     machines[1].prepare(own_samples(1))
+    machines[0].prepare(own_samples(1))
+    machines[0].arrivals.delete_many([5])
+    check(machines[0].prepare([5, 7]), [5, 7])
+    assert machines[0].read == [5]
+    for _ in range(2):
+        check(machines[0].prepare([5, 7]), [5, 7])
+    assert machines[0].read == [5]
+
+
+def test_a_cache_on_disk_keeps_no_copies_in_memory(services: list[ClusterService]) -> None:
+    machines = machines_of(services, persistent=True)
+    machines[1].prepare(own_samples(1))
+    machines[0].prepare(own_samples(1))
+    assert machines[0].counts["copies"] == len(machines[0].arrivals) == 0
+
+
+def test_a_batch_that_is_cancelled_leaves_nothing_behind(services: list[ClusterService]) -> None:
+    machines = machines_of(services, budget=bytes_of(SAMPLES // 2))
+    for machine in machines:
+        machine.prepare(own_samples(machine.rank))
     fetched = threading.Event()
     if not machines[0].division.fetch("cancelled", own_samples(1), fetched.set):
         assert fetched.wait(LIMIT)
     machines[0].division.release("cancelled")
-    arrivals: Any = machines[0].store
-    assert len(arrivals.arrivals) == 0
+    assert len(machines[0].arrivals) == 0
 
 
 def test_a_look_at_the_cluster_has_reports_and_times_of_the_other_machines(
