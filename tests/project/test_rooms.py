@@ -35,6 +35,7 @@ ROOMS = [
     "pipeline",
     "diversity",
     "engine",
+    "device",
     "cluster",
     "node",
     "watch",
