@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.device.cooperation import (
@@ -257,6 +257,7 @@ acts = st.lists(
 some_batches = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(some_batches, acts, st.booleans(), st.integers(-9, 9))
 def test_every_tiny_batch_is_prepared_once_whatever_dies(
     batches: list[list[int]], events: list[tuple[str, int]], exact: bool, t: int
@@ -269,6 +270,7 @@ def test_every_tiny_batch_is_prepared_once_whatever_dies(
     crowd.finish_everything(device=True)
 
 
+@settings(deadline=None)
 @given(some_batches, acts, st.booleans(), st.integers(-9, 9))
 def test_the_cpu_finishes_alone_after_the_device_stops_answering(
     batches: list[list[int]], events: list[tuple[str, int]], exact: bool, t: int
@@ -308,6 +310,7 @@ def test_the_same_events_give_the_same_decisions() -> None:
 # How good it is.
 
 
+@settings(deadline=None)
 @given(sizes_of_tiny_batches, st.integers(1, 12), device_speeds, st.booleans())
 def test_a_settled_mini_batch_takes_at_most_5_percent_or_one_task_more_than_the_best(
     sizes: list[int], workers: int, speed: float, exact: bool
@@ -323,6 +326,7 @@ def test_a_settled_mini_batch_takes_at_most_5_percent_or_one_task_more_than_the_
     assert seconds <= (alone + task) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(50, 200), min_size=24, max_size=64), device_speeds, st.booleans())
 def test_the_threshold_settles_in_its_distance_and_four_mini_batches_after_each_change_of_capacity(
     sizes: list[int], speed: float, exact: bool
