@@ -252,9 +252,7 @@ def run(options: Namespace) -> Result:
         for name, prep in {**PREP, "Deep AutoAugment": deep}.items()
     }
     data["six"] = {
-        model: float(
-            np.mean([gain(Case(prep, step, speed, ranks=RANKS)) for prep in PREP.values()])
-        )
+        model: fmean(gain(Case(prep, step, speed, ranks=RANKS)) for prep in PREP.values())
         for model, step in steps.items()
     }
     ablations: tuple[Ablation, ...] = ("none", "ahead of time", "+ affinity", "+ threshold")
