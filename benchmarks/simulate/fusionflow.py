@@ -7,6 +7,7 @@ does not print is fitted here, by bisection, to one of its results, and the tabl
 from __future__ import annotations
 
 import heapq
+import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -217,12 +218,12 @@ def fit(outcome: Callable[[float], float], wanted: float, low: float, high: floa
     """The value for which an outcome is as wanted, by bisection on a logarithmic scale."""
     rising = outcome(high) > outcome(low)
     for _ in range(14):
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         if (outcome(middle) < wanted) == rising:
             low = middle
         else:
             high = middle
-    return (low * high) ** 0.5
+    return math.sqrt(low * high)
 
 
 # The tables.

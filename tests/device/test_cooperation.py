@@ -368,10 +368,11 @@ def test_the_threshold_freezes_at_the_better_value_and_a_change_of_capacity_thaw
     assert (threshold.t, threshold.frozen) == (expected, True)
     threshold.learn(8, 1.0, 0.5)
     assert threshold.t == expected
-    cooperation.resize(4)
-    assert threshold.frozen
-    cooperation.resize(5)
-    assert not threshold.frozen
+    frozen = []
+    for workers in (4, 5):
+        cooperation.resize(workers)
+        frozen.append(threshold.frozen)
+    assert frozen == [True, False]
     threshold.learn(8, 1.0, 0.5)
     assert threshold.t == expected + 1
 
