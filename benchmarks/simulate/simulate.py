@@ -7,10 +7,14 @@ from collections.abc import Callable
 
 from benchmarks.harness.arguments import count, positive
 from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.plot import add_plot_argument
 from benchmarks.harness.report import Result
-from benchmarks.simulate import placement
+from benchmarks.simulate import fusionflow, placement
 
-SIMULATIONS: dict[str, Callable[[Namespace], Result]] = {"placement": placement.run}
+SIMULATIONS: dict[str, Callable[[Namespace], Result]] = {
+    "placement": placement.run,
+    "fusionflow": fusionflow.run,
+}
 """By name: what ``python -m benchmarks simulate NAME`` runs."""
 
 
@@ -32,8 +36,10 @@ def _arguments(parser: ArgumentParser) -> None:
         nargs="?",
         choices=tuple(SIMULATIONS),
         default="placement",
-        help="placement: owners of samples, membership and requests of a cluster (default)",
+        help="placement: owners of samples, membership and requests of a cluster (default); "
+        "fusionflow: CPU and device together, beside the results of the paper",
     )
+    add_plot_argument(parser)
     parser.add_argument(
         "--machines",
         type=sizes,
@@ -65,7 +71,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 BENCHMARK = Benchmark(
     "simulate",
-    "the decisions of a cluster of up to 1,000 machines, on a virtual clock",
+    "the decisions of a cluster, or of CPU and device together, on a virtual clock",
     run,
     _arguments,
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main, parse
+from benchmarks.simulate.fusionflow import Case, largest_mini_batches, period
 from benchmarks.simulate.placement import measure_membership, measure_owners
 
 
@@ -48,3 +49,30 @@ def test_a_cluster_of_one_machine_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         parse(["simulate", "--machines", "8,1"])
     assert "at least 2 machines" in capsys.readouterr().err
+
+
+def test_cpu_alone_takes_the_time_of_its_workers_and_a_device_adds_its_speed() -> None:
+    alone = period(Case(prep=16.0, step=0.01, speed=0.0))
+    together = period(Case(prep=16.0, step=0.01, speed=4.0))
+    # 16 divided by 4 workers, and by 4 workers with a device as fast as 4 more. The cost of the
+    # mini-batches that count differs from the mean.
+    assert alone == pytest.approx(4.0, rel=0.05)
+    assert together == pytest.approx(2.0, rel=0.05)
+    assert period(Case(prep=1.0, step=3.0, speed=4.0)) == pytest.approx(3.0, rel=0.05)
+
+
+def test_the_memory_condition_gives_the_largest_mini_batches() -> None:
+    found = largest_mini_batches()
+    assert found["own memory"] == 480
+    assert found["own memory"] < found["shared pool, spatial"] <= found["shared pool, temporal"]
+
+
+def test_fusionflow_prints_the_paper_beside_the_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "plot.svg"
+    assert main(["simulate", "fusionflow", "--chart", str(plot)]) == 0
+    said = capsys.readouterr().out
+    assert "29.7 %" in said
+    assert "Fitted: the device is" in said
+    assert plot.read_text().startswith("<svg")

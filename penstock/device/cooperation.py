@@ -1,0 +1,434 @@
+"""Decides which tiny-batches of a mini-batch the CPU prepares and which the device: pure policy.
+
+This is FusionFlow's affinity scheduling. The tiny-batches of a mini-batch are sorted by bytes. CPU
+workers take from the small end and the device from the large end. A learnt ``Threshold`` says who
+gets the last ones. Events come in with their time; decisions go out. There is no clock, no I/O and
+no randomness here, so the simulator in ``benchmarks/simulate/fusionflow.py`` runs this same code.
+
+>>> cooperation = Cooperation(workers=2)
+>>> cooperation.open(0, [30, 10, 20, 40])
+>>> small, large = cooperation.take_cpu(0.0), cooperation.take_device(0.0)
+>>> small.tiny, large.tiny
+(1, 3)
+>>> cooperation.done(small, 1.0), cooperation.done(small, 1.0)
+(True, False)
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
+
+from penstock.errors import PipelineError, StateError
+
+Part = Literal["whole", "decode", "device"]
+"""Part of the work on a tiny-batch: all of it on the CPU, the CPU part of a device task (reading
+the entropy-coded bits), or the device part."""
+
+SharingMode = Literal["temporal", "spatial"]
+"""``temporal``: the device prepares only while the training loop waits for a batch. ``spatial``: it
+prepares beside the training step, on a stream of its own."""
+
+BALANCED = 0.02
+"""CPU and device count as equally busy where their ends differ by at most this share of the time of
+the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than 50 of them."""
+
+TURNS = 2
+"""Changes of direction after which the threshold freezes: it went there, back and there again."""
+
+TRIAL, SETTLING = 8, 2
+"""Mini-batches of the trial of each sharing mode, and how many of them are not counted because they
+were partly prepared in the other mode."""
+
+
+@dataclass(slots=True)
+class Threshold:
+    """How many of the last tiny-batches are the device's alone: ``t``, learnt.
+
+    A negative ``t`` keeps the last ``-t`` for the CPU. After each mini-batch ``t`` moves by one to
+    the side that was idle at the end. If it swings to and fro, it freezes at the best value of the
+    swing.
+
+    >>> threshold = Threshold()
+    >>> for seconds, cpu_last in ((5.0, True), (4.0, False), (5.0, True)):
+    ...     threshold.learn(10, seconds, 1.0 if cpu_last else -1.0)
+    >>> threshold.t, threshold.frozen
+    (1, True)
+    """
+
+    t: int = 0
+    frozen: bool = False
+    _direction: int = 0
+    _turns: int = 0
+    _seconds: dict[int, list[float]] = field(default_factory=dict)
+
+    def learn(self, tiny_batches: int, seconds: float, cpu_over_device: float) -> None:
+        """Move after a mini-batch.
+
+        ``seconds`` is its time, per byte if mini-batches differ. ``cpu_over_device`` is how much
+        later the CPU ended than the device, as a share of the time of the mini-batch.
+        """
+        if self.frozen:
+            return
+        self._seconds.setdefault(self.t, []).append(seconds)
+        if abs(cpu_over_device) <= BALANCED:
+            return
+        move = 1 if cpu_over_device > 0 else -1
+        target = self.t + move
+        if abs(target) > max(tiny_batches, abs(self.t)):
+            return
+        if move == -self._direction:
+            self._turns += 1
+            if self._turns == 1:
+                # Values on the way here were no part of a swing.
+                self._seconds = {self.t: self._seconds[self.t]}
+        self._direction = move
+        if self._turns == TURNS:
+            self.frozen = True
+            self.t = min(self._seconds, key=lambda t: (fmean(self._seconds[t]), abs(t), t))
+        else:
+            self.t = target
+
+    def thaw(self) -> None:
+        """Learn again, from the current value."""
+        self.frozen = False
+        self._direction = self._turns = 0
+        self._seconds.clear()
+
+
+@dataclass(slots=True)
+class Sharing:
+    """How training and preparation share the device, chosen by a short measured trial.
+
+    Memory comes first: if the peaks of both do not fit together, the mode is temporal. Otherwise
+    each mode is tried for ``TRIAL`` mini-batches and the faster one stays.
+
+    >>> sharing = Sharing()
+    >>> sharing.mode
+    'temporal'
+    >>> for _ in range(TRIAL):
+    ...     sharing.record(0.30)
+    >>> sharing.mode
+    'spatial'
+    >>> for _ in range(TRIAL):
+    ...     sharing.record(0.25)
+    >>> sharing.mode, sharing.decided
+    ('spatial', True)
+    >>> sharing.memory(prep_peak=6 << 30, training_peak=14 << 30, capacity=16 << 30)
+    >>> sharing.mode
+    'temporal'
+    """
+
+    mode: SharingMode = "temporal"
+    decided: bool = False
+    fits: bool = True
+    _seconds: dict[SharingMode, list[float]] = field(
+        default_factory=lambda: {"temporal": [], "spatial": []}
+    )
+
+    def memory(self, prep_peak: int, training_peak: int, capacity: int) -> None:
+        """Check the memory condition. A change of its outcome restarts the trial."""
+        fits = prep_peak + training_peak <= capacity
+        if fits != self.fits:
+            self.fits = fits
+            self.retry()
+        self.decided |= not fits
+
+    def record(self, seconds: float) -> None:
+        """Note the seconds from one mini-batch to the next in the current mode."""
+        if self.decided:
+            return
+        self._seconds[self.mode].append(seconds)
+        if len(self._seconds["temporal"]) < TRIAL:
+            self.mode = "temporal"
+        elif len(self._seconds["spatial"]) < TRIAL:
+            self.mode = "spatial"
+        else:
+            temporal, spatial = (
+                median(self._seconds[mode][SETTLING:]) for mode in ("temporal", "spatial")
+            )
+            # A tie goes to the mode that cannot slow the training step.
+            self.mode = "spatial" if spatial < temporal else "temporal"
+            self.decided = True
+
+    def retry(self) -> None:
+        """Try both modes again, for example because the training step changed."""
+        self.mode = "temporal"
+        self.decided = not self.fits
+        self._seconds = {"temporal": [], "spatial": []}
+
+
+class Assignment(NamedTuple):
+    """One part of the work on one tiny-batch, handed out once. No two have the same ``number``."""
+
+    batch: int
+    tiny: int
+    part: Part
+    number: int
+
+
+class CooperationCounts(NamedTuple):
+    """Finished parts by kind, and how often a part was handed out again after a loss."""
+
+    whole: int
+    decode: int
+    device: int
+    again: int
+
+
+@dataclass(slots=True)
+class _MiniBatch:
+    """A mini-batch in preparation. ``waiting`` is sorted by bytes, then by position."""
+
+    sizes: tuple[int, ...]
+    waiting: list[tuple[int, int]]
+    decoded: deque[int] = field(default_factory=deque)
+    finished: set[int] = field(default_factory=set)
+    began: float | None = None
+    cpu_end: float | None = None
+    device_end: float | None = None
+
+    def give_back(self, tiny: int) -> None:
+        insort(self.waiting, (self.sizes[tiny], tiny))
+
+
+class Cooperation:
+    """Hands out the tiny-batches of open mini-batches to CPU workers and to one device.
+
+    - ``workers``: CPU workers; ``resize`` changes their number.
+    - ``exact``: the CPU reads the entropy-coded bits of what the device prepares, as a task of its
+      own. Without it the device needs no CPU.
+    - ``device``: whether there is a device now.
+
+    Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
+    nothing to do for the caller until the next event.
+    """
+
+    def __init__(self, workers: int, *, exact: bool = False, device: bool = True) -> None:
+        if workers < 1:
+            raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
+        self.workers = workers
+        self.exact = exact
+        self.threshold = Threshold()
+        self.sharing = Sharing()
+        self._device = device
+        self._loop_waits = True
+        self._open: dict[int, _MiniBatch] = {}
+        self._running: dict[int, tuple[Assignment, float]] = {}
+        self._number = 0
+        self._ahead = 1
+        self._starved = False
+        self._last_end: float | None = None
+        self._counts = {"whole": 0, "decode": 0, "device": 0}
+        self._again = 0
+
+    # What there is to do.
+
+    def open(self, batch: int, sizes: Sequence[int]) -> None:
+        """Add a mini-batch: the bytes of each of its tiny-batches."""
+        if batch in self._open:
+            raise PipelineError(f"mini-batch {batch} is open already")
+        if not sizes or min(sizes) < 0:
+            raise PipelineError(
+                f"mini-batch {batch} needs the bytes of at least one tiny-batch, none negative; "
+                f"got {list(sizes)}"
+            )
+        waiting = sorted((size, tiny) for tiny, size in enumerate(sizes))
+        self._open[batch] = _MiniBatch(tuple(sizes), waiting)
+
+    def left(self, batch: int) -> int:
+        """Tiny-batches of a mini-batch that are not finished; 0 if it is complete."""
+        opened = self._open.get(batch)
+        return 0 if opened is None else len(opened.sizes) - len(opened.finished)
+
+    @property
+    def device(self) -> bool:
+        """Whether the device takes part."""
+        return self._device
+
+    @property
+    def ahead(self) -> int:
+        """Tiny-batches that the CPU decodes before the device needs them (only with ``exact``)."""
+        return self._ahead
+
+    @property
+    def counts(self) -> CooperationCounts:
+        return CooperationCounts(**self._counts, again=self._again)
+
+    # Who takes it.
+
+    def take_cpu(self, now: float) -> Assignment | None:
+        """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
+        if self._device and self.exact and self._staged() < self._ahead:
+            for batch, opened in self._open.items():
+                if self._device_may_take(opened):
+                    return self._hand_out(batch, opened, opened.waiting.pop()[1], "decode", now)
+        for batch, opened in self._open.items():
+            reserved = max(0, self.threshold.t) if self._device else 0
+            if len(opened.waiting) > reserved:
+                return self._hand_out(batch, opened, opened.waiting.pop(0)[1], "whole", now)
+        return None
+
+    def take_device(self, now: float) -> Assignment | None:
+        """Work for the device: the largest tiny-batch, decoded first if ``exact``."""
+        if not self._device or (self.sharing.mode == "temporal" and not self._loop_waits):
+            return None
+        for batch, opened in self._open.items():
+            if self.exact and opened.decoded:
+                tiny = opened.decoded.popleft()
+                self._starved = False
+                # More than one is ready: the CPU was earlier than needed.
+                if sum(len(one.decoded) for one in self._open.values()) > 1:
+                    self._ahead = max(1, self._ahead - 1)
+                return self._hand_out(batch, opened, tiny, "device", now)
+            if not self.exact and self._device_may_take(opened):
+                return self._hand_out(batch, opened, opened.waiting.pop()[1], "device", now)
+        if self.exact and not self._starved and self._staged() >= self._ahead:
+            # All that may be decoded ahead is still with CPU workers: too late for the device.
+            self._starved = True
+            self._ahead = min(self._ahead + 1, self.workers + 1)
+        return None
+
+    def _device_may_take(self, opened: _MiniBatch) -> bool:
+        return len(opened.waiting) > max(0, -self.threshold.t)
+
+    def _staged(self) -> int:
+        """Tiny-batches on their way to the device: being decoded, or decoded."""
+        decoding = sum(one.part == "decode" for one, _ in self._running.values())
+        return decoding + sum(len(opened.decoded) for opened in self._open.values())
+
+    def _hand_out(
+        self, batch: int, opened: _MiniBatch, tiny: int, part: Part, now: float
+    ) -> Assignment:
+        if opened.began is None:
+            opened.began = now
+        assignment = Assignment(batch, tiny, part, self._number)
+        self._running[self._number] = assignment, now
+        self._number += 1
+        return assignment
+
+    # What became of it.
+
+    def done(self, assignment: Assignment, now: float) -> bool:
+        """A part is finished. False: it was given to somebody else meanwhile; drop the result."""
+        if self._running.pop(assignment.number, None) is None:
+            return False
+        batch, tiny, part, _ = assignment
+        opened = self._open[batch]
+        self._counts[part] += 1
+        if part == "device":
+            opened.device_end = now
+        else:
+            opened.cpu_end = now
+        if part == "decode":
+            if self._device:
+                opened.decoded.append(tiny)
+            else:
+                opened.give_back(tiny)
+            return True
+        opened.finished.add(tiny)
+        if len(opened.finished) == len(opened.sizes):
+            del self._open[batch]
+            self._learn(opened, now)
+        return True
+
+    def lost(self, assignment: Assignment) -> None:
+        """The worker that had it died: hand it out again."""
+        if self._running.pop(assignment.number, None) is not None:
+            self._open[assignment.batch].give_back(assignment.tiny)
+            self._again += 1
+
+    def _learn(self, opened: _MiniBatch, now: float) -> None:
+        began = now if opened.began is None else opened.began
+        last_end, self._last_end = self._last_end, now
+        if not self._device:
+            return
+        cpu_end = began if opened.cpu_end is None else opened.cpu_end
+        device_end = began if opened.device_end is None else opened.device_end
+        # Mini-batches overlap, so the time of one starts where the one before it ended.
+        seconds = now - (began if last_end is None else max(began, last_end))
+        whole = now - began
+        gap = (cpu_end - device_end) / whole if whole > 0 else 0.0
+        self.threshold.learn(len(opened.sizes), seconds / max(1, sum(opened.sizes)), gap)
+
+    # What changes around it.
+
+    def loop_waits(self, waits: bool) -> None:
+        """The training loop began or ended to wait for a batch."""
+        self._loop_waits = waits
+
+    def resize(self, workers: int) -> None:
+        """The number of CPU workers changed."""
+        if workers < 1:
+            raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
+        if workers != self.workers:
+            self.workers = workers
+            self._ahead = min(self._ahead, workers + 1)
+            self.threshold.thaw()
+
+    def device_lost(self) -> None:
+        """The device is gone or does not answer: the CPU prepares what it had."""
+        if not self._device:
+            return
+        self._device = False
+        for assignment, _ in list(self._running.values()):
+            if assignment.part == "device":
+                self.lost(assignment)
+        for opened in self._open.values():
+            while opened.decoded:
+                opened.give_back(opened.decoded.popleft())
+                self._again += 1
+
+    def device_back(self) -> None:
+        """There is a device again, or for the first time."""
+        if not self._device:
+            self._device = True
+            self._ahead = 1
+            self._starved = False
+            self.threshold.thaw()
+
+    def check_device(self, now: float, patience: float) -> bool:
+        """Whether the device answers. If one of its tasks is older than ``patience`` seconds, the
+        device is lost."""
+        taken = (at for one, at in self._running.values() if one.part == "device")
+        if self._device and now - min(taken, default=now) > patience:
+            self.device_lost()
+        return self._device
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint. Plain numbers and words."""
+        return {
+            "t": self.threshold.t,
+            "frozen": self.threshold.frozen,
+            "mode": self.sharing.mode,
+            "decided": self.sharing.decided,
+            "ahead": self._ahead,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with what ``state_dict`` returned, before any mini-batch is open."""
+        if self._open:
+            raise StateError("a state can be loaded only while no mini-batch is open")
+        t, frozen, mode = state.get("t"), state.get("frozen"), state.get("mode")
+        decided, ahead = state.get("decided"), state.get("ahead")
+        if (
+            type(t) is not int
+            or type(frozen) is not bool
+            or mode not in ("temporal", "spatial")
+            or type(decided) is not bool
+            or type(ahead) is not int
+            or ahead < 1
+        ):
+            raise StateError(
+                "the state of CPU and device in this checkpoint is damaged or of another version: "
+                f"{dict(state)!r}. Start without it: it affects speed only."
+            )
+        self.threshold = Threshold(t, frozen)
+        self.sharing = Sharing(mode, decided)
+        self._ahead = min(ahead, self.workers + 1)
