@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from penstock.engine.checkpoint import (
     parts_of_data,
 )
 from penstock.engine.echo import Echoing
+from penstock.engine.engine import Engine
 from penstock.engine.feed import Feed, Queue, Ready
 from penstock.engine.plan import Sampling, plan_of
 from penstock.engine.pools.choose import Choice
@@ -145,8 +147,8 @@ class Loader:
         self._feed: Feed | None = None
         self._convert = self._custom.convert
         """What is left to do with each batch of the feed; ``None``: nothing."""
-        self._direct = False
-        """The feed returns batches in the form in which the loop gets them."""
+        self._direct: Engine | None = None
+        """The feed, if it is an engine whose batches have the form in which the loop gets them."""
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -303,13 +305,14 @@ class Loader:
         feed, plan, publisher = self._feed, self._plan, self._publisher
         if feed is None or self._feed_cursor is not self._cursor:
             feed = self._running_feed()
+        engine = self._direct
         while epoch.left != 0:
-            if not self._ahead and publisher.due():
-                publisher.asked(self)
             try:
-                # A feed whose batches need no more work is asked directly: every call here is
+                # An engine whose batches need no more work is asked directly: every call here is
                 # paid by the training loop.
-                ready = feed.next() if self._direct else self._take(feed, epoch)
+                ready = None if engine is None else engine.take_ready()
+                if ready is None:
+                    ready = self._wait_for_batch(feed, epoch)
             except BaseException:
                 self._feed_cursor = None
                 publisher.moved(self)
@@ -322,11 +325,11 @@ class Loader:
             self._cursor = self._feed_cursor = plan.after(self._cursor, ready.batch_keys)
             if epoch.left is not None:
                 epoch.left -= 1
-            if not plan.delivers(ready.rows):
+            if ready.rows < plan.fewest_rows:
                 continue
             if epoch.stated is not None:
                 self._check_stated_length(epoch)
-            if publisher.due():
+            if engine is None or publisher.reported_waiting or not engine.working:
                 publisher.moved(self)
             if self._gil_watch is not None:
                 self._watch_gil(self._gil_watch)
@@ -340,8 +343,19 @@ class Loader:
         self._publisher.moved(self)
         raise StopIteration
 
-    def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
+    def _wait_for_batch(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch in the form in which the loop gets it; ``None`` after the last."""
+        publisher = self._publisher
+        publisher.asking = True
+        try:
+            if not self._ahead:
+                publisher.asked(self)
+            return self._take(feed, epoch) if self._direct is None else feed.next()
+        finally:
+            publisher.asking = False
+
+    def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
+        """The next batch of a feed whose batches need more work; ``None`` after the last."""
         ahead, convert = self._ahead, self._convert
 
         def take() -> Ready | None:
@@ -586,7 +600,7 @@ class Loader:
     def _end_feed(self) -> None:
         if self._feed is not None:
             self._finalizer()
-            self._feed = None
+            self._feed = self._direct = None
 
     def __enter__(self) -> Loader:
         return self
@@ -621,19 +635,31 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
-        self._convert, self._direct = self._custom.convert, False
+        self._convert, self._direct = self._custom.convert, None
         deliver = self._custom.deliver
         if deliver is not None:
             deliver.find()
         if self.options.share is None:
-            register = None if deliver is None else deliver.register
-            in_order = self.options.in_order
             self._data.begin()
-            if self._echoing.repeats_batches:
-                return self._assembly.engine(register=register, in_order=in_order)
-            convert, self._convert = self._convert, None
-            self._direct = self._ahead is None
-            return self._assembly.engine(register=register, in_order=in_order, convert=convert)
+            loader = weakref.ref(self)  # the engine must not keep a forgotten loader alive
+
+            def after_task() -> None:
+                found = loader()
+                if found is not None:
+                    found._publisher.worked(found)
+
+            convert = None
+            if not self._echoing.repeats_batches:
+                convert, self._convert = self._convert, None
+            engine = self._assembly.engine(
+                register=None if deliver is None else deliver.register,
+                in_order=self.options.in_order,
+                convert=convert,
+                after_task=after_task,
+            )
+            if self._ahead is None and not self._echoing.repeats_batches:
+                self._direct = engine
+            return engine
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}

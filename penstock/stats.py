@@ -246,8 +246,9 @@ class Meter:
         self._batch_times: deque[float] = deque(maxlen=RECENT_BATCHES)
         # Batches that were handed out and are not counted yet. Counting them is left to the
         # workers and to readers: the thread of the training loop only appends.
-        self._handed_out: deque[tuple[float, Sequence[Any], Sequence[BadSample], int, int]]
-        self._handed_out = deque()
+        self._handed_out: deque[
+            tuple[float, Sequence[Any], Sequence[BadSample], int, int, float, object]
+        ] = deque()
         self._started: float | None = None
 
     def start(self) -> None:
@@ -266,16 +267,23 @@ class Meter:
         bad: Sequence[BadSample],
         rows: int,
         nbytes: int,
+        waited: float = 0.0,
+        freed: object = None,
     ) -> None:
-        """Count a batch. ``busy``: seconds that workers spent on it; ``tally`` may be empty."""
-        self._handed_out.append((busy, tally, bad, rows, nbytes))
+        """Count a batch. ``busy``: seconds that workers spent on it; ``tally`` may be empty.
+
+        ``waited``: seconds that the loop waited for it. ``freed``: an object that nobody else needs
+        any more. Whoever counts the batch frees it, mostly a worker.
+        """
+        self._handed_out.append((busy, tally, bad, rows, nbytes, waited, freed))
 
     def _catch_up(self) -> None:
         """Count the batches handed out. The caller holds the lock."""
         sums = self._sums
         while self._handed_out:
-            busy, tally, bad, rows, nbytes = self._handed_out.popleft()
+            busy, tally, bad, rows, nbytes, waited, _ = self._handed_out.popleft()
             self._batch_times.append(busy)
+            sums.wait += waited
             sums.bad += len(bad)
             self._bad.extend(bad)
             if rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.engine.feed import Queue, Ready
@@ -49,6 +49,7 @@ class Engine:
       order in which batches are handed out.
     - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
       worker that completes the batch.
+    - ``after_task``: called after each task, by the thread that reports it.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         timeout: float | None = None,
         keepers: Keepers,
         convert: Convert | None = None,
+        after_task: Callable[[], None] | None = None,
     ) -> None:
         self.work = work
         self.pool = pool
@@ -75,6 +77,7 @@ class Engine:
         self._timeout = timeout
         self._keepers = keepers
         self._convert = convert
+        self._after_task = after_task
         self._layout = layout
         self._whole = work.collate is not None
         self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
@@ -103,6 +106,9 @@ class Engine:
         """Tasks wait for a slot. The training loop releases slots without a notification."""
         self._idle = True
         """A worker found no task, so it waits to be notified. The others come for more tasks."""
+        self.working = False
+        """When a batch was last handed out, workers had tasks or were about to get some. So one of
+        them will finish a task, and can do what need not be done by the training loop."""
         self._failure: BaseException | None = None
         self._watched = 0.0
         """When the workers were last looked at."""
@@ -122,11 +128,54 @@ class Engine:
         if not self._started:
             self.pool.start(self)
             self._started = True
+        self.meter.start()
+
+    def take_ready(self) -> Ready | None:
+        """The next batch if a worker has completed it; ``None``: ``next`` says what there is.
+
+        It does the same as ``next``, in few calls. The training loop pays for each of them, and for
+        each more than usual: after its step the CPU's caches have other code and data.
+        """
+        meter = self.meter
+        started = meter.clock()
+        with self._lock:
+            open_batches = self._open_batches
+            if not (open_batches and self._in_order and self._any_thread) or self._failure:
+                return None
+            number = next(iter(open_batches))
+            batch = open_batches[number]
+            view, slot = batch.view, batch.slot
+            if view is None or slot is None or batch.error is not None or batch.running:
+                return None
+            del open_batches[number]
+            self._schedule.end(number)
+            if self._slots.learning:
+                self._slots.record_request(ready=True)
+            self._to_open = True
+            notify = self.starved or (self._idle and not self._all_opened)
+            if notify:
+                self._idle = False
+            self.working = self.pool.size > 0 and (
+                notify or bool(self._tasks) or not (self._idle or self._all_opened)
+            )
+        if notify:
+            self.pool.notify()
+        batch.view = None
+        buffer = self.ring.lease(slot, view.buffer)
+        if buffer is not view.buffer:  # a copy: file descriptors run out
+            view = batch.view_of(buffer, self._convert) or view
+        ready, summary = view.ready, batch.summary
+        if self._keepers.any:
+            self._note_handed_out(batch)
+        waited = meter.clock() - started
+        meter.handed_out(
+            summary.busy, summary.tally, batch.bad, ready.rows, ready.nbytes, waited, batch
+        )
+        return ready
 
     def next(self) -> Ready | None:
         """Wait for the next batch and return it; ``None`` after the last."""
         started = self.meter.clock()
-        self.meter.start()
         try:
             while True:
                 batch, ended = self._next_finished()
@@ -231,6 +280,9 @@ class Engine:
             # Workers may have lacked slots that the loop has released meanwhile.
             notify = self.starved or (opened and self._idle)
             self._idle = self._idle and not notify
+            self.working = self.pool.size > 0 and (
+                notify or bool(self._tasks) or not (self._idle or self._all_opened)
+            )
         if notify:
             self.pool.notify()
         return batch, ended
@@ -304,6 +356,8 @@ class Engine:
             self._keepers.catch_up()
         except Exception as error:
             self.broken(error)
+        if self._after_task is not None:
+            self._after_task()
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         with self._lock:
@@ -487,10 +541,15 @@ class Engine:
         # Counted when handed out, so that batches prepared ahead count in their own epoch.
         self.meter.handed_out(summary.busy, summary.tally, batch.bad, ready.rows, ready.nbytes)
         if self._keepers.any:
-            self._keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
-            # At once: a store may be over its budget, and batches of later epochs are open already.
-            self._keepers.catch_up()
+            self._note_handed_out(batch)
         return ready
+
+    def _note_handed_out(self, batch: OpenBatch) -> None:
+        """Tell the keepers, which may leave their work to the next worker that finishes a task."""
+        keepers, summary = self._keepers, batch.summary
+        keepers.handed_out(batch.batch_keys, summary.offers, summary.tally)
+        if not (self.working and keepers.may_lag):
+            keepers.catch_up()
 
     def _make_view(self, batch: OpenBatch) -> None:
         """Make the value of a complete batch, in the thread of a worker."""

@@ -98,6 +98,8 @@ class Keepers:
         self.road = replace(road, stops=tuple(stops))
         self.any = bool(self._keepers)
         """Whether a stop of the pipeline keeps samples."""
+        self.may_lag = all(keeper.may_lag for keeper in self._keepers)
+        """Batches handed out may be left to the next worker that finishes a task."""
 
     @property
     def generations(self) -> Generations | None:

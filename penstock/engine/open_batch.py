@@ -208,9 +208,10 @@ class OpenBatch:
         ``convert``: turns the value into what the loop gets.
         """
         if self.kind == "rows" and self.slot is not None and self.summary.rows:
-            self.view = self._view_of(self.slot.buffer(), convert)
+            self.view = self.view_of(self.slot.buffer(), convert)
+            self.columns = []
 
-    def _view_of(self, buffer: Any, convert: Convert | None) -> BatchView | None:
+    def view_of(self, buffer: Any, convert: Convert | None) -> BatchView | None:
         """The batch as a view of ``buffer``; ``None`` if it has no layout."""
         layout, summary = self.layout, self.summary
         if layout is None:
@@ -235,7 +236,7 @@ class OpenBatch:
         if view is not None and self.slot is not None:
             buffer = ring.lease(self.slot, view.buffer)
             if buffer is not view.buffer:  # a copy: file descriptors run out
-                view = self._view_of(buffer, convert) or view
+                view = self.view_of(buffer, convert) or view
             return view.ready
         rows = self.summary.rows
         if rows == 0:

@@ -44,6 +44,8 @@ class SlotPolicy:
         self._workers = max(1, workers)
         self._loop_waits = False
         self._in_time = 0
+        self.learning = True
+        """``record_request`` is to be called for a batch that was ready too."""
 
     def record_request(self, *, ready: bool) -> None:
         """Record that the loop asked for the next batch, and whether it was ready."""
@@ -53,6 +55,7 @@ class SlotPolicy:
             self._loop_waits, self._in_time = False, 0
         else:
             self._in_time += 1
+        self.learning = self._loop_waits or self._in_time < IN_TIME
 
     def assign_slots(self, batches: Iterable[OpenBatch], wanted: OpenBatch, piece: Piece) -> int:
         """Give a slot to each batch up to ``wanted``, whose ``piece`` a worker is about to take.

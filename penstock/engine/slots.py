@@ -252,6 +252,13 @@ def _private_memory(nbytes: int) -> SlotMemory:
     return made
 
 
+class _Lease(weakref.ref[Any]):
+    """A weak reference to the buffer of a batch that the loop holds. ``slot``: its number."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
 class Ring:
     """The slots of one loader. One thread at a time acquires; any thread may release at any time.
 
@@ -271,7 +278,9 @@ class Ring:
         # to a deque is safe there without a lock.
         self._returned: deque[int] = deque()
         self._forgotten: deque[int] = deque()
-        self._leases: dict[int, weakref.ref[Any]] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._ended: deque[_Lease] = deque()
+        """Leases of batches that are gone, whose slots were not taken back yet."""
         self._next = 0
         self._acquired = 0
         self._fewest_free = 0
@@ -349,12 +358,19 @@ class Ring:
         self._free.clear()
         self._returned.clear()
         self._forgotten.clear()
+        self._leases.clear()
+        self._ended.clear()
 
     @property
     def in_use(self) -> int:
         """How many slots hold a batch, or are held by the training loop."""
         held = len(self._slots) - len(self._free) - len(self._returned) - len(self._forgotten)
-        return max(0, held)
+        return max(0, held - len(self._ended))
+
+    @property
+    def _held(self) -> int:
+        """How many batches the loop holds."""
+        return len(self._leases) - len(self._ended)
 
     def lease(self, slot: Slot, buffer: Any = None) -> Any:
         """A buffer over the slot; the slot returns to the ring when its last view is collected.
@@ -362,24 +378,20 @@ class Ring:
         ``buffer``: the one that ``slot.buffer`` returned earlier. Where file descriptors run out,
         the result is a copy, and the slot returns at once.
         """
-        if self._is_last(slot) and not _descriptors_left(slot.fd):
-            return self._copy(slot)
-        if slot.fd >= 0 and len(self._leases) >= OPEN_SLOTS:
-            slot.close_descriptor()
+        if slot.fd >= 0:
+            held = len(self._leases) - len(self._ended)
+            # If the loop holds all other slots, the next batch needs a new one.
+            if len(self._slots) - held <= 1 and not _descriptors_left(slot.fd):
+                return self._copy(slot)
+            if held >= OPEN_SLOTS:
+                slot.close_descriptor()
         if buffer is None:
             buffer = slot.buffer()
-        number, returned, leases = slot.id, self._returned, self._leases
-
-        def end(_: object) -> None:
-            leases.pop(number, None)
-            returned.append(number)
-
-        leases[number] = weakref.ref(buffer, end)
+        # The callback runs in the training loop, which frees a batch: it is no Python function.
+        lease = _Lease(buffer, self._ended.append)
+        lease.slot = slot.id
+        self._leases[slot.id] = lease
         return buffer
-
-    def _is_last(self, slot: Slot) -> bool:
-        """Whether the loop holds all other slots, so that the next batch needs a new one."""
-        return slot.fd >= 0 and len(self._slots) - len(self._leases) <= 1
 
     def _copy(self, slot: Slot) -> Any:
         if not self._warned:
@@ -387,7 +399,7 @@ class Ring:
             warnings.warn(
                 f"this process has reached its limit of {_descriptor_limit()} open files, so there "
                 f"is no new memory that workers could write to. The training loop holds "
-                f"{len(self._leases)} batches; from now on it gets copies of batches, which is "
+                f"{self._held} batches; from now on it gets copies of batches, which is "
                 "slower. Raise the limit (ulimit -n), or hold fewer batches and files.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -398,7 +410,7 @@ class Ring:
 
     def exhausted(self, nbytes: int) -> SlotError:
         """The error for a batch of ``nbytes`` bytes that finds no slot."""
-        held = len(self._leases)
+        held = self._held
         if self.used + nbytes <= self.budget:
             return SlotError(
                 f"no memory for the next batch: this process has reached its limit of "
@@ -416,6 +428,10 @@ class Ring:
     def _take_back(self) -> None:
         while self._forgotten:
             self._slots.pop(self._forgotten.popleft(), None)
+        while self._ended:
+            lease = self._ended.popleft()
+            self._leases.pop(lease.slot, None)
+            self._returned.append(lease.slot)
         while self._returned:
             number = self._returned.popleft()
             slot = self._slots.get(number)

@@ -156,8 +156,13 @@ class Deal(Plan):
 
     def after(self, cursor: Cursor, batch: BatchKeys | None = None) -> Cursor:
         """The cursor after one more batch; it does not depend on the batch's content."""
-        position = cursor.position + self.batch_size * self.world
-        return Cursor(cursor.epoch, min(position, self._total(cursor.epoch)), cursor.batch + 1)
+        epoch, position, delivered = cursor
+        position += self.batch_size * self.world
+        total = self._stated_length
+        if total is None:
+            total = self._total(epoch)
+        # The training loop pays for this with every batch: no other Python function is called.
+        return tuple.__new__(Cursor, (epoch, min(position, total), delivered + 1))
 
     def _computed_as_needed(
         self, cursor: Cursor, order: Any, total: int, dealt: int

@@ -46,10 +46,12 @@ class Begin(Protocol):
 class Plan:
     """The batches from a cursor on.
 
-    ``source_name``: for errors, the name of what decides the number of batches.
+    ``source_name``: for errors, the name of what decides the number of batches. ``fewest_rows``: a
+    batch with fewer rows, after bad samples were skipped, is not delivered.
     """
 
     source_name: str = "the order"
+    fewest_rows: int = 1
 
     @property
     def ahead(self) -> bool:
@@ -71,10 +73,6 @@ class Plan:
     def left(self, cursor: Cursor) -> int | None:
         """Like ``length``, but ``None`` if only the end of the data ends the epoch."""
         return self.length(cursor)
-
-    def delivers(self, rows: int) -> bool:
-        """Whether a batch with this many rows, after bad samples were skipped, is delivered."""
-        return rows > 0
 
     def ended(self, batch: BatchKeys) -> None:
         """Record that the stream that should have given this batch is exhausted."""

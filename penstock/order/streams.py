@@ -37,6 +37,7 @@ class Streams(Plan):
     ) -> None:
         self._rows = rows
         self._drop_last = drop_last
+        self.fewest_rows = rows if drop_last else 1
         self._length = length
         self._delivered = [0] * max(1, workers)
         self._turn = 0
@@ -80,9 +81,6 @@ class Streams(Plan):
             self._delivered[batch.stream] = batch.number + 1
             self._turn = batch.stream + 1
         return cursor._replace(batch=cursor.batch + 1)
-
-    def delivers(self, rows: int) -> bool:
-        return rows >= self._rows if self._drop_last else rows > 0
 
     def epoch_state(self, epoch: int) -> dict[str, Any]:
         return {"delivered": list(self._delivered), "turn": self._turn}

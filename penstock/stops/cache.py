@@ -199,6 +199,10 @@ class CacheKeeper(Keeper):
     order in which batches are handed out, so the result does not depend on the speed of workers.
     """
 
+    # The next epoch does not begin before the last sample is admitted, and the store has room for
+    # the samples that are not yet.
+    may_lag: ClassVar[bool] = True
+
     def __init__(self, stop: Cache, store: SampleStore, opening: Opening) -> None:
         super().__init__(stop, store)
         self._samples = opening.samples

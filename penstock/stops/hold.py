@@ -166,7 +166,12 @@ class Keeper:
 
     Every worker has a copy of the stop; the keeper alone decides which samples stay in the store,
     in the order in which batches are handed out. ``stop``: the stop that is sent to workers.
+
+    ``may_lag``: a batch handed out may be left to the next worker that finishes a task. Otherwise
+    the keeper is told before the training loop gets the batch.
     """
+
+    may_lag: ClassVar[bool] = False
 
     def __init__(self, stop: Hold, store: SampleStore) -> None:
         self.stop = stop

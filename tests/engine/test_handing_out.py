@@ -17,6 +17,7 @@ from penstock.engine.open_batch import OpenBatch, Summary
 from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.messages import TasksSent
 from penstock.engine.pools.runner import Runner, TaskReport, WorkerInfo
+from penstock.engine.pools.threads import ThreadPool
 from penstock.engine.pools.wire import Wire
 from penstock.engine.schedule import Piece, Schedule
 from penstock.loader import Custom, Loader
@@ -24,13 +25,17 @@ from penstock.options import Options
 from penstock.order import Cursor, Sequential, Shuffled
 from penstock.order.plan import BatchKeys, Plan
 from penstock.stops.cache import CacheKeeper
-from penstock.watch.publish import Publisher
+from penstock.watch.publish import Publisher, Pulse
 
 ROWS = 64
 
 
 def counted_calls(monkeypatch: pytest.MonkeyPatch, piece: int) -> list[int]:
-    """Python calls of each hand-out of a loader whose tasks have ``piece`` samples."""
+    """Python calls of each hand-out of a loader whose tasks have ``piece`` samples.
+
+    Of the general way: the test of ``MOST_CALLS`` counts those of batches that are ready.
+    """
+    monkeypatch.setattr(Engine, "take_ready", lambda self: None)
     calls: list[int] = []
     hand_out = Engine._hand_out
 
@@ -124,9 +129,9 @@ def test_caches_admit_samples_in_the_order_of_batches(
     numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).cache("1MB").batch(ROWS)
     with numbers.loader(kind="threads", workers=2, seed=3) as loader:
         delivered = np.concatenate(list(loader)).tolist()
-        assert admitted == delivered
-        (cache,) = loader.stats().caches
+        (cache,) = loader.stats().caches  # admits what was left to workers
         assert cache.admitted == len(delivered)
+        assert admitted == delivered
         assert np.concatenate(list(loader)).tolist() != delivered
         assert loader.stats().caches[0].hits == len(delivered)
 
@@ -193,9 +198,10 @@ def test_workers_are_notified_only_if_one_of_them_found_no_task(
         assert len(notified) == at_first + 1
 
 
-MOST_CALLS = 75
-"""Calls of Python and C functions that a ready batch may cost the loop: 46 to 58 when this was
-written, and more than 100 when the loop made the arrays, counted and opened batches itself."""
+MOST_CALLS = 33
+"""Calls of Python and C functions that a ready batch may cost the loop: 21 to 29 when this was
+written, 35 to 42 without ``Engine.take_ready``, and more than 100 when the loop made the arrays,
+counted and opened batches itself."""
 
 
 def wait_until_ready(loader: Loader) -> None:
@@ -227,12 +233,119 @@ def calls_in_loop(loader: Loader, batches: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_ready_batch_costs_the_loop_few_calls(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(Publisher, "due", lambda self: False)
+    monkeypatch.setattr(Schedule, "piece_size", lambda self, rows: 1)
     data = [(np.full(3, n), n) for n in range(12 * ROWS)]
     pipeline = ps.from_dataset(data, random=False).batch(ROWS)
     with Loader(pipeline, Options(kind=kind, workers=2), Custom(convert=list)) as loader:
         calls = calls_in_loop(loader, 8)
     assert max(calls) <= MOST_CALLS, calls
+
+
+def test_a_ready_batch_costs_the_loop_few_calls_while_a_cache_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admitting: list[threading.Thread] = []
+    admit = CacheKeeper.admit
+
+    def noted(self: CacheKeeper, offers: Any, epoch: int) -> None:
+        admitting.append(threading.current_thread())
+        admit(self, offers, epoch)
+
+    monkeypatch.setattr(CacheKeeper, "admit", noted)
+    numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).cache("1MB").batch(ROWS)
+    with numbers.loader(kind="threads", workers=2) as loader:
+        calls = calls_in_loop(loader, 12)
+        assert loader.stats().caches[0].admitted >= 12 * ROWS
+    # A few calls more note the batch for the keeper. Admitting its samples is more than 64 calls.
+    assert max(calls) <= MOST_CALLS + 4, calls
+    assert admitting
+
+
+def test_workers_report_while_the_loop_finds_batches_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reporting: list[threading.Thread] = []
+    monkeypatch.setattr(Pulse, "due", lambda self: True)
+    monkeypatch.setattr(
+        Publisher,
+        "_write_report",
+        lambda *_, **__: reporting.append(threading.current_thread()),
+    )
+    numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(kind="threads", workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        wait_until_ready(loader)
+        reporting.clear()
+        for _ in range(12):
+            wait_until_ready(loader)
+            next(epoch)
+        while not reporting:
+            time.sleep(1e-3)
+        assert threading.main_thread() not in reporting
+
+
+def test_the_loop_reports_itself_where_no_worker_has_a_task_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The next epoch does not begin early, so tasks run out.
+    monkeypatch.setattr(Loader, "_may_begin_early", lambda self: False)
+    numbers = ps.from_dataset(np.arange(3 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(kind="threads", workers=2) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        while loader.queue().finished < 2:
+            time.sleep(1e-3)
+        next(epoch)
+        reporting: list[threading.Thread] = []
+        monkeypatch.setattr(Pulse, "due", lambda self: True)
+        monkeypatch.setattr(
+            Publisher,
+            "_write_report",
+            lambda *_, **__: reporting.append(threading.current_thread()),
+        )
+        engine = loader._feed
+        assert isinstance(engine, Engine)
+        while not engine._all_opened:
+            time.sleep(1e-3)
+        next(epoch)
+        assert reporting == [threading.main_thread()]
+
+
+def test_the_loop_wakes_one_thread_which_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[tuple[threading.Thread, int]] = []
+    wake = ThreadPool._wake
+
+    def noted(self: ThreadPool, threads: int) -> None:
+        woken.append((threading.current_thread(), threads))
+        wake(self, threads)
+
+    monkeypatch.setattr(ThreadPool, "_wake", noted)
+    monkeypatch.setattr("penstock.engine.pools.threads.IDLE_WAIT", 600.0)
+    monkeypatch.setattr(Schedule, "piece_size", lambda self, rows: 1)
+    together = threading.Barrier(3)
+
+    def meet(sample: Any) -> Any:
+        if sample >= 6:
+            together.wait(120)  # all three threads have a task at the same time
+        return sample
+
+    numbers = ps.from_dataset(np.arange(24), random=False).map(meet, random=False).batch(3)
+    with numbers.loader(kind="threads", workers=3, shuffle=False, prefetch=2) as loader:
+        epoch = iter(loader)
+        batches = [next(epoch).tolist()]
+        engine = loader._feed
+        assert isinstance(engine, Engine)
+        assert isinstance(engine.pool, ThreadPool)
+        while batches[-1][-1] < 23:
+            while len(engine.pool._asleep) < 3:
+                time.sleep(1e-3)
+            woken.clear()
+            batches.append(next(epoch).tolist())
+            assert [one for one in woken if one[0] is threading.main_thread()] == [
+                (threading.main_thread(), 1)
+            ]
+    assert batches == np.arange(24).reshape(8, 3).tolist()
 
 
 def test_a_worker_converts_each_batch_once() -> None:

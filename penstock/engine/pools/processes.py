@@ -293,7 +293,7 @@ class ProcessPool:
         self._reader.start()
 
     def notify(self) -> None:
-        if threading.current_thread() is self._reader:
+        if self._reader is not None and threading.get_ident() == self._reader.ident:
             self._serve_all()
             return
         # Sending tasks here would hold up the training loop.

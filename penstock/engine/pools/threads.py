@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 import traceback
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar
 
@@ -50,9 +52,13 @@ class ThreadPool:
         self._clock = clock
         # A weak reference: a strong one would keep a forgotten loader alive.
         self._desk: Callable[[], Desk | None] = lambda: None
-        self._wake = threading.Condition()
         self._closing = False
-        self._notifications = 0
+        self._notified = object()
+        """Another object after each notification."""
+        self._asleep: deque[threading.Lock] = deque()
+        """For each thread that waits for tasks the lock that wakes it."""
+        self._pinned = not work.road.source.indexed
+        """Some tasks are for one worker only."""
         self._threads: list[threading.Thread] = []
         self._current: dict[int, tuple[Task, float]] = {}
         self._warned: set[int] = set()
@@ -74,9 +80,27 @@ class ThreadPool:
             thread.start()
 
     def notify(self) -> None:
-        with self._wake:
-            self._notifications += 1
-            self._wake.notify_all()
+        self._notified = object()
+        # A thread that gets a task wakes the next one, so the training loop need not wake them all.
+        self._wake(len(self._asleep) if self._closing or self._pinned else 1)
+
+    def _wake(self, threads: int) -> None:
+        try:
+            for _ in range(threads):
+                self._asleep.popleft().release()
+        except IndexError:
+            pass  # no more of them wait
+
+    def _sleep(self, seen: object, seconds: float) -> None:
+        """Wait until another thread wakes this one, unless there was a notification since."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._asleep.append(lock)
+        # Only now: a notification from here on finds the lock.
+        if self._notified is seen and not self._closing and lock.acquire(timeout=seconds):
+            return
+        with contextlib.suppress(ValueError):  # it was woken meanwhile
+            self._asleep.remove(lock)
 
     def help(self) -> bool:
         return False
@@ -160,11 +184,11 @@ class ThreadPool:
                 )
 
     def _serve(self, number: int, runner: Runner) -> None:
-        retry = FIRST_RETRY
+        retry, slept = FIRST_RETRY, False
         threads, current = self._threads, self._current
         # A thread that was left behind finds a new list of threads in its pool, and ends.
         while not self._closing and self._threads is threads:
-            seen = self._notifications
+            seen = self._notified
             desk = self._desk()
             if desk is None:
                 return
@@ -174,11 +198,12 @@ class ThreadPool:
                 if desk.starved:
                     patience, retry = retry, min(2 * retry, LONGEST_RETRY)
                 del desk
-                with self._wake:
-                    if self._notifications == seen and not self._closing:
-                        self._wake.wait(timeout=patience)
+                self._sleep(seen, patience)
+                slept = True
                 continue
-            retry = FIRST_RETRY
+            if slept:
+                self._wake(1)
+            retry, slept = FIRST_RETRY, False
             current[number] = (task, self._clock())
             outcome = run_task(runner, task)
             del current[number]
