@@ -112,6 +112,48 @@ def test_a_python_without_penstock_is_named_and_the_script_runs(place: Path) -> 
     assert process.why in line
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_paused_while_torch_is_imported(place: Path, enabled: bool) -> None:
+    (place / "torch" / "__init__.py").write_text("import gc; print(gc.isenabled())")
+    prepare = "" if enabled else "gc.disable(); "
+    code = f"import gc; {prepare}import torch; print(gc.isenabled(), gc.get_freeze_count())"
+    assert run(place, code).stdout == f"False\n{enabled} 0\n"
+
+
+def test_the_objects_of_torch_are_old_after_its_import(place: Path) -> None:
+    (place / "torch" / "__init__.py").write_text("kept = [[] for _ in range(50_000)]")
+    code = "import gc, torch; print(sum(map(len, map(gc.get_objects, (0, 1)))) < 50_000)"
+    assert run(place, code).stdout == "True\n"
+
+
+def test_objects_that_the_script_has_frozen_stay_frozen(place: Path) -> None:
+    code = "import gc; gc.freeze(); import torch; print(gc.get_freeze_count() > 0, gc.isenabled())"
+    assert run(place, code).stdout == "True True\n"
+
+
+def test_garbage_collection_goes_on_after_a_failed_import(place: Path) -> None:
+    (place / "torch" / "__init__.py").write_text("1 / 0")
+    code = """
+import gc
+try:
+    import torch
+except ZeroDivisionError:
+    print(gc.isenabled())
+"""
+    assert run(place, code).stdout == "True\n"
+
+
+def test_looking_for_a_module_does_not_end_the_wait_for_it(place: Path) -> None:
+    (place / "torch" / "__init__.py").write_text("import gc; print(gc.isenabled())")
+    code = (
+        "from importlib.util import find_spec; assert find_spec('torch'); "
+        f"import torch; assert find_spec('torch.utils.data.dataloader'); {IMPORT}"
+    )
+    paused, installed = run(place, code).stdout.splitlines()
+    assert paused == "False"
+    assert installed.startswith("installed 3 0 True ")
+
+
 def test_nothing_is_injected_into_workers_and_the_node(place: Path) -> None:
     code = f"{IMPORT}\nif 0: from penstock.engine.pools.worker import main"
     assert run(place, code).stdout == ""

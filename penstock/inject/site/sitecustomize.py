@@ -9,6 +9,7 @@ loaded by then, and the rest when torch's DataLoader is imported.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -22,38 +23,51 @@ if TYPE_CHECKING:
 # The environment is read here and not in penstock.config, because Penstock must not be imported yet
 # and may not be installed in this Python.
 VARIABLE = "PENSTOCK_INJECT"
-AWAITED = "torch.utils.data.dataloader"
 
 
-class AfterImport:
-    """An import finder that calls ``callback`` with the awaited module once it is loaded."""
+class AroundImport:
+    """An import finder that lets ``around`` run the code of one module.
 
-    def __init__(self, callback: Callable[[ModuleType], None]) -> None:
-        self._callback = callback
+    ``around`` is called once, with the module and a function that runs its code. The finder then
+    removes itself.
+    """
+
+    def __init__(self, name: str, around: Callable[[ModuleType, Callable[[], None]], None]) -> None:
+        self._name = name
+        self._around = around
 
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != AWAITED:
+        if name != self._name:
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if finder is self or find is None:
+                continue
+            spec: ModuleSpec | None = find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    wrapper: Any = _CallingLoader(spec.loader, self._callback)
+                    wrapper: Any = _WrappedLoader(spec.loader, self)
                     spec.loader = wrapper
                 return spec
         return None
 
+    def run(self, module: ModuleType, execute: Callable[[], None]) -> None:
+        # Not when the module is found: libraries look for torch and do not import it.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._around(module, execute)
+        else:
+            execute()
 
-class _CallingLoader:
+
+class _WrappedLoader:
     """Wraps the module's own loader, and removes itself when the module is loaded."""
 
-    def __init__(self, loader: Any, callback: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Any, finder: AroundImport) -> None:
         self._loader = loader
-        self._callback = callback
+        self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -63,8 +77,33 @@ class _CallingLoader:
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._callback(module)
+        self._finder.run(module, lambda: self._loader.exec_module(module))
+
+
+def without_collection(module: ModuleType, execute: Callable[[], None]) -> None:
+    """Run the code of torch with garbage collection paused.
+
+    torch makes more than 100,000 objects that stay, and almost no garbage. Looking through them
+    again and again takes as long as importing Penstock, which this pause therefore pays for.
+    """
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        execute()
+    finally:
+        if pauses:
+            # Makes the new objects old without a look at them. Objects that the script has frozen
+            # must stay frozen.
+            if hasattr(gc, "freeze") and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+def then_install(module: ModuleType, execute: Callable[[], None]) -> None:
+    """Run the code of torch's DataLoader, and then install the task of the command."""
+    execute()
+    install(module)
 
 
 def install(module: ModuleType) -> None:
@@ -154,5 +193,8 @@ def _run_users_sitecustomize(directory: str) -> None:
 
 if __name__ == "sitecustomize":
     if os.environ.get(VARIABLE) and not _ours():
-        sys.meta_path.insert(0, AfterImport(install))
+        sys.meta_path[:0] = [
+            AroundImport("torch", without_collection),
+            AroundImport("torch.utils.data.dataloader", then_install),
+        ]
     _run_users_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
