@@ -245,6 +245,32 @@ def test_a_ray_without_tokens_carries_no_pipeline_and_says_what_to_do(
     ray.run("leave", "--ray")
 
 
+def test_workers_of_ray_train_get_every_sample_once_and_have_nodes_placed(
+    ray_machines: RayMachines,
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    ray = ray_machines
+    command = [sys.executable, "-m", "tests.support.scripts.ray_train_job", str(SAMPLES)]
+    done = subprocess.run(
+        [*command, str(ray.place)],
+        env=ray.environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((ray.place / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["world"] for rank in ranks] == [2, 2]
+    first, second = zip(*(rank["epochs"] for rank in ranks), strict=True)
+    assert [len(part) for part in (*first, *second)] == [SAMPLES // 2] * 4
+    assert sorted(first[0] + first[1]) == sorted(second[0] + second[1]) == list(range(SAMPLES))
+    assert first[0] != second[0]
+    # The loaders have had nodes placed on the machines of both workers.
+    assert [entry["state"] for entry in ray.placed()] == ["in", "in"]
+    ray.run("leave", "--ray")
+
+
 def is_node(pid: int) -> bool:
     with suppress(OSError):
         return b"penstock.node" in Path(f"/proc/{pid}/cmdline").read_bytes()
