@@ -33,7 +33,7 @@ PORT = 7411
 LINKS = (0.1, 2.5)
 """Gb/s of the links."""
 
-SIDE, BATCH, EPOCHS = 224, 32, 3
+SIDE, BATCH = 224, 32
 PATIENCE = 180.0
 
 
@@ -71,7 +71,7 @@ def search(options: Namespace) -> Result:
     settings = [(link, spans) for link in LINKS for spans in (False, True)]
     outcomes: dict[tuple[float, bool], list[SearchOutcome]] = {one: [] for one in settings}
     with pipeline(str(options.data), options.items).loader(seed=SEED, workers=1) as alone:
-        expected = [digest_of(batch) for _ in range(1 + EPOCHS) for batch in alone]
+        expected = [digest_of(batch) for _ in range(1 + options.epochs) for batch in alone]
     for number, order in turns(len(settings), options.rounds):
         for link, spans in (settings[place] for place in order):
             kind = "share= and cluster=" if spans else "share= on each host"
@@ -146,7 +146,7 @@ def start(
         "PENSTOCK_NODE_IDLE": "2",
     }
     words = [sys.executable, "-m", "benchmarks.cluster.search", str(options.data)]
-    words += [str(options.items), str(number), str(place), str(int(spans))]
+    words += [str(options.items), str(options.epochs), str(number), str(place), str(int(spans))]
     return host.start(*words, cwd=ROOT, env=environment, start_new_session=True)
 
 
@@ -193,7 +193,7 @@ def make_result(
     return Result((Table(title, heads, tuple(rows)),), (), tuple(wrong), {"search": data})
 
 
-def job(data: str, items: int, number: int, place: Path, spans: bool) -> None:
+def job(data: str, items: int, epochs: int, number: int, place: Path, spans: bool) -> None:
     """One job: an epoch to warm up, then the measured ones."""
     from penstock.node.client import request_status
 
@@ -214,9 +214,10 @@ def job(data: str, items: int, number: int, place: Path, spans: bool) -> None:
             time.sleep(POLL_INTERVAL)
         meet("warm")
         before, began = group()["prepared"], time.monotonic()
-        for _ in range(EPOCHS):
+        warm = len(digests)
+        for _ in range(epochs):
             digests += [digest_of(batch) for batch in loader]
-        rate = (len(digests) * EPOCHS / (1 + EPOCHS)) / (time.monotonic() - began)
+        rate = (len(digests) - warm) / (time.monotonic() - began)
         found = group()
         meet("measured")
     report = {"rate": rate, "prepared": found["prepared"] - before}
@@ -228,4 +229,5 @@ def job(data: str, items: int, number: int, place: Path, spans: bool) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    job(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5] == "1")
+    items, epochs, number = (int(word) for word in sys.argv[2:5])
+    job(sys.argv[1], items, epochs, number, Path(sys.argv[5]), sys.argv[6] == "1")

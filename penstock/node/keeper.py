@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import config
-from penstock.cluster.find import PORT, bracketed, parse_own_address
+from penstock.cluster.find import PORT, bracketed, parse_own_address, split_address
 from penstock.cluster.mailbox import Mailbox, PublishedRecipes
 from penstock.cluster.placing import KeeperReport, PlacementOptions
 from penstock.cluster.secrets import Secrets, fingerprint_of, read_secrets, write_secrets
@@ -77,7 +77,6 @@ class NodeKeeper:
         self._secrets: Secrets | None = None
         self._secret = ""
         self._report = KeeperReport("starting")
-        self._entered = False
         self._recipes = PublishedRecipes(fetch)
         self._directory.create()
         self._mailbox = Mailbox(self._directory.path / "keeper.sock", self._recipes)
@@ -137,10 +136,11 @@ class NodeKeeper:
             except (PenstockError, OSError) as error:
                 self._set(KeeperReport("failed", reason=str(error)))
                 _log.warning("%s", error)
-                if not self._entered:
-                    # Another process may have taken the port.
+                # Another process may have taken the port, also while the node was restarted.
+                with suppress(ClusterError):
+                    address = self._choose_address(self._address)
                     with self._lock:
-                        self._address = self._choose_address()
+                        self._address = address
                 self._wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             except Exception as error:
@@ -172,7 +172,6 @@ class NodeKeeper:
             )
             if not isinstance(entered, Entered):
                 raise WorkerError("the node has not answered EnterCluster")
-            self._entered = True
             with self._lock:
                 self._address = entered.address
             while not self._closing:
@@ -246,8 +245,11 @@ class NodeKeeper:
         with self._lock:
             self._secret = str(directory.absolute())
 
-    def _choose_address(self) -> str:
-        """The address of the node: the usual port, or a free one if another process has that."""
+    def _choose_address(self, before: str = "") -> str:
+        """The address of the node. ``before``: its last one, which other machines know.
+
+        The port of that, the usual one, or a free one if other processes have both.
+        """
         given = config.cluster_address()
         if given:
             return parse_own_address(given, "PENSTOCK_CLUSTER_ADDRESS")
@@ -257,8 +259,11 @@ class NodeKeeper:
             if cluster is not None:
                 return str(cluster["address"])
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        for port in (PORT, 0):
+        last = [split_address(before)[1]] if before else []
+        for port in dict.fromkeys([*last, PORT, 0]):
             with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+                # As the node will: the connections of one that has just ended do not matter.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((self._host, port))
                 return f"{bracketed(self._host)}:{probe.getsockname()[1]}"
         raise ClusterError(

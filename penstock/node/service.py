@@ -485,6 +485,8 @@ class Service:
             self.guests.lend(request.cores)
             self.cluster.lend(request.cores)
         self._stays |= request.stay
+        # Starting may take longer than the idle time. The process that asked is about to use it.
+        self._held_until = max(self._held_until, self._clock() + self._idle)
         return Entered(self.cluster.machine, self.cluster.address)
 
     def _hold(self, peer: Peer, message: HoldNode) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,35 @@ def test_a_taken_port_is_not_chosen(place: Path, secrets: Secrets) -> None:
         kept.leave()
     assert address.startswith("127.0.0.1:")
     assert not address.endswith(":7411")
+
+
+def test_a_port_that_is_taken_while_the_node_is_down_is_given_up(
+    place: Path, secrets: Secrets
+) -> None:
+    kept = keeper(place, fingerprint_of(secrets))
+    seeds = (kept.tend((), None).address,)
+    report = until(kept, seeds, secrets, "in")
+    host, _, port = report.address.rpartition(":")
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def take() -> bool:
+            with suppress(ProcessLookupError):
+                os.kill(kept.tend(seeds, None).pid or report.pid, signal.SIGKILL)
+            try:
+                taken.bind((host, int(port)))
+            except OSError:
+                return False
+            taken.listen()
+            return True
+
+        wait_for(take)
+        wait_for(lambda: kept.tend(seeds, None).address != report.address)
+        address = kept.tend(seeds, None).address
+        again = until(kept, (address,), None, "in")
+        assert again.address == address
+        kept.leave()
+    assert wait_for_exit(again.pid, LIMIT)
 
 
 # ----------------------------------------------------------------- recipes

@@ -23,7 +23,11 @@ def main() -> None:
                 include_dashboard=False,
                 object_store_memory=100 << 20,
                 temp_dir=str(place / "ray"),
-                env_vars={"PENSTOCK_RUNTIME_DIR": str(place / f"machine-{number}")},
+                env_vars={
+                    "PENSTOCK_RUNTIME_DIR": str(place / f"machine-{number}"),
+                    # As if the machines shared no file system.
+                    "PENSTOCK_CLUSTER_RECIPES": str(place / f"recipes-{number}"),
+                },
             )
         sys.stdout.write(f"{cluster.address}\n")
         sys.stdout.flush()
