@@ -115,6 +115,8 @@ def report(line: str) -> None:
 
 def main(root: Path, kind: Any, seed: int, rounds: int) -> None:
     warnings.simplefilter("ignore")
+    # A worker that publishes the status of the loader reads the cache, at any time.
+    os.environ["PENSTOCK_LIVE"] = "0"
     rng = random.Random(seed)
     pipeline = (
         ps.from_dataset(np.arange(SAMPLES), random=False, version="1")
@@ -136,6 +138,7 @@ def main(root: Path, kind: Any, seed: int, rounds: int) -> None:
                     # Between two accesses: no check can help against damage during one.
                     while loader.queue().unfinished:
                         time.sleep(0.01)
+                    loader.stats()  # waits for the worker that still admits samples
                     done.append("in use: " + damage(place, rng, IN_USE))
                     report(done[-1])
         while rng.random() < 0.6:
