@@ -31,7 +31,7 @@ IMAGE_EXTENSIONS = (
 )
 
 
-Look = Callable[[str], tuple[list[str], list[str]]]
+ListFolder = Callable[[str], tuple[list[str], list[str]]]
 """Lists a folder, by its path below the root: the names of its files and of its sub-folders."""
 
 
@@ -53,7 +53,7 @@ class Folder(Source):
 
     def _scan(
         self,
-        look: Look,
+        look: ListFolder,
         classes: Literal["auto"] | bool,
         extensions: str | Sequence[str] | None,
     ) -> None:
@@ -83,7 +83,7 @@ class Folder(Source):
             return None
         return {name: label for label, name in enumerate(self.classes)}
 
-    def _scan_classes(self, look: Look) -> None:
+    def _scan_classes(self, look: ListFolder) -> None:
         folders: list[str] = []
         labels: list[int] = []
         counts: list[int] = []
@@ -209,7 +209,7 @@ class FolderSource(Folder):
         return FileSamples(self.listing, self._content_field, self._numbers)
 
 
-def _walk(top: str, look: Look) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: str, look: ListFolder) -> Iterator[tuple[str, list[str]]]:
     """Each folder that holds files, relative to the root, with its sorted file names."""
     waiting = [top]
     while waiting:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from penstock.source.objects.address import Address
-from penstock.source.objects.protocol import UNKNOWN, Failure, StorageOptions, Wanted
+from penstock.source.objects.protocol import UNKNOWN, FetchFailure, StorageOptions, WantedObject
 
 PAGE = 1000
 """Objects in one page of a listing, as stores have it."""
@@ -22,7 +22,7 @@ _FSSPEC_THREADS = 64
 """Requests at once to a store that only fsspec knows."""
 
 
-class Found(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a listing."""
 
     path: str
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 class ObjectFailure(Exception):
     """A request failed. ``again``: another one may succeed."""
 
-    def __init__(self, failure: Failure, *, again: bool) -> None:
+    def __init__(self, failure: FetchFailure, *, again: bool) -> None:
         super().__init__(failure.text)
         self.failure = failure
         self.again = again
@@ -42,13 +42,13 @@ class ObjectFailure(Exception):
 class ObjectClient(Protocol):
     """Requests to one store. Raises ObjectFailure."""
 
-    async def get(self, wanted: Wanted) -> Any:
+    async def get(self, wanted: WantedObject) -> Any:
         """The bytes of an object or of a range of it, as a buffer."""
 
-    async def head(self, path: str) -> Found:
+    async def head(self, path: str) -> ListedObject:
         """Size and version of one object."""
 
-    def list(self, prefix: str) -> AsyncIterator[list[Found]]:
+    def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         """All objects whose path begins with ``prefix/``, page by page."""
 
 
@@ -64,10 +64,10 @@ def connect(root: str, options: StorageOptions) -> ObjectClient:
                 f"{root} needs fsspec and its package for {address.scheme}: {error}. "
                 'pip install "penstock[cloud]" and that package.'
             )
-        raise ObjectFailure(Failure("settings", text), again=False) from error
+        raise ObjectFailure(FetchFailure("settings", text), again=False) from error
     except Exception as error:
         text = f"{root} cannot be used: {_short(error)}. Check the URL and storage=."
-        raise ObjectFailure(Failure("settings", text), again=False) from error
+        raise ObjectFailure(FetchFailure("settings", text), again=False) from error
 
 
 class _Obstore:
@@ -90,7 +90,7 @@ class _Obstore:
         self._listable = address.scheme not in ("http", "https")
         self._root = address.root
 
-    async def get(self, wanted: Wanted) -> Any:
+    async def get(self, wanted: WantedObject) -> Any:
         options: Any = None
         if wanted.start != UNKNOWN:
             options = {"range": (wanted.start, wanted.end)}
@@ -106,37 +106,37 @@ class _Obstore:
         check_length(wanted, len(content), int(meta["size"]))
         return content
 
-    async def head(self, path: str) -> Found:
+    async def head(self, path: str) -> ListedObject:
         try:
             meta = await self._obstore.head_async(self._store, path)
         except Exception as error:
             raise self._failure(error) from error
-        return Found(path, int(meta["size"]), meta["e_tag"] or "")
+        return ListedObject(path, int(meta["size"]), meta["e_tag"] or "")
 
-    async def list(self, prefix: str) -> AsyncIterator[list[Found]]:
+    async def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         if not self._listable:
             text = (
                 f"{self._root} is a web server, which cannot list its files. Give from_files a "
                 "list of URLs, or from_folder the URL of a bucket."
             )
-            raise ObjectFailure(Failure("settings", text), again=False)
+            raise ObjectFailure(FetchFailure("settings", text), again=False)
         stream = self._obstore.list(self._store, prefix or None, chunk_size=PAGE)
         try:
             async for page in stream:
-                yield [Found(one["path"], one["size"], one["e_tag"] or "") for one in page]
+                yield [ListedObject(one["path"], one["size"], one["e_tag"] or "") for one in page]
         except Exception as error:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> ObjectFailure:
         if isinstance(error, FileNotFoundError):
-            return ObjectFailure(Failure("missing", "it does not exist"), again=False)
+            return ObjectFailure(FetchFailure("missing", "it does not exist"), again=False)
         denied = (
             self._exceptions.PermissionDeniedError,
             self._exceptions.UnauthenticatedError,
         )
         if isinstance(error, denied):
-            return ObjectFailure(Failure("denied", _short(error)), again=False)
-        return ObjectFailure(Failure("unreachable", _short(error)), again=True)
+            return ObjectFailure(FetchFailure("denied", _short(error)), again=False)
+        return ObjectFailure(FetchFailure("unreachable", _short(error)), again=True)
 
 
 def _credentials(scheme: str, options: StorageOptions) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class _Fsspec:
     def _url(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    async def get(self, wanted: Wanted) -> Any:
+    async def get(self, wanted: WantedObject) -> Any:
         start = None if wanted.start == UNKNOWN else wanted.start
         end = None if wanted.start == UNKNOWN else wanted.end
         content = await self._call(
@@ -173,10 +173,10 @@ class _Fsspec:
         check_length(wanted, len(content), wanted.size)
         return content
 
-    async def head(self, path: str) -> Found:
+    async def head(self, path: str) -> ListedObject:
         return _found(path, await self._call(lambda: self._files.info(self._url(path))))
 
-    async def list(self, prefix: str) -> AsyncIterator[list[Found]]:
+    async def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         top = self._url(prefix)
         found = await self._call(lambda: self._files.find(top, detail=True))
         inside = self._files._strip_protocol(self._root).strip("/")
@@ -195,34 +195,36 @@ class _Fsspec:
             async with self._limit:
                 return await asyncio.to_thread(function)
         except FileNotFoundError as error:
-            raise ObjectFailure(Failure("missing", "it does not exist"), again=False) from error
+            raise ObjectFailure(
+                FetchFailure("missing", "it does not exist"), again=False
+            ) from error
         except PermissionError as error:
-            raise ObjectFailure(Failure("denied", _short(error)), again=False) from error
+            raise ObjectFailure(FetchFailure("denied", _short(error)), again=False) from error
         except Exception as error:
-            raise ObjectFailure(Failure("unreachable", _short(error)), again=True) from error
+            raise ObjectFailure(FetchFailure("unreachable", _short(error)), again=True) from error
 
 
-def _found(path: str, info: Any) -> Found:
+def _found(path: str, info: Any) -> ListedObject:
     version = info.get("ETag") or info.get("etag") or info.get("mtime") or ""
-    return Found(path, int(info.get("size") or 0), str(version))
+    return ListedObject(path, int(info.get("size") or 0), str(version))
 
 
-def check_version(wanted: Wanted, size: int, etag: str) -> None:
+def check_version(wanted: WantedObject, size: int, etag: str) -> None:
     """Refuse an object that is not the one that was listed."""
     resized = wanted.size != UNKNOWN and size != wanted.size
     if resized or (wanted.etag and etag and etag != wanted.etag):
         found = f"{size} bytes, version {etag or 'unknown'}"
         listed = f"{wanted.size} bytes, version {wanted.etag or 'unknown'}"
         text = f"it was changed: it has {found}; when it was listed it had {listed}"
-        raise ObjectFailure(Failure("changed", text), again=False)
+        raise ObjectFailure(FetchFailure("changed", text), again=False)
 
 
-def check_length(wanted: Wanted, length: int, size: int) -> None:
+def check_length(wanted: WantedObject, length: int, size: int) -> None:
     """Refuse an answer that was cut short."""
     expected = size if wanted.start == UNKNOWN else wanted.end - wanted.start
     if expected not in (UNKNOWN, length):
         text = f"the answer has {length} bytes instead of {expected}"
-        raise ObjectFailure(Failure("unreachable", text), again=True)
+        raise ObjectFailure(FetchFailure("unreachable", text), again=True)
 
 
 def _short(error: BaseException) -> str:

@@ -18,9 +18,9 @@ import penstock
 from penstock.errors import PipelineError, SourceError
 from penstock.source.objects.protocol import (
     FRAME,
-    Failure,
+    FetchFailure,
     StorageOptions,
-    Wanted,
+    WantedObject,
     decode,
     encode,
 )
@@ -55,7 +55,7 @@ class _Lost(Exception):
     """The connection ended: the fetcher has died."""
 
 
-class _Link:
+class _ThreadConnection:
     """A connection that is closed when nobody uses it any more: that of a thread that has ended."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -78,7 +78,7 @@ class Fetcher:
         self._name = _process_name()
         self._mine = threading.local()
         # One connection for as long as this object lives: the fetcher stays while it is there.
-        self._held: _Link | None = None
+        self._held: _ThreadConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "_options": self._options, "_name": self._name}
@@ -88,10 +88,10 @@ class Fetcher:
         self._mine = threading.local()
         self._held = None
 
-    def read(self, wanted: Sequence[Wanted], *, partial: bool = False) -> list[Any]:
+    def read(self, wanted: Sequence[WantedObject], *, partial: bool = False) -> list[Any]:
         """The contents of these objects as bytes-like objects, in order.
 
-        Raises SourceError for one that cannot be had; with ``partial`` it is a Failure in the list.
+        Raises SourceError for one that cannot be had; with ``partial`` it is a FetchFailure in the list.
         """
         rows = [list(one) for one in wanted]
 
@@ -103,17 +103,17 @@ class Fetcher:
                 if header[0] == "object":
                     contents[header[1]] = payload
                 else:
-                    contents[header[1]] = Failure(header[2], header[3])
+                    contents[header[1]] = FetchFailure(header[2], header[3])
             return contents
 
         contents = self._ask(receive)
         if not partial:
             for one, content in zip(wanted, contents, strict=True):
-                if isinstance(content, Failure):
+                if isinstance(content, FetchFailure):
                     self._refuse(one.path, content)
         return contents
 
-    def expect(self, wanted: Iterable[Wanted]) -> None:
+    def expect(self, wanted: Iterable[WantedObject]) -> None:
         """Announce objects that will be read, in this order, after those announced before."""
         rows = [list(one) for one in wanted]
         self._ask(lambda connection: _send(connection, ["expect", self.root, rows]))
@@ -145,7 +145,9 @@ class Fetcher:
             while count is None or count > 0:
                 header, _ = _receive(connection)
                 if header[0] == "failed":
-                    self._refuse(request[2] if request[0] == "list" else "", Failure(*header[2:]))
+                    self._refuse(
+                        request[2] if request[0] == "list" else "", FetchFailure(*header[2:])
+                    )
                 if header[0] != "page":
                     return
                 yield [tuple(one) for one in header[1]]
@@ -176,15 +178,15 @@ class Fetcher:
 
     def _connection(self) -> socket.socket:
         """The connection of this thread."""
-        link: _Link | None = getattr(self._mine, "link", None)
+        link: _ThreadConnection | None = getattr(self._mine, "link", None)
         if link is None or link.pid != os.getpid():
             # After a fork the parent's connection must not be used: answers would be mixed up.
-            link = self._mine.link = _Link(self._connected())
+            link = self._mine.link = _ThreadConnection(self._connected())
         return link.connection
 
     def _connected(self) -> socket.socket:
         if self._held is None or self._held.pid != os.getpid():
-            self._held = _Link(_connect(self._name))
+            self._held = _ThreadConnection(_connect(self._name))
         connection = _connect(self._name)
         _send(connection, ["open", self.root, self._options])
         header, _ = _receive(connection)
@@ -193,7 +195,7 @@ class Fetcher:
             raise PipelineError(header[3])
         return connection
 
-    def _refuse(self, path: str, failure: Failure) -> NoReturn:
+    def _refuse(self, path: str, failure: FetchFailure) -> NoReturn:
         url = f"{self.root}/{path}" if path else self.root
         if failure.kind == "settings":
             raise PipelineError(failure.text)

@@ -22,9 +22,9 @@ from penstock.source.objects.protocol import (
     FRAME,
     LONGEST_HEADER,
     UNKNOWN,
-    Failure,
+    FetchFailure,
     StorageOptions,
-    Wanted,
+    WantedObject,
     decode,
     encode,
 )
@@ -45,7 +45,7 @@ GUESS = 128 << 10
 LATEST = 60.0
 """Seconds after which a request that was not answered counts as failed."""
 
-Key = tuple[str, Wanted]
+ObjectKey = tuple[str, WantedObject]
 
 
 class Fetching:
@@ -70,8 +70,8 @@ class Fetching:
         self._options: dict[str, StorageOptions] = {}
         self._window = Window(budget, requests)
         self._hedging: dict[str, Hedging] = {}
-        self._numbers: dict[Key, int] = {}
-        self._keys: dict[int, Key] = {}
+        self._numbers: dict[ObjectKey, int] = {}
+        self._keys: dict[int, ObjectKey] = {}
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._next = 0
         self._mean = float(GUESS)
@@ -99,7 +99,7 @@ class Fetching:
     def bytes_held(self) -> int:
         return self._window.bytes_held
 
-    def expect(self, root: str, wanted: list[Wanted]) -> None:
+    def expect(self, root: str, wanted: list[WantedObject]) -> None:
         """These objects will be needed, in this order."""
         self._window.expect((self._number((root, one)), self._size(one)) for one in wanted)
         self._fill()
@@ -112,7 +112,7 @@ class Fetching:
                 task.cancel()
             self._end(number)
 
-    async def get(self, root: str, wanted: Wanted) -> Any:
+    async def get(self, root: str, wanted: WantedObject) -> Any:
         """An object, fetched ahead or now. Raises ObjectFailure."""
         number = self._number((root, wanted))
         if self._window.demand(number, self._size(wanted)):
@@ -125,10 +125,10 @@ class Fetching:
             self._end(number)
             self._fill()
 
-    def _size(self, wanted: Wanted) -> int:
+    def _size(self, wanted: WantedObject) -> int:
         return int(self._mean) if wanted.length == UNKNOWN else wanted.length
 
-    def _number(self, key: Key) -> int:
+    def _number(self, key: ObjectKey) -> int:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = self._next
@@ -159,7 +159,7 @@ class Fetching:
 
         task.add_done_callback(arrived)
 
-    async def _fetch(self, root: str, wanted: Wanted) -> Any:
+    async def _fetch(self, root: str, wanted: WantedObject) -> Any:
         started, attempt = self._clock(), 0
         while True:
             attempt += 1
@@ -175,11 +175,11 @@ class Fetching:
                 if pause is None:
                     kind, text = error.failure
                     tried = f"{text} ({attempt} requests in {self._clock() - started:.0f} s)"
-                    raise ObjectFailure(Failure(kind, tried), again=False) from error
+                    raise ObjectFailure(FetchFailure(kind, tried), again=False) from error
                 self.retries += 1
                 await self._sleep(pause)
 
-    async def _hedged(self, root: str, wanted: Wanted) -> Any:
+    async def _hedged(self, root: str, wanted: WantedObject) -> Any:
         """One request, or two if the first is late. The first good answer counts."""
         hedging = self._hedging[root]
         first = asyncio.ensure_future(self._once(root, wanted))
@@ -202,13 +202,13 @@ class Fetching:
             for task in running:
                 task.cancel()
 
-    async def _once(self, root: str, wanted: Wanted) -> Any:
+    async def _once(self, root: str, wanted: WantedObject) -> Any:
         self.requests += 1
         started = self._clock()
         try:
             content = await asyncio.wait_for(self._clients[root].get(wanted), LATEST)
         except asyncio.TimeoutError:
-            failure = Failure("unreachable", f"no answer within {LATEST:.0f} s")
+            failure = FetchFailure("unreachable", f"no answer within {LATEST:.0f} s")
             raise ObjectFailure(failure, again=True) from None
         self._hedging[root].record(self._clock() - started)
         return content
@@ -272,7 +272,7 @@ class Server:
                 await send(["opened"])
             elif kind == "expect":
                 root, rows = arguments
-                self._fetching.expect(root, [Wanted(*row) for row in rows])
+                self._fetching.expect(root, [WantedObject(*row) for row in rows])
             elif kind == "forget":
                 self._fetching.forget()
             elif kind == "get":
@@ -302,7 +302,7 @@ class Server:
 
         async def one(number: int, row: Any) -> None:
             try:
-                content = await self._fetching.get(root, Wanted(*row))
+                content = await self._fetching.get(root, WantedObject(*row))
             except ObjectFailure as error:
                 await send(["failed", number, *error.failure])
             else:

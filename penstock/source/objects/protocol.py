@@ -24,7 +24,7 @@ StorageOptions = Mapping[str, str]
 """Settings of a store that its environment variables do not give, such as ``endpoint``."""
 
 
-class Wanted(NamedTuple):
+class WantedObject(NamedTuple):
     """An object, or a range of it, to be fetched.
 
     ``start``, ``end``: the range; both ``UNKNOWN`` for all of it. ``size``: of the whole object,
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
         return self.size if self.start == UNKNOWN else self.end - self.start
 
 
-class Failure(NamedTuple):
+class FetchFailure(NamedTuple):
     """Why an object cannot be had.
 
     ``kind``: ``missing``, ``denied``, ``changed``, ``unreachable`` or ``settings``.

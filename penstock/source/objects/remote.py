@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.fingerprint import fingerprint
 from penstock.source.names import Names
 from penstock.source.objects.connection import Fetcher
-from penstock.source.objects.protocol import UNKNOWN, Failure, Wanted
+from penstock.source.objects.protocol import UNKNOWN, FetchFailure, WantedObject
 
 HEADS = 4096
 """Objects whose sizes are asked for in one message."""
@@ -42,11 +42,11 @@ class RemoteObjects:
     def url(self, index: int) -> str:
         return f"{self._fetcher.root}/{self._paths[index]}"
 
-    def wanted(self, index: int) -> Wanted:
+    def wanted(self, index: int) -> WantedObject:
         if self._sizes is None or self._etags is None:
-            return Wanted(self._paths[index])
+            return WantedObject(self._paths[index])
         size, etag = self._sizes.item(index), self._etags[index]
-        return Wanted(self._paths[index], UNKNOWN, UNKNOWN, size, etag)
+        return WantedObject(self._paths[index], UNKNOWN, UNKNOWN, size, etag)
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """The contents of these objects. Raises SourceError."""
@@ -56,7 +56,7 @@ class RemoteObjects:
         """The contents of these objects; ``None`` for one that cannot be fetched."""
         wanted = [self.wanted(index) for index in indices.tolist()]
         found = self._fetcher.read(wanted, partial=True)
-        return [None if isinstance(one, Failure) else one for one in found]
+        return [None if isinstance(one, FetchFailure) else one for one in found]
 
     def expect(self, indices: Iterable[int]) -> None:
         """Fetch these objects ahead, in this order."""

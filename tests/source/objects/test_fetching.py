@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from penstock.source.objects.client import Found, ObjectFailure
+from penstock.source.objects.client import ListedObject, ObjectFailure
 from penstock.source.objects.fetcher import Fetching
 from penstock.source.objects.policy import TRIES, Hedging
-from penstock.source.objects.protocol import Failure, Wanted
+from penstock.source.objects.protocol import FetchFailure, WantedObject
 
 Answer = Callable[[str, int], Awaitable[bytes]]
 """The content of an object, by its path and the number of the request for it, from 1."""
 
-BUSY = ObjectFailure(Failure("unreachable", "503 busy"), again=True)
-GONE = ObjectFailure(Failure("missing", "it does not exist"), again=False)
+BUSY = ObjectFailure(FetchFailure("unreachable", "503 busy"), again=True)
+GONE = ObjectFailure(FetchFailure("missing", "it does not exist"), again=False)
 
 
 class Memory:
@@ -30,7 +30,7 @@ class Memory:
         self.order: list[str] = []
         self.flying = self.most = 0
 
-    async def get(self, wanted: Wanted) -> bytes:
+    async def get(self, wanted: WantedObject) -> bytes:
         self.asked[wanted.path] += 1
         self.order.append(wanted.path)
         self.flying += 1
@@ -40,10 +40,10 @@ class Memory:
         finally:
             self.flying -= 1
 
-    async def head(self, path: str) -> Found:
+    async def head(self, path: str) -> ListedObject:
         raise NotImplementedError
 
-    def list(self, prefix: str) -> AsyncIterator[list[Found]]:
+    def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         raise NotImplementedError
 
 
@@ -58,11 +58,11 @@ def fetching(store: Memory, **options: Any) -> Fetching:
     return made
 
 
-def wanted(count: int, size: int = 10) -> list[Wanted]:
-    return [Wanted(str(number), size=size) for number in range(count)]
+def wanted(count: int, size: int = 10) -> list[WantedObject]:
+    return [WantedObject(str(number), size=size) for number in range(count)]
 
 
-async def take_all(found: Fetching, objects: list[Wanted]) -> list[bytes]:
+async def take_all(found: Fetching, objects: list[WantedObject]) -> list[bytes]:
     return [await found.get("s3://bucket", one) for one in objects]
 
 
@@ -141,7 +141,7 @@ def test_a_late_request_is_made_a_second_time_and_the_first_answer_counts() -> N
     async def run() -> bytes:
         for one in wanted(2 * Hedging.FEWEST):
             await found.get("s3://bucket", one)
-        return bytes(await found.get("s3://bucket", Wanted(late)))
+        return bytes(await found.get("s3://bucket", WantedObject(late)))
 
     assert asyncio.run(run()) == b"late"
     assert store.asked[late] == 2
@@ -155,6 +155,8 @@ def test_what_is_not_needed_any_more_is_dropped() -> None:
 
     async def run() -> None:
         found.expect("s3://bucket", wanted(20))
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert found.bytes_held == 200
         found.forget()
         assert found.bytes_held == 0
