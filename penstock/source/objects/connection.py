@@ -91,7 +91,8 @@ class Fetcher:
     def read(self, wanted: Sequence[WantedObject], *, partial: bool = False) -> list[Any]:
         """The contents of these objects as bytes-like objects, in order.
 
-        Raises SourceError for one that cannot be had; with ``partial`` it is a FetchFailure in the list.
+        Raises SourceError for one that cannot be had; with ``partial`` the list has a FetchFailure
+        in its place.
         """
         rows = [list(one) for one in wanted]
 
