@@ -26,13 +26,13 @@
 
 /* One picture in the table. Its planes, first luma, have 64 bytes for each of its blocks. */
 typedef struct {
-  int64_t block, blocks;            /* its first block in the buffer, and their number */
   int64_t pixel;                    /* first byte of its pixels in the result */
+  int64_t height, width, top, left; /* the box, in pixels */
+  int64_t block, blocks;            /* its first block in the buffer, and their number */
   int64_t across, down;             /* units */
   int64_t finer_across, finer_down; /* blocks of luma in a unit */
   int64_t components;
   int64_t unit_top, unit_left;      /* position of the first unit in the picture, in units */
-  int64_t top, left, height, width; /* the box, in pixels */
   int64_t full_height, full_width;  /* of the whole picture */
 } PackedPicture;
 

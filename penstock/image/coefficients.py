@@ -24,26 +24,15 @@ PICTURE = np.dtype(
     [
         (name, np.int64)
         for name in (
-            "block",
-            "blocks",
-            "pixel",
-            "across",
-            "down",
-            "finer_across",
-            "finer_down",
-            "components",
-            "unit_top",
-            "unit_left",
-            "top",
-            "left",
-            "height",
-            "width",
-            "full_height",
-            "full_width",
+            *("pixel", "height", "width", "top", "left", "block", "blocks", "across", "down"),
+            *("finer_across", "finer_down", "components", "unit_top", "unit_left"),
+            *("full_height", "full_width"),
         )
     ]
 )
-"""A picture in the table: ``PackedPicture`` in ``native/jpeg/packed.h``."""
+"""A picture in the table: ``PackedPicture`` in ``native/jpeg/packed.h``.
+
+It begins as a row of ``Ragged`` does."""
 
 STEPS = 3 * 64
 """Quantization steps of a picture: 64 for each component, int16, row by row."""
@@ -139,7 +128,7 @@ def read_coefficients(
             errors[i] = _misfit([boxes[i]], outcome)
     numbers = [number for number, error in enumerate(errors) if error is None]
     packed = np.frombuffer(buffer, np.uint8)
-    pictures = packed[: len(numbers) * PICTURE.itemsize].view(PICTURE)
+    pictures = packed[: len(numbers) * PICTURE.itemsize].view(PICTURE).copy()
     return Coefficients(packed, pictures, numbers, errors)
 
 

@@ -7,6 +7,7 @@ then all pixels at once (upsample chroma, convert to RGB). All arithmetic is on 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -82,12 +83,9 @@ def split(packed: torch.Tensor, coefficients: Coefficients) -> PackedParts:
 
 def regions(pixels: torch.Tensor, table: torch.Tensor, coefficients: Coefficients) -> Ragged:
     """The result: ``pixels`` of all boxes, one after the other."""
-    host = coefficients.pictures
-    sizes = np.stack([host["height"], host["width"]], axis=1).astype(np.int32)
-    columns = [COLUMNS[name] for name in ("height", "width", "top", "left")]
-    heights, widths, tops, lefts = (table[:, column].to(torch.int32) for column in columns)
-    offsets = table[:, COLUMNS["pixel"]].contiguous()
-    return Ragged(pixels, offsets, heights, widths, tops, lefts, sizes)
+    host = coefficients.pictures.view(np.int64).reshape(len(table), len(COLUMNS))
+    # The packed buffer may be used again: nothing in the result refers to it.
+    return Ragged(pixels, host[:, :5].copy(), table[:, :5].clone())
 
 
 def data_starts(records: torch.Tensor) -> torch.Tensor:
@@ -100,7 +98,7 @@ def _repeated(
     table: torch.Tensor, times: torch.Tensor, total: int, *names: str
 ) -> tuple[torch.Tensor, ...]:
     """Columns of the table, where the number of picture ``i`` stands ``times[i]`` times."""
-    numbers = table[:, [COLUMNS[name] for name in names]].to(torch.int32)
+    numbers = torch.stack([table[:, COLUMNS[name]] for name in names], dim=1).to(torch.int32)
     return numbers.repeat_interleave(times, dim=0, output_size=total).unbind(1)
 
 
@@ -138,7 +136,7 @@ def _planes(parts: PackedParts, total: int) -> torch.Tensor:
     before = torch.where(is_luma, 0, across * down * (luma + component - 1))
     start = (first + before).long() * 64 + row.long() * 8 * stride + column * 8
 
-    quantized = _unpack(records, data)[:, torch.tensor(FROM_FILE, device=device)]
+    quantized = _unpack(records, data)[:, _from_file(device)]
     factors = steps[picture * 3 + component]
     # The kernel multiplies in 16 bits; the product of absurd numbers wraps.
     samples = _transform_blocks((quantized.to(torch.int16) * factors).to(torch.int32))
@@ -148,6 +146,11 @@ def _planes(parts: PackedParts, total: int) -> torch.Tensor:
     planes = torch.empty(total * 64, dtype=torch.uint8, device=device)
     planes[places.view(-1)] = samples.view(-1)
     return planes
+
+
+@lru_cache
+def _from_file(device: torch.device) -> torch.Tensor:
+    return torch.tensor(FROM_FILE, device=device)
 
 
 def _divided(number: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
