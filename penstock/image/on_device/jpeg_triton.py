@@ -89,7 +89,7 @@ def _from_file(device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def _ones(byte: Any) -> Any:
+def _ones(byte: tl.tensor) -> tl.tensor:
     """The number of ones in the bits of a byte."""
     pairs = byte - ((byte >> 1) & 0x55)
     fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
@@ -97,33 +97,33 @@ def _ones(byte: Any) -> Any:
 
 
 @triton.jit
-def _wrapped(value: Any) -> Any:
+def _wrapped(value: tl.tensor) -> tl.tensor:
     """To 16 bits, as the C kernel does: only absurd numbers change."""
     return (value << 16) >> 16
 
 
 @triton.jit
-def _clipped(value: Any) -> Any:
+def _clipped(value: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.maximum(value, -32768), 32767)
 
 
 @triton.jit
-def _level(value: Any) -> Any:
+def _level(value: tl.tensor) -> tl.tensor:
     return tl.minimum(tl.maximum(value, 0), 255).to(tl.uint8)
 
 
 @triton.jit
 def _coefficients(
-    data: Any,
-    record: Any,
-    masks: Any,
-    before: Any,
-    values: Any,
-    wide: Any,
-    steps: Any,
-    order: Any,
+    data: tl.tensor,
+    record: tl.tensor,
+    masks: tl.tensor,
+    before: tl.tensor,
+    values: tl.tensor,
+    wide: tl.tensor,
+    steps: tl.tensor,
+    order: tl.tensor,
     row: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """One row of every block: (blocks, 8) dequantized coefficients.
 
     ``masks`` and ``before`` have 8 bits for each group: which coefficients are not 0, and how many
@@ -148,8 +148,8 @@ def _coefficients(
 
 @triton.jit
 def _transform(
-    v0: Any, v1: Any, v2: Any, v3: Any, v4: Any, v5: Any, v6: Any, v7: Any, shift: tl.constexpr
-) -> Any:
+    v0: tl.tensor, v1: tl.tensor, v2: tl.tensor, v3: tl.tensor, v4: tl.tensor, v5: tl.tensor, v6: tl.tensor, v7: tl.tensor, shift: tl.constexpr
+) -> tl.tensor:
     z = (v2 + v6) * _F0_541
     t2 = z + v6 * _F1_847
     t3 = z + v2 * _F0_765
@@ -185,8 +185,8 @@ def _transform(
 
 @triton.jit
 def _joined(
-    v0: Any, v1: Any, v2: Any, v3: Any, v4: Any, v5: Any, v6: Any, v7: Any, count: tl.constexpr
-) -> Any:
+    v0: tl.tensor, v1: tl.tensor, v2: tl.tensor, v3: tl.tensor, v4: tl.tensor, v5: tl.tensor, v6: tl.tensor, v7: tl.tensor, count: tl.constexpr
+) -> tl.tensor:
     """Eight vectors (count, 8) as (count, 8, 8); the number of the vector is the last axis."""
     even = tl.join(tl.join(v0, v4), tl.join(v2, v6))
     odd = tl.join(tl.join(v1, v5), tl.join(v3, v7))
@@ -195,13 +195,13 @@ def _joined(
 
 @triton.jit
 def _blocks_to_samples(
-    table: Any,
-    steps: Any,
-    records: Any,
-    starts: Any,
-    data: Any,
-    order: Any,
-    planes: Any,
+    table: tl.tensor,
+    steps: tl.tensor,
+    records: tl.tensor,
+    starts: tl.tensor,
+    data: tl.tensor,
+    order: tl.tensor,
+    planes: tl.tensor,
     count: tl.constexpr,
 ) -> None:
     picture = tl.program_id(0)
@@ -278,34 +278,34 @@ def _blocks_to_samples(
 
 
 @triton.jit
-def _last(full: Any, finer: Any) -> Any:
+def _last(full: tl.tensor, finer: tl.tensor) -> tl.tensor:
     """The last chroma sample along an axis of ``full`` pixels."""
     return (full + finer - 1) // finer - 1
 
 
 @triton.jit
-def _mixed(near: Any, far: Any, finer: Any) -> Any:
+def _mixed(near: tl.tensor, far: tl.tensor, finer: tl.tensor) -> tl.tensor:
     return tl.where(finer == 2, 3 * near + far, near)
 
 
 @triton.jit
-def _part(value: Any, factor: tl.constexpr) -> Any:
+def _part(value: tl.tensor, factor: tl.constexpr) -> tl.tensor:
     return (((2 * value * factor) >> 16) + 1) >> 1
 
 
 @triton.jit
 def _chroma(
-    plane: Any,
-    near_row: Any,
-    far_row: Any,
-    near: Any,
-    far: Any,
-    finer_across: Any,
-    finer_down: Any,
-    bias: Any,
-    shift: Any,
-    inside: Any,
-) -> Any:
+    plane: tl.tensor,
+    near_row: tl.tensor,
+    far_row: tl.tensor,
+    near: tl.tensor,
+    far: tl.tensor,
+    finer_across: tl.tensor,
+    finer_down: tl.tensor,
+    bias: tl.tensor,
+    shift: tl.tensor,
+    inside: tl.tensor,
+) -> tl.tensor:
     tall = inside & (finer_down == 2)
     wide = inside & (finer_across == 2)
     both = tall & wide
@@ -319,7 +319,7 @@ def _chroma(
 
 
 @triton.jit
-def _samples_to_pixels(table: Any, planes: Any, pixels: Any, count: tl.constexpr) -> None:
+def _samples_to_pixels(table: tl.tensor, planes: tl.tensor, pixels: tl.tensor, count: tl.constexpr) -> None:
     numbers = table + tl.program_id(0) * _COLUMNS
     height = tl.load(numbers + _HEIGHT).to(tl.int32)
     width = tl.load(numbers + _WIDTH).to(tl.int32)
