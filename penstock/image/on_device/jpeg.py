@@ -1,7 +1,7 @@
 """From packed coefficients of JPEGs to pixels, in torch, on any device: the bits of the C kernel.
 
-Two stages, each over a whole tiny-batch: all blocks at once (unpack, dequantize, inverse transform),
-then all pixels at once (upsample chroma, convert to RGB). All arithmetic is on integers of 32 bits.
+Two stages, each over a whole tiny-batch: all blocks at once (unpack, dequantize, transform), then
+all pixels at once (upsample chroma, convert to RGB). All arithmetic is on integers of 32 bits.
 ``jpeg_triton`` does the same in two kernels.
 """
 
@@ -99,7 +99,7 @@ def _repeated(
 ) -> tuple[torch.Tensor, ...]:
     """Columns of the table, where the number of picture ``i`` stands ``times[i]`` times."""
     numbers = torch.stack([table[:, COLUMNS[name]] for name in names], dim=1).to(torch.int32)
-    return numbers.repeat_interleave(times, dim=0, output_size=total).unbind(1)
+    return tuple(numbers.repeat_interleave(times, dim=0, output_size=total).unbind(1))
 
 
 # ------------------------------------------------------------------------------ blocks to samples
