@@ -60,6 +60,13 @@ def noise(height: int, width: int, seed: int) -> Pixels:
     return rng.integers(0, 2, (height, width, 3), dtype=np.uint8) * 255
 
 
+def edges(height: int, width: int) -> Pixels:
+    """Few coefficients, and large ones: those of a block take two bytes each."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, 4::8] = pixels[:, 5::8] = 255
+    return pixels
+
+
 def with_restarts(pixels: Pixels, quality: int, interval: int) -> bytes:
     file = io.BytesIO()
     PIL.Image.fromarray(pixels).save(
@@ -133,7 +140,7 @@ def every_kind() -> list[Case]:
     pixels = picture(21, 37)
     files = [encode(pixels, kind, 92) for kind in ("444", "422", "420", "440", "gray")]
     files += [with_restarts(pixels, 80, 2), encode(noise(21, 37, 0), "444", 100)]
-    files += [with_coarsest_steps(files[-1])]
+    files += [with_coarsest_steps(files[-1]), encode(edges(21, 37), "444", 100)]
     return [(data, (number % 4, 3, 17, 30 - number)) for number, data in enumerate(files)]
 
 
