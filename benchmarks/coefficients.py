@@ -42,7 +42,7 @@ def run(options: Namespace) -> Result:
     crop, keyed = RandomResizedCrop(SIDE), Keyed(seed=0, stage="crop")
     sizes = [kernel.size(data) for data in files]
 
-    boxes = [
+    boxes: list[list[Any]] = [
         [tuple(crop.draw(keyed.at(Key(index=n, epoch=epoch)), sizes[n])) for n in range(len(files))]
         for epoch in range(EPOCHS)
     ]
