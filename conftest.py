@@ -20,8 +20,9 @@ import pytest
 
 from tests.support.torchvision import load as load_torchvision
 
-collect_ignore = ["penstock/torch/lightning.py"]
-"""It imports Lightning, which may be missing, or may fail to import torchvision."""
+collect_ignore = ["penstock/torch/lightning.py", "penstock/image/on_device/triton_ops.py"]
+"""One imports Lightning, which may be missing, or may fail to import torchvision; the other Triton,
+whose interpreter must be switched on first."""
 
 SLOW = (
     "tests/torch/test_share.py",

@@ -67,7 +67,8 @@ def _clamped(value: float, most: float) -> float:
 
 
 def _nearest(values: NDArray[Any], most: int) -> NDArray[np.int32]:
-    return np.rint(np.clip(values, -most, most)).astype(np.int32)
+    whole: NDArray[np.int32] = np.rint(np.clip(values, -most, most)).astype(np.int32)
+    return whole
 
 
 def _by_table(tones: tone.Tones) -> _Numbers:
@@ -221,5 +222,5 @@ class ChangesStage:
                     arrays["runs"][i, j, : len(one.runs)] = one.runs
         return arrays
 
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.change(pictures, arrays, host)
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.change(pictures, arrays, host, final)

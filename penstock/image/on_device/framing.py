@@ -217,8 +217,8 @@ class FramingStage:
                 down, across = max(0, height - shape[0]), max(0, width - shape[1])
                 sides = (across // 2, down // 2, across - across // 2, down - down // 2)
                 copy.pad(sides, "constant", (0, 0, 0))
-                corner = operation._corner(len(copy.rows), len(copy.columns))
-                copy.cut(Box(*corner, height, width))
+                top, left = operation._corner(len(copy.rows), len(copy.columns))
+                copy.cut(Box(top, left, height, width))
         return _Framed(None, copy, (False, False))
 
     def pack(self, drawn: Sequence[_Framed], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]:
@@ -277,8 +277,8 @@ class FramingStage:
                 rows.append((0, 0, *one.size, *one.size))
         return np.array(rows, np.int32).reshape(len(drawn), 6)
 
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.frame(pictures, arrays, host)
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.frame(pictures, arrays, host, final)
 
 
 def _joined(first: Axis, second: Axis, order: list[int]) -> Axis:

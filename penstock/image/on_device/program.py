@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +61,8 @@ class EraseStage:
             "out": np.concatenate([offsets_of(out)[:, None], out], axis=1),
         }
 
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.erase(pictures, arrays, host)
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.erase(pictures, arrays, host, final)
 
 
 DeviceStage = FramingStage | ChangesStage | EraseStage
@@ -175,19 +177,21 @@ class DeviceProgram:
         if buffer is None:
             buffer = torch.from_numpy(parameters.buffer).to(device)
         backend = self._backend(device)
-        for stage, arrays, host in zip(
-            self.stages, parameters.on(buffer), parameters.stages, strict=True
-        ):
-            pictures = stage.run(pictures, arrays, host, backend)
-        images = pictures.images()
-        if self.table is not None:
-            images = backend.normalize(images, self._table_on(device))
-        if self.channels_first:
-            images = images.permute(0, 3, 1, 2)
-        if len(parameters) == len(rows):
-            rows.copy_(images)
-        else:
-            rows[torch.from_numpy(parameters.places).to(device)] = images
+        places = torch.from_numpy(parameters.places).to(device)
+        table = None if self.table is None else self._table_on(device)
+        final = backend.RowsOut(rows, places, table, self.channels_first)
+        if not self.stages:
+            backend.finish(pictures, final)
+        last = len(self.stages) - 1
+        arrays = parameters.on(buffer)
+        for number, stage in enumerate(self.stages):
+            pictures = stage.run(
+                backend,
+                pictures,
+                arrays[number],
+                parameters.stages[number],
+                final if number == last else None,
+            )
 
     def _table_on(self, device: Any) -> Any:
         if device not in self._tables:
@@ -197,9 +201,12 @@ class DeviceProgram:
         return self._tables[device]
 
     def _backend(self, device: Any) -> Any:
-        from penstock.image.on_device import torch_ops
-
-        return torch_ops
+        """The module with the operations."""
+        chosen = self.backend
+        if chosen is None:
+            found = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+            chosen = "triton" if found else "torch"
+        return importlib.import_module(f"penstock.image.on_device.{chosen}_ops")
 
 
 def device_program(
