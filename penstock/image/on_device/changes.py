@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,7 @@ class ChangesStage:
     operation: Any
     keyed: Keyed
     fill: tuple[int, ...] = (0, 0, 0)
+    frames: bool = field(default=False, init=False)
 
     def draw_one(self, key: Key, size: Size) -> list[_Numbers]:
         """Draw the changes of one sample. Those that do nothing are left out."""

@@ -19,7 +19,7 @@ from penstock.keyed import Keys
 from penstock.operation import Operation
 from penstock.stats import Tally
 from penstock.stops.map import Map
-from penstock.stops.stop import StepContext, Stop, Upstream
+from penstock.stops.stop import StepContext, Stop
 from tests.image.conftest import make_photo
 
 Image = NDArray[np.uint8]
@@ -41,11 +41,11 @@ def stops_of(operations: Sequence[Operation]) -> tuple[Stop, ...]:
 def on_cpu(stops: Sequence[Stop], pictures: Sequence[Image], keys: Keys, seed: int) -> list[Any]:
     """The results of the CPU."""
     context = StepContext(seed, Tally(len(stops) + 1, 0))
-    upstream: Upstream = lambda keys: list(pictures)  # noqa: E731
+    samples: list[Any] = list(pictures)
     for stop in stops:
         step = stop.step(context)
-        upstream = lambda keys, step=step, above=upstream: step(keys, above)  # noqa: E731
-    return upstream(keys)
+        samples = step(keys, lambda keys, made=samples: made)  # type: ignore[misc]
+    return samples
 
 
 def regions_of(pictures: Sequence[Image], parameters: DeviceParameters) -> Ragged:

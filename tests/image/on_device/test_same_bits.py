@@ -42,6 +42,9 @@ MANY = [(24 + n, 44 - n) for n in range(24)]
         ([image.random_resized_crop(19), image.auto_augment(fill=50)], MANY),
         ([image.random_resized_crop(19), image.auto_augment("cifar10")], MANY),
         ([image.random_resized_crop(19), image.color_jitter(0.4, 0.4, 0.9)], MANY),
+        ([image.resize((32, 30)), image.deep_auto_augment("cifar10", fill=9)], MANY),
+        ([image.resize((26, 32)), image.deep_auto_augment(), image.normalize()], MANY),
+        ([image.deep_auto_augment(), image.center_crop(20)], MANY),
     ],
     ids=lambda given: "-".join(one.name for one in given) if hasattr(given[0], "name") else "",
 )
