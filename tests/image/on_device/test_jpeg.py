@@ -173,6 +173,20 @@ def test_the_result_does_not_refer_to_the_packed_buffer() -> None:
     assert (result.host == before[2]).all()
 
 
+def test_triton_is_chosen_by_name(triton_decode: Decode, monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.image.on_device
+
+    copy = sys.modules["penstock.image.on_device.jpeg_triton"]
+    monkeypatch.setattr(penstock.image.on_device, "jpeg_triton", copy, raising=False)
+    calls: list[Any] = []
+    monkeypatch.setattr(copy, "decode", lambda *given: calls.append(given))
+    read = read_coefficients([encode(picture(9, 9))], [(0, 0, 9, 9)])
+    packed = torch.from_numpy(read.packed)
+    assert jpeg.decode(packed, read, backend="triton") is None
+    assert jpeg.decode(packed, read).picture(0).shape == (9, 9, 3)
+    assert len(calls) == 1
+
+
 def test_no_pictures_are_fine(triton_decode: Decode) -> None:
     read = read_coefficients([b"no JPEG"], [(0, 0, 1, 1)])
     for decode in (jpeg.decode, triton_decode):
