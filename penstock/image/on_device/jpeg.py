@@ -45,9 +45,10 @@ def decode(
     """Decode ``coefficients.packed``, copied to a device, to RGB pictures there.
 
     Picture ``i`` of the result is the box of file ``coefficients.numbers[i]``. The work runs on the
-    current stream. Nothing waits for the device: the host knows all sizes. ``backend``:
-    ``"triton"``
-    (``jpeg_triton``), ``"torch"``, or ``None``: Triton on CUDA if it is installed.
+    current stream. Nothing waits for the device: the host knows all sizes.
+
+    ``backend``: ``"triton"`` (``jpeg_triton``), ``"torch"``, or ``None``: Triton on CUDA if it is
+    installed.
 
     >>> import cv2, numpy as np
     >>> from penstock.image.coefficients import read_coefficients
