@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         from_files,
         from_folder,
         from_parquet,
+        from_tar,
     )
     from penstock.progress_bar import progress
 
@@ -41,6 +42,7 @@ __all__ = [
     "from_files",
     "from_folder",
     "from_parquet",
+    "from_tar",
     "image",
     "progress",
 ]
@@ -57,6 +59,7 @@ _MODULES = {
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",
     "from_parquet": "penstock.pipeline",
+    "from_tar": "penstock.pipeline",
     "progress": "penstock.progress_bar",
 }
 

@@ -6,7 +6,7 @@ pipeline, so several pipelines can share their first stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -389,6 +389,25 @@ def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None 
     from penstock.source.parquet import ParquetSource
 
     return Pipeline(ParquetSource(paths, columns))
+
+
+def from_tar(
+    paths: Path | Sequence[Path],
+    *,
+    fields: str | Sequence[str] | Mapping[str, str] | None = None,
+    decoders: Mapping[str, Callable[[bytes], Any] | None] | Literal["auto"] | None = "auto",
+) -> Pipeline:
+    """Samples of tar shards, as WebDataset writes them: members with one name are one sample.
+
+    ``paths`` is a file, a folder, a pattern (``"train-{000..146}.tar"``, ``"train-*.tar"``), or a
+    list of these. ``fields`` says which extensions make up a sample: ``("jpg;png", "cls")`` for a
+    tuple, ``{"image": "jpg;png", "label": "cls"}`` for a dict, ``"jpg"`` for its bytes alone; by
+    default a dict of all. Whole numbers (cls), text (txt), json and npy are decoded; ``decoders``
+    adds functions of bytes by extension, and ``decoders=None`` leaves all contents as bytes.
+    """
+    from penstock.source.tar import TarSource
+
+    return Pipeline(TarSource(paths, fields, decoders))
 
 
 def from_dataset(

@@ -41,6 +41,14 @@ class Names:
         # Writing to them would change the names. Fingerprints do not depend on it.
         self._text.flags.writeable = self._ends.flags.writeable = False
 
+    @classmethod
+    def of(cls, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> Names:
+        """The names that have these arrays."""
+        names = cls(())
+        names._text, names._ends = text, ends
+        names._text.flags.writeable = names._ends.flags.writeable = False
+        return names
+
     @property
     def text(self) -> NDArray[np.uint8]:
         """The bytes of all names, one after the other."""

@@ -158,6 +158,7 @@ def test_the_public_names() -> None:
         "from_files",
         "from_folder",
         "from_parquet",
+        "from_tar",
         "image",
         "progress",
     ]
