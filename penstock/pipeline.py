@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.diagnose.profile import Profile
     from penstock.diversity import Diversity
     from penstock.loader import Loader
+    from penstock.pack.pack import PackReport
 
 Path = str | PathLike[str]
 
@@ -248,6 +249,34 @@ class Pipeline:
             metrics_port=metrics_port,
         )
         return Loader(self, options)
+
+    def pack(
+        self,
+        to: Path,
+        *,
+        per_shard: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] = "auto",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> PackReport:
+        """Write all samples as tar shards into the folder ``to``, which ``from_tar`` reads.
+
+        No stage may be random. WebDataset and DALI read the shards, too. Finished shards are kept
+        when packing is interrupted: call it again to go on. ``per_shard`` is the number of samples
+        in a shard, by default as many as make 256 MB. ``on_progress`` is called with the numbers of
+        packed and of all samples. ``print`` the report: it says after how many epochs packing pays.
+
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = ps.from_dataset(np.arange(6.0)).pack(folder, per_shard=4)
+        ...     packed = ps.from_tar(folder)
+        ...     [float(x) for x in packed.source.read(range(6))], report.shards
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2)
+        """
+        from penstock.pack.pack import pack
+
+        return pack(self, to, per_shard=per_shard, workers=workers, on_progress=on_progress)
 
     @property
     def fields(self) -> Fields:

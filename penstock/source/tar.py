@@ -28,6 +28,7 @@ from penstock.fingerprint import fingerprint
 from penstock.host.private_dir import own_directory
 from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.listing import Listing, unreadable
+from penstock.source.manifest import read_manifest
 from penstock.source.names import Names
 from penstock.source.ranges import FileRanges, LocalRanges
 from penstock.source.shard_paths import ShardNames, shard_paths
@@ -68,7 +69,7 @@ DECODERS: dict[str, Decoder] = {
 
 
 @dataclass
-class _Part:
+class _TarField:
     """One field of all samples: for each sample, where its content is.
 
     - ``name``: a key of a dict, a position in a tuple, or ``None``: the sample itself.
@@ -105,7 +106,8 @@ class TarSource(Source):
 
     ``fields`` says which extensions make up a sample: one (``"jpg"``: the sample is its bytes),
     a sequence (a tuple), or a mapping from names to extensions (a dict). ``"jpg;png"`` is the first
-    of them that a sample has. ``None``: a dict of everything, and the name as ``"__key__"``.
+    of them that a sample has. ``None``: a dict of everything, and the name as ``"__key__"``; for a
+    folder that ``pack`` wrote, samples are as they were packed.
 
     ``decoders`` are functions of bytes by extension, added to the default ones; ``None`` as a value
     leaves bytes. ``decoders=None``: all contents stay bytes.
@@ -117,6 +119,8 @@ class TarSource(Source):
         fields: TarFields = None,
         decoders: Mapping[str, Decoder | None] | str | None = "auto",
     ) -> None:
+        if fields is None and isinstance(paths, (str, os.PathLike)):
+            fields = _packed_fields(Path(paths).expanduser())
         self._paths = shard_paths(paths, SUFFIXES, "tar")
         self._decoders = _decoders(decoders)
         ours = set(DECODERS.values())
@@ -133,7 +137,7 @@ class TarSource(Source):
                 "the path."
             )
         self._keys = _joined_keys(indexes)
-        table = _Table(indexes)
+        table = _TarMembers(indexes)
         self._single = isinstance(fields, str)
         self._as_dict = fields is None or isinstance(fields, Mapping)
         self._everything = fields is None
@@ -147,10 +151,10 @@ class TarSource(Source):
         more = f" (and {len(self._paths) - 1} more files)" if len(self._paths) > 1 else ""
         return self._paths[0] + more
 
-    def _part(self, name: str | int | None, given: str, table: _Table) -> _Part:
+    def _part(self, name: str | int | None, given: str, table: _TarMembers) -> _TarField:
         if given == KEY:
             none = np.zeros(0, dtype=np.int64)
-            return _Part(name, (KEY,), none.astype(np.int16), none, none, None)
+            return _TarField(name, (KEY,), none.astype(np.int16), none, none, None)
         extensions = tuple(given.lower().split(";"))
         part = table.part(name, extensions)
         part.decoders = tuple(
@@ -197,7 +201,7 @@ class TarSource(Source):
     ) -> None:
         """Read the samples of one shard into ``values``, at these places."""
         ranges: list[tuple[int, int]] = []
-        reads: list[tuple[int, _Part, int]] = []
+        reads: list[tuple[int, _TarField, int]] = []
         for place in places:
             index = int(wanted[place])
             for part in self._parts:
@@ -249,7 +253,7 @@ class TarSource(Source):
             ranges=FileRanges(listing, files, content.offsets, content.sizes),
         )
 
-    def _numbers(self, part: _Part, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numbers(self, part: _TarField, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers of one field. Those that the index does not have are read."""
         if part.numbers is not None:
             return part.numbers[indices]
@@ -323,7 +327,7 @@ class TarSource(Source):
         }
 
 
-class _Table:
+class _TarMembers:
     """The members of all shards, as if they were one."""
 
     def __init__(self, indexes: Sequence[TarIndex]) -> None:
@@ -343,7 +347,7 @@ class _Table:
         self._numbers = np.concatenate([index.numbers for index in indexes])
         self._known = np.concatenate([index.known for index in indexes])
 
-    def part(self, name: str | int | None, extensions: tuple[str, ...]) -> _Part:
+    def part(self, name: str | int | None, extensions: tuple[str, ...]) -> _TarField:
         """The first of these extensions that each sample has."""
         kinds = np.full(self._count, -1, dtype=np.int16)
         members = np.zeros(self._count, dtype=np.int64)
@@ -356,7 +360,9 @@ class _Table:
             members[self._samples[found]] = found
         known = bool(self._known[members].all()) and bool((kinds >= 0).all())
         numbers = self._numbers[members] if known else None
-        return _Part(name, extensions, kinds, self._offsets[members], self._sizes[members], numbers)
+        return _TarField(
+            name, extensions, kinds, self._offsets[members], self._sizes[members], numbers
+        )
 
     def of_sample(self, index: int) -> list[str]:
         """The extensions that a sample has."""
@@ -364,7 +370,22 @@ class _Table:
         return [self.extensions[kind] for kind in self._kinds[first:last]]
 
 
-def _named(fields: TarFields, table: _Table) -> dict[str | int | None, str]:
+def _packed_fields(folder: Path) -> TarFields:
+    """The fields of a folder that ``pack`` wrote; ``None`` for other folders and for files."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    if not manifest.complete:
+        done = sum(shard.samples for shard in manifest.shards)
+        raise SourceError(
+            f"{folder} is not packed to the end: it has {done:,} of {manifest.samples:,} samples. "
+            "Pack again, which goes on where it stopped; or give fields= to read what there is."
+        )
+    fields: TarFields = manifest.tar_fields()
+    return fields
+
+
+def _named(fields: TarFields, table: _TarMembers) -> dict[str | int | None, str]:
     """The extensions of each field, by its name, position, or ``None`` for a single one."""
     if fields is None:
         return {KEY: KEY, **{extension: extension for extension in table.extensions}}

@@ -145,7 +145,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 def scan(reader: RangeReader) -> TarIndex:
     """Read all headers of an archive. Raises SourceError if it is damaged or cut off."""
     builder = IndexBuilder(reader.path)
-    headers = _Headers(reader)
+    headers = _TarHeaders(reader)
     for name, offset, size in headers:
         number = None
         if size <= _DIGITS and name.rpartition(".")[2].lower() in NUMBERS:
@@ -163,7 +163,7 @@ def as_number(content: bytes) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-class _Headers:
+class _TarHeaders:
     """The members of an archive that are files: name, offset and size of the content."""
 
     def __init__(self, reader: RangeReader) -> None:

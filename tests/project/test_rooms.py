@@ -40,6 +40,7 @@ ROOMS = [
     "node",
     "watch",
     "loader",
+    "pack",
     "progress_bar",
     "diagnose",
     "torch",
@@ -53,6 +54,7 @@ ROOMS = [
 # A diversity report draws itself with diagnose/svg.py, which imports nothing from penstock.
 ALLOWED = {
     ("pipeline", "loader"),
+    ("pipeline", "pack"),
     ("pipeline", "diagnose"),
     ("pipeline", "diversity"),
     ("diversity", "diagnose"),
