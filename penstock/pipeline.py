@@ -439,6 +439,16 @@ def from_tar(
     return Pipeline(TarSource(paths, fields, decoders))
 
 
+def from_mds(folder: Path, *, columns: Sequence[str] | None = None) -> Pipeline:
+    """Samples of MosaicML Streaming's shards (MDS) as dicts of their columns.
+
+    ``folder`` holds ``index.json``. JPEG and PNG columns are the bytes of the files, for ``decode``.
+    """
+    from penstock.source.mds import MdsSource
+
+    return Pipeline(MdsSource(folder, columns))
+
+
 def from_dataset(
     dataset: Any,
     *,

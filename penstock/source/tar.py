@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import hashlib
 import io
 import json
-import logging
-import lzma
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import config
-from penstock.errors import MissingExtraError, PipelineError, SourceError
+from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
-from penstock.host.private_dir import own_directory
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.listing import Listing, unreadable
+from penstock.source.compressed import plain_file
+from penstock.source.listing import Listing
 from penstock.source.manifest import read_manifest
 from penstock.source.names import Names
 from penstock.source.ranges import FileRanges, LocalRanges
@@ -35,16 +27,13 @@ from penstock.source.shard_paths import ShardNames, shard_paths
 from penstock.source.source import FileSamples, Source
 from penstock.source.tar_index import NUMBERS, TarIndex, as_number, load_index
 
-_log = logging.getLogger("penstock.source")
-
 Decoder = Callable[[bytes], Any]
 TarFields = str | Sequence[str] | Mapping[str, str] | None
 
 KEY = "__key__"
 """The field that is the name of the sample."""
 
-COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
-SUFFIXES = (".tar", *(f".tar{suffix}" for suffix in COMPRESSED if suffix != ".tgz"), ".tgz")
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 _THREADS = 8
 """Threads that load indexes: on a cold or remote disk each of them mostly waits."""
@@ -128,7 +117,7 @@ class TarSource(Source):
         self.__dict__["threadsafe"] = not own
         self.__dict__["runs_user_code"] = bool(own)
         with ThreadPoolExecutor(min(_THREADS, len(self._paths))) as pool:
-            self._plain = list(pool.map(plain_shard, self._paths))
+            self._plain = list(pool.map(plain_file, self._paths))
             indexes = list(pool.map(lambda path: load_index(LocalRanges(path)), self._plain))
         self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
         if not self._ends[-1]:
@@ -421,61 +410,3 @@ def _joined_keys(indexes: Sequence[TarIndex]) -> Names:
     starts = np.cumsum([0, *(len(index.keys.text) for index in indexes)])
     ends = [index.keys.ends + start for index, start in zip(indexes, starts, strict=False)]
     return Names.of(np.concatenate([i.keys.text for i in indexes]), np.concatenate(ends))
-
-
-# ------------------------------------------------------------------------------------ compressed
-
-
-def plain_shard(path: str) -> str:
-    """The path of a shard without compression; a compressed one is decompressed once and kept.
-
-    Compressed bytes cannot be read at random. The copy is in the private directory of caches, under
-    the path, size and modification time of the shard.
-    """
-    if not path.endswith(COMPRESSED):
-        return path
-    try:
-        stats = os.stat(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    about = f"{os.path.realpath(path)}\0{stats.st_size}\0{stats.st_mtime_ns}"
-    name = hashlib.blake2b(os.fsencode(about), digest_size=16).hexdigest()
-    place = config.disk_dir() / "decompressed" / f"{name}.tar"
-    if not place.exists():
-        _log.warning("penstock: %s is decompressed to %s, once", path, place)
-        _decompress(path, place)
-    return str(place)
-
-
-def _decompress(path: str, place: Path) -> None:
-    own_directory(place.parent)
-    with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
-        try:
-            with _opened(path) as packed:
-                shutil.copyfileobj(packed, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, place)
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            os.unlink(file.name)
-            raise SourceError(
-                f"{path} cannot be decompressed to {place.parent}: {error}. If it is damaged, "
-                "copy it again; if the disk is full, name another with PENSTOCK_CACHE_DIR."
-            ) from error
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _opened(path: str) -> Any:
-    if path.endswith((".gz", ".tgz")):
-        return gzip.open(path)
-    if path.endswith(".bz2"):
-        return bz2.open(path)
-    if path.endswith(".xz"):
-        return lzma.open(path)
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingExtraError.of("a shard compressed with zstd", "zstandard", "shards") from error
-    return zstandard.open(path, "rb")

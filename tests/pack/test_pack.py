@@ -21,7 +21,7 @@ from penstock.source.manifest import read_manifest, sync_folder
 from penstock.source.ranges import LocalRanges
 from penstock.source.tar import TarSource
 from penstock.source.tar_index import load_index, scan, write_dali
-from tests.support.contract import epochs, noise, plain
+from tests.support.contract import epochs, noise
 from tests.support.jpegs import encode, picture
 
 
