@@ -442,7 +442,7 @@ def from_tar(
 def from_mds(folder: Path, *, columns: Sequence[str] | None = None) -> Pipeline:
     """Samples of MosaicML Streaming's shards (MDS) as dicts of their columns.
 
-    ``folder`` holds ``index.json``. JPEG and PNG columns are the bytes of the files, for ``decode``.
+    ``folder`` holds ``index.json``. JPEG and PNG columns are bytes, for ``ps.image.decode``.
     """
     from penstock.source.mds import MdsSource
 

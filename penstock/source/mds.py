@@ -61,7 +61,8 @@ def _array(content: bytes, config: str) -> NDArray[Any]:
         at += 1
         numbers = np.frombuffer(content, f"<u{width}", count, at)
         sides, at = [int(side) for side in numbers], at + count * width
-    return np.frombuffer(content, dtype, offset=at).reshape(sides).copy()
+    array: NDArray[Any] = np.frombuffer(content, dtype, offset=at).reshape(sides).copy()
+    return array
 
 
 def _raw_picture(content: bytes) -> NDArray[np.uint8]:
@@ -72,11 +73,15 @@ def _raw_picture(content: bytes) -> NDArray[np.uint8]:
     if channels is None:
         raise ValueError(f"a picture of mode {mode}; {', '.join(_MODES)} can be read")
     pixels = np.frombuffer(content, np.uint8, offset=12 + length).copy()
-    return pixels.reshape((height, width, channels) if channels > 1 else (height, width))
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    picture: NDArray[np.uint8] = pixels.reshape(shape)
+    return picture
 
 
-def _number(dtype: np.dtype[Any], content: bytes) -> Any:
-    return np.frombuffer(content, dtype)[0].item()
+def _number(kind: str, content: bytes) -> Any:
+    """A number. Its type in a batch is that of the column, so only ``int`` becomes Python's."""
+    number = np.frombuffer(content, _NUMBERS[kind])[0]
+    return int(number) if kind == "int" else number
 
 
 def _text(content: bytes) -> str:
@@ -127,7 +132,7 @@ class MdsColumn:
         if kind in _CONTENTS:
             return content
         if kind in _NUMBERS:
-            return _number(_NUMBERS[kind], content)
+            return _number(kind, content)
         if kind == "ndarray":
             return _array(content, self.encoding.partition(":")[2])
         if kind == "pil":
@@ -274,8 +279,8 @@ class MdsSource(Source):
             at += size
         if at != len(data):
             raise SourceError(
-                f"{self.name(index)} has {len(data)} bytes, and its columns have {at}. The shard is "
-                "damaged: copy it again from its origin."
+                f"{self.name(index)} has {len(data)} bytes, and its columns have {at}: the shard "
+                "is damaged. Copy it again from its origin."
             )
         sample = {}
         for column in self._columns:
@@ -320,7 +325,7 @@ class MdsSource(Source):
         try:
             return LocalRanges(self._plain[0]).read([(int(self._begins[0]) + before, 12)])[0]
         except SourceError:
-            return b""
+            return b""  # reported by the sample itself
 
     def _numbers(self, column: MdsColumn, content: int, indices: NDArray[np.int64]) -> NDArray[Any]:
         """The values of a column of numbers. ``content``: the place of the one without a size."""
