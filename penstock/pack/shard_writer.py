@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,16 @@ import numpy as np
 
 from penstock.pack.members import Members
 from penstock.source.manifest import PackedShard, replace_file, sync_folder
-from penstock.source.tar_index import BLOCK, IndexBuilder, dali_path, write_dali
+from penstock.source.tar_index import (
+    BLOCK,
+    NUMBERS,
+    IndexBuilder,
+    as_number,
+    dali_path,
+    sidecar_path,
+    write_dali,
+    write_index,
+)
 
 _RECORD = 20 * BLOCK
 """Archives are padded to a multiple of it, as tar does."""
@@ -41,7 +51,9 @@ def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) 
                 for extension, content in members.items():
                     name = f"{key}.{extension}"
                     put(header(name, len(content)))
-                    builder.add(name, at, len(content))
+                    is_number = extension.rpartition(".")[2] in NUMBERS
+                    number = as_number(content) if is_number else None
+                    builder.add(name, at, len(content), number)
                     put(content)
                     put(bytes(-at % BLOCK))
             end = at
@@ -50,6 +62,9 @@ def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) 
             file.flush()
             os.fsync(file.fileno())
         index = builder.index()
+        ours = io.BytesIO()
+        write_index(ours, index)
+        replace_file(Path(sidecar_path(str(path))), ours.getvalue())
         replace_file(Path(dali_path(str(path))), write_dali(index).encode())
         energon = np.array([*starts, end], dtype="<u8").tobytes()
         replace_file(path.with_name(f"{path.name}.idx"), energon)

@@ -1,7 +1,7 @@
 """The index of a tar shard: which samples it holds, and where their parts begin and end.
 
-It is read from a sidecar file in DALI's format, or made once by reading all headers and kept in a
-private directory, under the path, size and modification time of the shard.
+It is read from a sidecar file, in our own format or in DALI's, or made once by reading all headers
+and kept in a private directory, under the path, size and modification time of the shard.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -357,36 +358,46 @@ def agrees(index: TarIndex, reader: RangeReader) -> bool:
 
 
 def load_index(reader: RangeReader) -> TarIndex:
-    """The index of a shard: kept before, in a sidecar of DALI, or read from all its headers."""
+    """The index of a shard: kept before, in a sidecar, or read from all its headers."""
     place = _place(reader.path)
-    kept = _load(place)
+    kept = None if place is None else read_index(place)
     if kept is not None:
         return kept
     sidecar = _sidecar(reader)
     if sidecar is not None:
         return sidecar
     index = scan(reader)
-    _keep(place, index)
+    if place is not None:
+        _keep(place, index)
     return index
 
 
+def sidecar_path(path: str) -> str:
+    """Where ``pack`` writes our index of a shard. It also has the numbers of ``NUMBERS``."""
+    return f"{path}.npz"
+
+
 def _sidecar(reader: RangeReader) -> TarIndex | None:
-    path = dali_path(reader.path)
+    ours, dalis = sidecar_path(reader.path), dali_path(reader.path)
+    for path, read in ((ours, read_index), (dalis, partial(_read_dali_file, reader.path))):
+        if not os.path.exists(path):
+            continue
+        index = read(Path(path))
+        if index is not None and agrees(index, reader):
+            return index
+        _log.warning(
+            "penstock: %s does not fit %s, and is not used. Make it again, or remove it.",
+            path,
+            reader.path,
+        )
+    return None
+
+
+def _read_dali_file(shard: str, path: Path) -> TarIndex | None:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read()
+        return read_dali(path.read_text("utf-8", "surrogateescape"), shard)
     except OSError:
         return None
-    index = read_dali(text, reader.path)
-    if index is not None and agrees(index, reader):
-        return index
-    _log.warning(
-        "penstock: %s does not fit %s; it is not used, and the headers of the shard are read. "
-        "Run wds2idx again, or remove it.",
-        path,
-        reader.path,
-    )
-    return None
 
 
 def _place(path: str) -> Path | None:
@@ -403,40 +414,36 @@ def _place(path: str) -> Path | None:
 _ARRAYS = ("ends", "kinds", "offsets", "sizes", "numbers", "known")
 
 
-def _load(place: Path | None) -> TarIndex | None:
-    if place is None:
-        return None
+def read_index(place: Path) -> TarIndex | None:
+    """An index that ``write_index`` wrote; ``None`` if there is none, or it is damaged."""
     try:
         with np.load(place, allow_pickle=False) as kept:
             arrays: dict[str, Any] = {name: kept[name] for name in _ARRAYS}
             keys = Names.of(kept["key_text"], kept["key_ends"])
             extensions = tuple(os.fsdecode(bytes(kept["extensions"])).split("\0"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError):
-        with suppress(OSError):
-            place.unlink()  # damaged: made again
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
     return TarIndex(keys=keys, extensions=extensions, **arrays)
 
 
-def _keep(place: Path | None, index: TarIndex) -> None:
+def write_index(file: IO[bytes], index: TarIndex) -> None:
+    """Write an index; its bytes depend on the index only."""
+    np.savez(
+        file,
+        key_text=index.keys.text,
+        key_ends=index.keys.ends,
+        extensions=np.frombuffer(os.fsencode("\0".join(index.extensions)), dtype=np.uint8),
+        **{name: getattr(index, name) for name in _ARRAYS},
+    )
+
+
+def _keep(place: Path, index: TarIndex) -> None:
     """Keep an index for the next run. A directory that cannot be written to is not an error."""
-    if place is None:
-        return
-    arrays = {name: getattr(index, name) for name in _ARRAYS}
-    extensions = np.frombuffer(os.fsencode("\0".join(index.extensions)), dtype=np.uint8)
     try:
         own_directory(place.parent)
         with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
             try:
-                np.savez(
-                    file,
-                    **arrays,
-                    key_text=index.keys.text,
-                    key_ends=index.keys.ends,
-                    extensions=extensions,
-                )
+                write_index(file, index)
                 file.flush()
                 os.replace(file.name, place)
             except BaseException:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import SourceError
 from penstock.source import tar_index
 from penstock.source.ranges import LocalRanges, RangeReader
-from penstock.source.tar_index import TarIndex, load_index, read_dali, scan, write_dali
+from penstock.source.tar_index import TarIndex, load_index, read_dali, scan, write_dali, write_index
 from tests.support.tars import numbered, write_tar
 
 
@@ -70,7 +70,6 @@ def test_an_index_is_kept_and_made_again_for_a_new_shard(
     write_tar(path, numbered(0, 5))
     assert len(load_index(LocalRanges(str(path)))) == 5
     assert scans == [str(path)]
-    (tmp_path / "cache" / "indexes").chmod(0o700)
     for kept in (tmp_path / "cache" / "indexes").iterdir():
         kept.write_bytes(b"damaged")
     assert len(load_index(LocalRanges(str(path)))) == 5
@@ -101,6 +100,19 @@ def test_a_sidecar_saves_reading_headers(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "a.idx").write_text(write_dali(scan(LocalRanges(str(path)))))
     monkeypatch.setattr(tar_index, "scan", None)
     assert plain(load_index(LocalRanges(str(path)))) == expected
+
+
+def test_our_sidecar_has_the_numbers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(0, 50))
+    index = scan(LocalRanges(str(path)))
+    for name in ("a.tar.npz", "b.tar.npz"):
+        with open(tmp_path / name, "wb") as file:
+            write_index(file, index)
+    assert (tmp_path / "a.tar.npz").read_bytes() == (tmp_path / "b.tar.npz").read_bytes()
+    monkeypatch.setattr(tar_index, "scan", None)
+    read = load_index(LocalRanges(str(path)))
+    assert plain(read) == plain(index)
+    assert read.numbers[read.known].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize("other", [numbered(0, 40), numbered(1, 51), numbered(0, 60)])
