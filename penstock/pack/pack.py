@@ -297,8 +297,6 @@ class _Packing:
         manifest = self._manifest
         first = number * manifest.per_shard
         count = min(manifest.per_shard, self._count - first)
-        if not manifest.shards:
-            manifest.write(self._folder)  # a resume must cut the samples in the same places
         prepared = 0.0
 
         def timed() -> Iterator[tuple[str, Members]]:

@@ -135,6 +135,11 @@ class FileRanges:
         self._listing = listing
         self._files, self._offsets, self._sizes = files, offsets, sizes
 
+    def place(self, index: int) -> tuple[str, ByteRange]:
+        """The path of the file of a sample, and its part of it."""
+        path = self._listing.path(int(self._files[index]))
+        return path, (int(self._offsets[index]), int(self._sizes[index]))
+
     def kernel_paths(self) -> Any:
         """The parts for the compiled kernel, which reads them without Python."""
         return self._listing.kernel_paths(

@@ -25,7 +25,14 @@ from penstock.source.names import Names
 from penstock.source.ranges import FileRanges, LocalRanges
 from penstock.source.shard_paths import ShardNames, shard_paths
 from penstock.source.source import FileSamples, Source
-from penstock.source.tar_index import NUMBERS, TarIndex, as_number, load_index
+from penstock.source.tar_index import (
+    MOST_EXTENSIONS,
+    NUMBERS,
+    TarIndex,
+    as_number,
+    load_index,
+    too_many_extensions,
+)
 
 Decoder = Callable[[bytes], Any]
 TarFields = str | Sequence[str] | Mapping[str, str] | None
@@ -325,6 +332,8 @@ class _TarMembers:
         for index in indexes:
             codes = [known.setdefault(e, len(known)) for e in index.extensions]
             kinds.append(np.array(codes, dtype=np.int16)[index.kinds])
+            if len(known) > MOST_EXTENSIONS:
+                raise too_many_extensions("The data set", list(known))
         self.extensions = list(known)
         self._codes = known
         self._kinds = np.concatenate(kinds)

@@ -45,6 +45,9 @@ NUMBERS = ("cls", "cls2", "count", "id", "index", "inx")
 
 _DIGITS = 20
 
+MOST_EXTENSIONS = 1000
+"""Different extensions of a data set. More of them are keys with dots in them."""
+
 _DALI = ("v1.2",)
 _VERSION = 2
 """Of the files in which indexes are kept."""
@@ -94,6 +97,8 @@ class IndexBuilder:
             return
         key, extension = parts
         kind = self._extensions.setdefault(extension, len(self._extensions))
+        if len(self._extensions) > MOST_EXTENSIONS:
+            raise too_many_extensions(self.path, list(self._extensions))
         if not self.keys or self.keys[-1] != key:
             self.keys.append(key)
             self.ends.append(len(self.kinds))
@@ -121,6 +126,15 @@ class IndexBuilder:
             np.array([number or 0 for number in self.numbers], dtype=np.int64),
             np.array([number is not None for number in self.numbers], dtype=bool),
         )
+
+
+def too_many_extensions(path: str, extensions: list[str]) -> SourceError:
+    shown = ", ".join(extensions[:3])
+    return SourceError(
+        f"{path} has more than {MOST_EXTENSIONS:,} different extensions, such as {shown}: the "
+        "names of samples have dots, and WebDataset's extension begins at the first dot. Write the "
+        "shards again without dots in the names of samples."
+    )
 
 
 def split_name(name: str) -> tuple[str, str] | None:

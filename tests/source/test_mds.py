@@ -20,6 +20,7 @@ from penstock.source.mds import MdsSource
 from tests.support.contract import epochs
 from tests.support.jpegs import encode, picture
 from tests.support.mds import write_mds
+from tests.support.tars import parts
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +150,7 @@ def test_images_take_the_native_path(tmp_path: Path, label_first: bool) -> None:
     )
 
     assert can_be_native(mds.road(0), stacked=True) == native.kernel_available()
+    assert parts(mds.source) == photos
     with mds.loader(workers=2, seed=1) as ours, reference.loader(workers=0, seed=1) as theirs:
         for one, other in zip(ours, theirs, strict=True):
             for name in columns:

@@ -19,7 +19,7 @@ from penstock.source.shard_paths import braces
 from penstock.source.tar import TarSource
 from tests.support.contract import epochs
 from tests.support.jpegs import encode, picture
-from tests.support.tars import numbered, write_tar
+from tests.support.tars import numbered, parts, write_tar
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,21 @@ def test_wrong_arguments_are_refused(shards: Path) -> None:
         TarSource(shards, decoders="pil")
 
 
+def test_names_with_dots_are_refused_where_they_make_too_many_extensions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.source.tar_index.MOST_EXTENSIONS", 5)
+    monkeypatch.setattr("penstock.source.tar.MOST_EXTENSIONS", 5)
+    for number in range(2):
+        samples = [(f"photo.{4 * number + i}", {"jpg": b""}) for i in range(4)]
+        write_tar(tmp_path / f"{number}.tar", samples)
+    with pytest.raises(SourceError, match=r"such as 0\.jpg, 1\.jpg.*first dot"):
+        TarSource(tmp_path)
+    write_tar(tmp_path / "0.tar", [(f"photo.{i}", {"jpg": b""}) for i in range(9)])
+    with pytest.raises(SourceError, match=r"0\.tar has more than"):
+        TarSource(tmp_path / "0.tar")
+
+
 def test_a_content_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("k", {"cls": b"seven"})])
     with pytest.raises(SourceError, match=r"k\.cls in .*a\.tar cannot be decoded by int"):
@@ -198,6 +213,7 @@ def test_images_take_the_native_path_and_equal_files(
             (tmp_path / f"{name}.idx").write_text(write_dali(index))
     tar = images(ps.from_tar(str(tmp_path / "{a,b}.tar"), fields=("jpg", "cls")))
     files = images(ps.from_files(paths, labels=list(range(12))))
+    assert parts(tar.source) == photos
     assert can_be_native(tar.road(0), stacked=True) == can_be_native(files.road(0), stacked=True)
     for workers in (0, 2):
         assert epochs(tar, 2, workers=workers, seed=3) == epochs(files, 2, workers=0, seed=3)

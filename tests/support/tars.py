@@ -7,6 +7,9 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from penstock.source.ranges import LocalRanges
+from penstock.source.source import Source
+
 Sample = tuple[str, Mapping[str, bytes]]
 """The key of a sample, and its contents by extension."""
 
@@ -28,3 +31,12 @@ def numbered(first: int, last: int) -> list[Sample]:
         (f"{i:06d}", {"txt": f"text {i}".encode(), "cls": str(i).encode()})
         for i in range(first, last)
     ]
+
+
+def parts(source: Source) -> list[bytes]:
+    """The bytes that the compiled kernel reads for each sample."""
+    files = source.file_samples()
+    assert files is not None
+    assert files.ranges is not None
+    places = [files.ranges.place(index) for index in range(len(source))]
+    return [LocalRanges(path).read([part])[0] for path, part in places]
