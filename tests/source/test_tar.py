@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.engine.pools.native_road import can_be_native
+from penstock import native
+from penstock.engine.pools.native_road import NativeRoad, can_be_native
 from penstock.errors import PipelineError, SourceError
 from penstock.source.shard_paths import braces
 from penstock.source.tar import TarSource
@@ -224,6 +225,25 @@ def test_images_take_the_native_path_and_equal_files(
         for one, (image, label) in zip(by_name, by_file, strict=True):
             assert np.array_equal(one["image"], image)
             assert np.array_equal(one["label"], label)
+
+
+@pytest.mark.skipif(not native.kernel_available(), reason="the compiled kernel is missing")
+def test_the_kernel_reads_the_parts_by_itself(
+    tmp_path: Path, photos: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    run_in_python = NativeRoad.run_in_python
+
+    def counted(self: NativeRoad, held: Any, place: int, runner: Any) -> None:
+        left.append(place)
+        run_in_python(self, held, place, runner)
+
+    monkeypatch.setattr(NativeRoad, "run_in_python", counted)
+    path = write_tar(tmp_path / "a.tar", [(str(i), {"jpg": p}) for i, p in enumerate(photos)])
+    with images(ps.from_tar(path, fields="jpg")).loader(workers=2) as loader:
+        assert sum(len(batch) for batch in loader) == 12
+        assert loader.stats().bytes_read >= sum(map(len, photos))
+    assert left == []
 
 
 def test_the_kernel_reads_nothing_past_the_end_of_a_cut_off_shard(
