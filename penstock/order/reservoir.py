@@ -165,7 +165,7 @@ class ReservoirOnce:
         for lane in np.unique(lanes).tolist():
             start, count = streamed.span(lane)
             mine = np.flatnonzero(lanes == lane)
-            walk = _walk(streamed.slots(lane), count, seed, epoch, lane)
+            walk = _lane_window(streamed.slots(lane), count, seed, epoch, lane)
             positions[mine] = start + walk.leaving(places[mine] // streamed.lanes)
         return streamed.samples(seed, epoch, positions)
 
@@ -196,7 +196,7 @@ class ReservoirWithReplacement:
         return n
 
 
-class _Walk:
+class _LaneWindow:
     """The window of one lane in one epoch: which sample of the lane leaves in which step.
 
     It keeps the window after the last block it computed, because blocks are mostly asked for in
@@ -280,8 +280,8 @@ class _Walk:
 
 
 @lru_cache(maxsize=_WALKS_KEPT)
-def _walk(slots: int, count: int, seed: int, epoch: int, lane: int) -> _Walk:
-    return _Walk(slots, count, seed, epoch, lane)
+def _lane_window(slots: int, count: int, seed: int, epoch: int, lane: int) -> _LaneWindow:
+    return _LaneWindow(slots, count, seed, epoch, lane)
 
 
 def _drawn_with_replacement(slots: int, count: int, seed: int, epoch: int, lane: int) -> _Indices:

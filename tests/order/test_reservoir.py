@@ -20,7 +20,7 @@ shards_of = st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any)
 def simulated(streamed: Streamed, seed: int, epoch: int) -> list[int]:
     """The same window, step by step: one lane, as a program would keep it in memory."""
     count, slots = streamed.n, streamed.slots(0)
-    walk = module._Walk(slots, count, seed, epoch, 0)
+    walk = module._LaneWindow(slots, count, seed, epoch, 0)
     blocks = range(-(-(count - slots) // module.BLOCK))
     draws = [slot for block in blocks for slot in walk._draws(block).tolist()]
     sequence = streamed.samples(seed, epoch, np.arange(count)).tolist()
@@ -51,14 +51,14 @@ def test_every_sample_comes_once_and_any_place_can_be_asked_for(
     n, seed = sum(shards), data.draw(st.integers(0, 5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
-        module._walk.cache_clear()
+        module._lane_window.cache_clear()
         bound = order.over(np.array(shards), "x")
         whole = bound.indices(n, seed, 1)
         assert sorted(whole.tolist()) == list(range(n))
         for place in data.draw(st.lists(st.integers(0, n - 1), max_size=5)):
-            module._walk.cache_clear()
+            module._lane_window.cache_clear()
             assert bound.at(n, seed, 1, np.array([place])).tolist() == [whole[place]]  # type: ignore[attr-defined]
-    module._walk.cache_clear()
+    module._lane_window.cache_clear()
 
 
 @given(data=st.data())
@@ -105,7 +105,7 @@ def test_lanes_give_each_rank_shards_of_its_own() -> None:
 def test_samples_leave_the_window_uniformly() -> None:
     """In every step each slot is equally likely: chi-squared over the slots, with a fixed seed."""
     slots, steps = 50, 200_000
-    walk = module._Walk(slots, steps + slots, 7, 0, 0)
+    walk = module._LaneWindow(slots, steps + slots, 7, 0, 0)
     draws = np.concatenate([walk._draws(block) for block in range(walk._blocks)])
     expected = steps / slots
     chi = float(((np.bincount(draws, minlength=slots) - expected) ** 2 / expected).sum())
