@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -32,6 +32,7 @@ def simulated(streamed: Streamed, seed: int, epoch: int) -> list[int]:
     return [*out, *(window[slot] for slot in rest.tolist())]
 
 
+@settings(deadline=None, max_examples=50)
 @given(shards=shards_of, window=st.integers(1, 40), seed=st.integers(0, 9), epoch=st.integers(0, 3))
 def test_it_is_the_shuffle_buffer_that_programs_keep_in_memory(
     shards: list[int], window: int, seed: int, epoch: int
@@ -42,6 +43,7 @@ def test_it_is_the_shuffle_buffer_that_programs_keep_in_memory(
 
 
 @pytest.mark.parametrize("block", [4, 4096])
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_every_sample_comes_once_and_any_place_can_be_asked_for(
     block: int, data: st.DataObject
@@ -61,6 +63,7 @@ def test_every_sample_comes_once_and_any_place_can_be_asked_for(
     module._lane_window.cache_clear()
 
 
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_any_batch_can_be_resumed_with_another_world(data: st.DataObject) -> None:
     shards = data.draw(shards_of)

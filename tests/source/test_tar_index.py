@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
@@ -148,6 +148,7 @@ def test_something_else_is_refused_with_its_offset(tmp_path: Path) -> None:
         scan(LocalRanges(str(path)))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_damage_is_an_error_of_ours_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
