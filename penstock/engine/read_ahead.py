@@ -1,59 +1,77 @@
-"""Reads ahead in shards for an order that reads them in sequence."""
+"""Announces to a store of objects which ones the next batches need, in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from penstock.order import Deal
 from penstock.order.plan import BatchKeys
-from penstock.order.reservoir import Streamed
-from penstock.source.source import Source
 
-_CATCH_UP = 4
-"""Batches of samples that are asked for with one batch, until the whole window was: all of it at
-once would keep storage from the first batches."""
+if TYPE_CHECKING:
+    from penstock.source.objects.remote import RemoteObjects
+
+SAMPLES = 4096
+"""Samples that are announced ahead of the batches that workers prepare. The fetcher limits itself
+by bytes; with small objects this keeps the messages small."""
+
+Lacking = Callable[[BatchKeys], list[int]]
+"""The samples of a batch that no stop keeps, so that they come from the source."""
 
 
 class ReadAhead:
-    """Batches of a loader, which tells the source which samples enter the window next.
+    """The same batches. The objects of the batches after them are fetched meanwhile.
 
-    These are the next samples of each shard, so storage is read in sequence and in large blocks.
-    What was asked for is a hint: batches do not depend on it.
+    ``far``: batches may be asked for before they are needed. Otherwise each is announced when the
+    engine takes it.
     """
 
-    def __init__(self, batches: Iterator[BatchKeys], deal: Deal, source: Source) -> None:
-        self._batches, self._deal, self._source = batches, deal, source
-        self._streamed: Streamed = deal.order.streamed  # type: ignore[attr-defined]
-        self._epoch = -1
-        self._asked = 0
-        """Samples of each lane that were asked for in this epoch."""
+    def __init__(
+        self, batches: Iterator[BatchKeys], objects: RemoteObjects, lacking: Lacking, *, far: bool
+    ) -> None:
+        self._batches = batches
+        self._objects = objects
+        self._lacking = lacking
+        self._far = far
+        self._waiting: deque[BatchKeys] = deque()
+        self._samples = 0
+        self._ended = False
+        self._announced = 0
+        """Batches among those that wait that were announced."""
+        self._first_known = False
+        """The next batch was announced."""
+        objects.forget()
 
-    def __iter__(self) -> ReadAhead:
+    def __iter__(self) -> Iterator[BatchKeys]:
         return self
 
     def __next__(self) -> BatchKeys:
-        batch = next(self._batches)
-        self._ask(batch)
-        return batch
+        while not self._ended and (not self._waiting or (self._far and self._samples < SAMPLES)):
+            batch = next(self._batches, None)
+            if batch is None:
+                self._ended = True
+            else:
+                self._waiting.append(batch)
+                self._samples += len(batch.indices)
+        if not self._waiting:
+            raise StopIteration
+        given = self._waiting.popleft()
+        self._samples -= len(given.indices)
+        self._announced = max(0, self._announced - 1)
+        self._announce(given)
+        return given
 
-    def _ask(self, batch: BatchKeys) -> None:
-        streamed, lanes = self._streamed, self._streamed.lanes
-        step = self._deal.batch_size * self._deal.world
-        delivered = batch.number * step // lanes
-        if batch.epoch != self._epoch:
-            self._epoch, self._asked = batch.epoch, delivered
-        end = delivered + streamed.slots(0) + -(-step // lanes)
-        end = min(end, self._asked + -(-_CATCH_UP * step // lanes), streamed.span(0)[1])
-        if end > self._asked:
-            first, self._asked = self._asked, end
-            indices = streamed.entering(self._deal.seed, batch.epoch, first, end)
-            self._source.will_need(indices)
+    def _announce(self, given: BatchKeys) -> None:
+        """Announce the batches that are known, up to the end of the epoch of ``given``.
 
-
-def reading_ahead(
-    batches: Iterator[BatchKeys], deal: Deal | None, source: Source
-) -> Iterator[BatchKeys]:
-    """The batches, with reading ahead if their order reads the shards of the source in sequence."""
-    if deal is None or not hasattr(deal.order, "streamed") or source.shards is None:
-        return batches
-    return ReadAhead(batches, deal, source)
+        Objects of the next epoch are not fetched before it begins: there may be none.
+        """
+        indices = [] if self._first_known else self._lacking(given)
+        for batch in list(self._waiting)[self._announced :]:
+            if batch.epoch != given.epoch:
+                break
+            indices += self._lacking(batch)
+            self._announced += 1
+        self._first_known = self._announced > 0
+        if indices:
+            self._objects.expect(indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from penstock.operation import Spec
 from penstock.source.listing import Listing
 from penstock.source.ranges import FileRanges
+
+if TYPE_CHECKING:
+    from penstock.source.objects.remote import RemoteObjects
 
 Numbers = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Returns the values of a field that holds numbers, for these indices."""
@@ -126,6 +129,14 @@ class Source:
 
     def will_need(self, indices: NDArray[np.int64]) -> None:
         """Say that these samples are read soon, so that storage can begin. May do nothing."""
+
+    @property
+    def objects(self) -> RemoteObjects | None:
+        """The objects of a store that hold the samples, one each; ``None`` for other sources.
+
+        They are fetched ahead of the workers, in the order of the batches.
+        """
+        return None
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         """What is known of a sample before it is read, by field; ``None`` if nothing is known."""

@@ -418,4 +418,4 @@ def _decoders(given: Mapping[str, Decoder | None] | str | None) -> dict[str, Dec
 def _joined_keys(indexes: Sequence[TarIndex]) -> Names:
     starts = np.cumsum([0, *(len(index.keys.text) for index in indexes)])
     ends = [index.keys.ends + start for index, start in zip(indexes, starts, strict=False)]
-    return Names.of(np.concatenate([i.keys.text for i in indexes]), np.concatenate(ends))
+    return Names.packed(np.concatenate([i.keys.text for i in indexes]), np.concatenate(ends))

@@ -433,7 +433,7 @@ def read_index(place: Path) -> TarIndex | None:
     try:
         with np.load(place, allow_pickle=False) as kept:
             arrays: dict[str, Any] = {name: kept[name] for name in _ARRAYS}
-            keys = Names.of(kept["key_text"], kept["key_ends"])
+            keys = Names.packed(kept["key_text"], kept["key_ends"])
             extensions = tuple(os.fsdecode(bytes(kept["extensions"])).split("\0"))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None

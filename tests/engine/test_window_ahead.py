@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import penstock as ps
-from penstock.engine.read_ahead import reading_ahead
+from penstock.engine.window_ahead import window_ahead
 from penstock.order import Cursor, Deal, Shuffled
 from penstock.source.tar import TarSource
 from tests.support.contract import packed
@@ -21,7 +21,7 @@ def test_samples_are_asked_for_in_sequence_and_all_of_them(monkeypatch: Any) -> 
     order = ps.Reservoir(window=12).over(source.shards, "x")
     deal = Deal(order, 53, 0, 4)
     drawn: list[int] = []
-    for batch in reading_ahead(deal.batches(Cursor()), deal, source):
+    for batch in window_ahead(deal.batches(Cursor()), deal, source):
         drawn += batch.indices.tolist()
         if len(drawn) > 16:  # after the first window, nothing is drawn that was not asked for
             assert set(drawn) <= set(np.concatenate(asked).tolist())
@@ -34,8 +34,8 @@ def test_samples_are_asked_for_in_sequence_and_all_of_them(monkeypatch: Any) -> 
 def test_other_orders_do_not_read_ahead() -> None:
     source = packed().source
     batches = iter(())
-    assert reading_ahead(batches, Deal(Shuffled(), 53, 0, 4), source) is batches
-    assert reading_ahead(batches, None, source) is batches
+    assert window_ahead(batches, Deal(Shuffled(), 53, 0, 4), source) is batches
+    assert window_ahead(batches, None, source) is batches
 
 
 def test_asking_ahead_changes_no_batch() -> None:
