@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.errors import SourceError
 from penstock.source.listing import Listing, unreadable
 
-ByteRange = tuple[int, int]
+FilePart = tuple[int, int]
 """Offset and size of a part of a file, in bytes."""
 
 GAP = 4096
@@ -30,9 +30,9 @@ class RangeReader(Protocol):
 
     def size(self) -> int: ...
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]: ...
+    def read(self, ranges: Sequence[FilePart]) -> list[bytes]: ...
 
-    def will_need(self, ranges: Sequence[ByteRange]) -> None:
+    def will_need(self, ranges: Sequence[FilePart]) -> None:
         """Say that these parts are read soon. May do nothing."""
         ...
 
@@ -53,7 +53,7 @@ class LocalRanges:
         except OSError as error:
             raise unreadable(self.path, error) from error
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def read(self, ranges: Sequence[FilePart]) -> list[bytes]:
         parts: list[bytes] = [b""] * len(ranges)
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,7 +90,7 @@ class LocalRanges:
             left -= len(block)
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
-    def will_need(self, ranges: Sequence[ByteRange]) -> None:
+    def will_need(self, ranges: Sequence[FilePart]) -> None:
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -104,7 +104,7 @@ class LocalRanges:
             os.close(file)
 
 
-def joined(ranges: Sequence[ByteRange], gap: int = GAP) -> list[tuple[int, int, list[int]]]:
+def joined(ranges: Sequence[FilePart], gap: int = GAP) -> list[tuple[int, int, list[int]]]:
     """The ranges as few large ones: (start, end, places of the requests in it).
 
     >>> joined([(100, 50), (0, 10), (9_000, 1)], gap=100)
@@ -135,7 +135,7 @@ class FileRanges:
         self._listing = listing
         self._files, self._offsets, self._sizes = files, offsets, sizes
 
-    def place(self, index: int) -> tuple[str, ByteRange]:
+    def place(self, index: int) -> tuple[str, FilePart]:
         """The path of the file of a sample, and its part of it."""
         path = self._listing.path(int(self._files[index]))
         return path, (int(self._offsets[index]), int(self._sizes[index]))
