@@ -19,6 +19,7 @@ from benchmarks import (
     memory,
     overhead,
     remote,
+    shards,
     start,
 )
 from benchmarks.analyze import analyze
@@ -66,6 +67,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         checkpoint,
         files,
         coefficients,
+        shards,
         simulate,
         machines,
     )

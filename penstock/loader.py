@@ -30,6 +30,7 @@ from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.runner import WorkerInit
 from penstock.engine.slots import Register
+from penstock.engine.window_ahead import window_ahead
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.host.text import many
@@ -423,7 +424,8 @@ class Loader:
             # batches in preparation, which are removed when those batches are handed out.
             self._settled = feed.settled()
             self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
-            feed.start(iter(self._batches), any_thread=self._plan.ahead)
+            batches = window_ahead(iter(self._batches), self._plan.as_deal, self.pipeline.source)
+            feed.start(batches, any_thread=self._plan.ahead)
             self._feed_cursor = self._cursor
         return feed
 

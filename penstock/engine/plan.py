@@ -44,6 +44,9 @@ def plan_of(
         plan = sampling(len(source), batch.size, batch.drop_last)
     else:
         order = options.chosen_order
+        over = getattr(order, "over", None)
+        if over is not None:
+            order = over(source.shards, type(source).__name__)
         for stop in stops:
             order = stop.order(order)
         echo = echo_in(pipeline.stops)

@@ -40,6 +40,7 @@ ROOMS = [
     "node",
     "watch",
     "loader",
+    "pack",
     "progress_bar",
     "diagnose",
     "torch",
@@ -53,6 +54,7 @@ ROOMS = [
 # A diversity report draws itself with diagnose/svg.py, which imports nothing from penstock.
 ALLOWED = {
     ("pipeline", "loader"),
+    ("pipeline", "pack"),
     ("pipeline", "diagnose"),
     ("pipeline", "diversity"),
     ("diversity", "diagnose"),
@@ -152,13 +154,16 @@ def test_the_public_names() -> None:
         "Order",
         "PenstockError",
         "Pipeline",
+        "Reservoir",
         "Weighted",
         "analyze",
         "audio",
         "from_dataset",
         "from_files",
         "from_folder",
+        "from_mds",
         "from_parquet",
+        "from_tar",
         "image",
         "progress",
     ]
