@@ -147,7 +147,7 @@ RECORDS = [
     GetKeptSamples(FINGERPRINT),
     WANTED,
     WantedValues.of(FINGERPRINT, KEYS, KEYS),
-    RemoteTask("recipe", 1, PACKED, PACKED, 1 << 20),
+    RemoteTask("recipe", 1, PACKED, PACKED, 1 << 20, ["cache"], bytes(len(PACKED) // 8)),
     BATCH,
     OFFERED,
     Kept(b"\0\1"),

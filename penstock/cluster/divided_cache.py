@@ -37,11 +37,10 @@ from penstock.cluster.placement import (
 from penstock.cluster.transport import KeyAnswer
 from penstock.config import cluster_patience
 from penstock.order import Generations
-from penstock.serialize import split_frame
 from penstock.store import SampleStore
 from penstock.store.admission import Admission, KeptSet, Versions, index_of, split_keys
-from penstock.store.partitioned import RanksIn, Shelf, VersionShelf
-from penstock.store.plain import is_plain, pack_sample, unpack_sample
+from penstock.store.partitioned import RanksIn, Shelf, VersionShelf, to_send, to_store
+from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.value import Lent
 
 _log = logging.getLogger("penstock.node.cluster")
@@ -459,6 +458,28 @@ class DividedCache:
         with self._lock:
             return len(self._hosted) == self._world
 
+    def holds(self, keys: Sequence[int]) -> list[bool]:
+        """See ``Division.holds``."""
+        with self._lock:
+            partition, holdings, copies = self._partition, self._holdings, self._copies.costs
+            if partition is None or holdings is None:
+                return [False] * len(keys)
+            return [key in holdings or key in copies or partition.has_arrived(key) for key in keys]
+
+    def keep_read(self, key: int, value: memoryview) -> int:
+        """See ``Division.keep_read``."""
+        # A copy: it came in one message with other samples, which would stay in memory, too.
+        stored = self._stored(memoryview(bytes(value)))
+        if stored is None or not self._own.put([(key, stored)])[0]:
+            return 0
+        return self._own.cost(len(value))
+
+    def some_here(self, count: int) -> list[int]:
+        """See ``Division.some_here``."""
+        kept = self.kept()
+        some: list[int] = kept[:: max(1, len(kept) // max(1, count))][:count].tolist()
+        return some
+
     def known(self) -> list[int]:
         """See ``Division.known``."""
         with self._lock:
@@ -508,6 +529,19 @@ class DividedCache:
                 late = OwnerReply(peer, request, absent=sorted(held))
             yield list(self._answers(late, place_of))
             held -= {*late.present, *late.absent, *late.redirected, *late.left}
+
+    def lend(self, keys: Sequence[int]) -> list[Any]:
+        """The packed values of samples that are here; ``None`` for others. Claims nothing.
+
+        For a machine that prepares a tiny-batch of this one: what it does not get here, this
+        machine was to read, and it reads. So it never waits for a read of another machine.
+        """
+        found = self._values(self._own, keys)
+        missing = [place for place, value in enumerate(found) if value is None]
+        borrowed = self._values(self._arrivals, [keys[place] for place in missing])
+        for place, value in zip(missing, borrowed, strict=True):
+            found[place] = value
+        return found
 
     def _answers(self, reply: OwnerReply, place_of: dict[int, int]) -> Iterator[KeyAnswer]:
         for key, value in zip(reply.present, self._values(self._own, reply.present), strict=True):
@@ -777,12 +811,9 @@ class DividedCache:
         return [None if value is None else self._packed(value) for value in shelf.get(keys)]
 
     def _packed(self, value: Any) -> Any | None:
-        if isinstance(value, Lent):
-            packed = pack_sample(value.sample)
-            if not packed.pickled:
-                return memoryview(packed.tobytes())
-        elif is_plain(value):
-            return value
+        packed = to_send(value)
+        if packed is not None:
+            return packed
         with self._lock:
             self._unsent += 1
             first = self._unsent == 1
@@ -796,15 +827,7 @@ class DividedCache:
 
     def _stored(self, value: memoryview) -> Any | None:
         """A received value in the form of the store; ``None`` if it is damaged or a pickle."""
-        try:
-            if not is_plain(value):
-                return None
-            if not self._lends:
-                split_frame(value)
-                return value
-            return Lent(unpack_sample(value, lambda: False), len(value))
-        except ValueError:
-            return None
+        return to_store(value, lends=self._lends)
 
     def _size(self, key: int) -> int:
         slot = self._own.slot(key)

@@ -44,6 +44,7 @@ from penstock.cluster.membership import (
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
+    LARGEST_ANSWER,
     MOST_GROUPS,
     VERSION,
     Acknowledged,
@@ -408,6 +409,29 @@ class ClusterService:
             self._failed(machine, fault)
             raise
 
+    # The samples of a machine for which this one prepares a tiny-batch (see ``LentValues``).
+
+    def lent_here(self, content: str, indices: Sequence[int]) -> list[Any]:
+        """The values that this machine has itself; ``None`` for others."""
+        cache = self._cache(content)
+        return [None] * len(indices) if cache is None else cache.lend(indices)
+
+    def ask_lent(self, machine: str, content: str, indices: Sequence[int]) -> list[Any]:
+        """The values that the machine has which lends them; ``None`` for those it does not send.
+
+        It answers at once. Raises PeerFault.
+        """
+        wanted = WantedValues.of(
+            content, np.array(indices, np.int64), most_bytes=LARGEST_ANSWER, lent=True
+        )
+        values: list[Any] = [None] * len(indices)
+        link = self._link(self._address_of(machine))
+        for answer in link.get(wanted, timeout=TRANSFER):
+            values[answer.place] = answer.value
+        with self._lock:
+            self.received[machine] += sum(len(value) for value in values if value is not None)
+        return values
+
     # Connections.
 
     def _link(self, address: str) -> Link:
@@ -647,7 +671,8 @@ class ClusterService:
         if cache is None or not _fits(cache, wanted):
             yield [KeyAnswer(place, "absent") for place in range(len(keys))]
             return
-        for answers in cache.serve(peer, keys, wanted.most_bytes):
+        served = _lent(cache, keys) if wanted.lent else cache.serve(peer, keys, wanted.most_bytes)
+        for answers in served:
             with self._lock:
                 self.sent[peer] += bytes_of(answers)
             yield answers
@@ -835,6 +860,15 @@ def _keys(record: WantedValues | Offered | Spilled) -> list[int]:
 def _fits(cache: DividedCache, record: WantedValues | Offered | Spilled) -> bool:
     """Whether a message is about versions of samples if the cache is, and only then."""
     return cache.versions == (record.generations is not None)
+
+
+def _lent(cache: DividedCache, keys: Sequence[int]) -> Iterator[list[KeyAnswer]]:
+    for first in range(0, len(keys), PART):
+        values = cache.lend(keys[first : first + PART])
+        yield [
+            KeyAnswer(place, "absent" if value is None else "present", value)
+            for place, value in enumerate(values, first)
+        ]
 
 
 def _submit(executor: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:

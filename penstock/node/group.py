@@ -349,7 +349,9 @@ class Group:
 
         def join(pool: Pool) -> Pool:
             recipe = Publication(cluster.recipes, self._identity, content)
-            self.remote = RemotePool(pool, assembly.work, cluster, recipe, self._clock)
+            self.remote = RemotePool(
+                pool, assembly.work, cluster, recipe, assembly.keepers, self._clock
+            )
             return self.remote
 
         return join

@@ -363,8 +363,6 @@ class StagingEngine(Engine):
             batch = self._take_ready()
         if batch is not None:
             self._deliver(self._hand_out(batch))
-            # At once: another machine may wait for samples of this batch.
-            self._keepers.catch_up()
             # Choosing the next batch takes time: first let members run that wait for this one.
             os.sched_yield()
         with self._lock:
@@ -395,6 +393,15 @@ class StagingEngine(Engine):
                 # Not left to the garbage collector: this is the memory of a whole group.
                 self.ring.clear()
 
+    def _note_handed_out(self, batch: OpenBatch) -> None:
+        """Admit its samples now, before ``deliver`` gives back what was borrowed for the batch.
+
+        Another machine may wait for a sample that was read here. If the batch were given back
+        first, that machine would be told to read the sample, too.
+        """
+        super()._note_handed_out(batch)
+        self._keepers.catch_up()
+
     def _make_view(self, batch: OpenBatch) -> None:
         """Nothing: members make the views, of memory that they have mapped themselves."""
 
@@ -404,6 +411,7 @@ class StagingEngine(Engine):
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
         self._keepers.handed_out(batch.batch_keys, ())
+        self._keepers.catch_up()
         return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:
