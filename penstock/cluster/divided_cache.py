@@ -384,8 +384,7 @@ class DividedCache:
             decisions = self._partition.used(number, self._clock())
             unused = [key for key in arrived if not self._partition.is_wanted(key)]
             staying = self._let_stay({key: arrived[key] for key in unused})
-            leaving = [key for key in unused if key not in staying] + self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove([key for key in unused if key not in staying] + self._leaving_copies())
         self._carry_out(decisions)
 
     def _let_stay(self, sizes: dict[int, int]) -> set[int]:
@@ -410,6 +409,15 @@ class DividedCache:
             kept = {key for (key, _), held_now in zip(there, held, strict=True) if held_now}
             self._copies.remove([key for key in staying if key not in kept])
         return {*staying}
+
+    def _remove(self, keys: Sequence[int]) -> None:
+        """Remove borrowed samples that no batch needs. The caller holds the lock.
+
+        Without it, a batch could ask for one of them meanwhile. It would arrive again, and then be
+        removed.
+        """
+        if keys:
+            self._arrivals.delete(keys)
 
     def _apart(self, value: Lent) -> Lent:
         """A lent sample in memory of its own."""
@@ -440,8 +448,7 @@ class DividedCache:
             refused = [index for index in sizes if index not in holdings]
             lost = [index for index in sizes if index in self._copies.costs]
             self._copies.remove(lost)  # a worker has not found them
-            leaving = lost + self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove(lost + self._leaving_copies())
         # What is kept is in the store already.
         self._carry_out([made for made in decisions if not isinstance(made, Keep)])
         return refused
@@ -575,8 +582,7 @@ class DividedCache:
             if self._holdings is not None:
                 self._note_size(key, cost)
                 kept, replies = self._holdings.keep(key, cost, self._clock())
-            leaving = self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove(self._leaving_copies())
         if not kept:
             self._own.delete([key])
         elif self.guest and self.versions:
@@ -641,7 +647,7 @@ class DividedCache:
                 for key in present
                 if not self._partition.has_arrived(key) and key not in self._copies.costs
             ]
-        self._arrivals.delete(unwanted)
+            self._remove(unwanted)
         self._carry_out(decisions)
 
     def request_failed(self, ask: Ask, *, lost: bool) -> None:

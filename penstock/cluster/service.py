@@ -178,7 +178,7 @@ class ClusterService:
         self._guest_bytes = cache_bytes
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        """Bytes of samples by machine."""
+        """Bytes of samples by machine; under an empty name those of machines not in the list."""
         self.times = RequestTimes(clock)
         self._survey = Survey()
         self._idle_cores = IdleCores(config.cores())
@@ -402,8 +402,7 @@ class ClusterService:
         """Let another machine prepare a tiny-batch. Raises PeerFault."""
         try:
             for rows in self._link(self._address_of(machine)).run(task, timeout=timeout):
-                with self._lock:
-                    self.received[machine] += sum(map(len, rows.leaves))
+                self._count(self.received, machine, sum(map(len, rows.leaves)))
                 yield rows
         except PeerLost as fault:
             self._failed(machine, fault)
@@ -428,8 +427,9 @@ class ClusterService:
         link = self._link(self._address_of(machine))
         for answer in link.get(wanted, timeout=TRANSFER):
             values[answer.place] = answer.value
-        with self._lock:
-            self.received[machine] += sum(len(value) for value in values if value is not None)
+        self._count(
+            self.received, machine, sum(len(value) for value in values if value is not None)
+        )
         return values
 
     # Connections.
@@ -548,8 +548,7 @@ class ClusterService:
             answers = self.times.timed(ask.owner, link.get(wanted, timeout=TRANSFER))
             # In parts: a sample that the owner has to wait for must not delay the others.
             while part := list(islice(answers, PART)):
-                with self._lock:
-                    self.received[ask.owner] += bytes_of(part)
+                self._count(self.received, ask.owner, bytes_of(part))
                 cache.answered(ask, part)
         except PeerFault as fault:
             cache.request_failed(ask, lost=self._failed(ask.owner, fault))
@@ -568,8 +567,7 @@ class ClusterService:
             self._failed(offer.to, fault)
             cache.offered(offer, None)
             return
-        with self._lock:
-            self.sent[offer.to] += sum(sizes)
+        self._count(self.sent, offer.to, sum(sizes))
         cache.offered(offer, kept)
 
     def learn(self, cache: DividedCache, machine: str) -> None:
@@ -634,8 +632,7 @@ class ClusterService:
             link = self._link(self._address_of(ask.machine))
             head, pieces = link.batch(wanted, timeout=wanted.wait + TRANSFER)
             group.receive(ask, head, pieces)
-            with self._lock:
-                self.received[ask.machine] += head.nbytes
+            self._count(self.received, ask.machine, head.nbytes)
         except PeerFault as fault:
             group.request_failed(ask, lost=self._failed(ask.machine, fault))
         except ValueError as error:
@@ -673,8 +670,7 @@ class ClusterService:
             return
         served = _lent(cache, keys) if wanted.lent else cache.serve(peer, keys, wanted.most_bytes)
         for answers in served:
-            with self._lock:
-                self.sent[peer] += bytes_of(answers)
+            self._count(self.sent, peer, bytes_of(answers))
             yield answers
 
     def put(self, peer: str, offered: Offered, values: Iterator[memoryview]) -> list[bool]:
@@ -684,8 +680,7 @@ class ClusterService:
             return [False] * len(keys)
         kept = []
         for key, value in zip(keys, values, strict=True):
-            with self._lock:
-                self.received[peer] += len(value)
+            self._count(self.received, peer, len(value))
             kept.append(cache.keep_offered(key, value))
         return kept
 
@@ -693,8 +688,7 @@ class ClusterService:
         if self.guests is None:
             raise Refuse("busy", "this machine prepares no samples for others")
         for rows in self.guests.run(peer, task):
-            with self._lock:
-                self.sent[peer] += sum(memoryview(leaf).nbytes for leaf in rows.leaves)
+            self._count(self.sent, peer, sum(memoryview(leaf).nbytes for leaf in rows.leaves))
             yield rows
 
     def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
@@ -703,8 +697,7 @@ class ClusterService:
         if group is None:
             return BatchHead.without("absent"), []
         head, buffers = group.serve(peer, wanted)
-        with self._lock:
-            self.sent[peer] += head.nbytes
+        self._count(self.sent, peer, head.nbytes)
         return head, buffers
 
     def _cache(self, content: str) -> DividedCache | None:
@@ -755,6 +748,20 @@ class ClusterService:
             if name not in view.named and now - when <= GONE
         ]
         self._gone = dict(kept[-MOST_GONE:])
+        for counter in (self.sent, self.received):
+            for name in [name for name in counter if name not in self._known]:
+                if name and name not in self._gone:
+                    counter[""] += counter.pop(name)
+
+    def _count(self, counter: Counter[str], machine: str, nbytes: int) -> None:
+        """Count bytes of samples that were exchanged with a machine.
+
+        Whoever has the token may call itself anything. Only machines of the list, and those that
+        have left it lately, are counted by name, so that the counters do not grow.
+        """
+        with self._lock:
+            listed = machine in self._membership.view.named or machine in self._gone
+            counter[machine if listed else ""] += nbytes
 
     def _ask_for_report(self, name: str) -> None:
         try:

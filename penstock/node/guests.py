@@ -102,8 +102,6 @@ class Guests:
         self._tasks: Counter[str] = Counter()
         self._closed = False
         self._ending: list[_Guest] = []
-        self.prepared: Counter[str] = Counter()
-        """Tiny-batches by machine."""
         self.cores = 0
         self.lend(cores)
 
@@ -147,9 +145,9 @@ class Guests:
         finally:
             with self._lock:
                 self._tasks[peer] -= 1
+                if not self._tasks[peer]:
+                    del self._tasks[peer]
         found.report["idle"] = float(self.idle_cores())
-        with self._lock:
-            self.prepared[peer] += 1
         yield found
 
     def _guest(self, name: RecipeName) -> _Guest:

@@ -92,3 +92,27 @@ def test_status_says_what_was_prepared_for_other_machines() -> None:
     [line] = guest_lines({"guests": [guest], "groups": []})
     assert "7 tiny-batches of 140 samples prepared here for other machines; refused" in line
     assert guest_lines({"guests": [], "groups": []}) == []
+
+
+@pytest.mark.parametrize("by", ["option", "environment", "file"])
+def test_a_ray_that_does_not_run_is_named_at_once(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    ray = pytest.importorskip("ray")
+    # What would try for two minutes must not be reached.
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("tried to connect"))
+    monkeypatch.setenv("RAY_TMPDIR", str(place))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["cluster", "status", "--ray"]
+    if by == "option":
+        command.append(address)
+    elif by == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    else:
+        (place / "ray").mkdir()
+        (place / "ray" / "ray_current_cluster").write_text(f"{address}\n")
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert f"nothing listens at {address}" in said
+    assert "ray start --head" in said
