@@ -430,7 +430,7 @@ class RemotePool:
             self._calls.pop(open_call.call.number)
             self._copying += 1
         try:
-            outcomes = list(rows.split(open_call.tasks, self._kept))
+            outcomes = list(rows.split(open_call.tasks, self._kept, open_call.call.lender))
         finally:
             with self._wake:
                 self._copying -= 1
@@ -547,10 +547,10 @@ class _ReceivedRows:
             if not all(isinstance(value, (str, bytes)) for value in found):
                 raise PeerNonsense("values that are neither text nor bytes")
 
-    def split(self, tasks: Sequence[Task], kept: HeldSamples) -> Iterator[Outcome]:
+    def split(self, tasks: Sequence[Task], kept: HeldSamples, machine: str) -> Iterator[Outcome]:
         """Write the rows of each task to their place, and return its outcome.
 
-        ``kept``: gets the samples that were read for it.
+        ``kept``: gets the samples that were read for it. ``machine``: it has prepared them.
         """
         first = 0
         for task in tasks:
@@ -570,9 +570,17 @@ class _ReceivedRows:
                 for number, place, value in self._read
                 if first <= place < first + count
             ]
-            report = TaskReport(count, busy=busy, tally=tally, objects=objects)
-            report.offers = [offer for offer in offers if offer is not None]
-            yield Outcome(report)
+            kept_here = [offer for offer in offers if offer is not None]
+            yield Outcome(
+                TaskReport(
+                    count,
+                    busy=busy,
+                    tally=tally,
+                    offers=kept_here,
+                    objects=objects,
+                    machine=machine,
+                )
+            )
             first += count
 
     def _write(self, task: Task, layout: Layout, first: int, count: int) -> None:

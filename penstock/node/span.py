@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cluster.batch_form import (
@@ -304,6 +305,7 @@ class GroupSpan:
         if staged is None:
             self.request_failed(ask, lost=False)
             return
+        staged = replace(staged, elsewhere={ask.machine: staged.rows})
         with self._lock:
             first = self.spanning.arrived(ask.request, self._clock())
             used = first and self._group.received(name, staged)

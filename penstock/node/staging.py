@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.engine import Engine
@@ -43,6 +43,8 @@ class StagedBatch:
     """Seconds of work."""
     tally: Sequence[Any] = ()
     """The counters of the stages, see ``Tally.as_list``."""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """Rows that other machines have prepared, by machine."""
 
     @property
     def size(self) -> int:
@@ -436,7 +438,12 @@ class StagingEngine(Engine):
             slot, nbytes, layout = *self._packed(batch.value), None
         batch.columns, batch.slot = [], None
         summary = batch.summary
-        return StagedBatch(slot, layout, rows, nbytes, beside, bad, summary.busy, summary.tally)
+        return StagedBatch(
+            *(slot, layout, rows, nbytes, beside, bad),
+            busy=summary.busy,
+            tally=summary.tally,
+            elsewhere=summary.elsewhere,
+        )
 
     def _packed(self, value: Any) -> tuple[Slot, int]:
         """Pack a value into a new slot. Returns the slot and the packed size."""

@@ -100,7 +100,9 @@ def main() -> None:
                     (place / "helped").touch()
         batches.append(digests(loader))
         found = helpers()
-    print(json.dumps({"batches": batches, "helpers": found}))
+        stats = loader.stats()
+    elsewhere = {machine.name: machine.samples for machine in stats.machines}
+    print(json.dumps({"batches": batches, "helpers": found, "elsewhere": elsewhere}))
 
 
 if __name__ == "__main__":
