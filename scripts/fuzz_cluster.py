@@ -43,6 +43,7 @@ from penstock.cluster.flight import connect  # noqa: E402
 from penstock.cluster.protocol import (  # noqa: E402
     LARGEST_RECORD,
     VOCABULARY,
+    GetGroupPosition,
     GetKeptSamples,
     GetMachineStatus,
     HeartbeatSent,
@@ -145,6 +146,7 @@ RECORDS = [
     HeartbeatSent(MACHINE, [2, 1, 7], "", 3, [1, 0.5], [["b", 3]], False),
     Spilled("ab", PACKED, None, ["a", "", "b"]),
     GetKeptSamples(FINGERPRINT),
+    GetGroupPosition("group", "part", 1),
     WANTED,
     WantedValues.of(FINGERPRINT, KEYS, KEYS),
     RemoteTask("recipe", 1, PACKED, PACKED, 1 << 20, ["cache"], bytes(len(PACKED) // 8)),

@@ -3,8 +3,9 @@
 A node that connects to another, or wants to know whether it is alive, sends ``Hello`` and gets
 ``HelloReply``. Heartbeats are ``HeartbeatSent``, their answers ``HeartbeatReply``. ``Spilled``
 tells the owner of samples where they are kept; ``GetKeptSamples`` asks a machine what it keeps,
-and is answered with ``KeptSamples``. Values are requested with ``WantedValues`` and come
-back behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
+and is answered with ``KeptSamples``. ``GetGroupPosition`` asks where the members of a group are,
+and is answered with ``GroupPosition``. Values are requested with ``WantedValues`` and come back
+behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
 ``Kept`` says which of them it keeps. A task for the workers of another machine is ``RemoteTask``;
 its rows come back behind ``RowsHead``. A batch of a group that has members on both machines is
 requested with ``WantedBatch``; ``BatchHead`` comes back, and its bytes behind ``BatchPiece``.
@@ -171,6 +172,20 @@ class KeptSamples(NamedTuple):
     """The samples of a cache that a machine keeps, as ``pack_kept`` packs them."""
 
     kept: bytes
+
+
+class GetGroupPosition(NamedTuple):
+    """Asks where the members of a group are in an epoch. ``group``, ``part``: see WantedBatch."""
+
+    group: str
+    part: str
+    epoch: int
+
+
+class GroupPosition(NamedTuple):
+    """``first``: the first batch of the epoch that is still kept; 0 if no member is in it."""
+
+    first: int
 
 
 class GetMachineStatus(NamedTuple):
@@ -354,6 +369,8 @@ VOCABULARY = Vocabulary(
     acknowledged=Acknowledged,
     get_kept=GetKeptSamples,
     kept_samples=KeptSamples,
+    get_position=GetGroupPosition,
+    position=GroupPosition,
     look=GetMachineStatus,
     status=MachineStatus,
     wanted=WantedValues,
@@ -367,10 +384,10 @@ VOCABULARY = Vocabulary(
     piece=BatchPiece,
 )
 
-CONTROL = (Hello, HeartbeatSent, Spilled, GetKeptSamples, GetMachineStatus)
+CONTROL = (Hello, HeartbeatSent, Spilled, GetKeptSamples, GetGroupPosition, GetMachineStatus)
 """The messages that a node answers with one message."""
 
-REPLIES = (HelloReply, HeartbeatReply, Acknowledged, KeptSamples, MachineStatus)
+REPLIES = (HelloReply, HeartbeatReply, Acknowledged, KeptSamples, GroupPosition, MachineStatus)
 """The answers to these messages."""
 
 
@@ -451,6 +468,8 @@ _LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
     Acknowledged: (),
     GetKeptSamples: (_NAME,),
     KeptSamples: (_FieldLimit((bytes,), 0, LARGEST_KEPT),),
+    GetGroupPosition: (_NAME, _NAME, _NUMBER),
+    GroupPosition: (_NUMBER,),
     GetMachineStatus: (),
     MachineStatus: (_FieldLimit((dict,), 0, 1024),),
     WantedValues: (_NAME, _KEYS, _KEYS_OR_NONE, _BYTES, _FieldLimit((bool,), 0, 1)),

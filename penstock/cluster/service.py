@@ -49,8 +49,10 @@ from penstock.cluster.protocol import (
     VERSION,
     Acknowledged,
     BatchHead,
+    GetGroupPosition,
     GetKeptSamples,
     GetMachineStatus,
+    GroupPosition,
     HeartbeatSent,
     Hello,
     KeptSamples,
@@ -131,6 +133,9 @@ class SpanningGroup(Protocol):
         """The group as this machine announces it. Takes no lock."""
 
     def placed(self, machines: Sequence[Machine]) -> None: ...
+
+    def reached(self, part: str, epoch: int) -> int:
+        """The first batch of an epoch that is still kept; 0 if no member here is in it."""
 
     def tick(self) -> None: ...
 
@@ -623,6 +628,40 @@ class ClusterService:
             machines = self._membership.view.machines
         return announced_unit(name, content, machines, self.machine)
 
+    def ask_position(
+        self, group: SpanningGroup, part: str, epoch: int, done: Callable[[int], None]
+    ) -> bool:
+        """Find out which batch of an epoch the members on other machines have reached.
+
+        Returns whether there are any. Then ``done`` is called with the batch, in another thread,
+        within a limited time.
+        """
+        name, content = group.hosted[:2]
+        with self._lock:
+            asked = [
+                machine.name
+                for machine in self._membership.view.machines
+                if machine.name != self.machine
+                and any(
+                    other[:2] == (name, content) and part in other.parts for other in machine.groups
+                )
+            ]
+        if asked:
+            self._call(self._ask_position, asked, GetGroupPosition(group.key, part, epoch), done)
+        return bool(asked)
+
+    def _ask_position(
+        self, machines: Sequence[str], wanted: GetGroupPosition, done: Callable[[int], None]
+    ) -> None:
+        first = 0
+        for machine in machines:
+            try:
+                answer = self._link(self._address_of(machine)).control(wanted, timeout=CALL)
+                first = max(first, answer.first)
+            except PeerFault as fault:
+                self._failed(machine, fault)
+        done(first)
+
     def ask_batch(self, group: SpanningGroup, ask: AskBatch, wanted: WantedBatch) -> None:
         """Ask another machine for a batch, in a thread of its own."""
         _submit(self._batches, self._fetch_batch, group, ask, wanted)
@@ -651,6 +690,10 @@ class ClusterService:
                 answer, decisions = self._membership.heartbeat(beat, self._clock())
             self._decided(decisions)
             return pack_answer(answer)
+        if isinstance(message, GetGroupPosition):
+            with self._lock:
+                group = self._groups.get(message.group)
+            return GroupPosition(0 if group is None else group.reached(message.part, message.epoch))
         if isinstance(message, GetKeptSamples):
             cache = self._cache(message.fingerprint)
             plain = cache is not None and not cache.versions

@@ -76,6 +76,10 @@ class SpanCalls(Protocol):
 
     def closed_group(self, group: GroupSpan) -> None: ...
 
+    def ask_position(
+        self, group: GroupSpan, part: str, epoch: int, done: Callable[[int], None]
+    ) -> bool: ...
+
     def announce(self) -> None: ...
 
     def ask_batch(self, group: GroupSpan, ask: AskBatch, wanted: WantedBatch) -> None: ...
@@ -161,6 +165,15 @@ class GroupSpan:
             self._forget_idle(now)
             self.ask_others()
         self._group.kick()
+
+    def reached(self, part: str, epoch: int) -> int:
+        """The first batch of an epoch that is still kept; 0 if no member here is in it."""
+        with self._lock:
+            return self._group.state.reached(part, epoch)
+
+    def find_position(self, part: str, epoch: int, done: Callable[[int], None]) -> bool:
+        """Ask other machines where their members are. See ``ClusterService.ask_position``."""
+        return not self._closed and self._calls.ask_position(self, part, epoch, done)
 
     def close(self) -> None:
         with self._lock:
