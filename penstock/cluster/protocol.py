@@ -61,6 +61,9 @@ MOST_GROUPS, MOST_PARTS = 256, 1024
 MOST_CACHES_USED = 250
 """Caches of one pipeline."""
 
+READ = 255
+"""In ``RemoteTask.held``: the sample is read, and not sent back."""
+
 LARGEST_LAYOUT = 1 << 20
 """Bytes that describe the arrays of a batch."""
 
@@ -277,7 +280,8 @@ class RemoteTask(NamedTuple):
     - ``most_bytes``: the answer may have at most this many bytes.
     - ``caches``: the fingerprint of each cache of the pipeline, from the first to the last.
     - ``held``: one byte for each sample: 1 + the number of the cache in which the asking machine
-      has it; 0 for a sample that is to be read from storage. Empty without caches.
+      has it; 0 for a sample that is to be read from storage, and sent back; READ for one that is
+      only to be read, because no machine has room for it. Empty without caches.
     """
 
     recipe: str
@@ -526,7 +530,7 @@ def _problem(record: tuple[Any, ...]) -> str:
             return "caches that are not names"
         if len(record.held) != (len(record.indices) // 8 if record.caches else 0):
             return "another number of places than of indices"
-        if max(record.held, default=0) > len(record.caches):
+        if any(len(record.caches) < held != READ for held in record.held):
             return "places in caches that it does not name"
     elif isinstance(record, AnswersHead):
         return _wrong_answers(record)

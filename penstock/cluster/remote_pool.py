@@ -29,7 +29,7 @@ from penstock.cluster.lending import (
     Lending,
     Measured,
 )
-from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask, integers
+from penstock.cluster.protocol import LARGEST_VALUE, READ, RemoteTask, integers
 from penstock.cluster.transport import (
     PeerDeadly,
     PeerFailed,
@@ -101,6 +101,9 @@ class HeldSamples(Protocol):
 
     @property
     def contents(self) -> Sequence[str]: ...
+
+    @property
+    def full(self) -> bool: ...
 
     def held(self, indices: Sequence[int]) -> Sequence[int]: ...
 
@@ -405,7 +408,12 @@ class RemotePool:
         if deadline is None:
             raise PeerSlow("the call was given up before it was made")
         caches = list(self._kept.contents)
-        held = bytes(1 + number for number in self._kept.held(keys.indices)) if caches else b""
+        held = b""
+        if caches:
+            # Samples that no machine has room for are not sent back.
+            read = READ if self._kept.full else 0
+            places = self._kept.held(keys.indices)
+            held = bytes(read if number < 0 else 1 + number for number in places)
         task = RemoteTask(
             name,
             keys.epoch,

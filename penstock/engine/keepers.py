@@ -175,6 +175,11 @@ class Keepers:
         divisions = [keeper.division for keeper in self._keepers]
         return ["-" if division is None else division.content for division in divisions]
 
+    @property
+    def full(self) -> bool:
+        """Whether no machine has room for further samples."""
+        return all(division.full for division in self.divisions)
+
     def held(self, indices: Sequence[int]) -> list[int]:
         """By sample of a fetched batch: the number of the lowest stop that has it, or -1."""
         found = [-1] * len(indices)
@@ -195,7 +200,7 @@ class Keepers:
         """Samples that need not be read, at most so many; ``None`` if there will never be any."""
         divisions = self.divisions
         here = next(filter(None, (division.some_here(count) for division in divisions[::-1])), [])
-        return None if not here and all(division.full for division in divisions) else here
+        return None if not here and self.full else here
 
     def release(self, batch: Hashable) -> None:
         """Give back what was borrowed for a batch."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask, integers
+from penstock.cluster.protocol import LARGEST_VALUE, READ, RemoteTask, integers
 from penstock.cluster.recipes import RecipeContent, RecipeName, Recipes
 from penstock.cluster.transport import PeerLost, Refuse, RemoteRows
 from penstock.engine.build import Recipe
@@ -257,6 +257,8 @@ def test_what_the_caches_of_the_other_machine_have_is_not_read_and_the_rest_goes
     }
     assert cached.caches.asked == [("trainer", "raw", [1]), ("trainer", "turned", [2])]
     assert rows.report["borrowed"] == sum(map(len, cached.caches.trainer.values()))
+    # What no machine has room for is not sent back.
+    assert read_values(cached.run(3, held=[READ])) == {}
     # Nothing stays: the next tiny-batch reads the file again.
     cached.files[3].write_bytes(b"other")
     assert cached.run(3, held=[0]).report["objects"] == {"0": [turn(b"other")]}
