@@ -218,6 +218,22 @@ class Keepers:
         self._claims.append(path)
         return path
 
+    def lacking(self, batch: BatchKeys) -> list[int]:
+        """The samples of a batch that no stop keeps now, in their order, each once."""
+        indices = list(dict.fromkeys(batch.indices.tolist()))
+        for keeper in reversed(self._keepers):
+            division = keeper.division
+            if division is None:
+                indices = keeper.lacks(indices, batch.epoch)
+                continue
+            # Samples of other machines have arrived before the batch is taken.
+            kept = keeper.keys_of(indices, batch.epoch)
+            here = {
+                index_of(key) for key, held in zip(kept, division.holds(kept), strict=True) if held
+            }
+            indices = [index for index in indices if index not in here]
+        return indices
+
     def open(self) -> None:
         """Open the stores before any worker uses them."""
         for keeper in self._keepers:

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.cluster.protocol import LARGEST_RECORD, RefusalKind, RemoteTask, integers
-from penstock.cluster.recipes import RecipeContent, RecipeName, Recipes
+from penstock.cluster.recipes import CourierLate, RecipeContent, RecipeName, Recipes
 from penstock.cluster.remote_pool import describe
 from penstock.cluster.transport import PeerFault, Refuse, RemoteRows
 from penstock.engine.build import Assembly
@@ -419,6 +419,8 @@ class _Guest:
     def _build(self) -> StagingEngine:
         try:
             content = self._recipes.find(self._name)
+        except CourierLate as error:
+            raise Refuse("busy", str(error)) from None
         except ClusterError as error:
             raise Refuse("recipe", str(error)) from None
         recipe, _ = load_recipe(

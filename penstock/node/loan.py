@@ -103,5 +103,10 @@ class LoanKeeper(Keeper):
     def admit(self, offers: Sequence[tuple[int, int]], epoch: int) -> None:
         self._loan.drop_unneeded([index for index, _ in offers])
 
+    def lacks(self, indices: list[int], epoch: int) -> list[int]:
+        # Not as of the start of the epoch: samples are lent for each tiny-batch.
+        here = set(self.store.keys())
+        return [index for index in indices if index not in here]
+
     def stats(self, held: Held, hits: int, misses: int) -> Held:
         return held
