@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from penstock.config import show_size
@@ -131,6 +132,14 @@ class EchoStats:
     factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class MachineStats:
+    """Another machine that has prepared ``samples`` of those delivered (``cluster=``)."""
+
+    name: str
+    samples: int
+
+
 class Held(NamedTuple):
     """The statistics of the stops that keep samples."""
 
@@ -167,7 +176,8 @@ class Stats:
 
     ``wait`` is the time the training loop waited for batches, ``elapsed`` the time since it asked
     for the first batch; ``wait / elapsed`` is the share of time in which training stood still.
-    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage.
+    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage. ``machines``: the
+    other machines that have prepared samples; the rest was prepared on this one.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -195,6 +205,7 @@ class Stats:
     bad_samples: tuple[BadSample, ...]
     refurbish: RefurbishStats | None = None
     echo: EchoStats | None = None
+    machines: tuple[MachineStats, ...] = ()
 
     @property
     def stall(self) -> float:
@@ -230,6 +241,7 @@ class _Sums:
     bad: int = 0
     hits: list[int] = field(default_factory=list)
     misses: list[int] = field(default_factory=list)
+    elsewhere: Counter[str] = field(default_factory=Counter)
 
 
 class Meter:
@@ -311,8 +323,12 @@ class Meter:
             self._catch_up()
             return list(self._batch_times)
 
-    def delivered(self, samples: int, nbytes: int) -> None:
+    def delivered(
+        self, samples: int, nbytes: int, elsewhere: Mapping[str, int] | None = None
+    ) -> None:
+        """Count a batch. ``elsewhere``: samples that other machines have prepared, by machine."""
         with self._lock:
+            self._sums.elsewhere.update(elsewhere or {})
             self._sums.samples += samples
             self._sums.bytes += nbytes
             self._sums.batches += 1
@@ -384,6 +400,7 @@ class Meter:
                 bad_samples=tuple(self._bad),
                 refurbish=held.refurbish,
                 echo=held.echo,
+                machines=tuple(starmap(MachineStats, sorted(sums.elsewhere.items()))),
             )
 
 
@@ -429,6 +446,8 @@ def _summary(stats: Stats) -> list[Cells]:
         rows.append(("speed", f"{speed}, in {_seconds(stats.elapsed)}"))
         rows.append(("waiting", f"{stats.stall:.0%} of the time, {_seconds(stats.wait)}"))
     rows.append(("workers", _workers(stats.pool)))
+    if stats.machines:
+        rows.append(("prepared", prepared_by(stats)))
     for number, cache in enumerate(stats.caches, start=1):
         name = "cache" if len(stats.caches) == 1 else f"cache {number}"
         rows.append((name, _cache(cache)))
@@ -453,6 +472,15 @@ def _summary(stats: Stats) -> list[Cells]:
             # A file name may hold control characters, which could change the terminal.
             rows.append(("", "".join(char if char.isprintable() else " " for char in text)))
     return rows
+
+
+def prepared_by(stats: Stats) -> str:
+    """How many samples were prepared by which machine."""
+    others = sum(machine.samples for machine in stats.machines)
+    # Batches of a group are counted when they arrive, before they are cut for this loader.
+    here = max(0, stats.samples - others)
+    named = [f"{machine.samples:,} by {machine.name}" for machine in stats.machines]
+    return ", ".join([f"{many(here, 'sample')} here", *named])
 
 
 def _workers(pool: PoolStats) -> str:

@@ -46,7 +46,8 @@ class Summary(NamedTuple):
 
     The thread of the training loop then pays nothing for each piece. ``taken``: samples that a
     stream gave. ``tally``: as ``Tally.as_list`` returns it, empty if no piece has one. ``offers``
-    and ``objects``, the values of fields of text or bytes: in the order of rows.
+    and ``objects``, the values of fields of text or bytes: in the order of rows. ``elsewhere``:
+    rows that other machines have prepared, by machine.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class Summary(NamedTuple):
     tally: list[Any]
     offers: list[Offer]
     objects: dict[int, list[Any]]
+    elsewhere: dict[str, int]
 
     @classmethod
     def of(cls, reports: list[TaskReport]) -> Summary:
@@ -68,10 +70,14 @@ class Summary(NamedTuple):
                 number: [value for report in reports for value in report.objects.get(number, ())]
                 for number in {number for report in reports for number in report.objects}
             },
+            {
+                name: sum([report.rows for report in reports if report.machine == name])
+                for name in {report.machine for report in reports if report.machine}
+            },
         )
 
 
-EMPTY = Summary(0, 0, 0.0, [], [], {})
+EMPTY = Summary(0, 0, 0.0, [], [], {}, {})
 
 
 class BatchView(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.build import Recipe
@@ -104,6 +104,7 @@ class _ArrivedBatch:
     nbytes: int
     bad: list[Any]
     error: BaseException | None = None
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 class NodeFeed:
@@ -426,7 +427,9 @@ class NodeFeed:
         name = BatchName(self._part, given.epoch, given.number, given.digest)
         value = connection.value(name, given, fds, self._leases)
         if any(name == wanted for wanted, _ in self._wants):
-            self._arrived[name] = _ArrivedBatch(value, given.rows, given.nbytes, given.bad)
+            self._arrived[name] = _ArrivedBatch(
+                value, given.rows, given.nbytes, given.bad, elsewhere=given.elsewhere
+            )
 
     def _hand_out(self, name: BatchName, plan: BatchKeys, arrived: _ArrivedBatch) -> Ready:
         if arrived.error is not None:
@@ -442,7 +445,7 @@ class NodeFeed:
         for sample in arrived.bad:
             self._meter.bad(BadSample(*sample))
         if arrived.rows:
-            self._meter.delivered(arrived.rows, arrived.nbytes)
+            self._meter.delivered(arrived.rows, arrived.nbytes, arrived.elsewhere)
         return Ready(plan, value, arrived.rows, arrived.nbytes)
 
 

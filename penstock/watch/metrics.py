@@ -118,6 +118,10 @@ def _caches(read: str) -> ValuesOf:
     return values
 
 
+def _elsewhere(snapshot: Snapshot) -> Iterable[LabelledValue]:
+    return [({"machine": found.name}, found.samples) for found in snapshot.stats.machines]
+
+
 def _reuse(stop: Literal["refurbish", "echo"], read: str) -> ValuesOf:
     def value(snapshot: Snapshot) -> float | None:
         stats = getattr(snapshot.stats, stop)
@@ -212,6 +216,12 @@ METRICS: tuple[Metric, ...] = (
         "corrupt_values_total",
         "Cached values that were damaged and prepared again.",
         lambda s: s.stats.corrupt,
+    ),
+    Metric(
+        "penstock_samples_elsewhere_total",
+        "Samples that another machine has prepared.",
+        _elsewhere,
+        ("machine",),
     ),
     *(
         Metric(f"penstock_cache_{name}", text, _caches(read), ("cache",))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import show_size
 from penstock.host.text import aligned, many, span
-from penstock.stats import BadSample, Stats
+from penstock.stats import BadSample, Stats, prepared_by
 from penstock.watch.rates import StopRate
 from penstock.watch.snapshot import Standing, unique_bad_samples
 from penstock.watch.view import LoaderHistory
@@ -60,6 +60,7 @@ def _block(loader: LoaderHistory, ascii_only: bool) -> list[str]:
         ("speed", f"{speed}, {show_size(now.bytes_read_per_second)}/s read"),
         ("queue", _queue(standing)),
         *([("workers", _workers(stats, now.utilisation))] if stats.pool.kind != "node" else []),
+        *([("prepared", prepared_by(stats))] if stats.machines else []),
         *(_caches(stats, now.hits)),
         *(_reuse(stats)),
     ]

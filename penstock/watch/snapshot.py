@@ -11,13 +11,14 @@ from penstock.stats import (
     BadSample,
     CacheStats,
     EchoStats,
+    MachineStats,
     PoolStats,
     RefurbishStats,
     StageStats,
     Stats,
 )
 
-VERSION = 1
+VERSION = 2
 
 LISTED = 20
 """Most bad samples that a snapshot lists by name."""
@@ -85,6 +86,7 @@ class Snapshot:
                 "bad_samples": [_fields(sample) for sample in bad],
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
+                "machines": [_fields(machine) for machine in stats.machines],
             },
         }
 
@@ -128,5 +130,6 @@ def _stats(data: Mapping[str, Any]) -> Stats:
         "bad_samples": tuple(BadSample(**sample) for sample in data["bad_samples"]),
         "refurbish": None if refurbish is None else RefurbishStats(**refurbish),
         "echo": None if echo is None else EchoStats(**echo),
+        "machines": tuple(MachineStats(**machine) for machine in data["machines"]),
     }
     return Stats(**{**data, **records})

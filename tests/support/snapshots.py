@@ -9,6 +9,7 @@ from penstock.stats import (
     BadSample,
     CacheStats,
     EchoStats,
+    MachineStats,
     PoolStats,
     RefurbishStats,
     StageStats,
@@ -43,6 +44,7 @@ FULL = replace(
     corrupt=3,
     refurbish=RefurbishStats(300, 700, 500, 4_000_000),
     echo=EchoStats(500, 1_000, 2.0),
+    machines=(MachineStats("helper-1", 300), MachineStats("helper-2", 100)),
 )
 
 STANDING = Standing(

@@ -233,7 +233,7 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
     alone = flow.prep
     here = 1 - remote_share
     if remote_share:
-        # Remote cores read what they prepare by themselves.
+        # Remote cores read what the caches do not hold.
         flow = replace(
             flow,
             prep=flow.prep * here,
@@ -243,9 +243,16 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
         )
     setup = report.setup
     kept = setup.kept_bytes or setup.sample_bytes
-    crossing = flow.hit_rate * (sharing - 1) / sharing * kept * _fetched_share(report, change)
-    nbytes = flow.batch * (here * crossing + remote_share * row_bytes(report))
+    kept *= _fetched_share(report, change)
     split = change.jobs if not change.share else 1
+    cache = setup.cache if change.cache is None else change.cache
+    # A machine with room left keeps copies of the samples that it gets from others, so that its
+    # cache is full, or holds all samples.
+    crossing = (flow.hit_rate - setup.cached_share(cache / split)) * kept
+    received = crossing + remote_share * row_bytes(report)
+    # Remote cores get what the caches hold from this machine.
+    sent = crossing + remote_share * flow.hit_rate * kept
+    nbytes = flow.batch * max(received, sent)
     link = 0.0 if change.network is None else nbytes / (change.network / split)
     remote = 0.0
     if change.remote_cores:

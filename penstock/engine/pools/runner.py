@@ -108,6 +108,7 @@ class TaskReport:
     - ``missing``: positions in the task of skipped samples.
     - ``objects``: values of the fields that are text or bytes, by the number of the field. Of a
       probe: of all fields.
+    - ``machine``: the other machine that has prepared the samples; empty for this one.
     """
 
     rows: int = 0
@@ -118,6 +119,7 @@ class TaskReport:
     bad: list[tuple[int, str, str, str]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
+    machine: str = ""
 
 
 @dataclass(slots=True)

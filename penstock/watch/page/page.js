@@ -133,6 +133,7 @@ function card(loader, now) {
     stats.pool.kind === "node"
       ? figure("", "node", "prepares the batches")
       : figure("", percent(rates.utilisation), `busy: ${workersOf(stats.pool)}`),
+    ...stats.machines.map((machine) => figure("", whole(machine.samples), `samples prepared by ${machine.name}`)),
   ];
   return make(
     "article",
