@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from penstock.engine.ahead import Ahead, Background
-from penstock.engine.build import Assembly, Recipe
+from penstock.engine.build import Assembly, DevicePlan, Recipe, Together
 from penstock.engine.checkpoint import (
     check_dealing,
     check_state,
@@ -39,7 +39,7 @@ from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline, batching_of
 from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
-from penstock.stats import Meter, Stats
+from penstock.stats import Meter, Stats, device_line
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
@@ -68,11 +68,13 @@ class Deliver:
     - ``begin``: makes the work that is done ahead of the loop; see ``Ahead``.
     - ``find``: called in the thread of the loop before the workers start.
     - ``register``: registers the memory of batches; see ``Ring``.
+    - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
     """
 
     begin: Callable[[], Background]
     find: Callable[[], None]
     register: Register
+    plan: Callable[[Assembly], DevicePlan] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,11 @@ class Loader:
         self._description: tuple[Pipeline, Options, dict[str, Any]] | None = None
         # The state of a checkpoint whose data is not compared in full yet.
         self._unverified: Mapping[str, Any] | None = None
+        self._device_plan: DevicePlan | None = None
+        self._together: Together | None = None
+        """The device, if it prepares a share of the batches of the feed."""
+        self._device_state: Mapping[str, Any] | None = None
+        """What was learnt of the device before the feed was made."""
         self._assemble(None)
         self._feed: Feed | None = None
         self._convert = self._custom.convert
@@ -190,6 +197,12 @@ class Loader:
         )
         self._assembly = assembly
         self._meter = assembly.meter
+        deliver = self._custom.deliver
+        if deliver is not None and deliver.plan is not None:
+            self._device_plan = deliver.plan(assembly)
+            if self._device_plan.begin is not None:
+                # Workers of other processes could not prepare what the device needs.
+                self._gil_watch = None
 
     # Ranks.
 
@@ -468,7 +481,14 @@ class Loader:
             "refurbish": self._chosen,
             "kept": None if generations is None else generations.kept,
             "echo": self._echoing.state(cursor.epoch),
+            **self._device_checkpoint(),
         }
+
+    def _device_checkpoint(self) -> dict[str, Any]:
+        """What was learnt of the device. It affects speed only."""
+        together = self._together
+        state = self._device_state if together is None else together.state_dict()
+        return {} if state is None else {"device": dict(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the position that ``state_dict`` returned.
@@ -509,6 +529,8 @@ class Loader:
         self._loaded_dealing = dealing
         self._cursor = cursor
         self._feed_cursor = None
+        if isinstance(state.get("device"), Mapping):
+            self._device_state = state["device"]
         self._unverified = state if self._data.pending else None
 
     def _describe(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -558,7 +580,25 @@ class Loader:
         restarts = self._feed.restarts if self._feed is not None else 0
         held = self._assembly.keepers.stats(self._meter.answered())
         held = self._echoing.counted(held, self._cursor.epoch)
-        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
+        device = None if self._together is None else self._together.stats()
+        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held, device)
+
+    def explain(self) -> str:
+        """The pipeline as it runs, and who runs it: workers, and a device that prepares its share.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> print(ps.from_dataset(np.arange(3)).batch(2).loader(workers=0).explain())
+        source      DatasetSource
+        batch       2 samples, stacked in place
+        workers     in this process (workers=0)
+        """
+        lines = [self.pipeline.explain(), f"{'workers':<11} {self.choice}"]
+        if self._device_plan is not None:
+            lines.append(f"{'device':<11} {self._device_plan.why}")
+        if self._together is not None:
+            lines.append(f"{'':<11} {device_line(self._together.stats())}")
+        return "\n".join(lines)
 
     def queue(self) -> Queue:
         """The number of batches that are ready or in preparation, and the memory they take."""
@@ -574,9 +614,10 @@ class Loader:
         data = f"{len(source)} samples" if source.indexed else "a stream"
         options, ranks = self.options, self._custom.ranks
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
+        device = "" if self._device_plan is None else f", {self._device_plan.why}"
         return (
             f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
-            f"{self.choice}>"
+            f"{self.choice}{device}>"
         )
 
     # Making and ending.
@@ -601,6 +642,8 @@ class Loader:
         if self._feed is not None:
             self._finalizer()
             self._feed = self._direct = None
+            if self._together is not None:
+                self._device_state, self._together = self._together.state_dict(), None
 
     def __enter__(self) -> Loader:
         return self
@@ -651,8 +694,12 @@ class Loader:
             convert = None
             if not self._echoing.repeats_batches:
                 convert, self._convert = self._convert, None
+            plan = self._device_plan
+            if plan is not None and plan.begin is not None:
+                self._together = plan.begin(self._device_state)
             engine = self._assembly.engine(
                 register=None if deliver is None else deliver.register,
+                together=self._together,
                 in_order=self.options.in_order,
                 convert=convert,
                 after_task=after_task,

@@ -17,6 +17,7 @@ import torch
 from penstock.device.contract import Device, Event, Unregister
 from penstock.device.cuda import CudaDevice, current_index
 from penstock.device.plain import PlainDevice
+from penstock.device.rows import PartlyOnDevice
 from penstock.errors import PipelineError
 from penstock.tree import each_leaf
 
@@ -35,6 +36,11 @@ class DeviceFinder:
         self._device: Device | None = None
         self._lock = threading.Lock()
         self._warned = False
+
+    @property
+    def name(self) -> str:
+        """The device as the user gave it."""
+        return str(self._wanted)
 
     def find(self) -> None:
         """Find out which GPU is the current one. Called in the thread of the training loop."""
@@ -148,9 +154,12 @@ class Delivery:
         tensors: list[torch.Tensor] = []
 
         def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, PartlyOnDevice):
+                tensors.append(leaf.deliver(self._device))
+            elif isinstance(leaf, torch.Tensor):
+                tensors.append(self._device.copy(leaf))
+            else:
                 return leaf
-            tensors.append(self._device.copy(leaf))
             return tensors[-1]
 
         made = each_leaf(value, moved)

@@ -62,6 +62,10 @@ class FakeEvent:
         self._error = self.stream.error
         self._fired.set()
 
+    def passed(self) -> None:
+        """Wait for it, as a stream does: an error is not its own."""
+        self._fired.wait()
+
     def done(self) -> bool:
         if self._fired.is_set():
             self.stream.seen = max(self.stream.seen, self.number)
@@ -71,13 +75,14 @@ class FakeEvent:
         self._fired.wait()
         self.stream.seen = max(self.stream.seen, self.number)
         if self._error is not None:
-            raise self._error
+            # A new one: a traceback would keep its frames, and their memory, alive.
+            raise type(self._error)(*self._error.args)
 
 
 class _Stream:
     """A thread that does one piece of work after the other."""
 
-    def __init__(self, name: Stream, runs: threading.Event) -> None:
+    def __init__(self, name: Stream) -> None:
         self.name = name
         self.number = 0
         """Pieces of work given so far."""
@@ -88,7 +93,8 @@ class _Stream:
         self.time = 0.0
         self.error: BaseException | None = None
         self.fails: BaseException | None = None
-        self._runs = runs
+        self.runs = threading.Event()
+        self.runs.set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"fake-{name}", daemon=True)
         self._thread.start()
@@ -98,11 +104,11 @@ class _Stream:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
-            self._runs.wait()
+            self.runs.wait()
             try:
                 work()
             except BaseException as error:  # as on a GPU, events and later work report it
-                self.error = error
+                self.error = error.with_traceback(None)
             del work
 
     def close(self) -> None:
@@ -156,17 +162,17 @@ class FakeDevice:
         self._in_use = 0
         self._buffers: dict[int, _Buffer] = {}
         self._lock = threading.RLock()
-        self._runs = threading.Event()
-        self._runs.set()
-        self._streams = {name: _Stream(name, self._runs) for name in STREAMS}
+        self._streams = {name: _Stream(name) for name in STREAMS}
 
-    def pause(self) -> None:
-        """Stop the streams before their next pieces of work."""
-        self._runs.clear()
+    def pause(self, *streams: Stream) -> None:
+        """Stop these streams, or all, before their next pieces of work."""
+        for name in streams or STREAMS:
+            self._streams[name].runs.clear()
 
     def go_on(self) -> None:
         """Let the streams work again."""
-        self._runs.set()
+        for stream in self._streams.values():
+            stream.runs.set()
 
     def fail(self, stream: Stream, error: BaseException) -> None:
         """Make the next work of a stream fail."""
@@ -360,7 +366,7 @@ class FakeDevice:
         assert isinstance(event, FakeEvent)
         with self._lock:
             found = self._streams[stream]
-            found.put(event._fired.wait)
+            found.put(event.passed)
             found.time = max(found.time, event.at)
             found.knows[event.stream] = max(found.knows.get(event.stream, 0), event.number)
 
