@@ -78,4 +78,6 @@ def _obstacle(assembly: Assembly) -> str:
 
 def find_work(road: Road) -> DeviceWork | str:
     """The part of a road that a device can run, or why there is none."""
-    return "none of its operations can run on a device yet"
+    from penstock.device.image_work import image_work
+
+    return image_work(road)
