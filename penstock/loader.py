@@ -9,8 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
+from penstock.device.division import Division, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
 from penstock.engine.build import Assembly, Recipe
 from penstock.engine.checkpoint import (
@@ -65,14 +67,21 @@ class Ranks(Protocol):
 class Deliver:
     """How batches reach a device.
 
-    - ``begin``: makes the work that is done ahead of the loop; see ``Ahead``.
+    - ``begin``: makes the work that is done ahead of the loop, given what is left for the device;
+      see ``Ahead``.
     - ``find``: called in the thread of the loop before the workers start.
     - ``register``: registers the memory of batches; see ``Ring``.
+    - ``divide``: decides what of a pipeline is left for the device.
+    - ``name``: the device, for the ``repr`` of the loader.
+    - ``copies``: the loop gets copies of batches only.
     """
 
-    begin: Callable[[], Background]
+    begin: Callable[[Rest | None], Background]
     find: Callable[[], None]
     register: Register
+    divide: Callable[[Pipeline], Division] = undivided
+    name: str = ""
+    copies: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,12 +174,18 @@ class Loader:
         """Batches since the start, as far as the use of the GIL was watched."""
         self._publisher = Publisher(self)
         deliver = self._custom.deliver
-        self._ahead = None if deliver is None else Ahead(deliver.begin)
+        self._ahead = None if deliver is None else Ahead()
         self._end_ahead = None if self._ahead is None else close_at_exit(self, self._ahead)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
         custom = self._custom
-        return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
+        prepared = self._divide(pipeline).pipeline
+        return Recipe(prepared, self.options, custom.fallback, custom.init, custom.start, kept)
+
+    def _divide(self, pipeline: Pipeline) -> Division:
+        """What the workers prepare of a pipeline, and what is left for the device."""
+        deliver = self._custom.deliver
+        return undivided(pipeline) if deliver is None else deliver.divide(pipeline)
 
     def _assemble(self, kept: int | None, meter: Meter | None = None) -> None:
         """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known.
@@ -576,8 +591,15 @@ class Loader:
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
         return (
             f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
-            f"{self.choice}>"
+            f"{self.choice}{self._delivery_note()}>"
         )
+
+    def _delivery_note(self) -> str:
+        deliver = self._custom.deliver
+        if deliver is None or not deliver.name:
+            return ""
+        note = self._divide(self.pipeline).note
+        return f", delivered to {deliver.name}" + (f" ({note})" if note else "")
 
     # Making and ending.
 
@@ -637,8 +659,10 @@ class Loader:
     def _make_feed(self) -> Feed:
         self._convert, self._direct = self._custom.convert, None
         deliver = self._custom.deliver
-        if deliver is not None:
+        division = self._divide(self.pipeline)
+        if deliver is not None and self._ahead is not None:
             deliver.find()
+            self._ahead.begin_with(partial(deliver.begin, division.rest))
         if self.options.share is None:
             self._data.begin()
             loader = weakref.ref(self)  # the engine must not keep a forgotten loader alive
@@ -663,7 +687,13 @@ class Loader:
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}
-        return attach(self._assembly, about, self._plan)
+        if division.rest is not None:
+            # All members of a group must be given the same batches, so they must leave the same
+            # operations for their devices.
+            about["stops"] = describe(division.pipeline, self.options)["stops"]
+        # Memory of the group is registered only if nobody but the device reads it.
+        register = None if deliver is None or not deliver.copies else deliver.register
+        return attach(self._assembly, about, self._plan, register)
 
 
 def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:

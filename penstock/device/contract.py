@@ -1,7 +1,7 @@
 """The contract of a device: registered memory, copies on a side stream, events, memory in use.
 
-``cpu.py`` is torch's CPU, ``cuda.py`` a GPU, ``fake.py`` a device with a thread for its side stream
-that reports wrong synchronisation. ``tests/device/test_contract.py`` runs over all of them.
+``plain.py`` is torch's CPU, ``cuda.py`` a GPU, ``fake.py`` a device with a thread for its side
+stream that reports wrong synchronisation. ``tests/device/test_contract.py`` runs over all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 Unregister = Callable[[], None]
+
+Fill = Callable[..., None]
+"""Computes a tensor: called with the tensor to fill, then with those that it is computed from."""
 
 
 class DeviceMemory(NamedTuple):
@@ -35,8 +38,8 @@ class Event(Protocol):
 class Device(Protocol):
     """A device that batches are delivered to.
 
-    It has one side stream, on which ``copy`` works. One background thread calls ``copy`` and
-    ``record``; the thread of the training loop calls ``arrive``.
+    It has one side stream, on which ``copy`` and ``compute`` work. One background thread calls them
+    and ``record``; the thread of the training loop calls ``arrive``.
     """
 
     @property
@@ -53,6 +56,16 @@ class Device(Protocol):
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """Begin to copy a tensor to the device. ``source`` must not change until an event recorded
         later is done."""
+
+    def compute(
+        self,
+        fill: Fill,
+        sources: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Begin to compute a tensor of the device from others, after all earlier work of the side
+        stream: ``fill(out, *sources)``. The sources may be given up at once."""
 
     def record(self) -> Event:
         """An event after all that the side stream was given so far."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Unregister
+from penstock.device.contract import DeviceMemory, Event, Fill, Unregister
 
 PORTABLE = 1
 """``cudaHostRegisterPortable``: the memory is registered for all GPUs of the process."""
@@ -67,6 +67,20 @@ class CudaDevice:
         # to the side stream: ``arrive`` names the stream that uses it too.
         with torch.cuda.stream(self._stream):
             return source.to(self._device, non_blocking=True)
+
+    def compute(
+        self,
+        fill: Fill,
+        sources: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        # The sources were allocated on this stream too, so the allocator may give their memory to
+        # later work of it as soon as they are dropped.
+        with torch.cuda.stream(self._stream):
+            out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+            fill(out, *sources)
+            return out
 
     def record(self) -> Event:
         # A blocking event: the background thread sleeps while it waits, and does not poll.

@@ -11,6 +11,7 @@ while it is copied: the values are wrong, now and then. This device makes such f
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import weakref
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Unregister
+from penstock.device.contract import DeviceMemory, Event, Fill, Unregister
 
 POISON = 0xA5
 """Each byte of memory that is not written yet, or freed."""
@@ -105,13 +106,8 @@ class FakeDevice:
         return any(a <= first and first + nbytes <= a + size for a, size in self._ranges)
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        raw = np.full(source.nbytes, POISON, np.uint8)
         expected = source.clone(memory_format=torch.contiguous_format)
-        # The finalizer of the owner runs when the last view of the memory is gone.
-        owner = _Owner(raw)
-        target = torch.from_numpy(np.asarray(owner)).view(source.dtype).reshape(source.shape)
-        self._take(raw.nbytes)
-        weakref.finalize(owner, self._free, raw)
+        raw, target = self._allocate(source.shape, source.dtype)
 
         # As on a GPU, a copy in flight does not keep its source alive.
         alive = weakref.ref(source)
@@ -126,6 +122,36 @@ class FakeDevice:
 
         self._work.put(work)
         return target
+
+    def compute(
+        self,
+        fill: Fill,
+        sources: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        raw, target = self._allocate(shape, dtype)
+        given = list(sources)
+
+        def work() -> None:
+            out = torch.empty(tuple(shape), dtype=dtype)
+            fill(out, *given)
+            # As on a GPU, memory that is given up meanwhile belongs to later work.
+            given.clear()
+            raw[:] = _bytes(out).numpy()
+
+        self._work.put(work)
+        return target
+
+    def _allocate(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
+        """Memory full of poison: its bytes, and a tensor over it."""
+        raw = np.full(math.prod(shape) * dtype.itemsize, POISON, np.uint8)
+        self._take(raw.nbytes)
+        # The finalizer of the owner runs when the last view of the memory is gone.
+        owner = _Owner(raw)
+        target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
+        weakref.finalize(owner, self._free, raw)
+        return raw, target
 
     def record(self) -> Event:
         event = FakeEvent()

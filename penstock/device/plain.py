@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Unregister
+from penstock.device.contract import DeviceMemory, Event, Fill, Unregister
 
 
 class Done:
@@ -35,6 +35,17 @@ class PlainDevice:
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         return source.to(self._device, copy=True)
+
+    def compute(
+        self,
+        fill: Fill,
+        sources: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        fill(out, *sources)
+        return out
 
     def record(self) -> Event:
         return Done()

@@ -53,7 +53,7 @@ class Ahead:
     work to do. Batches and errors keep their order. Used from one thread at a time.
     """
 
-    def __init__(self, begin: Callable[[], Background], depth: int = DEPTH) -> None:
+    def __init__(self, begin: Callable[[], Background] | None = None, depth: int = DEPTH) -> None:
         self._begin = begin
         self._depth = depth
         self._background: Background | None = None
@@ -105,6 +105,7 @@ class Ahead:
         if ready is None or not ready.rows:
             return _Taken(ready)
         if self._background is None:
+            assert self._begin is not None
             self._background = self._begin()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-ahead")
@@ -112,6 +113,11 @@ class Ahead:
         value = self._thread.submit(self._background.convert, ready.value)
         self._thread.submit(self._background.settle)
         return _Taken(ready._replace(value=None), value)
+
+    def begin_with(self, begin: Callable[[], Background]) -> None:
+        """Do other work with the batches of a new feed, and forget those that were taken."""
+        self.clear()
+        self._begin, self._background = begin, None
 
     def clear(self) -> None:
         """Forget the batches that were not handed out."""

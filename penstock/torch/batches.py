@@ -50,6 +50,7 @@ def loader(
     pipeline: Pipeline,
     *,
     device: str | torch.device | None = None,
+    device_normalize: bool = True,
     pin_memory: bool = False,
     workers: int | Literal["auto"] = "auto",
     kind: Kind = "auto",
@@ -73,7 +74,9 @@ def loader(
     """A loader of a pipeline whose batches are tensors.
 
     ``device`` delivers them to a device, such as ``"cuda"``, one or two batches ahead of the loop.
-    ``pin_memory`` makes the memory of batches pinned. The other arguments are those of
+    If the last operation is ``normalize``, the device does it, with the same values;
+    ``device_normalize=False`` leaves it to the workers. ``pin_memory`` makes the memory of batches
+    pinned. The other arguments are those of
     ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
     ``torch.distributed`` or of the launcher, as they are when the first loop begins.
 
@@ -111,6 +114,8 @@ def loader(
         metrics_port=metrics_port,
     )
     custom = Custom(
-        convert=Tensors(tuple), deliver=delivering(device, pin_memory=pin_memory), ranks=ranks
+        convert=Tensors(tuple),
+        deliver=delivering(device, pin_memory=pin_memory, normalize=device_normalize),
+        ranks=ranks,
     )
     return Loader(pipeline, options, custom)

@@ -69,6 +69,22 @@ def test_copies_arrive_in_order(device: Device) -> None:
     assert [int(copy[0]) for copy in copies] == list(range(10))
 
 
+def test_a_tensor_is_computed_after_the_copies_that_it_is_computed_from(device: Device) -> None:
+    def fill(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+        out.copy_(left)
+        out.add_(right)
+
+    sources = [torch.arange(4), torch.full((4,), 10)]
+    copies = [device.copy(source) for source in sources]
+    made = device.compute(fill, copies, (4,), torch.float32)
+    event = device.record()
+    del copies
+    event.wait()
+    device.arrive([made], event)
+    assert made.dtype == torch.float32
+    assert made.tolist() == [10.0, 11.0, 12.0, 13.0]
+
+
 def test_memory_can_be_registered_again_after_it_was_unregistered(device: Device) -> None:
     memory = np.zeros(1 << 16, np.uint8)
     for _ in range(2):
@@ -102,6 +118,18 @@ def test_the_fake_device_has_poison_until_the_copy_is_done(fake: FakeDevice) -> 
     event.wait()
     assert copy.tolist() == source.tolist()
     assert fake.faults == []
+
+
+def test_the_fake_device_has_poison_until_a_tensor_is_computed(fake: FakeDevice) -> None:
+    fake.pause()
+    source = torch.ones(4, dtype=torch.uint8)
+    made = fake.compute(torch.Tensor.copy_, [fake.copy(source)], (4,), torch.uint8)
+    event = fake.record()
+    assert made.tolist() == [POISON] * 4
+    fake.go_on()
+    event.wait()
+    assert made.tolist() == [1] * 4
+    assert fake.memory().in_use == 4
 
 
 def test_the_fake_device_finds_a_source_that_is_written_too_early(fake: FakeDevice) -> None:
