@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,10 @@ class NormalizeOnDevice:
         def normalized(images: Any, _: None) -> Any:
             shape = self._shape(images)
             fill = fill_normalized if self._chw else fill_normalized_last
-            made = self._device.compute(fill, [images, line], shape, torch.float32)
+            made = self._device.allocate(shape, torch.float32)
+            self._device.run(
+                partial(fill, made, images, line), "copy", reads=[images, line], writes=[made]
+            )
             tensors[:] = [made if tensor is images else tensor for tensor in tensors]
             return made
 

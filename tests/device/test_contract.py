@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.device.contract import Device
+from penstock.device.contract import Device, Stream
 from penstock.device.cuda import CudaDevice
-from penstock.device.fake import POISON, FakeDevice
+from penstock.device.fake import POISON, FakeDevice, Times
 from penstock.device.plain import PlainDevice
 
 
@@ -69,22 +69,6 @@ def test_copies_arrive_in_order(device: Device) -> None:
     assert [int(copy[0]) for copy in copies] == list(range(10))
 
 
-def test_a_tensor_is_computed_after_the_copies_that_it_is_computed_from(device: Device) -> None:
-    def fill(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        out.copy_(left)
-        out.add_(right)
-
-    sources = [torch.arange(4), torch.full((4,), 10)]
-    copies = [device.copy(source) for source in sources]
-    made = device.compute(fill, copies, (4,), torch.float32)
-    event = device.record()
-    del copies
-    event.wait()
-    device.arrive([made], event)
-    assert made.dtype == torch.float32
-    assert made.tolist() == [10.0, 11.0, 12.0, 13.0]
-
-
 def test_memory_can_be_registered_again_after_it_was_unregistered(device: Device) -> None:
     memory = np.zeros(1 << 16, np.uint8)
     for _ in range(2):
@@ -95,6 +79,78 @@ def test_memory_can_be_registered_again_after_it_was_unregistered(device: Device
 def test_memory_in_use_is_within_the_capacity(device: Device) -> None:
     before = device.memory()
     assert 0 <= before.in_use <= before.capacity
+
+
+STREAMS: list[Stream] = ["copy", "prep", "loop"]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_work_runs_on_each_stream_in_order(device: Device, stream: Stream) -> None:
+    source = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    memory = device.allocate((2, 3), torch.int32, stream)
+    other = device.allocate((3,), torch.int32, stream)
+    assert (memory.shape, memory.dtype) == (source.shape, source.dtype)
+    device.copy_to(memory, source, stream)
+
+    def double() -> None:
+        memory.mul_(2)
+
+    def add() -> None:
+        other.copy_(memory[0] + memory[1])
+
+    device.run(double, stream, reads=[memory], writes=[memory])
+    device.run(add, stream, reads=[memory], writes=[other])
+    event = device.record(stream)
+    event.wait()
+    assert event.done()
+    assert other.cpu().tolist() == [6, 10, 14]
+
+
+def test_a_stream_waits_for_the_event_of_another(device: Device) -> None:
+    source = torch.ones(1000, dtype=torch.int32)
+    memory = device.allocate((1000,), torch.int32)
+
+    def add() -> None:
+        memory.add_(1)
+
+    for _ in range(5):
+        device.copy_to(memory, source)
+        device.wait("prep", device.record("copy"))
+        device.run(add, "prep", reads=[memory], writes=[memory])
+        device.wait("copy", device.record("prep"))
+    device.arrive([memory], device.record("prep"))
+    assert memory.cpu().tolist() == [2] * 1000
+    # The host waits before the memory is freed, which belongs to another stream.
+    device.record("prep").wait()
+
+
+def test_rows_are_written_in_place_by_two_streams(device: Device) -> None:
+    batch = device.allocate((4, 2), torch.uint8, "prep")
+    rows = torch.full((2, 2), 7, dtype=torch.uint8)
+    device.wait("copy", device.record("prep"))
+    device.copy_to(batch[2:], rows)
+
+    def fill() -> None:
+        batch[:2].fill_(3)
+
+    device.run(fill, "prep", writes=[batch[:2]])
+    device.wait("copy", device.record("prep"))
+    event = device.record("copy")
+    event.wait()
+    device.arrive([batch], event)
+    assert batch.cpu().tolist() == [[3, 3], [3, 3], [7, 7], [7, 7]]
+
+
+def test_an_error_of_work_is_reported(device: Device) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no such kernel")
+
+    def run() -> None:
+        device.run(refuse, "prep")
+        device.record("prep").wait()
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run()
 
 
 # The fake device itself: it must find the faults for which it is there.
@@ -118,18 +174,6 @@ def test_the_fake_device_has_poison_until_the_copy_is_done(fake: FakeDevice) -> 
     event.wait()
     assert copy.tolist() == source.tolist()
     assert fake.faults == []
-
-
-def test_the_fake_device_has_poison_until_a_tensor_is_computed(fake: FakeDevice) -> None:
-    fake.pause()
-    source = torch.ones(4, dtype=torch.uint8)
-    made = fake.compute(torch.Tensor.copy_, [fake.copy(source)], (4,), torch.uint8)
-    event = fake.record()
-    assert made.tolist() == [POISON] * 4
-    fake.go_on()
-    event.wait()
-    assert made.tolist() == [1] * 4
-    assert fake.memory().in_use == 4
 
 
 def test_the_fake_device_finds_a_source_that_is_written_too_early(fake: FakeDevice) -> None:
@@ -173,3 +217,73 @@ def test_the_fake_device_finds_wrong_registrations(fake: FakeDevice) -> None:
     end()
     end()
     assert len(fake.faults) == 2
+
+
+def test_the_fake_device_has_poison_in_memory_that_nothing_has_written(fake: FakeDevice) -> None:
+    assert fake.allocate((3,), torch.uint8, "prep").tolist() == [POISON] * 3
+
+
+def test_the_fake_device_finds_a_stream_that_did_not_wait(fake: FakeDevice) -> None:
+    fake.pause()
+    source = torch.zeros(8, dtype=torch.uint8)
+    memory = fake.allocate((8,), torch.uint8)
+    fake.copy_to(memory[:4], source[:4])
+    # Another stream may use other bytes, but not those of the copy.
+    fake.run(lambda: None, "prep", writes=[memory[4:]])
+    assert fake.faults == []
+    fake.run(lambda: None, "prep", reads=[memory[3:6]])
+    assert fake.faults == ["the stream prep uses memory that the stream copy is still using"]
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory[3:6]])
+    assert len(fake.faults) == 1
+    fake.go_on()
+    fake.record("prep").wait()
+
+
+def test_the_fake_device_finds_a_buffer_that_is_reused_in_flight(fake: FakeDevice) -> None:
+    fake.pause()
+    source = torch.zeros(8, dtype=torch.uint8)
+    memory = fake.allocate((8,), torch.uint8)
+    fake.copy_to(memory, source)
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory])
+    fake.copy_to(memory, source)
+    assert fake.faults == ["the stream copy uses memory that the stream prep is still using"]
+    fake.go_on()
+    fake.record("prep").wait()
+    fake.copy_to(memory, source)
+    assert len(fake.faults) == 1
+    fake.record("copy").wait()
+
+
+def test_the_fake_device_finds_memory_that_is_freed_in_flight(fake: FakeDevice) -> None:
+    fake.pause()
+    memory = fake.allocate((8,), torch.uint8, "copy")
+    fake.run(lambda: None, "prep", reads=[memory])
+    del memory
+    fake.go_on()
+    fake.record("prep").wait()
+    (fault,) = fake.faults
+    assert fault == "memory of the stream copy was freed while the stream prep used it"
+
+
+def test_the_fake_device_adds_up_virtual_time() -> None:
+    fake = FakeDevice(times=Times(launch=1.0, bus=10.0, prep=5.0))
+    source = torch.zeros(20, dtype=torch.uint8)
+    memory = fake.allocate((20,), torch.uint8)
+    fake.copy_to(memory, source)  # 1 + 2 seconds
+    fake.run(lambda: None, "prep", writes=[fake.allocate((5,), torch.uint8, "prep")])
+    assert fake.seconds == 3.0
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory])
+    assert fake.seconds == 4.0
+    fake.record("prep").wait()
+    fake.close()
+    assert fake.faults == []
+
+
+def test_work_of_the_fake_device_fails_on_request(fake: FakeDevice) -> None:
+    fake.fail("prep", RuntimeError("the device is gone"))
+    fake.run(lambda: None, "prep")
+    with pytest.raises(RuntimeError, match="is gone"):
+        fake.record("prep").wait()
