@@ -158,6 +158,8 @@ class Loader:
         """What is left to do with each batch of the feed; ``None``: nothing."""
         self._direct: Engine | None = None
         """The feed, if it is an engine whose batches have the form in which the loop gets them."""
+        self._quick: Engine | None = None
+        """The feed, if it is an engine whose batches need only the work that is done ahead."""
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -344,7 +346,8 @@ class Loader:
                 continue
             if epoch.stated is not None:
                 self._check_stated_length(epoch)
-            if engine is None or publisher.reported_waiting or not engine.working:
+            quick = self._quick
+            if quick is None or publisher.reported_waiting or not quick.working:
                 publisher.moved(self)
             if self._gil_watch is not None:
                 self._watch_gil(self._gil_watch)
@@ -371,9 +374,12 @@ class Loader:
 
     def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch of a feed whose batches need more work; ``None`` after the last."""
-        ahead, convert = self._ahead, self._convert
+        ahead, convert, engine = self._ahead, self._convert, self._quick
 
         def take() -> Ready | None:
+            ready = None if engine is None else engine.take_ready()
+            if ready is not None:
+                return ready
             ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
             if ready is None or not ready.rows or convert is None:
                 return ready
@@ -383,7 +389,7 @@ class Loader:
             return take()
 
         def may_take(taken: int) -> bool:
-            return (epoch.left is None or epoch.left > taken) and feed.queue().ready
+            return (epoch.left is None or epoch.left > taken) and feed.ready()
 
         return ahead.next(take, may_take, self._meter)
 
@@ -622,7 +628,7 @@ class Loader:
     def _end_feed(self) -> None:
         if self._feed is not None:
             self._finalizer()
-            self._feed = self._direct = None
+            self._feed = self._direct = self._quick = None
 
     def __enter__(self) -> Loader:
         return self
@@ -657,7 +663,7 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
-        self._convert, self._direct = self._custom.convert, None
+        self._convert, self._direct, self._quick = self._custom.convert, None, None
         deliver = self._custom.deliver
         division = self._divide(self.pipeline)
         if deliver is not None and self._ahead is not None:
@@ -681,8 +687,10 @@ class Loader:
                 convert=convert,
                 after_task=after_task,
             )
-            if self._ahead is None and not self._echoing.repeats_batches:
-                self._direct = engine
+            if not self._echoing.repeats_batches:
+                self._quick = engine
+                if self._ahead is None:
+                    self._direct = engine
             return engine
         from penstock.node.share import attach
 

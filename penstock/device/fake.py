@@ -26,6 +26,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +240,7 @@ class FakeDevice:
         target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
         with self._lock:
             self._buffers[raw.ctypes.data] = _Buffer(raw, self._streams[stream])
-        weakref.finalize(owner, self._free, raw)
+        weakref.finalize(owner, self._free, raw, raw.ctypes.data)
         return target, raw
 
     def _shared_memory(self, nbytes: int) -> Any:
@@ -274,10 +275,10 @@ class FakeDevice:
             self._in_use += nbytes
             self.peak = max(self.peak, self._in_use)
 
-    def _free(self, raw: Any) -> None:
+    def _free(self, raw: Any, address: int) -> None:
         # Also for a copy in flight: its memory is used again only by later work of its stream.
         with self._lock:
-            buffer = self._buffers.pop(raw.ctypes.data, None)
+            buffer = self._buffers.pop(address, None)
             self._in_use -= raw.nbytes
             for use in () if buffer is None else buffer.uses:
                 if buffer is not None and not buffer.stream.is_after(use.stream, use.number):
@@ -285,10 +286,10 @@ class FakeDevice:
                         f"memory of the stream {buffer.stream.name} was freed while the stream "
                         f"{use.stream.name} used it"
                     )
-        raw[:] = POISON
-        fd = self._files.pop(raw.ctypes.data, None)
-        if fd is not None:
-            os.close(fd)
+            fd = self._files.pop(address, None)
+            if buffer is not None:
+                # Whoever drops a tensor does not wait for its stream.
+                buffer.stream.put(partial(_poison, raw, fd))
 
     def _use(
         self,
@@ -401,7 +402,8 @@ class FakeDevice:
         assert isinstance(event, FakeEvent)
         with self._lock:
             found = self._streams[stream]
-            found.put(event.passed)
+            if not event.done():
+                found.put(event.passed)
             found.time = max(found.time, event.at)
             found.knows[event.stream] = max(found.knows.get(event.stream, 0), event.number)
 
@@ -428,6 +430,12 @@ def _raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return work
+
+
+def _poison(raw: Any, fd: int | None) -> None:
+    raw.fill(POISON)
+    if fd is not None:
+        os.close(fd)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

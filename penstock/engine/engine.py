@@ -202,6 +202,11 @@ class Engine:
         if self._started and self.pool.outdated():
             self._end_workers()
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        with self._lock:
+            return self._finished() is not None
+
     def queue(self) -> Queue:
         """The number of open batches, and the memory that batches take."""
         with self._lock:

@@ -174,11 +174,14 @@ class NodeFeed:
         """
         return self._starts > 0 or not self._membership.keeps
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        return bool(self._wants) and self._wants[0][0] in self._arrived
+
     def queue(self) -> Queue:
         """How many batches wait, and how many the training loop holds."""
         wanted, arrived = len(self._wants), len(self._arrived)
-        ready = bool(self._wants) and self._wants[0][0] in self._arrived
-        return Queue(arrived, wanted - arrived, ready, len(self._leases))
+        return Queue(arrived, wanted - arrived, self.ready(), len(self._leases))
 
     def next(self) -> Ready | None:
         """The next batch, or ``None`` after the last. Waits for it."""

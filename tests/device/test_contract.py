@@ -346,6 +346,7 @@ def test_memory_that_is_freed_too_early_is_poison_for_the_process_that_maps_it()
     tensor[13] = 7
     assert int(mapped[3]) == 7  # one memory for both
     del tensor
+    device.record().wait()
     assert bytes(mapped.numpy().tobytes()) == bytes([POISON]) * mapped.nbytes
     device.close()
 
