@@ -9,8 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
+from penstock.device.division import Division, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
 from penstock.engine.build import Assembly, DevicePlan, Recipe, Together
 from penstock.engine.checkpoint import (
@@ -65,15 +67,22 @@ class Ranks(Protocol):
 class Deliver:
     """How batches reach a device.
 
-    - ``begin``: makes the work that is done ahead of the loop; see ``Ahead``.
+    - ``begin``: makes the work that is done ahead of the loop, given what is left for the device;
+      see ``Ahead``.
     - ``find``: called in the thread of the loop before the workers start.
     - ``register``: registers the memory of batches; see ``Ring``.
+    - ``divide``: decides what of a pipeline is left for the device.
+    - ``name``: the device, for the ``repr`` of the loader.
+    - ``copies``: the loop gets copies of batches only.
     - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
     """
 
-    begin: Callable[[], Background]
+    begin: Callable[[Rest | None], Background]
     find: Callable[[], None]
     register: Register
+    divide: Callable[[Pipeline], Division] = undivided
+    name: str = ""
+    copies: bool = False
     plan: Callable[[Assembly], DevicePlan] | None = None
 
 
@@ -156,6 +165,8 @@ class Loader:
         """What is left to do with each batch of the feed; ``None``: nothing."""
         self._direct: Engine | None = None
         """The feed, if it is an engine whose batches have the form in which the loop gets them."""
+        self._quick: Engine | None = None
+        """The feed, if it is an engine whose batches need only the work that is done ahead."""
         self._pid = os.getpid()
         self._closed = False
         self._cursor = Cursor()
@@ -172,12 +183,18 @@ class Loader:
         """Batches since the start, as far as the use of the GIL was watched."""
         self._publisher = Publisher(self)
         deliver = self._custom.deliver
-        self._ahead = None if deliver is None else Ahead(deliver.begin)
+        self._ahead = None if deliver is None else Ahead()
         self._end_ahead = None if self._ahead is None else close_at_exit(self, self._ahead)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
         custom = self._custom
-        return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
+        prepared = self._divide(pipeline).pipeline
+        return Recipe(prepared, self.options, custom.fallback, custom.init, custom.start, kept)
+
+    def _divide(self, pipeline: Pipeline) -> Division:
+        """What the workers prepare of a pipeline, and what is left for the device."""
+        deliver = self._custom.deliver
+        return undivided(pipeline) if deliver is None else deliver.divide(pipeline)
 
     def _assemble(self, kept: int | None, meter: Meter | None = None) -> None:
         """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known.
@@ -342,7 +359,8 @@ class Loader:
                 continue
             if epoch.stated is not None:
                 self._check_stated_length(epoch)
-            if engine is None or publisher.reported_waiting or not engine.working:
+            quick = self._quick
+            if quick is None or publisher.reported_waiting or not quick.working:
                 publisher.moved(self)
             if self._gil_watch is not None:
                 self._watch_gil(self._gil_watch)
@@ -369,9 +387,12 @@ class Loader:
 
     def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch of a feed whose batches need more work; ``None`` after the last."""
-        ahead, convert = self._ahead, self._convert
+        ahead, convert, engine = self._ahead, self._convert, self._quick
 
         def take() -> Ready | None:
+            ready = None if engine is None else engine.take_ready()
+            if ready is not None:
+                return ready
             ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
             if ready is None or not ready.rows or convert is None:
                 return ready
@@ -381,7 +402,7 @@ class Loader:
             return take()
 
         def may_take(taken: int) -> bool:
-            return (epoch.left is None or epoch.left > taken) and feed.queue().ready
+            return (epoch.left is None or epoch.left > taken) and feed.ready()
 
         return ahead.next(take, may_take, self._meter)
 
@@ -617,8 +638,15 @@ class Loader:
         device = "" if self._device_plan is None else f", {self._device_plan.why}"
         return (
             f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
-            f"{self.choice}{device}>"
+            f"{self.choice}{self._delivery_note()}{device}>"
         )
+
+    def _delivery_note(self) -> str:
+        deliver = self._custom.deliver
+        if deliver is None or not deliver.name:
+            return ""
+        note = self._divide(self.pipeline).note
+        return f", delivered to {deliver.name}" + (f" ({note})" if note else "")
 
     # Making and ending.
 
@@ -641,7 +669,7 @@ class Loader:
     def _end_feed(self) -> None:
         if self._feed is not None:
             self._finalizer()
-            self._feed = self._direct = None
+            self._feed = self._direct = self._quick = None
             if self._together is not None:
                 self._device_state, self._together = self._together.state_dict(), None
 
@@ -678,10 +706,12 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
-        self._convert, self._direct = self._custom.convert, None
+        self._convert, self._direct, self._quick = self._custom.convert, None, None
         deliver = self._custom.deliver
-        if deliver is not None:
+        division = self._divide(self.pipeline)
+        if deliver is not None and self._ahead is not None:
             deliver.find()
+            self._ahead.begin_with(partial(deliver.begin, division.rest))
         if self.options.share is None:
             self._data.begin()
             loader = weakref.ref(self)  # the engine must not keep a forgotten loader alive
@@ -704,13 +734,21 @@ class Loader:
                 convert=convert,
                 after_task=after_task,
             )
-            if self._ahead is None and not self._echoing.repeats_batches:
-                self._direct = engine
+            if not self._echoing.repeats_batches:
+                self._quick = engine
+                if self._ahead is None:
+                    self._direct = engine
             return engine
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}
-        return attach(self._assembly, about, self._plan)
+        if division.rest is not None:
+            # All members of a group must be given the same batches, so they must leave the same
+            # operations for their devices.
+            about["stops"] = describe(division.pipeline, self.options)["stops"]
+        # Memory of the group is registered only if nobody but the device reads it.
+        register = None if deliver is None or not deliver.copies else deliver.register
+        return attach(self._assembly, about, self._plan, register)
 
 
 def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:

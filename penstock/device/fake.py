@@ -8,6 +8,7 @@ while it is copied: the values are wrong, now and then. This device makes such f
 - Memory that two streams use, one of them writing, is a fault unless one of them, or the host, has
   waited for the other. So is memory that is freed while another stream than its own uses it.
 - A registration that overlaps another, or ends twice, is a fault.
+- Memory that is freed while another process maps it holds ``POISON`` for that process too.
 - ``pause`` stops the streams, so that a test decides when work happens; ``fail`` makes the next
   work of a stream fail.
 
@@ -17,22 +18,26 @@ waits for them.
 
 from __future__ import annotations
 
+import mmap
+import os
+import pickle
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Stream, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 POISON = 0xA5
 """Each byte of memory that is not written yet, or freed."""
 
-STREAMS: tuple[Stream, ...] = ("copy", "prep", "loop")
+STREAMS: tuple[StreamName, ...] = ("copy", "prep", "loop")
 
 
 class Times(NamedTuple):
@@ -51,7 +56,7 @@ class Times(NamedTuple):
 class FakeEvent:
     """Done when its stream gets to it. ``at``: when that is, on the virtual clock."""
 
-    def __init__(self, stream: _Stream, number: int, at: float) -> None:
+    def __init__(self, stream: _FakeStream, number: int, at: float) -> None:
         self.stream = stream
         self.number = number
         self.at = at
@@ -79,16 +84,16 @@ class FakeEvent:
             raise type(self._error)(*self._error.args)
 
 
-class _Stream:
+class _FakeStream:
     """A thread that does one piece of work after the other."""
 
-    def __init__(self, name: Stream) -> None:
+    def __init__(self, name: StreamName) -> None:
         self.name = name
         self.number = 0
         """Pieces of work given so far."""
         self.seen = 0
         """The host knows that the work up to this number is done."""
-        self.knows: dict[_Stream, int] = {}
+        self.knows: dict[_FakeStream, int] = {}
         """By stream: its work up to this number is done before later work of this one begins."""
         self.time = 0.0
         self.error: BaseException | None = None
@@ -115,7 +120,7 @@ class _Stream:
         self._work.put(None)
         self._thread.join()
 
-    def is_after(self, stream: _Stream, number: int) -> bool:
+    def is_after(self, stream: _FakeStream, number: int) -> bool:
         """Whether new work of this stream begins after this work of another."""
         return stream is self or number <= max(stream.seen, self.knows.get(stream, 0))
 
@@ -125,27 +130,35 @@ class _Use(NamedTuple):
 
     first: int
     end: int
-    stream: _Stream
+    stream: _FakeStream
     number: int
     writes: bool
 
 
 @dataclass(eq=False)
-class _Buffer:
+class _FakeBuffer:
     """Memory of the device: its bytes, the stream it belongs to, and who uses it."""
 
     raw: Any
-    stream: _Stream
+    stream: _FakeStream
     uses: list[_Use] = field(default_factory=list)
 
 
 class FakeDevice:
-    """A device of ``capacity`` bytes. ``close`` ends its threads."""
+    """A device of ``capacity`` bytes. ``close`` ends its threads.
+
+    ``shared``: other processes can map its memory.
+    """
 
     name = "fake:0"
 
-    def __init__(self, capacity: int = 1 << 30, times: Times | None = None) -> None:
+    def __init__(
+        self, capacity: int = 1 << 30, times: Times | None = None, *, shared: bool = False
+    ) -> None:
         self._capacity = capacity
+        self._shared = shared
+        self._files: dict[int, int] = {}
+        """The file descriptor of shared memory, by its address."""
         self._times = times or Times()
         self.faults: list[str] = []
         """Wrong synchronisation that was found."""
@@ -160,11 +173,11 @@ class FakeDevice:
         self.registered: dict[int, int] = {}
         """Address and size of registered memory."""
         self._in_use = 0
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, _FakeBuffer] = {}
         self._lock = threading.RLock()
-        self._streams = {name: _Stream(name) for name in STREAMS}
+        self._streams = {name: _FakeStream(name) for name in STREAMS}
 
-    def pause(self, *streams: Stream) -> None:
+    def pause(self, *streams: StreamName) -> None:
         """Stop these streams, or all, before their next pieces of work."""
         for name in streams or STREAMS:
             self._streams[name].runs.clear()
@@ -174,7 +187,7 @@ class FakeDevice:
         for stream in self._streams.values():
             stream.runs.set()
 
-    def fail(self, stream: Stream, error: BaseException) -> None:
+    def fail(self, stream: StreamName, error: BaseException) -> None:
         """Make the next work of a stream fail."""
         self._streams[stream].fails = error
 
@@ -212,24 +225,46 @@ class FakeDevice:
     # Memory.
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream = "copy"
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
     ) -> torch.Tensor:
         return self._allocate(shape, dtype, stream)[0]
 
     def _allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName
     ) -> tuple[torch.Tensor, Any]:
         """New memory as a tensor, and its bytes, which do not count as a reference to it."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._take(nbytes)
-        raw = np.full(nbytes, POISON, np.uint8)
+        raw = self._shared_memory(nbytes) if self._shared and nbytes else np.empty(nbytes, np.uint8)
+        raw.fill(POISON)
         # The finalizer of the owner runs when the last view of the memory is gone.
         owner = _Owner(raw)
         target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
         with self._lock:
-            self._buffers[raw.ctypes.data] = _Buffer(raw, self._streams[stream])
-        weakref.finalize(owner, self._free, raw)
+            self._buffers[raw.ctypes.data] = _FakeBuffer(raw, self._streams[stream])
+        weakref.finalize(owner, self._free, raw, raw.ctypes.data)
         return target, raw
+
+    def _shared_memory(self, nbytes: int) -> Any:
+        fd = os.memfd_create("penstock-fake-device", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        raw = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        self._files[raw.ctypes.data] = fd
+        return raw
+
+    def export(self, tensor: torch.Tensor) -> bytes:
+        first = tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+        fd = self._files.get(first)
+        if fd is None:
+            raise OSError(f"{self.name} cannot share this memory with other processes")
+        layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        return pickle.dumps((os.getpid(), fd, tensor.dtype, layout))
+
+    def from_export(self, handle: bytes) -> torch.Tensor:
+        pid, fd, dtype, layout = pickle.loads(handle)
+        with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 0)
+        return torch.frombuffer(mapped, dtype=dtype).as_strided(*layout)
 
     def _take(self, nbytes: int) -> None:
         with self._lock:
@@ -242,10 +277,10 @@ class FakeDevice:
             self._in_use += nbytes
             self.peak = max(self.peak, self._in_use)
 
-    def _free(self, raw: Any) -> None:
+    def _free(self, raw: Any, address: int) -> None:
         # Also for a copy in flight: its memory is used again only by later work of its stream.
         with self._lock:
-            buffer = self._buffers.pop(raw.ctypes.data, None)
+            buffer = self._buffers.pop(address, None)
             self._in_use -= raw.nbytes
             for use in () if buffer is None else buffer.uses:
                 if buffer is not None and not buffer.stream.is_after(use.stream, use.number):
@@ -253,11 +288,14 @@ class FakeDevice:
                         f"memory of the stream {buffer.stream.name} was freed while the stream "
                         f"{use.stream.name} used it"
                     )
-        raw[:] = POISON
+            fd = self._files.pop(address, None)
+            if buffer is not None:
+                # Whoever drops a tensor does not wait for its stream.
+                buffer.stream.put(partial(_poison, raw, fd))
 
     def _use(
         self,
-        stream: _Stream,
+        stream: _FakeStream,
         number: int,
         tensors: Sequence[torch.Tensor],
         *,
@@ -288,7 +326,7 @@ class FakeDevice:
 
     def _give(
         self,
-        name: Stream,
+        name: StreamName,
         work: Callable[[], None],
         seconds: float,
         reads: Sequence[torch.Tensor],
@@ -313,7 +351,9 @@ class FakeDevice:
         self._copy(target, source, "copy", write)
         return target
 
-    def copy_to(self, target: torch.Tensor, source: torch.Tensor, stream: Stream = "copy") -> None:
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
         if target.shape != source.shape or target.dtype != source.dtype:
             raise ValueError(f"{source.dtype} {source.shape} into {target.dtype} {target.shape}")
 
@@ -326,7 +366,7 @@ class FakeDevice:
         self,
         target: torch.Tensor,
         source: torch.Tensor,
-        stream: Stream,
+        stream: StreamName,
         write: Callable[[torch.Tensor], None],
     ) -> None:
         expected = source.clone(memory_format=torch.contiguous_format)
@@ -347,7 +387,7 @@ class FakeDevice:
     def run(
         self,
         function: Callable[[], None],
-        stream: Stream,
+        stream: StreamName,
         *,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
@@ -355,18 +395,19 @@ class FakeDevice:
         seconds = sum(tensor.nbytes for tensor in writes) / self._times.prep
         self._give(stream, function, seconds, reads, writes)
 
-    def record(self, stream: Stream = "copy") -> Event:
+    def record(self, stream: StreamName = "copy") -> Event:
         with self._lock:
             found = self._streams[stream]
             event = FakeEvent(found, found.number, found.time)
             found.put(event.fire)
             return event
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamName, event: Event) -> None:
         assert isinstance(event, FakeEvent)
         with self._lock:
             found = self._streams[stream]
-            found.put(event.passed)
+            if not event.done():
+                found.put(event.passed)
             found.time = max(found.time, event.at)
             found.knows[event.stream] = max(found.knows.get(event.stream, 0), event.number)
 
@@ -393,6 +434,12 @@ def _raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return work
+
+
+def _poison(raw: Any, fd: int | None) -> None:
+    raw.fill(POISON)
+    if fd is not None:
+        os.close(fd)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

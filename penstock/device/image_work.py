@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.device.work import Allocate, DeviceWork, Packed
+from penstock.device.work import Allocate, DeviceWork, PackedPart
 from penstock.image import kernel
 from penstock.image.coefficients import Coefficients, read_coefficients
 from penstock.image.on_device.jpeg import decode
@@ -53,7 +53,7 @@ class _About(NamedTuple):
     regions: NDArray[np.int32]
 
 
-class ImageWork:
+class ImageOnDevice:
     """The last stops of a road, from ``above`` on, as a ``DeviceProgram``. See ``DeviceWork``."""
 
     field = "image"
@@ -97,7 +97,7 @@ class ImageWork:
         sizes = self.sizes(range(0, len(listing), step)[:SAMPLED])
         return PER_BYTE * max(sizes) + PARAMETERS
 
-    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> Packed | None:
+    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> PackedPart | None:
         try:
             sizes = [self._size(value) for value in values]
         except kernel.Unsupported:
@@ -127,7 +127,7 @@ class ImageWork:
             buffer = allocate(start + coefficients.packed.nbytes)
             buffer[start:] = coefficients.packed
         buffer[: parameters.buffer.nbytes] = parameters.buffer
-        return Packed(buffer, _About(parameters, start, coefficients, regions))
+        return PackedPart(buffer, _About(parameters, start, coefficients, regions))
 
     def _size(self, value: Any) -> tuple[int, int]:
         """Height and width of a picture. Raises ``kernel.Unsupported``, and what the CPU raises."""
@@ -147,7 +147,7 @@ class ImageWork:
 
     def rehearsal(
         self, samples: int, allocate: Allocate
-    ) -> tuple[Packed, tuple[int, ...], torch.dtype] | None:
+    ) -> tuple[PackedPart, tuple[int, ...], torch.dtype] | None:
         picture: Any = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
         if self.program.decodes:
             picture = _jpeg(picture)
@@ -190,5 +190,5 @@ def image_work(road: Road) -> DeviceWork | str:
         if not program.exact:
             return f"the device would make other bits than the CPU: {program.tolerance}"
         files = road.source.file_samples()
-        return ImageWork(program, above, on, None if files is None else files.listing)
+        return ImageOnDevice(program, above, on, None if files is None else files.listing)
     return why

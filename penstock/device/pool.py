@@ -20,12 +20,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from penstock.device.contract import Device, Event, Stream
+from penstock.device.contract import Device, Event, StreamName
 from penstock.device.cooperation import Cooperation
 from penstock.device.rows import DeviceRows
 from penstock.device.shared_schedule import MemoryNeeds
 from penstock.device.staging import Staging
-from penstock.device.work import DeviceWork, Packed
+from penstock.device.work import DeviceWork, PackedPart
 from penstock.engine.pools.pool import Desk, Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport
 from penstock.stops.stop import column_of
@@ -283,7 +283,7 @@ class DevicePool:
             self.allocated = sum(b.nbytes for b in self._buffers if b is not None)
         return found
 
-    def _give(self, desk: Desk, stream: Stream) -> bool:
+    def _give(self, desk: Desk, stream: StreamName) -> bool:
         """Give the device a task. Returns false if there is none, or it has enough."""
         with self._wake:
             device = self._device
@@ -307,8 +307,8 @@ class DevicePool:
         self._ring()
         return True
 
-    def _begin(self, device: Device, task: Task, number: int, stream: Stream) -> None:
-        packed: Packed
+    def _begin(self, device: Device, task: Task, number: int, stream: StreamName) -> None:
+        packed: PackedPart
         rows: DeviceRows
         packed, rows = task.part
         layout = task.layout

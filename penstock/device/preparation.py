@@ -10,10 +10,11 @@ from typing import Any
 from penstock.device.contract import Device
 from penstock.device.pool import DevicePool
 from penstock.device.shared_schedule import BEGUN, MemoryNeeds, SharedSchedule
-from penstock.device.staging import Register, Staging
-from penstock.device.work import DeviceWork, Packed
+from penstock.device.staging import Staging
+from penstock.device.work import DeviceWork, PackedPart
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work
+from penstock.engine.slots import Register
 from penstock.errors import StateError
 from penstock.keyed import Keys
 from penstock.stats import DeviceStats
@@ -67,7 +68,7 @@ class Preparation:
     def field(self) -> str:
         return self._work.field
 
-    def host_part(self, keys: Keys, values: Sequence[Any]) -> Packed | None:
+    def host_part(self, keys: Keys, values: Sequence[Any]) -> PackedPart | None:
         return self._work.pack(keys, values, self._staging.take)
 
     # For the assembly of an engine.

@@ -28,7 +28,7 @@ LARGEST_TINY = 16
 BEGUN = 2
 """Batches that may have rows on the device before they are handed out, apart from the oldest."""
 
-Sizes = Callable[[Sequence[int] | NDArray[np.int64]], Sequence[int]]
+SampleSizes = Callable[[Sequence[int] | NDArray[np.int64]], Sequence[int]]
 
 
 class MemoryNeeds(NamedTuple):
@@ -64,7 +64,7 @@ class SharedSchedule(Schedule):
     def __init__(
         self,
         workers: int,
-        sizes: Sizes,
+        sizes: SampleSizes,
         *,
         tiny_batch: int | None = None,
         clock: Callable[[], float] = time.perf_counter,

@@ -6,14 +6,12 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.device.contract import Unregister
-
-Register = Callable[[int, int], Unregister | None]
+from penstock.engine.slots import Register
 
 PAGE = 4096
 

@@ -23,7 +23,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """Returns memory of the host with this many bytes, from which a device can copy."""
 
 
-class Packed(NamedTuple):
+class PackedPart(NamedTuple):
     """What the device needs of a tiny-batch.
 
     ``buffer``: bytes that are copied to the device, from ``Allocate``. ``about``: what the host
@@ -60,7 +60,7 @@ class DeviceWork(Protocol):
     def usual_bytes(self) -> int:
         """Bytes that ``pack`` makes of most samples; buffers are allocated for it beforehand."""
 
-    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> Packed | None:
+    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> PackedPart | None:
         """Do the CPU's part for these values of the field; ``None``: the CPU has to prepare them.
 
         Called by several workers at once. ``values`` come from the stop above.
@@ -68,7 +68,7 @@ class DeviceWork(Protocol):
 
     def rehearsal(
         self, samples: int, allocate: Allocate
-    ) -> tuple[Packed, tuple[int, ...], torch.dtype] | None:
+    ) -> tuple[PackedPart, tuple[int, ...], torch.dtype] | None:
         """A made-up tiny-batch, and the shape and type of its rows; ``None`` if there is none.
 
         It runs before the first batch, so that kernels are compiled and libraries loaded by then.

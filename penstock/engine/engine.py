@@ -158,7 +158,8 @@ class Engine:
             if self._slots.learning:
                 self._slots.record_request(ready=True)
             self._to_open = True
-            notify = self.starved or (self._idle and not self._all_opened)
+            more = self._schedule.shared or not self._all_opened
+            notify = self.starved or (self._idle and more)
             if notify:
                 self._idle = False
             self.working = self.pool.size > 0 and (
@@ -210,6 +211,11 @@ class Engine:
         """Restart the workers if the dataset was changed since they were started."""
         if self._started and self.pool.outdated():
             self._end_workers()
+
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        with self._lock:
+            return self._finished() is not None
 
     def queue(self) -> Queue:
         """The number of open batches, and the memory that batches take."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.device.contract import Device, Stream
+from penstock.device.contract import Device, StreamName
 from penstock.device.cuda import CudaDevice
 from penstock.device.fake import POISON, FakeDevice, Times
 from penstock.device.plain import PlainDevice
@@ -81,11 +83,11 @@ def test_memory_in_use_is_within_the_capacity(device: Device) -> None:
     assert 0 <= before.in_use <= before.capacity
 
 
-STREAMS: list[Stream] = ["copy", "prep", "loop"]
+STREAMS: list[StreamName] = ["copy", "prep", "loop"]
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_work_runs_on_each_stream_in_order(device: Device, stream: Stream) -> None:
+def test_work_runs_on_each_stream_in_order(device: Device, stream: StreamName) -> None:
     source = torch.arange(6, dtype=torch.int32).reshape(2, 3)
     memory = device.allocate((2, 3), torch.int32, stream)
     other = device.allocate((3,), torch.int32, stream)
@@ -287,3 +289,74 @@ def test_work_of_the_fake_device_fails_on_request(fake: FakeDevice) -> None:
     fake.run(lambda: None, "prep")
     with pytest.raises(RuntimeError, match="is gone"):
         fake.record("prep").wait()
+
+
+# Memory of the fake device that another process maps.
+
+PEER = """
+import sys, time
+import torch
+from penstock.device.fake import FakeDevice
+device = FakeDevice(shared=True)
+kept = device.copy(source := torch.arange(100))
+device.record().wait()
+print(device.export(kept).hex(), flush=True)
+mapped = device.from_export(bytes.fromhex(sys.stdin.readline()))
+print(int(mapped.sum()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_frees_its_memory_and_no_other() -> None:
+    device = FakeDevice(shared=True)
+    own = torch.arange(1000)
+    tensor = device.copy(own)
+    device.record().wait()
+    with subprocess.Popen(
+        [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        try:
+            assert peer.stdin is not None
+            assert peer.stdout is not None
+            handle = bytes.fromhex(peer.stdout.readline())
+            mapped = device.from_export(handle)
+            peer.stdin.write(device.export(tensor).hex() + "\n")
+            peer.stdin.flush()
+            assert int(peer.stdout.readline()) == int(own.sum())
+        finally:
+            peer.kill()
+    # What it mapped is unchanged, and what was mapped of it stays.
+    assert torch.equal(tensor, own)
+    assert torch.equal(mapped, torch.arange(100))
+    with pytest.raises(OSError, match="No such file"):
+        device.from_export(handle)
+    del tensor
+    assert device.memory().in_use == 0
+    device.close()
+    assert device.faults == []
+
+
+def test_memory_that_is_freed_too_early_is_poison_for_the_process_that_maps_it() -> None:
+    device = FakeDevice(shared=True)
+    source = torch.arange(100)
+    tensor = device.copy(source)
+    device.record().wait()
+    mapped = device.from_export(device.export(tensor[10:]))
+    assert torch.equal(mapped, source[10:])
+    tensor[13] = 7
+    assert int(mapped[3]) == 7  # one memory for both
+    del tensor
+    device.record().wait()
+    assert bytes(mapped.numpy().tobytes()) == bytes([POISON]) * mapped.nbytes
+    device.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_other_memory_cannot_be_exported(shared: bool) -> None:
+    device = FakeDevice(shared=shared)
+    source = torch.zeros(4)
+    with pytest.raises(OSError, match="cannot share"):
+        device.export(source)
+    with pytest.raises(OSError, match="cannot share"):
+        PlainDevice(torch.device("cpu")).export(source)
+    device.close()

@@ -16,7 +16,7 @@ from penstock import native
 from penstock.device import delivery
 from penstock.device.contract import Device
 from penstock.device.fake import FakeDevice
-from penstock.device.image_work import ImageWork, image_work
+from penstock.device.image_work import ImageOnDevice, image_work
 from penstock.device.plain import PlainDevice
 from penstock.keyed import Keys
 from penstock.pipeline import Pipeline
@@ -113,7 +113,7 @@ def test_the_device_makes_the_bits_of_the_compiled_kernel(
 def test_files_are_sorted_by_their_bytes(photos: Path) -> None:
     pipeline = pipelines(photos)["rand_augment"]
     work = image_work(pipeline.road(SEED))
-    assert isinstance(work, ImageWork)
+    assert isinstance(work, ImageOnDevice)
     files = sorted(photos.rglob("*.jpg"))
     assert list(work.sizes(range(4))) == [file.stat().st_size for file in files[:4]]
     assert "entropy-coded bits" in work.name
@@ -121,7 +121,7 @@ def test_files_are_sorted_by_their_bytes(photos: Path) -> None:
 
 def test_a_picture_that_the_device_cannot_decode_is_left_to_the_cpu(photos: Path) -> None:
     work = image_work(pipelines(photos)["rand_augment"].road(SEED))
-    assert isinstance(work, ImageWork)
+    assert isinstance(work, ImageOnDevice)
 
     def allocate(nbytes: int) -> Any:
         return np.empty(nbytes, np.uint8)

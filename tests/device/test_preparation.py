@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 import penstock.torch
 from penstock.device import choose, delivery, pool
-from penstock.device.contract import Stream
+from penstock.device.contract import StreamName
 from penstock.device.fake import FakeDevice
 from penstock.errors import PipelineError, SampleError
 from penstock.loader import Loader
@@ -300,7 +300,7 @@ def test_no_memory_on_the_device_is_a_warning_and_the_cpu_goes_on(
 ) -> None:
     allocate, count = fake.allocate, iter(range(1000))
 
-    def limited(shape: Any, dtype: torch.dtype, stream: Stream = "copy") -> torch.Tensor:
+    def limited(shape: Any, dtype: torch.dtype, stream: StreamName = "copy") -> torch.Tensor:
         # Two buffers and the rows of the rehearsal come first, then the rows of batches.
         if next(count) == 5:
             raise torch.OutOfMemoryError("out of memory")

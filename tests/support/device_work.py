@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import penstock as ps
-from penstock.device.work import Allocate, Packed
+from penstock.device.work import Allocate, PackedPart
 from penstock.keyed import Keyed, Keys
 from penstock.operation import Operation, Spec
 from penstock.pipeline import Pipeline
@@ -64,7 +64,7 @@ class ShiftWork:
     def usual_bytes(self) -> int:
         return int(np.prod(SHAPE)) + 8
 
-    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> Packed | None:
+    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> PackedPart | None:
         if not self.refuse.isdisjoint(keys.indices):
             return None
         operation, keyed = Shift(), Keyed(self.seed, f"map/{self.ordinal}")
@@ -75,14 +75,14 @@ class ShiftWork:
         buffer[: head.nbytes] = head
         buffer[head.nbytes :] = pixels
         self.packed += keys.indices
-        return Packed(buffer, len(keys))
+        return PackedPart(buffer, len(keys))
 
     def rehearsal(
         self, samples: int, allocate: Allocate
-    ) -> tuple[Packed, tuple[int, ...], torch.dtype] | None:
+    ) -> tuple[PackedPart, tuple[int, ...], torch.dtype] | None:
         buffer = allocate(samples * self.usual_bytes())
         buffer[:] = 0
-        return Packed(buffer, samples), (samples, *SHAPE), torch.uint8
+        return PackedPart(buffer, samples), (samples, *SHAPE), torch.uint8
 
     def run(self, buffer: torch.Tensor, about: Any, rows: torch.Tensor) -> None:
         self.runs += 1
