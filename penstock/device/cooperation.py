@@ -219,6 +219,12 @@ class Worth:
             decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
             self.positive = decode < WORTH * whole
 
+    @property
+    def lacks_whole(self) -> bool:
+        """Whether too few whole tasks were done to judge by."""
+        counts = self._count
+        return counts.get("whole", 0) < PROBES <= counts.get("decode", 0)
+
     def rate(self, part: Part) -> float | None:
         """Seconds for each byte of a part; ``None`` if not known yet."""
         return self._seconds[part] / self._bytes[part] if self._count.get(part) else None
@@ -332,7 +338,8 @@ class Cooperation:
 
     def take_cpu(self, now: float) -> Assignment | None:
         """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
-        if self._device and self.exact and self._staged() < self._ahead:
+        measures = self.foresees and self.worth.lacks_whole
+        if self._device and self.exact and self._staged() < self._ahead and not measures:
             for batch, opened in self._open.items():
                 place = self._device_choice(batch, opened, now)
                 if place is not None:
@@ -355,7 +362,9 @@ class Cooperation:
 
     def _reserved(self) -> int:
         """How many of the last tiny-batches of a mini-batch are the device's alone."""
-        reserved = max(0, self.threshold.t) if self._device else 0
+        if not self._device or (self.foresees and self.worth.lacks_whole):
+            return 0
+        reserved = max(0, self.threshold.t)
         whole, device = self.worth.rate("whole"), self.worth.rate("device")
         if self.foresees and reserved and whole is not None and device:
             # No more than it does while a CPU worker does one.
@@ -482,7 +491,7 @@ class Cooperation:
             self.worth.learn("device", now - began, opened.sizes[tiny])
         else:
             opened.cpu_end = now
-            if self.exact and not whole:
+            if not whole:
                 taken = now - found[1] if seconds is None else seconds
                 self.worth.learn(part, taken, opened.sizes[tiny])
         if part == "decode":
