@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     cache,
     checkpoint,
+    coefficients,
     cooperate,
     files,
     loop,
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         loop,
         checkpoint,
         files,
+        coefficients,
         simulate,
         cooperate,
         machines,
