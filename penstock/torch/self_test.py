@@ -42,7 +42,7 @@ from penstock.torch.pinning import Pinning
 NO_DEVICE = 3
 """The exit code if the device is not there."""
 
-Outcome = Literal["ok", "failed", "skipped"]
+CheckOutcome = Literal["ok", "failed", "skipped"]
 
 SMALL, LARGE = 1 << 20, 64 << 20
 """Bytes of copies whose bits are checked, and of copies that are timed on a GPU."""
@@ -67,7 +67,7 @@ class CheckResult:
     """A line of the report: the check, how it ended, and what it found."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     found: str
     seconds: float
 
@@ -362,7 +362,7 @@ def run_checks(name: str, checks: dict[str, Check] | None = None) -> list[CheckR
     try:
         for check_name, check in (CHECKS if checks is None else checks).items():
             started = time.perf_counter()
-            outcome: Outcome = "ok"
+            outcome: CheckOutcome = "ok"
             try:
                 found = check(trial)
             except CheckSkipped as error:
