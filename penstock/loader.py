@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from penstock.device.division import DeviceDivision, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
-from penstock.engine.build import Assembly, Recipe
+from penstock.engine.build import Assembly, DevicePlan, Recipe, Together
 from penstock.engine.checkpoint import (
     check_dealing,
     check_state,
@@ -41,7 +41,7 @@ from penstock.order.plan import Batches
 from penstock.pipeline import Pipeline, batching_of
 from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
-from penstock.stats import Meter, Stats
+from penstock.stats import Meter, Stats, device_line
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
@@ -74,6 +74,7 @@ class Deliver:
     - ``divide``: decides what of a pipeline is left for the device.
     - ``name``: the device, for the ``repr`` of the loader.
     - ``copies``: the loop gets copies of batches only.
+    - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
     """
 
     begin: Callable[[Rest | None], Background]
@@ -82,6 +83,7 @@ class Deliver:
     divide: Callable[[Pipeline], DeviceDivision] = undivided
     name: str = ""
     copies: bool = False
+    plan: Callable[[Assembly], DevicePlan] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ class Loader:
         self._description: tuple[Pipeline, Options, dict[str, Any]] | None = None
         # The state of a checkpoint whose data is not compared in full yet.
         self._unverified: Mapping[str, Any] | None = None
+        self._device_plan: DevicePlan | None = None
+        self._together: Together | None = None
+        """The device, if it prepares a share of the batches of the feed."""
+        self._device_state: Mapping[str, Any] | None = None
+        """What was learnt of the device before the feed was made."""
         self._assemble(None)
         self._feed: Feed | None = None
         self._convert = self._custom.convert
@@ -207,6 +214,12 @@ class Loader:
         )
         self._assembly = assembly
         self._meter = assembly.meter
+        deliver = self._custom.deliver
+        if deliver is not None and deliver.plan is not None:
+            self._device_plan = deliver.plan(assembly)
+            if self._device_plan.begin is not None:
+                # Workers of other processes could not prepare what the device needs.
+                self._gil_watch = None
 
     # Ranks.
 
@@ -489,7 +502,14 @@ class Loader:
             "refurbish": self._chosen,
             "kept": None if generations is None else generations.kept,
             "echo": self._echoing.state(cursor.epoch),
+            **self._device_checkpoint(),
         }
+
+    def _device_checkpoint(self) -> dict[str, Any]:
+        """What was learnt of the device. It affects speed only."""
+        together = self._together
+        state = self._device_state if together is None else together.state_dict()
+        return {} if state is None else {"device": dict(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the position that ``state_dict`` returned.
@@ -530,6 +550,8 @@ class Loader:
         self._loaded_dealing = dealing
         self._cursor = cursor
         self._feed_cursor = None
+        if isinstance(state.get("device"), Mapping):
+            self._device_state = state["device"]
         self._unverified = state if self._data.pending else None
 
     def _describe(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -579,7 +601,25 @@ class Loader:
         restarts = self._feed.restarts if self._feed is not None else 0
         held = self._assembly.keepers.stats(self._meter.answered())
         held = self._echoing.counted(held, self._cursor.epoch)
-        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
+        device = None if self._together is None else self._together.stats()
+        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held, device)
+
+    def explain(self) -> str:
+        """The pipeline as it runs, and who runs it: workers, and a device that prepares its share.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> print(ps.from_dataset(np.arange(3)).batch(2).loader(workers=0).explain())
+        source      DatasetSource
+        batch       2 samples, stacked in place
+        workers     in this process (workers=0)
+        """
+        lines = [self.pipeline.explain(), f"{'workers':<11} {self.choice}"]
+        if self._device_plan is not None:
+            lines.append(f"{'device':<11} {self._device_plan.why}")
+        if self._together is not None:
+            lines.append(f"{'':<11} {device_line(self._together.stats())}")
+        return "\n".join(lines)
 
     def queue(self) -> Queue:
         """The number of batches that are ready or in preparation, and the memory they take."""
@@ -595,9 +635,10 @@ class Loader:
         data = f"{len(source)} samples" if source.indexed else "a stream"
         options, ranks = self.options, self._custom.ranks
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
+        device = "" if self._device_plan is None else f", {self._device_plan.why}"
         return (
             f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
-            f"{self.choice}{self._delivery_note()}>"
+            f"{self.choice}{self._delivery_note()}{device}>"
         )
 
     def _delivery_note(self) -> str:
@@ -629,6 +670,8 @@ class Loader:
         if self._feed is not None:
             self._finalizer()
             self._feed = self._direct = self._quick = None
+            if self._together is not None:
+                self._device_state, self._together = self._together.state_dict(), None
 
     def __enter__(self) -> Loader:
         return self
@@ -681,8 +724,12 @@ class Loader:
             convert = None
             if not self._echoing.repeats_batches:
                 convert, self._convert = self._convert, None
+            plan = self._device_plan
+            if plan is not None and plan.begin is not None:
+                self._together = plan.begin(self._device_state)
             engine = self._assembly.engine(
                 register=None if deliver is None else deliver.register,
+                together=self._together,
                 in_order=self.options.in_order,
                 convert=convert,
                 after_task=after_task,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Unregister = Callable[[], None]
 
-Stream = Literal["copy", "prep", "loop"]
+StreamName = Literal["copy", "prep", "loop"]
 """``copy``: the side stream for copies. ``prep``: a stream of the lowest priority for preparation
 beside the training step. ``loop``: the current stream of the calling thread, which for the thread
 of the training loop is the stream of its steps."""
@@ -57,7 +57,7 @@ class Device(Protocol):
         """
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream = "copy"
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
     ) -> torch.Tensor:
         """New memory for ``stream``. Raises torch.OutOfMemoryError.
 
@@ -69,14 +69,16 @@ class Device(Protocol):
         """Begin to copy a tensor to new memory, on the stream ``copy``. ``source`` must not change
         until an event recorded later is done."""
 
-    def copy_to(self, target: torch.Tensor, source: torch.Tensor, stream: Stream = "copy") -> None:
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
         """Begin to copy a tensor of the host into memory of the device. ``source`` as in
         ``copy``."""
 
     def run(
         self,
         function: Callable[[], None],
-        stream: Stream,
+        stream: StreamName,
         *,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
@@ -87,10 +89,10 @@ class Device(Protocol):
         ``function`` is raised here, or by the events recorded after it.
         """
 
-    def record(self, stream: Stream = "copy") -> Event:
+    def record(self, stream: StreamName = "copy") -> Event:
         """An event after all that the stream was given so far."""
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamName, event: Event) -> None:
         """Let later work of a stream begin after ``event``. The calling thread goes on."""
 
     def arrive(self, tensors: Sequence[torch.Tensor], event: Event) -> None:

@@ -188,6 +188,8 @@ class _MiniBatch:
     waiting: list[tuple[int, int]]
     decoded: deque[int] = field(default_factory=deque)
     finished: set[int] = field(default_factory=set)
+    by_device: set[int] = field(default_factory=set)
+    """Tiny-batches that the device has finished."""
     began: float | None = None
     cpu_end: float | None = None
     device_end: float | None = None
@@ -203,12 +205,21 @@ class Cooperation:
     - ``exact``: the CPU reads the entropy-coded bits of what the device prepares, as a task of its
       own. Without it the device needs no CPU.
     - ``device``: whether there is a device now.
+    - ``most_begun``: mini-batches that may have rows on the device before they are handed out
+      (``end``), apart from the oldest; this bounds its memory. ``None``: any number.
 
     Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
     nothing to do for the caller until the next event.
     """
 
-    def __init__(self, workers: int, *, exact: bool = False, device: bool = True) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        exact: bool = False,
+        device: bool = True,
+        most_begun: int | None = None,
+    ) -> None:
         if workers < 1:
             raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
         self.workers = workers
@@ -216,6 +227,8 @@ class Cooperation:
         self.threshold = Threshold()
         self.sharing = Sharing()
         self._device = device
+        self._most_begun = most_begun
+        self._begun: set[int] = set()
         self._loop_waits = True
         self._open: dict[int, _MiniBatch] = {}
         self._running: dict[int, tuple[Assignment, float]] = {}
@@ -265,7 +278,7 @@ class Cooperation:
         """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
         if self._device and self.exact and self._staged() < self._ahead:
             for batch, opened in self._open.items():
-                if self._device_may_take(opened):
+                if self._device_may_take(batch, opened):
                     return self._hand_out(batch, opened, opened.waiting.pop()[1], "decode", now)
         for batch, opened in self._open.items():
             reserved = max(0, self.threshold.t) if self._device else 0
@@ -285,7 +298,7 @@ class Cooperation:
                 if sum(len(one.decoded) for one in self._open.values()) > 1:
                     self._ahead = max(1, self._ahead - 1)
                 return self._hand_out(batch, opened, tiny, "device", now)
-            if not self.exact and self._device_may_take(opened):
+            if not self.exact and self._device_may_take(batch, opened):
                 return self._hand_out(batch, opened, opened.waiting.pop()[1], "device", now)
         if self.exact and not self._starved and self._staged() >= self._ahead:
             # All that may be decoded ahead is still with CPU workers: too late for the device.
@@ -293,7 +306,11 @@ class Cooperation:
             self._ahead = min(self._ahead + 1, self.workers + 1)
         return None
 
-    def _device_may_take(self, opened: _MiniBatch) -> bool:
+    def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
+        # The oldest mini-batch always may have rows there: its last ones can be the device's alone.
+        full = self._most_begun is not None and len(self._begun) >= self._most_begun
+        if full and batch not in self._begun and batch != next(iter(self._open)):
+            return False
         return len(opened.waiting) > max(0, -self.threshold.t)
 
     def _staged(self) -> int:
@@ -306,6 +323,8 @@ class Cooperation:
     ) -> Assignment:
         if opened.began is None:
             opened.began = now
+        if part != "whole":
+            self._begun.add(batch)
         assignment = Assignment(batch, tiny, part, self._number)
         self._running[self._number] = assignment, now
         self._number += 1
@@ -313,15 +332,21 @@ class Cooperation:
 
     # What became of it.
 
-    def done(self, assignment: Assignment, now: float) -> bool:
-        """A part is finished. False: it was given to somebody else meanwhile; drop the result."""
+    def done(self, assignment: Assignment, now: float, *, whole: bool = False) -> bool:
+        """A part is finished. False: it was given to somebody else meanwhile; drop the result.
+
+        ``whole``: the CPU did not only its part of a device task, but all of it.
+        """
         if self._running.pop(assignment.number, None) is None:
             return False
         batch, tiny, part, _ = assignment
         opened = self._open[batch]
+        if whole:
+            part = "whole"
         self._counts[part] += 1
         if part == "device":
             opened.device_end = now
+            opened.by_device.add(tiny)
         else:
             opened.cpu_end = now
         if part == "decode":
@@ -341,6 +366,26 @@ class Cooperation:
         if self._running.pop(assignment.number, None) is not None:
             self._open[assignment.batch].give_back(assignment.tiny)
             self._again += 1
+
+    def put_back(self, assignment: Assignment) -> None:
+        """The worker that took it cannot begin yet."""
+        if self._running.pop(assignment.number, None) is not None:
+            opened = self._open[assignment.batch]
+            if assignment.part == "device":
+                opened.decoded.appendleft(assignment.tiny)
+            else:
+                opened.give_back(assignment.tiny)
+
+    def drop(self, batch: int) -> None:
+        """A mini-batch is not wanted any more."""
+        self._open.pop(batch, None)
+        self._begun.discard(batch)
+        for number in [n for n, (one, _) in self._running.items() if one.batch == batch]:
+            del self._running[number]
+
+    def end(self, batch: int) -> None:
+        """A complete mini-batch was handed out."""
+        self._begun.discard(batch)
 
     def _learn(self, opened: _MiniBatch, now: float) -> None:
         began = now if opened.began is None else opened.began
@@ -370,10 +415,15 @@ class Cooperation:
             self._ahead = min(self._ahead, workers + 1)
             self.threshold.thaw()
 
-    def device_lost(self) -> None:
-        """The device is gone or does not answer: the CPU prepares what it had."""
+    def device_lost(self, *, finished_too: bool = False) -> dict[int, set[int]]:
+        """The device is gone or does not answer: the CPU prepares what it had.
+
+        ``finished_too``: also what it has finished of mini-batches that are not complete. Returns
+        that, by mini-batch.
+        """
+        again: dict[int, set[int]] = {}
         if not self._device:
-            return
+            return again
         self._device = False
         for assignment, _ in list(self._running.values()):
             if assignment.part == "device":
@@ -382,6 +432,14 @@ class Cooperation:
             while opened.decoded:
                 opened.give_back(opened.decoded.popleft())
                 self._again += 1
+        for batch, opened in self._open.items():
+            if finished_too and opened.by_device:
+                again[batch], opened.by_device = opened.by_device, set()
+                opened.finished -= again[batch]
+                for tiny in again[batch]:
+                    opened.give_back(tiny)
+                    self._again += 1
+        return again
 
     def device_back(self) -> None:
         """There is a device again, or for the first time."""

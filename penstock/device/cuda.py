@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 import torch.multiprocessing  # registers how tensors are pickled
 
-from penstock.device.contract import DeviceMemory, Event, Stream, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 PORTABLE = 1
 """``cudaHostRegisterPortable``: the memory is registered for all GPUs of the process."""
@@ -49,7 +49,7 @@ class CudaDevice:
         # on a stream of a higher one goes first.
         self._prep = torch.cuda.Stream(self._device, priority=0)
 
-    def _of(self, stream: Stream) -> torch.cuda.Stream:
+    def _of(self, stream: StreamName) -> torch.cuda.Stream:
         if stream == "loop":
             return torch.cuda.current_stream(self._device)
         return self._prep if stream == "prep" else self._stream
@@ -80,12 +80,14 @@ class CudaDevice:
             return source.to(self._device, non_blocking=True)
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream = "copy"
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
     ) -> torch.Tensor:
         with torch.cuda.stream(self._of(stream)):
             return torch.empty(tuple(shape), dtype=dtype, device=self._device)
 
-    def copy_to(self, target: torch.Tensor, source: torch.Tensor, stream: Stream = "copy") -> None:
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
         used = self._of(stream)
         with torch.cuda.stream(used):
             target.copy_(source, non_blocking=True)
@@ -94,7 +96,7 @@ class CudaDevice:
     def run(
         self,
         function: Callable[[], None],
-        stream: Stream,
+        stream: StreamName,
         *,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
@@ -105,13 +107,13 @@ class CudaDevice:
         for tensor in (*reads, *writes):
             tensor.record_stream(used)
 
-    def record(self, stream: Stream = "copy") -> Event:
+    def record(self, stream: StreamName = "copy") -> Event:
         # A blocking event: the background thread sleeps while it waits, and does not poll.
         event = torch.cuda.Event(blocking=True)
         event.record(self._of(stream))
         return CudaEvent(event)
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamName, event: Event) -> None:
         assert isinstance(event, CudaEvent)
         self._of(stream).wait_event(event.event)
 

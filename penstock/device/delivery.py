@@ -20,6 +20,7 @@ from penstock.device.contract import Device, Event, Unregister
 from penstock.device.cuda import CudaDevice, current_index
 from penstock.device.division import Rest
 from penstock.device.plain import PlainDevice
+from penstock.device.rows import PartlyOnDevice
 from penstock.errors import PipelineError
 from penstock.stops.field import Field
 from penstock.tree import each_leaf
@@ -39,6 +40,11 @@ class DeviceFinder:
         self._device: Device | None = None
         self._lock = threading.Lock()
         self._warned = False
+
+    @property
+    def name(self) -> str:
+        """The device as the user gave it."""
+        return str(self._wanted)
 
     def find(self) -> None:
         """Find out which GPU is the current one. Called in the thread of the training loop."""
@@ -155,11 +161,14 @@ class Delivery:
         tensors: list[torch.Tensor] = []
 
         def moved(leaf: Any) -> Any:
-            if isinstance(leaf, np.ndarray):  # of a type that torch does not have
+            if isinstance(leaf, PartlyOnDevice):
+                tensors.append(leaf.deliver(self._device))
+            elif isinstance(leaf, np.ndarray):  # of a type that torch does not have
                 return leaf.copy()  # the slot goes back
-            if not isinstance(leaf, torch.Tensor):
+            elif isinstance(leaf, torch.Tensor):
+                tensors.append(self._device.copy(leaf))
+            else:
                 return leaf
-            tensors.append(self._device.copy(leaf))
             return tensors[-1]
 
         made = each_leaf(value, moved)

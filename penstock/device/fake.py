@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Stream, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 POISON = 0xA5
 """Each byte of memory that is not written yet, or freed."""
 
-STREAMS: tuple[Stream, ...] = ("copy", "prep", "loop")
+STREAMS: tuple[StreamName, ...] = ("copy", "prep", "loop")
 
 
 class Times(NamedTuple):
@@ -56,7 +56,7 @@ class Times(NamedTuple):
 class FakeEvent:
     """Done when its stream gets to it. ``at``: when that is, on the virtual clock."""
 
-    def __init__(self, stream: _Stream, number: int, at: float) -> None:
+    def __init__(self, stream: _FakeStream, number: int, at: float) -> None:
         self.stream = stream
         self.number = number
         self.at = at
@@ -80,24 +80,26 @@ class FakeEvent:
         self._fired.wait()
         self.stream.seen = max(self.stream.seen, self.number)
         if self._error is not None:
-            raise self._error
+            # A new one: a traceback would keep its frames, and their memory, alive.
+            raise type(self._error)(*self._error.args)
 
 
-class _Stream:
+class _FakeStream:
     """A thread that does one piece of work after the other."""
 
-    def __init__(self, name: Stream, runs: threading.Event) -> None:
+    def __init__(self, name: StreamName) -> None:
         self.name = name
         self.number = 0
         """Pieces of work given so far."""
         self.seen = 0
         """The host knows that the work up to this number is done."""
-        self.knows: dict[_Stream, int] = {}
+        self.knows: dict[_FakeStream, int] = {}
         """By stream: its work up to this number is done before later work of this one begins."""
         self.time = 0.0
         self.error: BaseException | None = None
         self.fails: BaseException | None = None
-        self._runs = runs
+        self.runs = threading.Event()
+        self.runs.set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"fake-{name}", daemon=True)
         self._thread.start()
@@ -107,18 +109,18 @@ class _Stream:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
-            self._runs.wait()
+            self.runs.wait()
             try:
                 work()
             except BaseException as error:  # as on a GPU, events and later work report it
-                self.error = error
+                self.error = error.with_traceback(None)
             del work
 
     def close(self) -> None:
         self._work.put(None)
         self._thread.join()
 
-    def is_after(self, stream: _Stream, number: int) -> bool:
+    def is_after(self, stream: _FakeStream, number: int) -> bool:
         """Whether new work of this stream begins after this work of another."""
         return stream is self or number <= max(stream.seen, self.knows.get(stream, 0))
 
@@ -128,17 +130,17 @@ class _Use(NamedTuple):
 
     first: int
     end: int
-    stream: _Stream
+    stream: _FakeStream
     number: int
     writes: bool
 
 
 @dataclass(eq=False)
-class _Buffer:
+class _FakeBuffer:
     """Memory of the device: its bytes, the stream it belongs to, and who uses it."""
 
     raw: Any
-    stream: _Stream
+    stream: _FakeStream
     uses: list[_Use] = field(default_factory=list)
 
 
@@ -171,21 +173,21 @@ class FakeDevice:
         self.registered: dict[int, int] = {}
         """Address and size of registered memory."""
         self._in_use = 0
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, _FakeBuffer] = {}
         self._lock = threading.RLock()
-        self._runs = threading.Event()
-        self._runs.set()
-        self._streams = {name: _Stream(name, self._runs) for name in STREAMS}
+        self._streams = {name: _FakeStream(name) for name in STREAMS}
 
-    def pause(self) -> None:
-        """Stop the streams before their next pieces of work."""
-        self._runs.clear()
+    def pause(self, *streams: StreamName) -> None:
+        """Stop these streams, or all, before their next pieces of work."""
+        for name in streams or STREAMS:
+            self._streams[name].runs.clear()
 
     def go_on(self) -> None:
         """Let the streams work again."""
-        self._runs.set()
+        for stream in self._streams.values():
+            stream.runs.set()
 
-    def fail(self, stream: Stream, error: BaseException) -> None:
+    def fail(self, stream: StreamName, error: BaseException) -> None:
         """Make the next work of a stream fail."""
         self._streams[stream].fails = error
 
@@ -223,12 +225,12 @@ class FakeDevice:
     # Memory.
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream = "copy"
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
     ) -> torch.Tensor:
         return self._allocate(shape, dtype, stream)[0]
 
     def _allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName
     ) -> tuple[torch.Tensor, Any]:
         """New memory as a tensor, and its bytes, which do not count as a reference to it."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -239,7 +241,7 @@ class FakeDevice:
         owner = _Owner(raw)
         target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
         with self._lock:
-            self._buffers[raw.ctypes.data] = _Buffer(raw, self._streams[stream])
+            self._buffers[raw.ctypes.data] = _FakeBuffer(raw, self._streams[stream])
         weakref.finalize(owner, self._free, raw, raw.ctypes.data)
         return target, raw
 
@@ -293,7 +295,7 @@ class FakeDevice:
 
     def _use(
         self,
-        stream: _Stream,
+        stream: _FakeStream,
         number: int,
         tensors: Sequence[torch.Tensor],
         *,
@@ -324,7 +326,7 @@ class FakeDevice:
 
     def _give(
         self,
-        name: Stream,
+        name: StreamName,
         work: Callable[[], None],
         seconds: float,
         reads: Sequence[torch.Tensor],
@@ -349,7 +351,9 @@ class FakeDevice:
         self._copy(target, source, "copy", write)
         return target
 
-    def copy_to(self, target: torch.Tensor, source: torch.Tensor, stream: Stream = "copy") -> None:
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
         if target.shape != source.shape or target.dtype != source.dtype:
             raise ValueError(f"{source.dtype} {source.shape} into {target.dtype} {target.shape}")
 
@@ -362,7 +366,7 @@ class FakeDevice:
         self,
         target: torch.Tensor,
         source: torch.Tensor,
-        stream: Stream,
+        stream: StreamName,
         write: Callable[[torch.Tensor], None],
     ) -> None:
         expected = source.clone(memory_format=torch.contiguous_format)
@@ -383,7 +387,7 @@ class FakeDevice:
     def run(
         self,
         function: Callable[[], None],
-        stream: Stream,
+        stream: StreamName,
         *,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
@@ -391,14 +395,14 @@ class FakeDevice:
         seconds = sum(tensor.nbytes for tensor in writes) / self._times.prep
         self._give(stream, function, seconds, reads, writes)
 
-    def record(self, stream: Stream = "copy") -> Event:
+    def record(self, stream: StreamName = "copy") -> Event:
         with self._lock:
             found = self._streams[stream]
             event = FakeEvent(found, found.number, found.time)
             found.put(event.fire)
             return event
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamName, event: Event) -> None:
         assert isinstance(event, FakeEvent)
         with self._lock:
             found = self._streams[stream]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Stream, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 
 class Done:
@@ -37,27 +37,29 @@ class PlainDevice:
         return source.to(self._device, copy=True)
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, stream: Stream = "copy"
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
     ) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._device)
 
-    def copy_to(self, target: torch.Tensor, source: torch.Tensor, stream: Stream = "copy") -> None:
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
         target.copy_(source)
 
     def run(
         self,
         function: Callable[[], None],
-        stream: Stream,
+        stream: StreamName,
         *,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
     ) -> None:
         function()
 
-    def record(self, stream: Stream = "copy") -> Event:
+    def record(self, stream: StreamName = "copy") -> Event:
         return Done()
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamName, event: Event) -> None:
         event.wait()
 
     def arrive(self, tensors: Sequence[torch.Tensor], event: Event) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.stats import (
     BadSample,
     CacheStats,
+    DeviceStats,
     EchoStats,
     PoolStats,
     RefurbishStats,
@@ -85,6 +86,7 @@ class Snapshot:
                 "bad_samples": [_fields(sample) for sample in bad],
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
+                "device": None if stats.device is None else _fields(stats.device),
             },
         }
 
@@ -120,7 +122,7 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
 
 
 def _stats(data: Mapping[str, Any]) -> Stats:
-    refurbish, echo = data["refurbish"], data["echo"]
+    refurbish, echo, device = data["refurbish"], data["echo"], data.get("device")
     records = {
         "stages": tuple(StageStats(**stage) for stage in data["stages"]),
         "caches": tuple(CacheStats(**cache) for cache in data["caches"]),
@@ -128,5 +130,6 @@ def _stats(data: Mapping[str, Any]) -> Stats:
         "bad_samples": tuple(BadSample(**sample) for sample in data["bad_samples"]),
         "refurbish": None if refurbish is None else RefurbishStats(**refurbish),
         "echo": None if echo is None else EchoStats(**echo),
+        "device": None if device is None else DeviceStats(**device),
     }
     return Stats(**{**data, **records})

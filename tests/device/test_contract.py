@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.device.contract import Device, Stream
+from penstock.device.contract import Device, StreamName
 from penstock.device.cuda import CudaDevice
 from penstock.device.fake import POISON, FakeDevice, Times
 from penstock.device.plain import PlainDevice
@@ -83,11 +83,11 @@ def test_memory_in_use_is_within_the_capacity(device: Device) -> None:
     assert 0 <= before.in_use <= before.capacity
 
 
-STREAMS: list[Stream] = ["copy", "prep", "loop"]
+STREAMS: list[StreamName] = ["copy", "prep", "loop"]
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_work_runs_on_each_stream_in_order(device: Device, stream: Stream) -> None:
+def test_work_runs_on_each_stream_in_order(device: Device, stream: StreamName) -> None:
     source = torch.arange(6, dtype=torch.int32).reshape(2, 3)
     memory = device.allocate((2, 3), torch.int32, stream)
     other = device.allocate((3,), torch.int32, stream)

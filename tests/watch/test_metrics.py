@@ -61,6 +61,8 @@ def test_every_value_has_its_name_and_labels() -> None:
         "cache": "0",
     }
     assert [s.value for s in found["penstock_echo_factor"]] == [2.0]
+    assert [s.value for s in found["penstock_device_samples_total"]] == [250.0]
+    assert [s.value for s in found["penstock_device_threshold"]] == [-2.0]
     assert [s.value for s in found["penstock_bad_samples_total"]] == [2, 0]
     assert found["penstock_loader_info"][1].labels["share"] == "search-1"
 
