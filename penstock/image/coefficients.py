@@ -37,9 +37,6 @@ It begins as a row of ``Ragged`` does."""
 STEPS = 3 * 64
 """Quantization steps of a picture: 64 for each component, int16, row by row."""
 
-Box = tuple[int, int, int, int]
-"""Top, left, height and width."""
-
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -50,8 +47,8 @@ class Coefficients:
     - ``pictures``: the table again, for the host: with it the result is allocated on the device
       without waiting for the device.
     - ``numbers``: for each packed picture, its position in the list of files.
-    - ``errors``: for each file, ``None`` if it is packed. Otherwise ``kernel.Unsupported``: decode it
-      on the CPU, which also says whether it is damaged. Or the error that the CPU raises for it.
+    - ``errors``: for each file, ``None`` if it is packed. Otherwise ``kernel.Unsupported`` (decode
+      it on the CPU, which also says whether it is damaged), or the error of decoding it there.
     """
 
     packed: NDArray[np.uint8]
@@ -86,9 +83,9 @@ class Coefficients:
 
 def read_coefficients(
     files: Sequence[bytes | memoryview | str | PathLike[str]],
-    boxes: Sequence[Box],
+    boxes: Sequence[tuple[int, int, int, int]],
     full: Sequence[tuple[int, int]] | None = None,
-    parts: Sequence[Box] | None = None,
+    parts: Sequence[tuple[int, int, int, int]] | None = None,
 ) -> Coefficients:
     """Read the entropy-coded bits of a box of each JPEG. Releases the GIL once for all files.
 
@@ -132,9 +129,7 @@ def read_coefficients(
     return Coefficients(packed, pictures, numbers, errors)
 
 
-def _contents(
-    compiled: Any, files: Sequence[Any]
-) -> tuple[list[Any], list[Exception | None]]:
+def _contents(compiled: Any, files: Sequence[Any]) -> tuple[list[Any], list[Exception | None]]:
     """The bytes of all files; those that are paths are read in one call."""
     contents = list(files)
     errors: list[Exception | None] = [None] * len(contents)
@@ -148,7 +143,7 @@ def _contents(
     return contents, errors
 
 
-def _misfit(boxes: Sequence[Box], why: Exception) -> PipelineError:
+def _misfit(boxes: Sequence[tuple[int, int, int, int]], why: Exception) -> PipelineError:
     shown = ", ".join(map(str, boxes))
     return PipelineError(
         f"the kernel cannot read the coefficients of boxes {shown}: {why}. Give boxes (top, left, "

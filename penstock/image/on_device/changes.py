@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,8 @@ def _clamped(value: float, most: float) -> float:
 
 
 def _nearest(values: NDArray[Any], most: int) -> NDArray[np.int32]:
-    return np.rint(np.clip(values, -most, most)).astype(np.int32)
+    whole: NDArray[np.int32] = np.rint(np.clip(values, -most, most)).astype(np.int32)
+    return whole
 
 
 def _by_table(tones: tone.Tones) -> _Numbers:
@@ -176,6 +177,7 @@ class ChangesStage:
     operation: Any
     keyed: Keyed
     fill: tuple[int, ...] = (0, 0, 0)
+    frames: bool = field(default=False, init=False)
 
     def draw_one(self, key: Key, size: Size) -> list[_Numbers]:
         """Draw the changes of one sample. Those that do nothing are left out."""
@@ -221,5 +223,5 @@ class ChangesStage:
                     arrays["runs"][i, j, : len(one.runs)] = one.runs
         return arrays
 
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.change(pictures, arrays, host)
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.change(pictures, arrays, host, final)

@@ -7,7 +7,7 @@ differently. Positions and weights of the taps are computed on the host, as in `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +114,7 @@ def copying_axis(maps: Sequence[NDArray[np.int64]]) -> Axis:
 
 
 @dataclass
-class _Copy:
+class IndexMaps:
     """The source of each row and column of one picture, while crops and flips are applied."""
 
     rows: NDArray[np.int64]
@@ -149,19 +149,19 @@ def _levels(fill: Sequence[float]) -> tuple[int, ...]:
     return tuple(map(round, fill if len(fill) == 3 else tuple(fill) * 3))
 
 
-class _Framed(NamedTuple):
+class Framed(NamedTuple):
     """One picture: a frame or a copy, and whether it is flipped (down, across)."""
 
     frame: Frame | None
-    copy: _Copy | None
+    maps: IndexMaps | None
     flip: tuple[bool, bool]
 
     @property
     def size(self) -> Size:
         if self.frame is not None:
             return self.frame.size
-        assert self.copy is not None
-        return len(self.copy.rows), len(self.copy.columns)
+        assert self.maps is not None
+        return len(self.maps.rows), len(self.maps.columns)
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,9 @@ class FramingStage:
     """
 
     parts: tuple[tuple[Any, Keyed], ...]
+    frames: bool = field(default=True, init=False)
 
-    def draw_one(self, key: Key, size: Size) -> _Framed:
+    def draw_one(self, key: Key, size: Size) -> Framed:
         """Draw the parameters of one sample. Raises ``LeftToCpu``."""
         frame: Frame | None = Frame.of(*size)
         resizes = any(isinstance(operation, RESIZING) for operation, _ in self.parts)
@@ -193,13 +194,13 @@ class FramingStage:
         if frame is not None:
             if min(frame.size) < 1 or max(*size, *frame.full) > LONGEST_SIDE:
                 raise LeftToCpu(f"the kernel does not resize {size} to {frame.full}")
-            return _Framed(frame, None, (flip[0], flip[1]))
+            return Framed(frame, None, (flip[0], flip[1]))
         if resizes:
             raise LeftToCpu(f"{name} pads a picture of {size[0]} x {size[1]} that is resized too")
         return self._copied(key, size)
 
-    def _copied(self, key: Key, size: Size) -> _Framed:
-        copy = _Copy(np.arange(size[0]), np.arange(size[1]))
+    def _copied(self, key: Key, size: Size) -> Framed:
+        copy = IndexMaps(np.arange(size[0]), np.arange(size[1]))
         for operation, keyed in self.parts:
             shape = (len(copy.rows), len(copy.columns), 3)
             params: Any = operation.draw(keyed.at(key), shape) if operation.random else None
@@ -217,18 +218,18 @@ class FramingStage:
                 down, across = max(0, height - shape[0]), max(0, width - shape[1])
                 sides = (across // 2, down // 2, across - across // 2, down - down // 2)
                 copy.pad(sides, "constant", (0, 0, 0))
-                corner = operation._corner(len(copy.rows), len(copy.columns))
-                copy.cut(Box(*corner, height, width))
-        return _Framed(None, copy, (False, False))
+                top, left = operation._corner(len(copy.rows), len(copy.columns))
+                copy.cut(Box(top, left, height, width))
+        return Framed(None, copy, (False, False))
 
-    def pack(self, drawn: Sequence[_Framed], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]:
+    def pack(self, drawn: Sequence[Framed], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]:
         """The arrays of all samples."""
         count = len(drawn)
         down, across = self._axes(drawn)
         fill = np.zeros((count, 3), np.int32)
         for number, one in enumerate(drawn):
-            if one.copy is not None and one.copy.fill is not None:
-                fill[number] = one.copy.fill
+            if one.maps is not None and one.maps.fill is not None:
+                fill[number] = one.maps.fill
         out = np.array([one.size for one in drawn], np.int64).reshape(count, 2)
         return {
             "down_first": down.first,
@@ -244,9 +245,9 @@ class FramingStage:
             ).astype(np.int32),
         }
 
-    def _axes(self, drawn: Sequence[_Framed]) -> tuple[Axis, Axis]:
+    def _axes(self, drawn: Sequence[Framed]) -> tuple[Axis, Axis]:
         framed = [number for number, one in enumerate(drawn) if one.frame is not None]
-        copied = [number for number, one in enumerate(drawn) if one.copy is not None]
+        copied = [number for number, one in enumerate(drawn) if one.maps is not None]
         axes: list[Axis] = []
         for axis in (0, 1):
             parts = []
@@ -258,7 +259,7 @@ class FramingStage:
                 flips = np.array([drawn[number].flip[axis] for number in framed])
                 parts.append(resizing_axis(boxes, full, kept, flips))
             if copied:
-                copies = [drawn[number].copy for number in copied]
+                copies = [drawn[number].maps for number in copied]
                 parts.append(
                     copying_axis([c.columns if axis else c.rows for c in copies if c is not None])
                 )
@@ -267,18 +268,8 @@ class FramingStage:
             )
         return axes[0], axes[1]
 
-    def frames(self, drawn: Sequence[_Framed]) -> NDArray[np.int32]:
-        """``DeviceParameters.frames``."""
-        rows = []
-        for one in drawn:
-            if one.frame is not None:
-                rows.append((*one.frame.box, *one.frame.full))
-            else:
-                rows.append((0, 0, *one.size, *one.size))
-        return np.array(rows, np.int32).reshape(len(drawn), 6)
-
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.frame(pictures, arrays, host)
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.frame(pictures, arrays, host, final)
 
 
 def _joined(first: Axis, second: Axis, order: list[int]) -> Axis:
@@ -307,3 +298,14 @@ def offsets_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(sizes), np.int64)
     offsets[1:] = (sizes[:-1, 0] * sizes[:-1, 1] * 3).cumsum()
     return offsets
+
+
+def frames_of(drawn: Sequence[Framed]) -> NDArray[np.int32]:
+    """``DeviceParameters.frames``."""
+    rows = []
+    for one in drawn:
+        if one.frame is not None:
+            rows.append((*one.frame.box, *one.frame.full))
+        else:
+            rows.append((0, 0, *one.size, *one.size))
+    return np.array(rows, np.int32).reshape(len(drawn), 6)

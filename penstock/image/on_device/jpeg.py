@@ -1,12 +1,13 @@
 """From packed coefficients of JPEGs to pixels, in torch, on any device: the bits of the C kernel.
 
-Two stages, each over a whole tiny-batch: all blocks at once (unpack, dequantize, inverse transform),
-then all pixels at once (upsample chroma, convert to RGB). All arithmetic is on integers of 32 bits.
-``jpeg_triton`` does the same in two kernels.
+Two stages, each over a whole tiny-batch: all blocks at once (unpack, dequantize, transform), then
+all pixels at once (upsample chroma, convert to RGB). All arithmetic is on integers of 32 bits.
+``jpeg_triton`` does the same in two kernels, and is chosen on CUDA devices.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,11 +39,16 @@ def fixed(value: float) -> int:
     return int(value * 8192 + 0.5)
 
 
-def decode(packed: torch.Tensor, coefficients: Coefficients) -> Ragged:
+def decode(
+    packed: torch.Tensor, coefficients: Coefficients, *, backend: str | None = None
+) -> Ragged:
     """Decode ``coefficients.packed``, copied to a device, to RGB pictures there.
 
     Picture ``i`` of the result is the box of file ``coefficients.numbers[i]``. The work runs on the
     current stream. Nothing waits for the device: the host knows all sizes.
+
+    ``backend``: ``"triton"`` (``jpeg_triton``), ``"torch"``, or ``None``: Triton on CUDA if it is
+    installed.
 
     >>> import cv2, numpy as np
     >>> from penstock.image.coefficients import read_coefficients
@@ -51,6 +57,13 @@ def decode(packed: torch.Tensor, coefficients: Coefficients) -> Ragged:
     >>> decode(torch.from_numpy(read.packed), read).picture(0).shape
     torch.Size([16, 20, 3])
     """
+    if backend is None:
+        found = packed.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        backend = "triton" if found else "torch"
+    if backend == "triton":
+        from penstock.image.on_device import jpeg_triton
+
+        return jpeg_triton.decode(packed, coefficients)
     parts = split(packed, coefficients)
     planes = _planes(parts, coefficients.blocks)
     pixels = _pixels(planes, parts.table, coefficients.pixel_bytes // 3)
@@ -99,7 +112,7 @@ def _repeated(
 ) -> tuple[torch.Tensor, ...]:
     """Columns of the table, where the number of picture ``i`` stands ``times[i]`` times."""
     numbers = torch.stack([table[:, COLUMNS[name]] for name in names], dim=1).to(torch.int32)
-    return numbers.repeat_interleave(times, dim=0, output_size=total).unbind(1)
+    return tuple(numbers.repeat_interleave(times, dim=0, output_size=total).unbind(1))
 
 
 # ------------------------------------------------------------------------------ blocks to samples

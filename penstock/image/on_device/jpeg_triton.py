@@ -1,14 +1,16 @@
 """The same as ``jpeg``, as two Triton kernels: blocks to samples, samples to pixels.
 
 Each program of the first unpacks, dequantizes and transforms a few blocks of one picture; each
-program of the second makes some pixels of one picture. ``TRITON_INTERPRET=1``, set before this module
-is imported, runs them on the CPU.
+program of the second makes some pixels of one picture. ``TRITON_INTERPRET=1``, set before this
+module is imported, runs them on the CPU. Kernels have no annotations but ``constexpr``: Triton's
+compiler reads them.
 """
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -25,40 +27,45 @@ PIXELS = 512
 """Pixels of a program."""
 
 # Kernels may use global values only if they are marked as constants.
-_F0_298: Any = tl.constexpr(jpeg.fixed(0.298631336))
-_F0_390: Any = tl.constexpr(-jpeg.fixed(0.390180644))
-_F0_541: Any = tl.constexpr(jpeg.fixed(0.541196100))
-_F0_765: Any = tl.constexpr(jpeg.fixed(0.765366865))
-_F0_899: Any = tl.constexpr(-jpeg.fixed(0.899976223))
-_F1_175: Any = tl.constexpr(jpeg.fixed(1.175875602))
-_F1_501: Any = tl.constexpr(jpeg.fixed(1.501321110))
-_F1_847: Any = tl.constexpr(-jpeg.fixed(1.847759065))
-_F1_961: Any = tl.constexpr(-jpeg.fixed(1.961570560))
-_F2_053: Any = tl.constexpr(jpeg.fixed(2.053119869))
-_F2_562: Any = tl.constexpr(-jpeg.fixed(2.562915447))
-_F3_072: Any = tl.constexpr(jpeg.fixed(3.072711026))
+_F0_298 = tl.constexpr(jpeg.fixed(0.298631336))
+_F0_390 = tl.constexpr(-jpeg.fixed(0.390180644))
+_F0_541 = tl.constexpr(jpeg.fixed(0.541196100))
+_F0_765 = tl.constexpr(jpeg.fixed(0.765366865))
+_F0_899 = tl.constexpr(-jpeg.fixed(0.899976223))
+_F1_175 = tl.constexpr(jpeg.fixed(1.175875602))
+_F1_501 = tl.constexpr(jpeg.fixed(1.501321110))
+_F1_847 = tl.constexpr(-jpeg.fixed(1.847759065))
+_F1_961 = tl.constexpr(-jpeg.fixed(1.961570560))
+_F2_053 = tl.constexpr(jpeg.fixed(2.053119869))
+_F2_562 = tl.constexpr(-jpeg.fixed(2.562915447))
+_F3_072 = tl.constexpr(jpeg.fixed(3.072711026))
 
-_COLUMNS: Any = tl.constexpr(len(jpeg.COLUMNS))
-_PIXEL: Any = tl.constexpr(jpeg.COLUMNS["pixel"])
-_HEIGHT: Any = tl.constexpr(jpeg.COLUMNS["height"])
-_WIDTH: Any = tl.constexpr(jpeg.COLUMNS["width"])
-_TOP: Any = tl.constexpr(jpeg.COLUMNS["top"])
-_LEFT: Any = tl.constexpr(jpeg.COLUMNS["left"])
-_BLOCK: Any = tl.constexpr(jpeg.COLUMNS["block"])
-_BLOCKS: Any = tl.constexpr(jpeg.COLUMNS["blocks"])
-_ACROSS: Any = tl.constexpr(jpeg.COLUMNS["across"])
-_DOWN: Any = tl.constexpr(jpeg.COLUMNS["down"])
-_FINER_ACROSS: Any = tl.constexpr(jpeg.COLUMNS["finer_across"])
-_FINER_DOWN: Any = tl.constexpr(jpeg.COLUMNS["finer_down"])
-_COMPONENTS: Any = tl.constexpr(jpeg.COLUMNS["components"])
-_UNIT_TOP: Any = tl.constexpr(jpeg.COLUMNS["unit_top"])
-_UNIT_LEFT: Any = tl.constexpr(jpeg.COLUMNS["unit_left"])
-_FULL_HEIGHT: Any = tl.constexpr(jpeg.COLUMNS["full_height"])
-_FULL_WIDTH: Any = tl.constexpr(jpeg.COLUMNS["full_width"])
+_COLUMNS = tl.constexpr(len(jpeg.COLUMNS))
+_PIXEL = tl.constexpr(jpeg.COLUMNS["pixel"])
+_HEIGHT = tl.constexpr(jpeg.COLUMNS["height"])
+_WIDTH = tl.constexpr(jpeg.COLUMNS["width"])
+_TOP = tl.constexpr(jpeg.COLUMNS["top"])
+_LEFT = tl.constexpr(jpeg.COLUMNS["left"])
+_BLOCK = tl.constexpr(jpeg.COLUMNS["block"])
+_BLOCKS = tl.constexpr(jpeg.COLUMNS["blocks"])
+_ACROSS = tl.constexpr(jpeg.COLUMNS["across"])
+_DOWN = tl.constexpr(jpeg.COLUMNS["down"])
+_FINER_ACROSS = tl.constexpr(jpeg.COLUMNS["finer_across"])
+_FINER_DOWN = tl.constexpr(jpeg.COLUMNS["finer_down"])
+_COMPONENTS = tl.constexpr(jpeg.COLUMNS["components"])
+_UNIT_TOP = tl.constexpr(jpeg.COLUMNS["unit_top"])
+_UNIT_LEFT = tl.constexpr(jpeg.COLUMNS["unit_left"])
+_FULL_HEIGHT = tl.constexpr(jpeg.COLUMNS["full_height"])
+_FULL_WIDTH = tl.constexpr(jpeg.COLUMNS["full_width"])
 
 
-def decode(packed: torch.Tensor, coefficients: Coefficients) -> Ragged:
-    """Like ``jpeg.decode``, for a device that Triton compiles for."""
+def decode(
+    packed: torch.Tensor, coefficients: Coefficients, blocks: int = BLOCKS, count: int = PIXELS
+) -> Ragged:
+    """Like ``jpeg.decode``, for a device that Triton compiles for.
+
+    A program does so many ``blocks``, or ``count`` pixels; both are powers of two.
+    """
     parts = jpeg.split(packed, coefficients)
     host = coefficients.pictures
     device = packed.device
@@ -67,7 +74,7 @@ def decode(packed: torch.Tensor, coefficients: Coefficients) -> Ragged:
     if len(host):
         most_blocks = int(host["blocks"].max())
         most_pixels = int((host["height"] * host["width"]).max())
-        _blocks_to_samples[(len(host), -(-most_blocks // BLOCKS))](
+        _blocks_to_samples[(len(host), -(-most_blocks // blocks))](
             parts.table,
             parts.steps,
             parts.records,
@@ -75,10 +82,10 @@ def decode(packed: torch.Tensor, coefficients: Coefficients) -> Ragged:
             parts.data,
             _from_file(device),
             planes,
-            count=BLOCKS,
+            count=blocks,
         )
-        _samples_to_pixels[(len(host), -(-most_pixels // PIXELS))](
-            parts.table, planes, pixels, count=PIXELS
+        _samples_to_pixels[(len(host), -(-most_pixels // count))](
+            parts.table, planes, pixels, count=count
         )
     return jpeg.regions(pixels, parts.table, coefficients)
 
@@ -89,7 +96,7 @@ def _from_file(device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def _ones(byte: tl.tensor) -> tl.tensor:
+def _ones(byte):
     """The number of ones in the bits of a byte."""
     pairs = byte - ((byte >> 1) & 0x55)
     fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
@@ -97,33 +104,33 @@ def _ones(byte: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _wrapped(value: tl.tensor) -> tl.tensor:
+def _wrapped(value):
     """To 16 bits, as the C kernel does: only absurd numbers change."""
     return (value << 16) >> 16
 
 
 @triton.jit
-def _clipped(value: tl.tensor) -> tl.tensor:
+def _clipped(value):
     return tl.minimum(tl.maximum(value, -32768), 32767)
 
 
 @triton.jit
-def _level(value: tl.tensor) -> tl.tensor:
+def _level(value):
     return tl.minimum(tl.maximum(value, 0), 255).to(tl.uint8)
 
 
 @triton.jit
 def _coefficients(
-    data: tl.tensor,
-    record: tl.tensor,
-    masks: tl.tensor,
-    before: tl.tensor,
-    values: tl.tensor,
-    wide: tl.tensor,
-    steps: tl.tensor,
-    order: tl.tensor,
+    data,
+    record,
+    masks,
+    before,
+    values,
+    wide,
+    steps,
+    order,
     row: tl.constexpr,
-) -> tl.tensor:
+):
     """One row of every block: (blocks, 8) dequantized coefficients.
 
     ``masks`` and ``before`` have 8 bits for each group: which coefficients are not 0, and how many
@@ -148,8 +155,16 @@ def _coefficients(
 
 @triton.jit
 def _transform(
-    v0: tl.tensor, v1: tl.tensor, v2: tl.tensor, v3: tl.tensor, v4: tl.tensor, v5: tl.tensor, v6: tl.tensor, v7: tl.tensor, shift: tl.constexpr
-) -> tl.tensor:
+    v0,
+    v1,
+    v2,
+    v3,
+    v4,
+    v5,
+    v6,
+    v7,
+    shift: tl.constexpr,
+):
     z = (v2 + v6) * _F0_541
     t2 = z + v6 * _F1_847
     t3 = z + v2 * _F0_765
@@ -185,8 +200,16 @@ def _transform(
 
 @triton.jit
 def _joined(
-    v0: tl.tensor, v1: tl.tensor, v2: tl.tensor, v3: tl.tensor, v4: tl.tensor, v5: tl.tensor, v6: tl.tensor, v7: tl.tensor, count: tl.constexpr
-) -> tl.tensor:
+    v0,
+    v1,
+    v2,
+    v3,
+    v4,
+    v5,
+    v6,
+    v7,
+    count: tl.constexpr,
+):
     """Eight vectors (count, 8) as (count, 8, 8); the number of the vector is the last axis."""
     even = tl.join(tl.join(v0, v4), tl.join(v2, v6))
     odd = tl.join(tl.join(v1, v5), tl.join(v3, v7))
@@ -195,15 +218,15 @@ def _joined(
 
 @triton.jit
 def _blocks_to_samples(
-    table: tl.tensor,
-    steps: tl.tensor,
-    records: tl.tensor,
-    starts: tl.tensor,
-    data: tl.tensor,
-    order: tl.tensor,
-    planes: tl.tensor,
+    table,
+    steps,
+    records,
+    starts,
+    data,
+    order,
+    planes,
     count: tl.constexpr,
-) -> None:
+):
     picture = tl.program_id(0)
     numbers = table + picture * _COLUMNS
     first = tl.load(numbers + _BLOCK)
@@ -233,10 +256,10 @@ def _blocks_to_samples(
     record = tl.load(records + first + number, mask=inside, other=0)
     values = tl.load(starts + first + number, mask=inside, other=0)
     groups = (record >> 16) & 255
-    masks = tl.zeros((count,), tl.int64)
-    earlier = tl.zeros((count,), tl.int64)
-    found = tl.zeros((count,), tl.int32)
-    group_bytes = tl.zeros((count,), tl.int32)
+    masks = tl.full((count,), 0, tl.int64)
+    earlier = tl.full((count,), 0, tl.int64)
+    found = tl.full((count,), 0, tl.int32)
+    group_bytes = tl.full((count,), 0, tl.int32)
     for group in tl.static_range(8):
         there = (groups >> group) & 1
         mask = tl.load(data + values + group_bytes, mask=there == 1, other=0).to(tl.int32)
@@ -278,34 +301,34 @@ def _blocks_to_samples(
 
 
 @triton.jit
-def _last(full: tl.tensor, finer: tl.tensor) -> tl.tensor:
+def _last(full, finer):
     """The last chroma sample along an axis of ``full`` pixels."""
     return (full + finer - 1) // finer - 1
 
 
 @triton.jit
-def _mixed(near: tl.tensor, far: tl.tensor, finer: tl.tensor) -> tl.tensor:
+def _mixed(near, far, finer):
     return tl.where(finer == 2, 3 * near + far, near)
 
 
 @triton.jit
-def _part(value: tl.tensor, factor: tl.constexpr) -> tl.tensor:
+def _part(value, factor: tl.constexpr):
     return (((2 * value * factor) >> 16) + 1) >> 1
 
 
 @triton.jit
 def _chroma(
-    plane: tl.tensor,
-    near_row: tl.tensor,
-    far_row: tl.tensor,
-    near: tl.tensor,
-    far: tl.tensor,
-    finer_across: tl.tensor,
-    finer_down: tl.tensor,
-    bias: tl.tensor,
-    shift: tl.tensor,
-    inside: tl.tensor,
-) -> tl.tensor:
+    plane,
+    near_row,
+    far_row,
+    near,
+    far,
+    finer_across,
+    finer_down,
+    bias,
+    shift,
+    inside,
+):
     tall = inside & (finer_down == 2)
     wide = inside & (finer_across == 2)
     both = tall & wide
@@ -319,13 +342,13 @@ def _chroma(
 
 
 @triton.jit
-def _samples_to_pixels(table: tl.tensor, planes: tl.tensor, pixels: tl.tensor, count: tl.constexpr) -> None:
+def _samples_to_pixels(table, planes, pixels, count: tl.constexpr):
     numbers = table + tl.program_id(0) * _COLUMNS
     height = tl.load(numbers + _HEIGHT).to(tl.int32)
     width = tl.load(numbers + _WIDTH).to(tl.int32)
     across = tl.load(numbers + _ACROSS).to(tl.int32)
     down = tl.load(numbers + _DOWN).to(tl.int32)
-    every = tl.zeros((count,), tl.int32)
+    every = tl.full((count,), 0, tl.int32)
     finer_across = tl.load(numbers + _FINER_ACROSS).to(tl.int32) + every
     finer_down = tl.load(numbers + _FINER_DOWN).to(tl.int32) + every
     unit_top = tl.load(numbers + _UNIT_TOP).to(tl.int32)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +15,15 @@ from penstock import native
 from penstock.errors import PenstockError
 from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment
 from penstock.image.codec import Decode
-from penstock.image.erasing import Erase, Patch
+from penstock.image.deep_augment import DeepAutoAugment
+from penstock.image.erasing import Erase
 from penstock.image.geometry import RandomFlip
 from penstock.image.jitter import ColorJitter
 from penstock.image.normalizing import Normalize
 from penstock.image.on_device.changes import ChangesStage
-from penstock.image.on_device.framing import FRAMINGS, RESIZING, FramingStage, Size, offsets_of
+from penstock.image.on_device.deep import deep_stages
+from penstock.image.on_device.erasing import EraseStage
+from penstock.image.on_device.framing import FRAMINGS, RESIZING, FramingStage, Size, frames_of
 from penstock.image.on_device.parameters import Arrays, DeviceParameters, LeftToCpu, pack
 from penstock.keyed import Key, Keyed, Keys
 from penstock.operation import ArraySpec, Spec
@@ -32,38 +37,22 @@ class NotOnDevice(Exception):
     """Operations of a road that a device cannot run with the bits of the CPU; says why."""
 
 
-@dataclass(frozen=True)
-class EraseStage:
-    """Random erasing."""
+class DeviceStage(Protocol):
+    """A part of a program. ``frames``: it changes the size of pictures, and reads a part of them.
 
-    operation: Erase
-    keyed: Keyed
+    ``draw_one`` draws the parameters of one sample of this size, ``pack`` makes arrays of those of
+    all samples (none if it has nothing to do), and ``run`` applies them with the functions of
+    ``backend``: to the rows of the batch if ``final`` is given.
+    """
 
-    def draw_one(self, key: Key, size: Size) -> Patch | None:
-        return self.operation.draw(self.keyed.at(key), (*size, 3))
+    @property
+    def frames(self) -> bool: ...
 
-    def pack(self, drawn: Sequence[Patch | None], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]:
-        fill = self.operation._fill or (0.0,)
-        levels = np.array(fill if len(fill) == 3 else fill * 3).astype(np.uint8)
-        patches = [(0, 0, 0, 0) if one is None else one[:4] for one in drawn]
-        noise = [one.noise for one in drawn if one is not None and one.noise is not None]
-        patch = np.array(patches, np.int32).reshape(len(drawn), 4)
-        out = np.array(sizes, np.int64).reshape(len(sizes), 2)
-        return {
-            "patch": patch,
-            "fill": levels,
-            "start": offsets_of(patch[:, 2:].astype(np.int64)),
-            "noise": np.concatenate([n.reshape(-1) for n in noise])
-            if noise
-            else np.zeros(0, np.uint8),
-            "out": np.concatenate([offsets_of(out)[:, None], out], axis=1),
-        }
+    def draw_one(self, key: Key, size: Size) -> Any: ...
 
-    def run(self, pictures: Any, arrays: Arrays, host: Arrays, backend: Any) -> Any:
-        return backend.erase(pictures, arrays, host)
+    def pack(self, drawn: Sequence[Any], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]: ...
 
-
-DeviceStage = FramingStage | ChangesStage | EraseStage
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -122,10 +111,9 @@ class DeviceProgram:
             for number, stage in enumerate(self.stages):
                 mine = [row[number][0] for row in drawn]
                 arrays = stage.pack(mine, [row[number][1] for row in drawn])
-                if isinstance(stage, FramingStage):
-                    needed = arrays.pop("region")
-                    if number == 0:
-                        regions, frames = needed, stage.frames(mine)
+                if stage.frames and number == 0:
+                    regions, frames = arrays["region"], frames_of(mine)
+                arrays.pop("region", None)
                 stages.append(arrays)
         return pack(np.array(places, np.int64), left, regions, frames, stages)
 
@@ -138,7 +126,7 @@ class DeviceProgram:
         size = rows, columns
         for stage in self.stages:
             one: Any = stage.draw_one(key, size)
-            if isinstance(stage, FramingStage):
+            if stage.frames:
                 size = one.size
             out.append((one, size))
         if size != self._size:
@@ -175,19 +163,21 @@ class DeviceProgram:
         if buffer is None:
             buffer = torch.from_numpy(parameters.buffer).to(device)
         backend = self._backend(device)
-        for stage, arrays, host in zip(
-            self.stages, parameters.on(buffer), parameters.stages, strict=True
-        ):
-            pictures = stage.run(pictures, arrays, host, backend)
-        images = pictures.images()
-        if self.table is not None:
-            images = backend.normalize(images, self._table_on(device))
-        if self.channels_first:
-            images = images.permute(0, 3, 1, 2)
-        if len(parameters) == len(rows):
-            rows.copy_(images)
-        else:
-            rows[torch.from_numpy(parameters.places).to(device)] = images
+        places = torch.from_numpy(parameters.places).to(device)
+        table = None if self.table is None else self._table_on(device)
+        final = backend.RowsOut(rows, places, table, self.channels_first)
+        active = [number for number, arrays in enumerate(parameters.stages) if arrays]
+        if not active:
+            backend.finish(pictures, final)
+        arrays = parameters.on(buffer)
+        for number in active:
+            pictures = self.stages[number].run(
+                backend,
+                pictures,
+                arrays[number],
+                parameters.stages[number],
+                final if number == active[-1] else None,
+            )
 
     def _table_on(self, device: Any) -> Any:
         if device not in self._tables:
@@ -197,9 +187,12 @@ class DeviceProgram:
         return self._tables[device]
 
     def _backend(self, device: Any) -> Any:
-        from penstock.image.on_device import torch_ops
-
-        return torch_ops
+        """The module with the operations."""
+        chosen = self.backend
+        if chosen is None:
+            found = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+            chosen = "triton" if found else "torch"
+        return importlib.import_module(f"penstock.image.on_device.{chosen}_ops")
 
 
 def device_program(
@@ -262,6 +255,8 @@ def program_of(parts: Sequence[tuple[Any, Keyed]], *, backend: str | None = None
                 )
             levels = operation._fill if len(operation._fill) == 3 else operation._fill * 3
             stages.append(ChangesStage(operation, keyed, tuple(map(round, levels))))
+        elif isinstance(operation, DeepAutoAugment):
+            stages += deep_stages(operation, keyed)
         elif isinstance(operation, ColorJitter):
             stages.append(ChangesStage(operation, keyed))
             if operation.hue is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,18 @@ from penstock.image.on_device.ragged import Ragged
 _I32 = torch.int32
 
 
-def frame(pictures: Ragged, arrays: Arrays, host: Arrays) -> Ragged:
+class RowsOut(NamedTuple):
+    """Where the last stage writes: ``rows[places]``, by the table of normalize if there is one."""
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    table: torch.Tensor | None
+    channels_first: bool
+
+
+def frame(
+    pictures: Ragged, arrays: Arrays, host: Arrays, final: RowsOut | None = None
+) -> Ragged | None:
     """Crop, resize and flip: rows first, then columns, as the kernel does."""
     out = host["out"]
     taps = arrays["taps"].to(_I32)
@@ -52,7 +63,7 @@ def frame(pictures: Ragged, arrays: Arrays, host: Arrays) -> Ragged:
     images = _level(total + sums[:, None, None, None], few)
     fill = arrays["fill"][:, None, None, :]
     images = torch.where(inside[..., None], images, fill).to(torch.uint8)
-    return _cut(images, out)
+    return finish(_cut(images, out), final)
 
 
 def _start_of_sums(taps: torch.Tensor) -> torch.Tensor:
@@ -82,17 +93,19 @@ def _cut(images: torch.Tensor, out: Any) -> Ragged:
     return Ragged.packed(torch.cat(parts), sizes)
 
 
-def change(pictures: Ragged, arrays: Arrays, host: Arrays) -> Ragged:
+def change(
+    pictures: Ragged, arrays: Arrays, host: Arrays, final: RowsOut | None = None
+) -> Ragged | None:
     """Apply the changes of all pictures: those of one kind together, if pictures have one size."""
     images = pictures.images()
     if images is not None:
-        return Ragged.stacked(_change_all(images, arrays, host))
+        return finish(Ragged.stacked(_change_all(images, arrays, host)), final)
     parts = []
     for number in range(len(pictures)):
         one = slice(number, number + 1)
         some, its = ({name: part[one] for name, part in each.items()} for each in (arrays, host))
         parts.append(_change_all(pictures.picture(number)[None], some, its).reshape(-1))
-    return Ragged.packed(torch.cat(parts), pictures.host[:, 1:3])
+    return finish(Ragged.packed(torch.cat(parts), pictures.host[:, 1:3]), final)
 
 
 def _change_all(images: torch.Tensor, arrays: Arrays, host: Arrays) -> torch.Tensor:
@@ -182,7 +195,7 @@ def _stretching(counts: torch.Tensor) -> torch.Tensor:
 def _equalizing(counts: torch.Tensor) -> torch.Tensor:
     levels = _levels(counts)
     upto = counts.cumsum(dim=2)
-    last = torch.where(counts > 0, levels, -1).amax(dim=2, keepdim=True)
+    last = torch.where(counts > 0, levels, 0).amax(dim=2, keepdim=True)
     step = (upto[..., -1:] - counts.gather(2, last)) // 255
     values = (upto - counts + step // 2) // step.clamp(min=1)
     return torch.where(step == 0, levels, values.clamp(max=255))
@@ -294,24 +307,44 @@ _CHANGES = {
 }
 
 
-def erase(pictures: Ragged, arrays: Arrays, host: Arrays) -> Ragged:
+def erase(
+    pictures: Ragged, arrays: Arrays, host: Arrays, final: RowsOut | None = None
+) -> Ragged | None:
     """Paint over a rectangle of each picture: (top, left, height, width), none if it is empty."""
-    data = pictures.data.clone()
-    painted = Ragged(data, pictures.host, pictures.table)
-    for number, (top, left, height, width) in enumerate(host["patch"].tolist()):
-        if not (height and width):
-            continue
-        part = painted.picture(number)[top : top + height, left : left + width]
-        if arrays["noise"].numel():
-            start = int(host["start"][number])
-            noise = arrays["noise"][start : start + height * width * 3]
-            part.copy_(noise.view(height, width, 3))
-        else:
-            part.copy_(arrays["fill"])
-    return painted
+    images = pictures.images()
+    if images is not None:
+        painted = Ragged.stacked(_paint(images, arrays, slice(None)))
+    else:
+        parts = [
+            _paint(pictures.picture(number)[None], arrays, slice(number, number + 1)).reshape(-1)
+            for number in range(len(pictures))
+        ]
+        painted = Ragged.packed(torch.cat(parts), pictures.host[:, 1:3])
+    return finish(painted, final)
 
 
-def normalize(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Floats by a table (3, 256); channels last."""
-    first = torch.arange(3, device=images.device) * 256
-    return table.reshape(-1)[images.long() + first]
+def _paint(images: torch.Tensor, arrays: Arrays, numbers: slice) -> torch.Tensor:
+    patch, noise = arrays["patch"][numbers].long()[..., None, None], arrays["noise"]
+    rows, columns = _grid(images)
+    down, across = rows - patch[:, 0], columns - patch[:, 1]
+    inside = (down >= 0) & (down < patch[:, 2]) & (across >= 0) & (across < patch[:, 3])
+    paint = arrays["fill"]
+    if noise.numel():
+        at = arrays["start"][numbers, None, None] + (down * patch[:, 3] + across) * 3
+        at = torch.where(inside, at, 0)[..., None] + torch.arange(3, device=images.device)
+        paint = noise[at]
+    return torch.where(inside[..., None], paint, images)
+
+
+def finish(pictures: Ragged, final: RowsOut | None) -> Ragged | None:
+    """Normalize and write to the rows of the batch; without ``final``, the pictures as they are."""
+    if final is None:
+        return pictures
+    images = pictures.images()
+    if images is None:
+        raise ValueError("pictures of different sizes do not fit into the rows of a batch")
+    if final.table is not None:
+        first = torch.arange(3, device=images.device) * 256
+        images = final.table.reshape(-1)[images.long() + first]
+    final.rows[final.places] = images.permute(0, 3, 1, 2) if final.channels_first else images
+    return None
