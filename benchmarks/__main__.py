@@ -13,6 +13,7 @@ from benchmarks import (
     cache,
     checkpoint,
     coefficients,
+    cooperate,
     files,
     loop,
     machines,
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         files,
         coefficients,
         simulate,
+        cooperate,
         machines,
     )
 }

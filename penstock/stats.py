@@ -187,6 +187,8 @@ class DeviceStats:
     buffers: int
     in_use: int
     lost: str
+    worth: bool = True
+    """Whether it saves CPU time. If not, it prepares nothing but a few samples now and then."""
 
     @property
     def share(self) -> float:
@@ -514,10 +516,11 @@ def device_line(device: DeviceStats) -> str:
         return f"{device.name or 'the device'} prepared {share}"
     learnt = "" if device.frozen else ", still learning"
     trial = "" if device.decided else ", on trial"
+    worth = "" if device.worth else "; idle, because it saves no CPU time"
     return (
         f"{device.name or 'not ready yet'}, {device.share:.0%} of the samples "
         f"({device.tiny_batches:,} of {device.tiny_batches + device.cpu_tiny_batches:,} "
-        f"tiny-batches); t = {device.threshold}{learnt}; {device.mode}{trial}; "
+        f"tiny-batches); t = {device.threshold}{learnt}; {device.mode}{trial}{worth}; "
         f"{show_size(device.copied)} over the bus, buffers {show_size(device.buffers)}"
     )
 

@@ -40,6 +40,11 @@ the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than
 TURNS = 2
 """Changes of direction after which the threshold freezes: it went there, back and there again."""
 
+WORTH, PROBES, PROBE_AGAIN = 0.97, 8, 100
+"""The device takes part while the CPU's part of its tasks costs the CPU less than ``WORTH`` of what
+the whole tasks would. That is judged after ``PROBES`` of each, and tried again after
+``PROBE_AGAIN`` mini-batches."""
+
 TRIAL, SETTLING = 8, 2
 """Mini-batches of the trial of each sharing mode, and how many of them are not counted because they
 were partly prepared in the other mode."""
@@ -181,6 +186,39 @@ class CooperationCounts(NamedTuple):
 
 
 @dataclass(slots=True)
+class Worth:
+    """Whether the device saves CPU time: compares its tasks' CPU part with whole tasks.
+
+    >>> worth = Worth()
+    >>> for _ in range(PROBES):
+    ...     worth.learn("whole", 1.0, 100)
+    ...     worth.learn("decode", 1.2, 100)
+    >>> worth.positive
+    False
+    """
+
+    positive: bool = True
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _bytes: dict[str, float] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    def learn(self, part: Part, seconds: float, nbytes: int) -> None:
+        """Note the CPU time of a part of a tiny-batch of ``nbytes`` bytes."""
+        # Old ones fade, because caches fill and machines become busy.
+        self._seconds[part] = 0.98 * self._seconds.get(part, 0.0) + seconds
+        self._bytes[part] = 0.98 * self._bytes.get(part, 0.0) + max(1, nbytes)
+        self._count[part] = self._count.get(part, 0) + 1
+        if min(self._count.get("whole", 0), self._count.get("decode", 0)) >= PROBES:
+            decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
+            self.positive = decode < WORTH * whole
+
+    def probe(self) -> None:
+        """Try again with a few tasks."""
+        self._count.clear()
+        self.positive = True
+
+
+@dataclass(slots=True)
 class _MiniBatch:
     """A mini-batch in preparation. ``waiting`` is sorted by bytes, then by position."""
 
@@ -226,6 +264,8 @@ class Cooperation:
         self.exact = exact
         self.threshold = Threshold()
         self.sharing = Sharing()
+        self.worth = Worth()
+        self._ended = 0
         self._device = device
         self._most_begun = most_begun
         self._begun: set[int] = set()
@@ -281,7 +321,8 @@ class Cooperation:
                 if self._device_may_take(batch, opened):
                     return self._hand_out(batch, opened, opened.waiting.pop()[1], "decode", now)
         for batch, opened in self._open.items():
-            reserved = max(0, self.threshold.t) if self._device else 0
+            uses_device = self._device and self.worth.positive
+            reserved = max(0, self.threshold.t) if uses_device else 0
             if len(opened.waiting) > reserved:
                 return self._hand_out(batch, opened, opened.waiting.pop(0)[1], "whole", now)
         return None
@@ -308,6 +349,8 @@ class Cooperation:
 
     def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
         # The oldest mini-batch always may have rows there: its last ones can be the device's alone.
+        if not self.worth.positive:
+            return False
         full = self._most_begun is not None and len(self._begun) >= self._most_begun
         if full and batch not in self._begun and batch != next(iter(self._open)):
             return False
@@ -332,12 +375,21 @@ class Cooperation:
 
     # What became of it.
 
-    def done(self, assignment: Assignment, now: float, *, whole: bool = False) -> bool:
+    def done(
+        self,
+        assignment: Assignment,
+        now: float,
+        *,
+        whole: bool = False,
+        seconds: float | None = None,
+    ) -> bool:
         """A part is finished. False: it was given to somebody else meanwhile; drop the result.
 
-        ``whole``: the CPU did not only its part of a device task, but all of it.
+        ``whole``: the CPU did not only its part of a device task, but all of it. ``seconds``: the
+        time it took, if not all since it was handed out.
         """
-        if self._running.pop(assignment.number, None) is None:
+        found = self._running.pop(assignment.number, None)
+        if found is None:
             return False
         batch, tiny, part, _ = assignment
         opened = self._open[batch]
@@ -349,6 +401,9 @@ class Cooperation:
             opened.by_device.add(tiny)
         else:
             opened.cpu_end = now
+            if self.exact and not whole:
+                taken = now - found[1] if seconds is None else seconds
+                self.worth.learn(part, taken, opened.sizes[tiny])
         if part == "decode":
             if self._device:
                 opened.decoded.append(tiny)
@@ -391,6 +446,11 @@ class Cooperation:
         began = now if opened.began is None else opened.began
         last_end, self._last_end = self._last_end, now
         if not self._device:
+            return
+        if not self.worth.positive:
+            self._ended += 1
+            if self._ended % PROBE_AGAIN == 0:
+                self.worth.probe()
             return
         cpu_end = began if opened.cpu_end is None else opened.cpu_end
         device_end = began if opened.device_end is None else opened.device_end

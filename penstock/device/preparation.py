@@ -111,6 +111,7 @@ class Preparation:
             buffers=0 if pool is None else pool.allocated,
             in_use=0 if pool is None else pool.most_in_use,
             lost="" if pool is None else pool.lost_because,
+            worth=cooperation.worth.positive,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -154,9 +154,9 @@ class SharedSchedule(Schedule):
 
     # What became of it.
 
-    def host_done(self, piece: int, part: Any) -> None:
+    def host_done(self, piece: int, part: Any, seconds: float) -> None:
         _, assignment = self._pieces.pop(piece)
-        self.cooperation.done(assignment, self._clock())
+        self.cooperation.done(assignment, self._clock(), seconds=seconds)
         if self.cooperation.device:
             self._shared[assignment.batch].parts[assignment.tiny] = part
 
@@ -171,7 +171,7 @@ class SharedSchedule(Schedule):
         else:
             opened.by_cpu += done.count
             self._recent.append(seconds / done.count)
-        self.cooperation.done(assignment, self._clock(), whole=done.kind == "host")
+        self.cooperation.done(assignment, self._clock(), whole=done.kind == "host", seconds=seconds)
         self._left[done.batch] -= 1
         return self._left[done.batch] == 0
 

@@ -381,7 +381,7 @@ class Engine:
                 opened = self._probed(batch, piece, outcome, last=last)
             elif outcome.part is not None:
                 batch.add_report(piece, outcome.report)
-                self._schedule.host_done(piece.id, outcome.part)
+                self._schedule.host_done(piece.id, outcome.part, outcome.report.busy)
                 self._wakes += 1  # the loop may give it to the device
                 opened = True
             else:

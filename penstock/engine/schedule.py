@@ -418,7 +418,7 @@ class Schedule:
         """The next piece for the device; ``None`` if there is none."""
         return None
 
-    def host_done(self, piece: int, part: Any) -> None:
+    def host_done(self, piece: int, part: Any, seconds: float) -> None:
         """Record that the CPU has done its part of a piece for the device."""
         raise TypeError("no device takes part")
 
