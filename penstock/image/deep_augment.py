@@ -60,31 +60,31 @@ class DeepStep(NamedTuple):
     box: Box | None = None
 
 
-class _Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     name: str
     level: int
 
 
-def _choices(last: str) -> tuple[_Choice, ...]:
+def _choices(last: str) -> tuple[LayerChoice, ...]:
     """The changes and magnitudes that each layer chooses from, in the order of the policies."""
     every, top = range(deep_policy.LEVELS), deep_policy.LEVELS - 1
     signed = [level for level in every if level != top // 2]
     rising = [level for level in every if level != top]
-    out = [_Choice("Identity", 0)]
+    out = [LayerChoice("Identity", 0)]
     for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"):
-        out += [_Choice(name, level) for level in signed]
-    out += [_Choice(name, 0) for name in ("AutoContrast", "Invert", "Equalize")]
-    out += [_Choice(name, level) for name in ("Solarize", "Posterize") for level in rising]
+        out += [LayerChoice(name, level) for level in signed]
+    out += [LayerChoice(name, 0) for name in ("AutoContrast", "Invert", "Equalize")]
+    out += [LayerChoice(name, level) for name in ("Solarize", "Posterize") for level in rising]
     for name in ("Contrast", "Color", "Brightness", "Sharpness"):
-        out += [_Choice(name, level) for level in signed]
-    return (*out, *(_Choice(name, 0) for name in ("Flip", "Cutout", last)))
+        out += [LayerChoice(name, level) for level in signed]
+    return (*out, *(LayerChoice(name, 0) for name in ("Flip", "Cutout", last)))
 
 
 class DeepPolicy(NamedTuple):
     """``choices``: what each layer chooses from. ``upto``: (layers, choices), running sums of their
     probabilities, in millionths."""
 
-    choices: tuple[_Choice, ...]
+    choices: tuple[LayerChoice, ...]
     upto: NDArray[np.int64]
 
 
@@ -145,7 +145,7 @@ class DeepAutoAugment(Operation):
 
     def _step(
         self,
-        choice: _Choice,
+        choice: LayerChoice,
         way: float,
         down: float,
         across: float,

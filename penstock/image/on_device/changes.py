@@ -49,7 +49,7 @@ _GREY = tone.GREY
 
 
 @dataclass
-class _Numbers:
+class ChangeNumbers:
     """The numbers of one change of one picture. Only those of its kind are set."""
 
     kind: int = NOTHING
@@ -71,63 +71,65 @@ def _nearest(values: NDArray[Any], most: int) -> NDArray[np.int32]:
     return whole
 
 
-def _by_table(tones: tone.Tones) -> _Numbers:
-    return _Numbers() if tones is tone.UNCHANGED else _Numbers(TABLE, table=tones[0].table)
+def _by_table(tones: tone.Tones) -> ChangeNumbers:
+    return (
+        ChangeNumbers() if tones is tone.UNCHANGED else ChangeNumbers(TABLE, table=tones[0].table)
+    )
 
 
-def _saturate(factor: float) -> _Numbers:
+def _saturate(factor: float) -> ChangeNumbers:
     if factor == 1.0:
-        return _Numbers()
+        return ChangeNumbers()
     factor = _clamped(factor, _MOST_SATURATION)
     matrix = np.empty((3, 3), np.float32)
     matrix[:] = np.multiply(_GREY, 1.0 - factor).astype(np.float32)
     matrix[(0, 1, 2), (0, 1, 2)] += np.float32(factor)
     matrix = np.rint(matrix * np.float32(1024))
     down = np.rint(np.float32(-0.4999 - 0.5 * (1.0 - factor)) * np.float32(1024))
-    return _Numbers(SATURATE, matrix=[*map(int, matrix.reshape(-1)), int(down) + 512])
+    return ChangeNumbers(SATURATE, matrix=[*map(int, matrix.reshape(-1)), int(down) + 512])
 
 
-def _sharpen(factor: float, size: Size) -> _Numbers:
+def _sharpen(factor: float, size: Size) -> ChangeNumbers:
     if factor == 1.0 or min(size) <= 2:
-        return _Numbers()
+        return ChangeNumbers()
     blur = round(_clamped((1.0 - factor) * 9.0 / 13.0 * 1024, _MOST_BLUR))
-    return _Numbers(SHARPEN, whole=(blur, 0))
+    return ChangeNumbers(SHARPEN, whole=(blur, 0))
 
 
-def _contrast(factor: float) -> _Numbers:
+def _contrast(factor: float) -> ChangeNumbers:
     if factor == 1.0:
-        return _Numbers()
+        return ChangeNumbers()
     factor = _clamped(factor, _STEEPEST)
-    return _Numbers(CONTRAST, slope=round(factor * 1024), lean=1.0 - factor)
+    return ChangeNumbers(CONTRAST, slope=round(factor * 1024), lean=1.0 - factor)
 
 
-def _shift(down: float, across: float, size: Size) -> _Numbers:
+def _shift(down: float, across: float, size: Size) -> ChangeNumbers:
     whole = int(_clamped(down, size[0])), int(_clamped(across, size[1]))
-    return _Numbers(SHIFT, whole=whole) if any(whole) else _Numbers()
+    return ChangeNumbers(SHIFT, whole=whole) if any(whole) else ChangeNumbers()
 
 
-def _shear(kind: int, slope: float, size: Size) -> _Numbers:
+def _shear(kind: int, slope: float, size: Size) -> ChangeNumbers:
     if slope == 0:
-        return _Numbers()
+        return ChangeNumbers()
     count, most = size if kind == ROWS else size[::-1]
-    return _Numbers(kind, runs=_nearest(slope * (np.arange(count) + 0.5), most))
+    return ChangeNumbers(kind, runs=_nearest(slope * (np.arange(count) + 0.5), most))
 
 
-def _rotate(degrees: float, size: Size) -> _Numbers:
+def _rotate(degrees: float, size: Size) -> ChangeNumbers:
     degrees = math.fmod(degrees, 360.0)
     if degrees < 0:
         degrees += 360.0
     if degrees == 0:
-        return _Numbers()
+        return ChangeNumbers()
     angle = degrees * (math.pi / 180)
     cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
     half = np.float32(0.5)
     height, width = np.float32(size[0]) * half, np.float32(size[1]) * half
     turn = (cosine / width, sine / height, -sine / width, cosine / height)
-    return _Numbers(ROTATE, turn=[float(part) for part in turn])
+    return ChangeNumbers(ROTATE, turn=[float(part) for part in turn])
 
 
-def numbers_of(step: AugmentStep, size: Size) -> _Numbers:
+def numbers_of(step: AugmentStep, size: Size) -> ChangeNumbers:
     """The numbers of one change of automatic augmentation. ``size``: of the picture."""
     name, m = step
     if name == "ShearX":
@@ -154,14 +156,14 @@ def numbers_of(step: AugmentStep, size: Size) -> _Numbers:
         return _by_table(tone.solarize(m))
     if name == "Invert":
         return _by_table(tone.invert())
-    return _Numbers({"AutoContrast": STRETCH, "Equalize": EQUALIZE}.get(name, NOTHING))
+    return ChangeNumbers({"AutoContrast": STRETCH, "Equalize": EQUALIZE}.get(name, NOTHING))
 
 
-def _hue(turn: float) -> _Numbers:
-    return _Numbers(HUE, turn=(turn % 1.0 * 360.0, 0.0, 0.0, 0.0))
+def _hue(turn: float) -> ChangeNumbers:
+    return ChangeNumbers(HUE, turn=(turn % 1.0 * 360.0, 0.0, 0.0, 0.0))
 
 
-def _jittered(jitter: Jitter) -> list[_Numbers]:
+def _jittered(jitter: Jitter) -> list[ChangeNumbers]:
     make = (lambda by: _by_table(tone.brightness(by)), _contrast, _saturate, _hue)
     chosen = ((make[which], jitter.factors[which]) for which in jitter.order)
     return [made(factor) for made, factor in chosen if factor is not None]
@@ -179,7 +181,7 @@ class ChangesStage:
     fill: tuple[int, ...] = (0, 0, 0)
     frames: bool = field(default=False, init=False)
 
-    def draw_one(self, key: Key, size: Size) -> list[_Numbers]:
+    def draw_one(self, key: Key, size: Size) -> list[ChangeNumbers]:
         """Draw the changes of one sample. Those that do nothing are left out."""
         drawn = self.operation.draw(self.keyed.at(key), (*size, 3))
         if isinstance(drawn, Jitter):
@@ -189,7 +191,7 @@ class ChangesStage:
         return [one for one in numbers if one.kind != NOTHING]
 
     def pack(
-        self, drawn: Sequence[list[_Numbers]], sizes: Sequence[Size]
+        self, drawn: Sequence[list[ChangeNumbers]], sizes: Sequence[Size]
     ) -> dict[str, NDArray[Any]]:
         """The arrays of all samples, (n, most changes, ...)."""
         shape = (len(drawn), max([len(steps) for steps in drawn], default=0))

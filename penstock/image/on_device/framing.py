@@ -176,28 +176,27 @@ class FramingStage:
 
     def draw_one(self, key: Key, size: Size) -> Framed:
         """Draw the parameters of one sample. Raises ``LeftToCpu``."""
-        frame: Frame | None = Frame.of(*size)
-        resizes = any(isinstance(operation, RESIZING) for operation, _ in self.parts)
-        name = ""
+        frame = Frame.of(*size)
         flip = [False, False]
         for operation, keyed in self.parts:
-            if frame is None:
-                break
             params: Any = None
             if operation.random:
                 params = operation.draw(keyed.at(key), (*frame.size, 3))
-            name = operation.name
             if isinstance(operation, RandomFlip):
                 flip[0 if operation.vertical else 1] ^= params
-            else:
-                frame = operation.frame(frame, params)
-        if frame is not None:
-            if min(frame.size) < 1 or max(*size, *frame.full) > LONGEST_SIDE:
-                raise LeftToCpu(f"the kernel does not resize {size} to {frame.full}")
-            return Framed(frame, None, (flip[0], flip[1]))
-        if resizes:
-            raise LeftToCpu(f"{name} pads a picture of {size[0]} x {size[1]} that is resized too")
-        return self._copied(key, size)
+                continue
+            following = operation.frame(frame, params)
+            if following is None:
+                if any(isinstance(each, RESIZING) for each, _ in self.parts):
+                    raise LeftToCpu(
+                        f"{operation.name} pads a picture of {size[0]} x {size[1]} that is resized "
+                        "too"
+                    )
+                return self._copied(key, size)
+            frame = following
+        if min(frame.size) < 1 or max(*size, *frame.full) > LONGEST_SIDE:
+            raise LeftToCpu(f"the kernel does not resize {size} to {frame.full}")
+        return Framed(frame, None, (flip[0], flip[1]))
 
     def _copied(self, key: Key, size: Size) -> Framed:
         copy = IndexMaps(np.arange(size[0]), np.arange(size[1]))
