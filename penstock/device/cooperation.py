@@ -40,6 +40,10 @@ the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than
 TURNS = 2
 """Changes of direction after which the threshold freezes: it went there, back and there again."""
 
+SAFETY = 1.3
+"""Tiny-batches of the same bytes differ in cost. The device takes one only if it would finish it in
+time even if it took this much longer than usual."""
+
 WORTH, PROBES, PROBE_AGAIN = 0.97, 8, 100
 """The device takes part while the CPU's part of its tasks costs the CPU less than ``WORTH`` of what
 the whole tasks would. That is judged after ``PROBES`` of each, and tried again after
@@ -212,6 +216,10 @@ class Worth:
             decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
             self.positive = decode < WORTH * whole
 
+    def rate(self, part: Part) -> float | None:
+        """Seconds for each byte of a part; ``None`` if not known yet."""
+        return self._seconds[part] / self._bytes[part] if self._count.get(part) else None
+
     def probe(self) -> None:
         """Try again with a few tasks."""
         self._count.clear()
@@ -245,6 +253,7 @@ class Cooperation:
     - ``device``: whether there is a device now.
     - ``most_begun``: mini-batches that may have rows on the device before they are handed out
       (``end``), apart from the oldest; this bounds its memory. ``None``: any number.
+    - ``foresees``: the device takes no task that it would finish after the CPU could have done it.
 
     Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
     nothing to do for the caller until the next event.
@@ -257,15 +266,18 @@ class Cooperation:
         exact: bool = False,
         device: bool = True,
         most_begun: int | None = None,
+        foresees: bool = False,
     ) -> None:
         if workers < 1:
             raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
         self.workers = workers
         self.exact = exact
+        self.foresees = foresees
         self.threshold = Threshold()
         self.sharing = Sharing()
         self.worth = Worth()
         self._ended = 0
+        self._device_free: float | None = None
         self._device = device
         self._most_begun = most_begun
         self._begun: set[int] = set()
@@ -318,11 +330,15 @@ class Cooperation:
         """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
         if self._device and self.exact and self._staged() < self._ahead:
             for batch, opened in self._open.items():
-                if self._device_may_take(batch, opened):
-                    return self._hand_out(batch, opened, opened.waiting.pop()[1], "decode", now)
+                place = self._device_choice(batch, opened, now)
+                if place is not None:
+                    tiny = opened.waiting.pop(place)[1]
+                    return self._hand_out(batch, opened, tiny, "decode", now)
         for batch, opened in self._open.items():
-            uses_device = self._device and self.worth.positive
-            reserved = max(0, self.threshold.t) if uses_device else 0
+            reserved = max(0, self.threshold.t) if self._device else 0
+            if reserved >= len(opened.waiting) > 0:
+                # What the device would not finish in time is not kept for it.
+                reserved = 0 if self._device_choice(batch, opened, now) is None else reserved
             if len(opened.waiting) > reserved:
                 return self._hand_out(batch, opened, opened.waiting.pop(0)[1], "whole", now)
         return None
@@ -339,12 +355,50 @@ class Cooperation:
                 if sum(len(one.decoded) for one in self._open.values()) > 1:
                     self._ahead = max(1, self._ahead - 1)
                 return self._hand_out(batch, opened, tiny, "device", now)
-            if not self.exact and self._device_may_take(batch, opened):
-                return self._hand_out(batch, opened, opened.waiting.pop()[1], "device", now)
+            place = None if self.exact else self._device_choice(batch, opened, now)
+            if place is not None:
+                return self._hand_out(batch, opened, opened.waiting.pop(place)[1], "device", now)
         if self.exact and not self._starved and self._staged() >= self._ahead:
             # All that may be decoded ahead is still with CPU workers: too late for the device.
             self._starved = True
             self._ahead = min(self._ahead + 1, self.workers + 1)
+        return None
+
+    def _device_choice(self, batch: int, opened: _MiniBatch, now: float) -> int | None:
+        """The place in ``waiting`` of the tiny-batch that the device should take next, if any.
+
+        The largest that the device finishes, by what is known of its speed, before the CPU would
+        finish this mini-batch without it. A slow device must not hold the end of a mini-batch.
+        """
+        if not self._device_may_take(batch, opened):
+            return None
+        last = len(opened.waiting) - 1
+        if not self.foresees:
+            return last
+        whole, device = self.worth.rate("whole"), self.worth.rate("device")
+        host = self.worth.rate("decode") if self.exact else 0.0
+        if whole is None or device is None or host is None:
+            return last
+        cpu = backlog = 0.0
+        for one, since in self._running.values():
+            rate = {"whole": whole, "decode": host, "device": device}[one.part]
+            size = self._open[one.batch].sizes[one.tiny]
+            left = max(0.0, rate * size - (now - since))
+            if one.part == "device":
+                backlog += left
+            elif one.batch <= batch:
+                cpu += left
+            if one.part == "decode":
+                backlog += device * size
+        for number, other in self._open.items():
+            backlog += device * sum(other.sizes[tiny] for tiny in other.decoded)
+            if number <= batch:
+                cpu += whole * sum(size for size, _ in other.waiting)
+        for place in range(last, -1, -1):
+            size = opened.waiting[place][0]
+            ends = max(backlog, host * size) + SAFETY * device * size
+            if ends <= max(cpu / self.workers, whole * size):
+                return place
         return None
 
     def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
@@ -399,6 +453,10 @@ class Cooperation:
         if part == "device":
             opened.device_end = now
             opened.by_device.add(tiny)
+            # The device works on one task after the other.
+            began = found[1] if self._device_free is None else max(found[1], self._device_free)
+            self._device_free = now
+            self.worth.learn("device", now - began, opened.sizes[tiny])
         else:
             opened.cpu_end = now
             if self.exact and not whole:

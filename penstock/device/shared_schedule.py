@@ -70,7 +70,7 @@ class SharedSchedule(Schedule):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(workers, handing=HANDING_TO_THREADS, tiny_batch=tiny_batch)
-        self.cooperation = Cooperation(max(1, workers), exact=True, most_begun=BEGUN)
+        self.cooperation = Cooperation(max(1, workers), exact=True, most_begun=BEGUN, foresees=True)
         self._sizes = sizes
         self._clock = clock
         self._shared: dict[int, _Opened] = {}
