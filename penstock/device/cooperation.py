@@ -40,10 +40,6 @@ the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than
 TURNS = 2
 """Changes of direction after which the threshold freezes: it went there, back and there again."""
 
-SAFETY = 1.3
-"""Tiny-batches of the same bytes differ in cost. The device takes one only if it would finish it in
-time even if it took this much longer than usual."""
-
 WORTH, PROBES, PROBE_AGAIN = 0.97, 8, 100
 """The device takes part while the CPU's part of its tasks costs the CPU less than ``WORTH`` of what
 the whole tasks would. That is judged after ``PROBES`` of each, and tried again after
@@ -202,6 +198,9 @@ class Worth:
     """
 
     positive: bool = True
+    slowest: float = 1.0
+    """How much longer than usual the device took for its slowest tasks: tiny-batches of the same
+    bytes differ in cost."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _bytes: dict[str, float] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
@@ -212,9 +211,19 @@ class Worth:
         self._seconds[part] = 0.98 * self._seconds.get(part, 0.0) + seconds
         self._bytes[part] = 0.98 * self._bytes.get(part, 0.0) + max(1, nbytes)
         self._count[part] = self._count.get(part, 0) + 1
+        if part == "device":
+            usual = self._seconds[part] / self._bytes[part]
+            ratio = seconds / (max(1, nbytes) * usual) if usual > 0 else 1.0
+            self.slowest = max(1.0, ratio, 0.995 * self.slowest)
         if min(self._count.get("whole", 0), self._count.get("decode", 0)) >= PROBES:
             decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
             self.positive = decode < WORTH * whole
+
+    @property
+    def lacks_whole(self) -> bool:
+        """Whether too few whole tasks were done to judge by."""
+        counts = self._count
+        return counts.get("whole", 0) < PROBES <= counts.get("decode", 0)
 
     def rate(self, part: Part) -> float | None:
         """Seconds for each byte of a part; ``None`` if not known yet."""
@@ -253,7 +262,8 @@ class Cooperation:
     - ``device``: whether there is a device now.
     - ``most_begun``: mini-batches that may have rows on the device before they are handed out
       (``end``), apart from the oldest; this bounds its memory. ``None``: any number.
-    - ``foresees``: the device takes no task that it would finish after the CPU could have done it.
+    - ``foresees``: the device takes no task that it would finish after the CPU could have done it,
+      and none at all while it saves no CPU time (``Worth``).
 
     Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
     nothing to do for the caller until the next event.
@@ -328,20 +338,42 @@ class Cooperation:
 
     def take_cpu(self, now: float) -> Assignment | None:
         """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
-        if self._device and self.exact and self._staged() < self._ahead:
+        measures = self.foresees and self.worth.lacks_whole
+        if self._device and self.exact and self._staged() < self._ahead and not measures:
             for batch, opened in self._open.items():
                 place = self._device_choice(batch, opened, now)
                 if place is not None:
                     tiny = opened.waiting.pop(place)[1]
                     return self._hand_out(batch, opened, tiny, "decode", now)
         for batch, opened in self._open.items():
-            reserved = max(0, self.threshold.t) if self._device else 0
+            reserved = self._reserved()
             if reserved >= len(opened.waiting) > 0:
                 # What the device would not finish in time is not kept for it.
                 reserved = 0 if self._device_choice(batch, opened, now) is None else reserved
             if len(opened.waiting) > reserved:
-                return self._hand_out(batch, opened, opened.waiting.pop(0)[1], "whole", now)
+                # Large ones that the device would not finish in time come first: at the end they
+                # would keep one worker busy and the others idle.
+                large = (
+                    self.foresees and self._device and not self._leaves_large(batch, opened, now)
+                )
+                tiny = opened.waiting.pop(-1 if large else 0)[1]
+                return self._hand_out(batch, opened, tiny, "whole", now)
         return None
+
+    def _reserved(self) -> int:
+        """How many of the last tiny-batches of a mini-batch are the device's alone."""
+        if not self._device or (self.foresees and self.worth.lacks_whole):
+            return 0
+        reserved = max(0, self.threshold.t)
+        whole, device = self.worth.rate("whole"), self.worth.rate("device")
+        if self.foresees and reserved and whole is not None and device:
+            # No more than it does while a CPU worker does one.
+            reserved = min(reserved, int(whole / device))
+        return reserved
+
+    def _leaves_large(self, batch: int, opened: _MiniBatch, now: float) -> bool:
+        """Whether the largest tiny-batch is one for the device."""
+        return self._device_choice(batch, opened, now) == len(opened.waiting) - 1
 
     def take_device(self, now: float) -> Assignment | None:
         """Work for the device: the largest tiny-batch, decoded first if ``exact``."""
@@ -396,14 +428,14 @@ class Cooperation:
                 cpu += whole * sum(size for size, _ in other.waiting)
         for place in range(last, -1, -1):
             size = opened.waiting[place][0]
-            ends = max(backlog, host * size) + SAFETY * device * size
+            ends = max(backlog, host * size) + self.worth.slowest * device * size
             if ends <= max(cpu / self.workers, whole * size):
                 return place
         return None
 
     def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
         # The oldest mini-batch always may have rows there: its last ones can be the device's alone.
-        if not self.worth.positive:
+        if self.foresees and not self.worth.positive:
             return False
         full = self._most_begun is not None and len(self._begun) >= self._most_begun
         if full and batch not in self._begun and batch != next(iter(self._open)):
@@ -459,7 +491,7 @@ class Cooperation:
             self.worth.learn("device", now - began, opened.sizes[tiny])
         else:
             opened.cpu_end = now
-            if self.exact and not whole:
+            if not whole:
                 taken = now - found[1] if seconds is None else seconds
                 self.worth.learn(part, taken, opened.sizes[tiny])
         if part == "decode":
@@ -505,7 +537,7 @@ class Cooperation:
         last_end, self._last_end = self._last_end, now
         if not self._device:
             return
-        if not self.worth.positive:
+        if self.foresees and not self.worth.positive:
             self._ended += 1
             if self._ended % PROBE_AGAIN == 0:
                 self.worth.probe()

@@ -25,6 +25,9 @@ decides when the mini-batch is complete, so each should be a small share of it."
 LARGEST_TINY = 16
 """Samples of a tiny-batch at most."""
 
+FORESEES = True
+"""The device is used where it helps, by measured times. Tests turn this off to force a split."""
+
 BEGUN = 2
 """Batches that may have rows on the device before they are handed out, apart from the oldest."""
 
@@ -70,7 +73,9 @@ class SharedSchedule(Schedule):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(workers, handing=HANDING_TO_THREADS, tiny_batch=tiny_batch)
-        self.cooperation = Cooperation(max(1, workers), exact=True, most_begun=BEGUN, foresees=True)
+        self.cooperation = Cooperation(
+            max(1, workers), exact=True, most_begun=BEGUN, foresees=FORESEES
+        )
         self._sizes = sizes
         self._clock = clock
         self._shared: dict[int, _Opened] = {}

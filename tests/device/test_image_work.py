@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 import penstock.torch
 from penstock import native
-from penstock.device import delivery
+from penstock.device import delivery, shared_schedule
 from penstock.device.contract import Device
 from penstock.device.fake import FakeDevice
 from penstock.device.image_work import ImageOnDevice, image_work
@@ -67,6 +67,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     torch.set_num_threads(1)  # more of them would only wait for each other here
     made: Any = FakeDevice() if request.param == "fake" else PlainDevice(torch.device("cpu"))
     monkeypatch.setattr(delivery, "make_device", lambda wanted, index: made)
+    monkeypatch.setattr(shared_schedule, "FORESEES", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     yield made
     torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ import torch
 
 import penstock as ps
 import penstock.torch
-from penstock.device import choose, delivery, pool
+from penstock.device import choose, delivery, pool, shared_schedule
 from penstock.device.contract import StreamName
 from penstock.device.fake import FakeDevice
 from penstock.errors import PipelineError, SampleError
@@ -42,6 +42,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> ShiftWork:
     made = ShiftWork(SEED)
+    monkeypatch.setattr(shared_schedule, "FORESEES", False)
     monkeypatch.setattr(choose, "find_work", lambda road: made)
     return made
 
@@ -101,8 +102,9 @@ def test_batches_are_those_of_the_cpu_alone_with_any_split(
 
 @pytest.mark.parametrize("tiny_batch", [1, 5, "auto"])
 def test_batches_are_those_of_the_cpu_alone_while_it_learns(
-    fake: FakeDevice, work: ShiftWork, tiny_batch: Any
+    fake: FakeDevice, work: ShiftWork, tiny_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shared_schedule, "FORESEES", True)
     with together(tiny_batch=tiny_batch) as loader:
         found = [plain(batch) for _ in range(6) for batch in loader]
         device = loader.stats().device
