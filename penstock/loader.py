@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from penstock.device.division import Division, Rest, undivided
+from penstock.device.division import DeviceDivision, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
 from penstock.engine.build import Assembly, DevicePlan, Recipe, Together
 from penstock.engine.checkpoint import (
@@ -80,7 +80,7 @@ class Deliver:
     begin: Callable[[Rest | None], Background]
     find: Callable[[], None]
     register: Register
-    divide: Callable[[Pipeline], Division] = undivided
+    divide: Callable[[Pipeline], DeviceDivision] = undivided
     name: str = ""
     copies: bool = False
     plan: Callable[[Assembly], DevicePlan] | None = None
@@ -191,7 +191,7 @@ class Loader:
         prepared = self._divide(pipeline).pipeline
         return Recipe(prepared, self.options, custom.fallback, custom.init, custom.start, kept)
 
-    def _divide(self, pipeline: Pipeline) -> Division:
+    def _divide(self, pipeline: Pipeline) -> DeviceDivision:
         """What the workers prepare of a pipeline, and what is left for the device."""
         deliver = self._custom.deliver
         return undivided(pipeline) if deliver is None else deliver.divide(pipeline)

@@ -29,7 +29,7 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Division:
+class DeviceDivision:
     """What the workers prepare, and the rest, for the device.
 
     ``why``: why ``normalize`` is not left for the device; empty if it is, or if there is none.
@@ -47,7 +47,7 @@ class Division:
         return f"normalize runs on the CPU: {self.why}" if self.why else ""
 
 
-def divide(pipeline: Pipeline) -> Division:
+def divide(pipeline: Pipeline) -> DeviceDivision:
     """Leave ``normalize`` for the device where that changes no value.
 
     >>> import penstock as ps
@@ -64,24 +64,24 @@ def divide(pipeline: Pipeline) -> Division:
     place = max((at for at, stop in enumerate(stops) if isinstance(stop, Map)), default=-1)
     last = stops[place] if place >= 0 else None
     if not isinstance(last, Map) or not isinstance(last.function, Normalize):
-        return Division(pipeline)
+        return DeviceDivision(pipeline)
     if pipeline.batching is not None and pipeline.batching.collate is not None:
-        return Division(pipeline, why="batch() does more than stack samples")
+        return DeviceDivision(pipeline, why="batch() does more than stack samples")
     for stop in stops[place + 1 :]:
         if not stop.repeats:
-            return Division(pipeline, why=f"{stop.name} keeps its output")
+            return DeviceDivision(pipeline, why=f"{stop.name} keeps its output")
     channels = _channels(pipeline, stops[:place], last.function, last.on)
     if channels is None:
-        return Division(
+        return DeviceDivision(
             pipeline, why="the pipeline does not know beforehand that it gets uint8 images"
         )
     fewer = replace(pipeline, stops=(*stops[:place], *stops[place + 1 :]))
-    return Division(fewer, Rest(last.function, last.on, channels))
+    return DeviceDivision(fewer, Rest(last.function, last.on, channels))
 
 
-def undivided(pipeline: Pipeline) -> Division:
+def undivided(pipeline: Pipeline) -> DeviceDivision:
     """Nothing is left for the device."""
-    return Division(pipeline)
+    return DeviceDivision(pipeline)
 
 
 def _channels(

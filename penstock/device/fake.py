@@ -67,6 +67,11 @@ class FakeEvent:
         self._error = self.stream.error
         self._fired.set()
 
+    @property
+    def fired(self) -> bool:
+        """Whether it is done. Unlike ``done``, this does not tell the host so."""
+        return self._fired.is_set()
+
     def passed(self) -> None:
         """Wait for it, as a stream does: an error is not its own."""
         self._fired.wait()
@@ -406,7 +411,7 @@ class FakeDevice:
         assert isinstance(event, FakeEvent)
         with self._lock:
             found = self._streams[stream]
-            if not event.done():
+            if not event.fired:
                 found.put(event.passed)
             found.time = max(found.time, event.at)
             found.knows[event.stream] = max(found.knows.get(event.stream, 0), event.number)

@@ -25,16 +25,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from penstock import native
 from penstock.device.contract import Device
 from penstock.device.cuda import CudaDevice
 from penstock.device.delivery import Delivery, fill_normalized
 from penstock.device.division import divide
 from penstock.device.fake import FakeDevice
+from penstock.device.image_work import image_work
 from penstock.device.opening import open_device
 from penstock.engine.ahead import DEPTH
 from penstock.engine.slots import map_shared, shared_file
 from penstock.errors import PenstockError
+from penstock.keyed import Keys
 from penstock.loader import Custom, Deliver, Loader
+from penstock.operation import ArraySpec, Operation
 from penstock.options import Options
 from penstock.pipeline import Pipeline, from_files
 from penstock.torch.pinning import Pinning
@@ -42,7 +46,7 @@ from penstock.torch.pinning import Pinning
 NO_DEVICE = 3
 """The exit code if the device is not there."""
 
-Outcome = Literal["ok", "failed", "skipped"]
+CheckOutcome = Literal["ok", "failed", "skipped"]
 
 SMALL, LARGE = 1 << 20, 64 << 20
 """Bytes of copies whose bits are checked, and of copies that are timed on a GPU."""
@@ -67,7 +71,7 @@ class CheckResult:
     """A line of the report: the check, how it ended, and what it found."""
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     found: str
     seconds: float
 
@@ -268,6 +272,70 @@ def normalize_bits(trial: Trial) -> str:
     return "256 levels, 20 means and deviations, both layouts"
 
 
+def operations(trial: Trial) -> str:
+    """Operations on the device, decoding included, have the bits of the compiled kernel."""
+    from penstock import image
+
+    if not native.kernel_available():
+        raise CheckSkipped(f"there is no compiled kernel: {native.why_no_kernel()}")
+    crop = image.random_resized_crop(32)
+    lists: dict[str, list[Operation]] = {
+        "random_resized_crop, random_flip": [crop, image.random_flip()],
+        "resize, center_crop, normalize": [
+            image.resize(40),
+            image.center_crop(32),
+            image.normalize(),
+        ],
+        "random_crop": [image.random_crop(32)],
+        "rand_augment": [crop, image.rand_augment(2, 9)],
+        "auto_augment": [crop, image.auto_augment()],
+        "trivial_augment": [crop, image.trivial_augment()],
+        "color_jitter": [crop, image.color_jitter(0.4, 0.4, 0.4)],
+        "erase": [crop, image.erase(p=1.0)],
+    }
+    slowest, left = 0.0, []
+    with tempfile.TemporaryDirectory() as place:
+        files = _photographs(Path(place), 8)
+        for name, listed in lists.items():
+            pipeline = _files(files)
+            for operation in listed:
+                pipeline = pipeline.map(operation)
+            started = time.perf_counter()
+            found = _on_device(trial, pipeline, files)
+            slowest = max(slowest, time.perf_counter() - started)
+            if isinstance(found, str):
+                left.append(f"{name} ({found})")
+                continue
+            with pipeline.batch(len(files)).loader(workers=0, shuffle=False) as loader:
+                expected = torch.from_numpy(next(iter(loader)).copy())
+            expect(_same(found, expected), f"{name} has other bits than on the CPU")
+    text = f"{len(lists) - len(left)} lists of operations on 8 JPEGs, at most {slowest:.2f} s each"
+    return text + (f"; not on a device: {', '.join(left)}" if left else "")
+
+
+def _on_device(trial: Trial, pipeline: Pipeline, files: Sequence[str]) -> torch.Tensor | str:
+    """The rows that the device makes of files, or why it does not."""
+    work = image_work(pipeline.road(0))
+    if isinstance(work, str):
+        return work
+    contents = [Path(file).read_bytes() for file in files]
+    keys = Keys(0, list(range(len(files))))
+    packed = work.pack(keys, contents, lambda nbytes: np.empty(nbytes, np.uint8))
+    expect(packed is not None, "the files could not be packed for the device")
+    assert packed is not None
+    spec = pipeline.fields
+    assert isinstance(spec, ArraySpec)
+    shape = len(files), *(size for size in spec.shape if size is not None)
+    dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+    source = torch.from_numpy(packed.buffer)
+    buffer = trial.device.copy(source)
+    rows = trial.device.allocate(shape, dtype)
+    trial.device.run(
+        partial(work.run, buffer, packed.about, rows), "copy", reads=[buffer], writes=[rows]
+    )
+    return trial.fetch(rows).clone()
+
+
 def delivered_batches(trial: Trial) -> str:
     """A loader delivers the batches of the CPU, and never holds more memory than stated."""
     from penstock import image
@@ -344,6 +412,7 @@ CHECKS: dict[str, Check] = {
     "pinning": pinning,
     "sharing between processes": sharing,
     "normalize": normalize_bits,
+    "operations": operations,
     "delivery and memory": delivered_batches,
     "speed": speed,
     "synchronisation": synchronisation,
@@ -362,7 +431,7 @@ def run_checks(name: str, checks: dict[str, Check] | None = None) -> list[CheckR
     try:
         for check_name, check in (CHECKS if checks is None else checks).items():
             started = time.perf_counter()
-            outcome: Outcome = "ok"
+            outcome: CheckOutcome = "ok"
             try:
                 found = check(trial)
             except CheckSkipped as error:
