@@ -13,6 +13,7 @@ from benchmarks import (
     cache,
     checkpoint,
     coefficients,
+    cooperate,
     files,
     loop,
     machines,
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         coefficients,
         shards,
         simulate,
+        cooperate,
         machines,
     )
 }

@@ -170,14 +170,50 @@ class BadSample:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """What the device has prepared, as one more worker.
+
+    ``tiny_batches`` are the device's, ``cpu_tiny_batches`` the CPU's; ``again`` were dealt again
+    because the device was lost. ``threshold``: how many of the last tiny-batches of a batch are the
+    device's alone (negative: the CPU's); ``frozen`` if it is no longer learnt. ``mode``:
+    ``"temporal"`` (while the loop waits) or ``"spatial"`` (beside the training step); ``decided``
+    after the trial. ``copied``: bytes over the bus for its tasks. ``buffers``: bytes allocated for
+    them. ``in_use``: most memory of the device seen in use. ``lost``: why it prepares no more.
+    """
+
+    name: str
+    samples: int
+    cpu_samples: int
+    tiny_batches: int
+    cpu_tiny_batches: int
+    again: int
+    threshold: int
+    frozen: bool
+    mode: str
+    decided: bool
+    copied: int
+    buffers: int
+    in_use: int
+    lost: str
+    worth: bool = True
+    """Whether it saves CPU time. If not, it prepares nothing but a few samples now and then."""
+
+    @property
+    def share(self) -> float:
+        """The share of samples that the device has prepared, 0 to 1."""
+        return self.samples / max(1, self.samples + self.cpu_samples)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """A frozen snapshot of a loader's counters since it was made. Prints as a table.
 
     ``wait`` is the time the training loop waited for batches, ``elapsed`` the time since it asked
     for the first batch; ``wait / elapsed`` is the share of time in which training stood still.
-    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage. ``machines``: the
-    other machines that have prepared samples; the rest was prepared on this one.
+    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage, ``device`` if no
+    device prepares samples. ``machines``: the other machines that have prepared samples; the rest
+    was prepared on this one.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -206,6 +242,7 @@ class Stats:
     refurbish: RefurbishStats | None = None
     echo: EchoStats | None = None
     machines: tuple[MachineStats, ...] = ()
+    device: DeviceStats | None = None
 
     @property
     def stall(self) -> float:
@@ -366,6 +403,7 @@ class Meter:
         workers: int,
         restarts: int,
         held: Held,
+        device: DeviceStats | None = None,
     ) -> Stats:
         """The statistics so far, frozen."""
         with self._lock:
@@ -401,6 +439,7 @@ class Meter:
                 refurbish=held.refurbish,
                 echo=held.echo,
                 machines=tuple(starmap(MachineStats, sorted(sums.elsewhere.items()))),
+                device=device,
             )
 
 
@@ -448,6 +487,8 @@ def _summary(stats: Stats) -> list[Cells]:
     rows.append(("workers", _workers(stats.pool)))
     if stats.machines:
         rows.append(("prepared", prepared_by(stats)))
+    if stats.device is not None:
+        rows.append(("device", device_line(stats.device)))
     for number, cache in enumerate(stats.caches, start=1):
         name = "cache" if len(stats.caches) == 1 else f"cache {number}"
         rows.append((name, _cache(cache)))
@@ -494,6 +535,22 @@ def _workers(pool: PoolStats) -> str:
     busy = "" if pool.kind == "node" else f", busy {pool.utilisation:.0%} of the time"
     restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return workers + busy + restarts
+
+
+def device_line(device: DeviceStats) -> str:
+    """What a device has prepared, in one line."""
+    if device.lost:
+        share = f"{device.share:.0%} of the samples, then no more: {device.lost}"
+        return f"{device.name or 'the device'} prepared {share}"
+    learnt = "" if device.frozen else ", still learning"
+    trial = "" if device.decided else ", on trial"
+    worth = "" if device.worth else "; idle, because it saves no CPU time"
+    return (
+        f"{device.name or 'not ready yet'}, {device.share:.0%} of the samples "
+        f"({device.tiny_batches:,} of {device.tiny_batches + device.cpu_tiny_batches:,} "
+        f"tiny-batches); t = {device.threshold}{learnt}; {device.mode}{trial}{worth}; "
+        f"{show_size(device.copied)} over the bus, buffers {show_size(device.buffers)}"
+    )
 
 
 def _cache(cache: CacheStats) -> str:

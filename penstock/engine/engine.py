@@ -51,6 +51,7 @@ class Engine:
     - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
       worker that completes the batch.
     - ``after_task``: called after each task, by the thread that reports it.
+    - ``schedule``: deals pieces to a device too; without it there is none.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Engine:
         keepers: Keepers,
         convert: Convert | None = None,
         after_task: Callable[[], None] | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.work = work
         self.pool = pool
@@ -81,10 +83,12 @@ class Engine:
         self._after_task = after_task
         self._layout = layout
         self._whole = work.collate is not None
-        self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
+        self._slots = SlotPolicy(
+            ring, pool.size, own_process=pool.own_process, early=schedule is None
+        )
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
-        self._schedule = Schedule(
+        self._schedule = schedule or Schedule(
             pool.size,
             handing=HANDING if pool.own_process else HANDING_TO_THREADS,
             tiny_batch=tiny_batch,
@@ -111,6 +115,8 @@ class Engine:
         """When a batch was last handed out, workers had tasks or were about to get some. So one of
         them will finish a task, and can do what need not be done by the training loop."""
         self._failure: BaseException | None = None
+        self._wakes = 0
+        """Counts what may give the waiting training loop something to do."""
         self._watched = 0.0
         """When the workers were last looked at."""
         self._started = False
@@ -157,7 +163,8 @@ class Engine:
             if self._slots.learning:
                 self._slots.record_request(ready=True)
             self._to_open = True
-            notify = self.starved or (self._idle and not self._all_opened)
+            more = self._schedule.shared or not self._all_opened
+            notify = self.starved or (self._idle and more)
             if notify:
                 self._idle = False
             self.working = self.pool.size > 0 and (
@@ -181,16 +188,19 @@ class Engine:
     def next(self) -> Ready | None:
         """Wait for the next batch and return it; ``None`` after the last."""
         started = self.meter.clock()
+        self._schedule.loop_waits(True)
         try:
             while True:
+                wakes = self._wakes
                 batch, ended = self._next_finished()
                 if batch is not None:
                     return self._hand_out(batch)
                 if ended:
                     return None
                 if not self.pool.help():
-                    self._wait()
+                    self._wait(wakes)
         finally:
+            self._schedule.loop_waits(False)
             self.meter.waited(self.meter.clock() - started)
 
     @property
@@ -207,6 +217,11 @@ class Engine:
         if self._started and self.pool.outdated():
             self._end_workers()
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        with self._lock:
+            return self._finished() is not None
+
     def queue(self) -> Queue:
         """The number of open batches, and the memory that batches take."""
         with self._lock:
@@ -221,8 +236,9 @@ class Engine:
             )
 
     def wake(self) -> None:
-        """Make ``next``, which waits in another thread, look for more batches to open."""
+        """Make ``next``, which waits in another thread, look for something to do."""
         with self._progress:
+            self._wakes += 1
             self._progress.notify_all()
 
     def stop(self) -> None:
@@ -283,7 +299,8 @@ class Engine:
                 self._require_slot()
             ended = batch is None and not self._open_batches and self._pending is None
             # Workers may have lacked slots that the loop has released meanwhile.
-            notify = self.starved or (opened and self._idle)
+            more = opened or (batch is not None and self._schedule.shared)
+            notify = self.starved or (more and self._idle)
             self._idle = self._idle and not notify
             self.working = self.pool.size > 0 and (
                 notify or bool(self._tasks) or not (self._idle or self._all_opened)
@@ -327,6 +344,28 @@ class Engine:
         with self._lock:
             return self._schedule.left_over()
 
+    def take_for_device(self) -> Task | None:
+        with self._lock:
+            piece = self._schedule.take_device()
+            if piece is None:
+                return None
+            batch = self._open_batches[piece.batch]
+            batch.running += 1
+            self._tasks[piece.id] = (batch, piece)
+            return batch.task(piece)
+
+    def device_lost(self) -> None:
+        with self._lock:
+            for task, (batch, piece) in list(self._tasks.items()):
+                if piece.kind == "device":
+                    del self._tasks[task]
+                    batch.running -= 1
+                    if batch.dropped and not batch.running:
+                        batch.give_back(self.ring)
+            self._schedule.device_lost()
+            self._progress.notify_all()
+        self.pool.notify()
+
     def done(self, task: int, outcome: Outcome) -> None:
         opened = False
         with self._lock:
@@ -345,12 +384,18 @@ class Engine:
             elif piece.kind == "probe":
                 last = self._schedule.done(piece.id, outcome.report.busy)
                 opened = self._probed(batch, piece, outcome, last=last)
-            else:
+            elif outcome.part is not None:
                 batch.add_report(piece, outcome.report)
-                if piece.kind != "rows":
+                self._schedule.host_done(piece.id, outcome.part, outcome.report.busy)
+                self._wakes += 1  # the loop may give it to the device
+                opened = True
+            else:
+                if piece.kind != "device":  # the report of its rows is that of the CPU's part
+                    batch.add_report(piece, outcome.report)
+                if piece.kind in ("whole", "pull"):
                     batch.value = outcome.value
                 if self._schedule.done(piece.id, outcome.report.busy):
-                    batch.finish()
+                    batch.finish(self._schedule.on_device(piece.batch))
                     self._make_view(batch)
             if opened or self._finished() is not None:
                 self._progressed()
@@ -457,7 +502,14 @@ class Engine:
         self._last_number += 1
         self._open_batches[self._last_number] = batch
         done = len(batch.reports)
-        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream, first=done)
+        self._schedule.open(
+            self._last_number,
+            rows,
+            kind,
+            pin=batch_keys.stream,
+            first=done,
+            indices=batch_keys.indices,
+        )
 
     def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
         """Use the result of a probe. Returns whether there are new tasks."""
@@ -638,9 +690,10 @@ class Engine:
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)
 
-    def _wait(self) -> None:
+    def _wait(self, wakes: int) -> None:
+        """Wait for progress, unless there was some after ``wakes`` was read."""
         with self._progress:
-            if self._finished() is not None:
+            if self._finished() is not None or self._wakes != wakes:
                 return
             if self._failure is not None:
                 return

@@ -51,6 +51,9 @@ class DataLoader:
 
     In addition to torch's arguments it takes:
 
+    - ``device``: deliver batches to this device, such as ``"cuda"``, ahead of the loop. The last
+      transform is done there if it is ``Normalize`` and ``native`` applies, with the same values;
+      ``device_normalize=False`` leaves it to the workers.
     - ``cache``: size of a cache of the samples, such as ``"8GB"``; ``cache_where``: ``"memory"``,
       ``"disk"`` or a directory.
     - ``seed``: fixes the order and the augmentation. By default it is the seed of ``generator``, or
@@ -115,6 +118,7 @@ class DataLoader:
         pin_memory_device: str = "",
         in_order: bool = True,
         device: str | torch.device | None = None,
+        device_normalize: bool = True,
         cache: int | str | None = None,
         cache_where: str = "memory",
         seed: int | None = None,
@@ -272,7 +276,7 @@ class DataLoader:
             fallback=fallback_collate,
             order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
             recheck=not persistent_workers,
-            deliver=delivering(device, pin_memory=pin_memory),
+            deliver=delivering(device, pin_memory=pin_memory, normalize=device_normalize),
         )
 
         def make_loader(seed: int, ranks: Ranks | None) -> Loader:

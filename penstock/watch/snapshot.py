@@ -10,6 +10,7 @@ from typing import Any
 from penstock.stats import (
     BadSample,
     CacheStats,
+    DeviceStats,
     EchoStats,
     MachineStats,
     PoolStats,
@@ -87,6 +88,7 @@ class Snapshot:
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
                 "machines": [_fields(machine) for machine in stats.machines],
+                "device": None if stats.device is None else _fields(stats.device),
             },
         }
 
@@ -122,7 +124,7 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
 
 
 def _stats(data: Mapping[str, Any]) -> Stats:
-    refurbish, echo = data["refurbish"], data["echo"]
+    refurbish, echo, device = data["refurbish"], data["echo"], data.get("device")
     records = {
         "stages": tuple(StageStats(**stage) for stage in data["stages"]),
         "caches": tuple(CacheStats(**cache) for cache in data["caches"]),
@@ -131,5 +133,6 @@ def _stats(data: Mapping[str, Any]) -> Stats:
         "refurbish": None if refurbish is None else RefurbishStats(**refurbish),
         "echo": None if echo is None else EchoStats(**echo),
         "machines": tuple(MachineStats(**machine) for machine in data["machines"]),
+        "device": None if device is None else DeviceStats(**device),
     }
     return Stats(**{**data, **records})

@@ -47,6 +47,8 @@ def test_a_loader_is_shown_with_all_it_counts() -> None:
         "  workers    2 threads, busy 60% of the time",
         "  prepared   600 samples here, 300 by helper-1, 100 by helper-2",
         "  cache      40% hits now; 600 samples, 30.0 MB of 40.0 MB",
+        "  device     cuda:0, 25% of the samples (25 of 100 tiny-batches); t = -2; spatial; "
+        "3.0 MB over the bus, buffers 400.0 KB",
         "  refurbish  700 reused, 300 fresh; 4.0 MB kept",
         "  echo       1,000 samples delivered from 500 prepared, factor 2",
         "  bad        2 samples, 1 task run again",
