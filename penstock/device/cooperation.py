@@ -347,7 +347,7 @@ class Cooperation:
                     return self._hand_out(batch, opened, tiny, "decode", now)
         for batch, opened in self._open.items():
             reserved = self._reserved()
-            if reserved >= len(opened.waiting) > 0:
+            if self.foresees and reserved >= len(opened.waiting) > 0:
                 # What the device would not finish in time is not kept for it.
                 reserved = 0 if self._device_choice(batch, opened, now) is None else reserved
             if len(opened.waiting) > reserved:

@@ -74,7 +74,8 @@ def decode(
     if len(host):
         most_blocks = int(host["blocks"].max())
         most_pixels = int((host["height"] * host["width"]).max())
-        _blocks_to_samples[(len(host), -(-most_blocks // blocks))](
+        # Pictures are the second axis: CUDA limits it to 65,535 programs, and not the first.
+        _blocks_to_samples[(-(-most_blocks // blocks), len(host))](
             parts.table,
             parts.steps,
             parts.records,
@@ -84,7 +85,7 @@ def decode(
             planes,
             count=blocks,
         )
-        _samples_to_pixels[(len(host), -(-most_pixels // count))](
+        _samples_to_pixels[(-(-most_pixels // count), len(host))](
             parts.table, planes, pixels, count=count
         )
     return jpeg.regions(pixels, parts.table, coefficients)
@@ -227,10 +228,10 @@ def _blocks_to_samples(
     planes,
     count: tl.constexpr,
 ):
-    picture = tl.program_id(0)
+    picture = tl.program_id(1)
     numbers = table + picture * _COLUMNS
     first = tl.load(numbers + _BLOCK)
-    number = tl.program_id(1) * count + tl.arange(0, count)
+    number = tl.program_id(0) * count + tl.arange(0, count)
     inside = number < tl.load(numbers + _BLOCKS).to(tl.int32)
     across = tl.load(numbers + _ACROSS).to(tl.int32)
     down = tl.load(numbers + _DOWN).to(tl.int32)
@@ -343,7 +344,7 @@ def _chroma(
 
 @triton.jit
 def _samples_to_pixels(table, planes, pixels, count: tl.constexpr):
-    numbers = table + tl.program_id(0) * _COLUMNS
+    numbers = table + tl.program_id(1) * _COLUMNS
     height = tl.load(numbers + _HEIGHT).to(tl.int32)
     width = tl.load(numbers + _WIDTH).to(tl.int32)
     across = tl.load(numbers + _ACROSS).to(tl.int32)
@@ -353,7 +354,7 @@ def _samples_to_pixels(table, planes, pixels, count: tl.constexpr):
     finer_down = tl.load(numbers + _FINER_DOWN).to(tl.int32) + every
     unit_top = tl.load(numbers + _UNIT_TOP).to(tl.int32)
     unit_left = tl.load(numbers + _UNIT_LEFT).to(tl.int32)
-    number = tl.program_id(1) * count + tl.arange(0, count)
+    number = tl.program_id(0) * count + tl.arange(0, count)
     inside = number < height * width
     y = number // width
     x = number - y * width + tl.load(numbers + _LEFT).to(tl.int32)

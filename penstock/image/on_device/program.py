@@ -59,7 +59,9 @@ class DeviceStage(Protocol):
 class DeviceProgram:
     """The operations of a road that a device runs on whole tiny-batches.
 
-    - ``decodes``: the road begins with ``decode()``; ``most_pixels`` is its limit.
+    - ``decodes``: the road begins with ``decode()``; ``most_pixels`` is its limit. Only JPEGs that
+      the compiled kernel decodes may be given: the CPU resizes all others by OpenCV, which has
+      other bits.
     - ``stages``: what happens to the pixels, in order.
     - ``table``: (3, 256) of normalize, or ``None``. ``channels_first``: its layout.
     - ``shape``, ``dtype``: of one row of the batch.

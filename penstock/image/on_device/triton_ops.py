@@ -97,10 +97,10 @@ def _frame_kernel(
     channels_first: tl.constexpr,
     block: tl.constexpr,
 ):
-    number = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1).to(tl.int64)
     height = tl.load(sizes + number * 3 + 1).to(tl.int32)
     width = tl.load(sizes + number * 3 + 2).to(tl.int32)
-    pixel = tl.program_id(1) * block + tl.arange(0, block)
+    pixel = tl.program_id(0) * block + tl.arange(0, block)
     mask = pixel < height * width
     pixel = tl.where(mask, pixel, 0)
     y = pixel // width
@@ -157,10 +157,10 @@ def _frame_kernel(
 @triton.jit
 def _count_kernel(data, table, kind, counts, steps, step, block: tl.constexpr):
     """Add the number of pixels with each level to ``counts`` (n, 3, 256)."""
-    number = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1).to(tl.int64)
     code = tl.load(kind + number * steps + step)
     pixels = (tl.load(table + number * 5 + 1) * tl.load(table + number * 5 + 2)).to(tl.int32)
-    first = tl.program_id(1) * block
+    first = tl.program_id(0) * block
     if (code >= _CONTRAST) & (code <= _EQUALIZE) & (first < pixels):
         pixel = first + tl.arange(0, block)
         mask = pixel < pixels
@@ -224,12 +224,12 @@ def _change_kernel(
     channels_first: tl.constexpr,
     block: tl.constexpr,
 ):
-    number = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1).to(tl.int64)
     which = number * steps + step
     code = tl.load(kind + which)
     height = tl.load(sizes + number * 3 + 1).to(tl.int32)
     width = tl.load(sizes + number * 3 + 2).to(tl.int32)
-    pixel = tl.program_id(1) * block + tl.arange(0, block)
+    pixel = tl.program_id(0) * block + tl.arange(0, block)
     mask = pixel < height * width
     pixel = tl.where(mask, pixel, 0)
     y = pixel // width
@@ -289,7 +289,8 @@ def _change_kernel(
 
 def _grid(host: Arrays) -> tuple[int, int]:
     pixels = int((host["out"][:, 1] * host["out"][:, 2]).max())
-    return len(host["out"]), triton.cdiv(pixels, _BLOCK)
+    # CUDA allows 65,535 programs along all axes but the first.
+    return triton.cdiv(pixels, _BLOCK), len(host["out"])
 
 
 def _targets(host: Arrays, device: Any, final: RowsOut | None) -> tuple[Any, Any, Any, Any]:

@@ -19,7 +19,7 @@ from tests.image.on_device.conftest import check_same_bits, on_cpu, on_device, s
 image = ps.image
 
 MIXED = [(60, 80), (33, 47), (120, 37), (90, 150), (16, 16), (7, 5), (3, 2)]
-MANY = [(24 + n, 44 - n) for n in range(24)]
+MANY = [(24 + n, 44 - n) for n in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ MANY = [(24 + n, 44 - n) for n in range(24)]
         ([image.random_resized_crop(19), image.color_jitter(0.4, 0.4, 0.9)], MANY),
         ([image.resize((32, 30)), image.deep_auto_augment("cifar10", fill=9)], MANY),
         ([image.resize((26, 32)), image.deep_auto_augment(), image.normalize()], MANY),
-        ([image.deep_auto_augment(), image.center_crop(20)], MANY),
+        ([image.deep_auto_augment(), image.center_crop(20)], MANY[:6]),
     ],
     ids=lambda given: "-".join(one.name for one in given) if hasattr(given[0], "name") else "",
 )
@@ -83,10 +83,8 @@ def test_any_size_box_and_change_agrees(
 
 def test_hue_is_within_one_level() -> None:
     stops = stops_of([image.resize((20, 20)), image.color_jitter(hue=0.5)])
-    pictures, keys = (
-        [make_photo(*size, seed=n) for n, size in enumerate(MANY)],
-        Keys(0, [*range(24)]),
-    )
+    pictures = [make_photo(*size, seed=n) for n, size in enumerate(MANY)]
+    keys = Keys(0, list(range(len(MANY))))
     program, _, rows = on_device(stops, pictures, keys, 0, "torch")
     apart = np.abs(rows.astype(int) - np.stack(on_cpu(stops, pictures, keys, 0)).astype(int))
     assert apart.max() <= 1
