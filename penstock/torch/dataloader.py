@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, NoReturn
 import torch
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
+from torch.utils.data._utils.collate import default_convert
 from typing_extensions import TypeVar  # with a default; torch needs this package too
 
 from penstock import config
@@ -222,7 +223,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             drop_last=drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context if count else None,
+            multiprocessing_context=multiprocessing_context if share is None or count else None,
             generator=generator,
             prefetch_factor=prefetch_factor if count else None,
             persistent_workers=persistent_workers and count > 0,
@@ -419,7 +420,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             init=self._setup,
             start=self._start,
             # What a user's collate made stays as it is.
-            convert=Tensors(list) if collate is None or single else None,
+            convert=Tensors(list) if collate is None or collate_fn is default_convert else None,
             fallback=fallback_collate,
             order_name=name if self._own_sampler else "",
             recheck=not self._persistent,
@@ -722,6 +723,8 @@ def why_torch(dataset: Any, streaming: bool) -> str:
         return ""
     if isinstance(dataset, Mapping):
         return f"{kind} is read by key, not by index"
+    if isinstance(dataset, (str, bytes)):
+        return f"the dataset is a {kind}"
     try:
         empty = len(dataset) == 0
     except (TypeError, NotImplementedError):

@@ -150,6 +150,8 @@ class Iteration:
             batch = next(self._epoch)
         except StopIteration:
             self._epoch = None
+            if self._sampled is not None and self._sampled.error is not None:
+                raise self._sampled.error from None
             raise
         except SampleError as error:
             self._go_on()
@@ -160,6 +162,10 @@ class Iteration:
             prepared.give_up(error)
             self._go_back()
             return next(self)
+        except Exception:
+            if prepared.stream:
+                self._epoch = None
+            raise
         self._delivered_any = True
         return batch
 
@@ -229,6 +235,10 @@ class OwnOrder:
             else:
                 self._epoch.skip()
             raise_failed(self._prepared, error)
+        except Exception:
+            if self._prepared.stream:
+                self._epoch = None
+            raise
 
 
 def raise_failed(prepared: Prepared, error: SampleError) -> NoReturn:

@@ -138,6 +138,8 @@ class SamplerEpoch:
         self._kept: deque[Any] = deque()
         self._ended = False
         self.delivered = delivered
+        self.error: Exception | None = None
+        """What the sampler has raised, which ended it."""
 
     def draw(self, batches: int) -> None:
         """Draw that many more batches, or fewer if the sampler ends."""
@@ -147,6 +149,8 @@ class SamplerEpoch:
                 self._kept.append(next(self._iterator))
             except StopIteration:
                 self._ended = True
+            except Exception as error:  # raised once the batches before it are delivered
+                self._ended, self.error = True, error
 
     def rest(self) -> Iterator[Any]:
         """All batches that are not delivered yet."""
@@ -159,7 +163,7 @@ class SamplerEpoch:
             if position >= len(self._kept):
                 self.draw(position - len(self._kept) + 1)
             if position >= len(self._kept):
-                return
+                return  # an error of the sampler is raised by the loop, at the end
             yield self._kept[position]
             number += 1
 
@@ -288,20 +292,11 @@ class SamplerPlan(Plan):
             self.resumed = dict(epoch_state)
 
     def _indices(self, drawn: Any) -> NDArray[np.int64]:
-        if type(drawn) is list:
-            # The usual case, fast: a list of whole numbers.
-            try:
-                plain = np.array(drawn)
-            except (ValueError, OverflowError, TypeError):
-                plain = None
-            if (
-                plain is not None
-                and plain.dtype == np.int64
-                and plain.ndim == 1
-                and len(plain)
-                and plain.min() >= 0
-                and (self._n is None or plain.max() < self._n)
-            ):
+        if type(drawn) is list and set(map(type, drawn)) == {int}:
+            # The usual case, fast.
+            plain = np.array(drawn)
+            fits = plain.dtype == np.int64 and plain.min() >= 0
+            if fits and (self._n is None or plain.max() < self._n):
                 return plain
         if hasattr(drawn, "tolist"):
             drawn = drawn.tolist()
