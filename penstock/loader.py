@@ -295,6 +295,18 @@ class Loader:
         if self._in_epoch or epoch != self._cursor.epoch or self._cursor.batch:
             self._go_to_epoch(epoch)
 
+    def position(self) -> tuple[Cursor, Any]:
+        """Where the loop under way is, for ``go_to`` of a loader like this one."""
+        return self._cursor, self._plan.epoch_state(self._cursor.epoch)
+
+    def go_to(self, position: tuple[Cursor, Any]) -> None:
+        """Go to a position of another loader, whose loop the next loop over this one continues."""
+        self._epoch_count += 1
+        self._in_epoch = False
+        self._cursor, epoch_state = position
+        self._feed_cursor = None
+        self._plan.restore(epoch_state)
+
     def key_epoch(self, key: int) -> None:
         """Key the random choices of the epoch that begins by ``key``, not by its number."""
         self._plan.key_epoch = key

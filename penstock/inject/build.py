@@ -134,6 +134,9 @@ class Upgraded:
     def may_go_back(self) -> bool:
         return not self.echoes
 
+    def another(self) -> Upgraded:
+        raise NotImplementedError("an earlier loop goes on with torch's own iterator")
+
     def goes_back(self, error: PenstockError) -> bool:
         return True
 

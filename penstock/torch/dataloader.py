@@ -51,7 +51,7 @@ from penstock.torch.ranks import (
     of_sampler,
     of_stream,
 )
-from penstock.torch.sampler_plan import Drawing, SamplerPlan
+from penstock.torch.sampler_plan import SamplerPlan, TorchDraws
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
 
@@ -199,7 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
                 'cache="8GB", or leave out cache_where.'
             )
         self._given_up = self._closed = self._torchs_order_loaded = False
-        self._prepared: _Prepared | None = None
+        self._prepared: _Backing | None = None
         self._dataset_watch: DatasetWatch | None = None
         if share is not None:
             _check_shared(share, streaming=streaming, worker_init_fn=worker_init_fn)
@@ -312,7 +312,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
 
     def _use(self, loader: Loader) -> None:
         """Take the batches from this loader from now on."""
-        self._prepared = _Prepared(weakref.ref(self), loader, self._setup)
+        self._prepared = _Backing(weakref.ref(self), loader, self._setup)
 
     @property
     def _loader(self) -> Loader:
@@ -327,7 +327,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
     def _loader(self, loader: Loader) -> None:
         self._use(loader)
 
-    def _current(self) -> _Prepared | None:
+    def _current(self) -> _Backing | None:
         """Penstock's loader, made again if attributes were assigned to or the process forked."""
         if self._closed:
             raise RuntimeError(
@@ -435,7 +435,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             plan: Callable[[int, int, bool], Plan] | None = None
             if not streaming and outer is not None and not outer._asks_for_own_order:
                 n = None if isinstance(pipeline.source, DatasetSource) else len(pipeline.source)
-                plan = SamplerPlan(n, single, drawing=Drawing(outer)).for_loader
+                plan = SamplerPlan(n, single, drawing=TorchDraws(outer)).for_loader
             elif own_sampler:
                 plan = _plan(sampler, None if listed else batch_sampler, seed)
             own = replace(custom, plan=plan, ranks=ranks)
@@ -483,12 +483,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             return self._torch_iterator()
         last = None if self._loop is None else self._loop()
         if last is not None and not last.over and not (self._persistent or self._keeps):
-            # Another loop is under way, and goes on with the loader that it has.
-            epoch = prepared.inner.next_epoch
-            self._use(self._make_loader(prepared.inner.options.seed, copy.copy(self._ranks)))
-            prepared = self._prepared
-            assert prepared is not None
-            prepared.inner.set_epoch(epoch)
+            last.displace()
         prepared.inner.find_ranks("loop")
         if self._torchs_order_loaded and not prepared.follows:
             refuse_within(f"{prepared.inner.options.world} ranks")
@@ -613,7 +608,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
                 ranks.keep_seed()
 
     def _as_mine(
-        self, state: Mapping[str, Any], prepared: _Prepared
+        self, state: Mapping[str, Any], prepared: _Backing
     ) -> tuple[Mapping[str, Any], bool]:
         """The checkpoint as this loader reads it, and whether it follows torch's sampler."""
         follows = isinstance(state, Mapping) and state.get("follows_torch") is True
@@ -656,7 +651,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
         self.close()
 
 
-class _Prepared:
+class _Backing:
     """Penstock's loader behind a DataLoader; see ``Prepared`` in ``penstock.torch.iteration``."""
 
     keyed = True
@@ -691,6 +686,13 @@ class _Prepared:
         outer = self._outer()
         asks = outer is not None and outer._asks_for_own_order
         return self.plan is not None or (self.stream and not asks)
+
+    def another(self) -> _Backing:
+        outer = self._outer()
+        if outer is None:
+            raise RuntimeError("the DataLoader of this loop is gone, and another loop has begun")
+        made = outer._make_loader(self.inner.options.seed, copy.copy(outer._ranks))
+        return _Backing(self._outer, made, outer._setup)
 
     def goes_back(self, error: PenstockError) -> bool:
         return isinstance(error, PipelineError)

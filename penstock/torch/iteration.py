@@ -14,10 +14,10 @@ from torch.utils.data.dataloader import (
 from penstock.errors import PenstockError, SampleError
 from penstock.loader import Loader
 from penstock.torch.sampler_plan import (
-    Drawing,
     DrawnStates,
     SamplerEpoch,
     SamplerPlan,
+    TorchDraws,
     replay,
 )
 
@@ -64,6 +64,9 @@ class Prepared(Protocol):
     @property
     def may_go_back(self) -> bool: ...
 
+    def another(self) -> Prepared:
+        """Another loader like this one, for a loop that goes on beside a later one."""
+
     def goes_back(self, error: PenstockError) -> bool:
         """Whether torch's iterator takes over after this error."""
 
@@ -74,18 +77,57 @@ class Prepared(Protocol):
         """The exception that the script gets for a sample that failed."""
 
 
-class Iteration:
-    """Takes the place of torch's iterator, and draws random numbers at the same moments."""
+class _Loop:
+    """A loop over the loader behind a torch loader.
+
+    It may be left alive while the next loop begins: then it is displaced, and gets a loader of its
+    own if it goes on.
+    """
 
     def __init__(self, loader: Any, prepared: Prepared) -> None:
         self._loader = loader
         self._prepared = prepared
-        self._drawing = Drawing(loader)
+        self._epoch: Any = None
+        self._position: Any = None
+
+    def displace(self) -> None:
+        """Leave the loader to another loop, which begins now."""
+        if self._position is None:
+            self._position = self._prepared.inner.position()
+
+    def _go_on_beside(self) -> None:
+        """Go on with a loader of its own."""
+        position, self._position = self._position, None
+        self._prepared = self._prepared.another()
+        self._prepared.inner.go_to(position)
+        self._epoch = iter(self._prepared.inner)
+
+    @property
+    def over(self) -> bool:
+        """Whether all batches were delivered."""
+        return self._epoch is None or getattr(self._epoch, "left", None) == 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class Iteration(_Loop):
+    """Takes the place of torch's iterator, and draws random numbers at the same moments."""
+
+    def __init__(self, loader: Any, prepared: Prepared) -> None:
+        super().__init__(loader, prepared)
+        self._drawing = TorchDraws(loader)
         self._begin(first=prepared.seed is None or not loader.persistent_workers)
 
     def _begin(self, first: bool) -> None:
         prepared, plan, inner = self._prepared, self._prepared.plan, self._prepared.inner
-        self._epoch: Any = iter(inner)
+        self._epoch = iter(inner)
         self._goes_on_within = prepared.stream and inner.batch > 0
         resumed = None if plan is None else plan.resumed
         if plan is not None and resumed is not None:
@@ -94,7 +136,8 @@ class Iteration:
             rest = replay(self._drawing, bool(resumed["first"]), states, inner.batch)
             self._seed = prepared.seed = int(resumed["seed"])
             self._sampled: SamplerEpoch | None = SamplerEpoch(rest, inner.batch)
-            plan.begin(self._sampled, inner.epoch, self._key(inner, first), resumed)
+            self._key_epoch: int | None = self._key(inner, first)
+            plan.begin(self._sampled, inner.epoch, self._key_epoch, resumed)
         elif not self._goes_on_within:
             self._draw(first)
         else:
@@ -111,7 +154,7 @@ class Iteration:
         self._seed = prepared.seed = (prepared.seed or 0) if seed is None else seed
         self._sampled = SamplerEpoch(indices)
         ahead = self._drawing.ahead
-        key = self._key(inner, first) if prepared.keyed else None
+        key = self._key_epoch = self._key(inner, first) if prepared.keyed else None
         if plan is not None:
             state = None
             if states is not None:
@@ -129,18 +172,23 @@ class Iteration:
 
     @property
     def over(self) -> bool:
-        """Whether all batches were delivered."""
-        return self._epoch is None
+        return super().over or (
+            self._sampled is not None and self._sampled.over and not self._prepared.stream
+        )
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
+    def _go_on_beside(self) -> None:
+        super()._go_on_beside()
+        plan, inner = self._prepared.plan, self._prepared.inner
+        if plan is not None and self._sampled is not None:
+            plan.resumed = None
+            plan.begin(self._sampled, inner.epoch, self._key_epoch)
+        self._turn = self._prepared.turn
 
     def __next__(self) -> Any:
         if self._epoch is None:
             raise StopIteration
+        if self._position is not None:
+            self._go_on_beside()
         prepared = self._prepared
         if self._turn != prepared.turn and self._can_go_back():
             # Another loop over the loader has begun, which torch allows. Our loader serves one
@@ -203,27 +251,18 @@ class Iteration:
         self._begin(first=False)
 
 
-class OwnOrder:
+class OwnOrder(_Loop):
     """A loop over a loader whose order Penstock decides: nothing is drawn from the script's."""
 
     def __init__(self, loader: Any, prepared: Prepared) -> None:
-        self._loader = loader
-        self._prepared = prepared
-        self._epoch: Any = iter(prepared.inner)
-
-    @property
-    def over(self) -> bool:
-        return self._epoch is None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
+        super().__init__(loader, prepared)
+        self._epoch = iter(prepared.inner)
 
     def __next__(self) -> Any:
         if self._epoch is None:
             raise StopIteration
+        if self._position is not None:
+            self._go_on_beside()
         try:
             return next(self._epoch)
         except StopIteration:

@@ -24,7 +24,7 @@ from penstock.order.sampled import own_generator
 _END = object()
 
 
-class Drawing:
+class TorchDraws:
     """How one epoch of a torch loader begins: which random numbers it draws, and from what.
 
     The order of torch: begin the sampler, draw the seed of the workers; with workers, begin the
@@ -73,7 +73,7 @@ class DrawnStates:
         self._numpy: Any = (kind, np.frombuffer(keys, dtype=np.uint32), *rest)
 
     @classmethod
-    def now(cls, drawing: Drawing) -> DrawnStates:
+    def now(cls, drawing: TorchDraws) -> DrawnStates:
         kind, keys, *rest = np.random.get_state()
         return cls(
             {
@@ -98,7 +98,7 @@ class DrawnStates:
                 self._torch = torch.get_rng_state()
 
 
-def set_generators(drawing: Drawing, states: Iterable[bytes]) -> None:
+def set_generators(drawing: TorchDraws, states: Iterable[bytes]) -> None:
     """Give the generators of a loader and its sampler the states of a checkpoint."""
     generators, given = drawing.generators(), list(states)
     if len(generators) != len(given):
@@ -152,6 +152,11 @@ class SamplerEpoch:
             except Exception as error:  # raised once the batches before it are delivered
                 self._ended, self.error = True, error
 
+    @property
+    def over(self) -> bool:
+        """Whether the sampler has ended, and all its batches are delivered."""
+        return self._ended and not self._kept
+
     def rest(self) -> Iterator[Any]:
         """All batches that are not delivered yet."""
         return self.since(self.delivered)
@@ -174,7 +179,7 @@ class SamplerEpoch:
             self.delivered += 1
 
 
-def replay(drawing: Drawing, first: bool, states: DrawnStates, skip: int) -> Iterator[Any]:
+def replay(drawing: TorchDraws, first: bool, states: DrawnStates, skip: int) -> Iterator[Any]:
     """An epoch that was drawn before, from these states, without its first batches.
 
     The script's own random numbers do not change.
@@ -217,7 +222,7 @@ class SamplerPlan(Plan):
         n: int | None,
         single: bool,
         total: Callable[[], int] | None = None,
-        drawing: Drawing | None = None,
+        drawing: TorchDraws | None = None,
     ) -> None:
         self._n = n
         self._single = single
