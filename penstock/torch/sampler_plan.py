@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from penstock.errors import PipelineError, StateError
 from penstock.keyed import preserved_globals
@@ -43,6 +44,17 @@ class TorchDraws:
     def ahead(self) -> int:
         """Batches that torch draws before it delivers the first."""
         return int((self._loader.prefetch_factor or 0) * self._loader.num_workers)
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own samplers draw each index once: nothing need be checked."""
+        batches = self._loader.batch_sampler
+        inner: Any = getattr(batches, "sampler", None)
+        if type(batches) is not BatchSampler:
+            return False
+        if type(inner) is RandomSampler:
+            return not inner.replacement and inner._num_samples is None
+        return type(inner) is SequentialSampler
 
     def begin(self, first: bool) -> tuple[Iterator[Any], int | None]:
         """The sampler's iterator, and the seed, which persistent workers draw only once."""
@@ -251,7 +263,11 @@ class SamplerPlan(Plan):
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         seen = Occurrences()
         epoch = cursor.epoch if self.key_epoch is None else self.key_epoch
+        plain = self._drawing is not None and self._n is None and self._drawing.plain
         for number, drawn in enumerate(self._epoch.since(cursor.batch), cursor.batch):
+            if plain:
+                yield BatchKeys(epoch, number, np.array(drawn, dtype=np.int64), None)
+                continue
             indices = self._indices([drawn] if self._single else drawn)
             yield BatchKeys(epoch, number, indices, seen.count(indices))
 
