@@ -38,7 +38,7 @@ from penstock.host.at_exit import close_at_exit
 from penstock.host.text import many
 from penstock.options import Options, is_whole
 from penstock.order import Cursor
-from penstock.order.plan import Batches
+from penstock.order.plan import Batches, Plan
 from penstock.pipeline import Pipeline, batching_of
 from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
@@ -305,6 +305,16 @@ class Loader:
         return self._cursor.epoch
 
     @property
+    def next_epoch(self) -> int:
+        """The epoch that the next loop would begin with."""
+        return self._cursor.epoch + (1 if self._in_epoch else 0)
+
+    @property
+    def plan(self) -> Plan:
+        """Which samples are in which batch."""
+        return self._plan
+
+    @property
     def batch(self) -> int:
         """The number of batches of this epoch that were delivered."""
         return self._cursor.batch
@@ -315,6 +325,22 @@ class Loader:
             raise PipelineError(f"set_epoch() got {epoch!r}. Give a whole number from 0 on.")
         if self._in_epoch or epoch != self._cursor.epoch or self._cursor.batch:
             self._go_to_epoch(epoch)
+
+    def position(self) -> tuple[Cursor, Any]:
+        """Where the loop under way is, for ``go_to`` of a loader like this one."""
+        return self._cursor, self._plan.epoch_state(self._cursor.epoch)
+
+    def go_to(self, position: tuple[Cursor, Any]) -> None:
+        """Go to a position of another loader, whose loop the next loop over this one continues."""
+        self._epoch_count += 1
+        self._in_epoch = False
+        self._cursor, epoch_state = position
+        self._feed_cursor = None
+        self._plan.restore(epoch_state)
+
+    def key_epoch(self, key: int) -> None:
+        """Key the random choices of the epoch that begins by ``key``, not by its number."""
+        self._plan.key_epoch = key
 
     def _go_to_epoch(self, epoch: int) -> None:
         self._epoch_count += 1
@@ -374,6 +400,16 @@ class Loader:
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
         raise StopIteration
+
+    def _skip(self, epoch: _Epoch) -> None:
+        if epoch.number != self._epoch_count or epoch.left == 0:
+            return
+        keys = next(iter(self._plan.batches(self._cursor)), None)
+        if keys is not None:
+            self._cursor = self._plan.after(self._cursor, keys)
+            self._feed_cursor = None
+            if epoch.left is not None:
+                epoch.left -= 1
 
     def _wait_for_batch(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch in the form in which the loop gets it; ``None`` after the last."""
@@ -782,6 +818,11 @@ class _Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         return self
+
+    def skip(self) -> None:
+        """Leave out the next batch, which has failed: the loop may go on after it."""
+        if self._loader is not None:
+            self._loader._skip(self)
 
     def __next__(self) -> Any:
         if self._loader is None:

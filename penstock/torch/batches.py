@@ -39,12 +39,19 @@ class Tensors:
             tensors = {key: self(child) for key, child in value.items()}
             return tensors if type(value) is dict else same_mapping(value, tensors)
         if is_namedtuple(value):
-            return type(value)(*(self(child) for child in value))
+            return type(value)(*(self._field(child) for child in value))
         if type(value) is tuple:
-            return self._tuples([self(child) for child in value])
+            return self._tuples([self._field(child) for child in value])
         if type(value) is list:
-            return [self(child) for child in value]
+            return [self._field(child) for child in value]
         return value
+
+    def _field(self, value: Any) -> Any:
+        """A field of a tuple, named tuple or list."""
+        if type(value) is list and value and isinstance(value[0], (str, bytes)):
+            # torch's collate gets the text of such a field as a tuple, and leaves it as it is.
+            return tuple(value) if self._tuples is list else value
+        return self(value)
 
 
 def loader(

@@ -36,6 +36,9 @@ from penstock.tree import as_array, flatten, leaves_like
 
 OnError = Literal["raise", "skip", "substitute"]
 
+_END = object()
+"""After the last sample of a stream."""
+
 SUBSTITUTES = 10
 """Samples that are tried in place of a bad one before the loader gives up."""
 
@@ -340,14 +343,14 @@ class Runner:
         samples: list[Any] = []
         taken = 0
         with nullcontext() if self.info.process else preserved_globals():
-            for sample in self._open_stream(source, number, rows, epoch):
+            stream = self._open_stream(source, number, rows, epoch)
+            # Not ``for``: it calls __iter__ again, where an iterator of the user may start anew.
+            while taken < rows and (sample := next(stream, _END)) is not _END:
                 place = (number * rows + taken) * self.info.count + self.info.id
                 source.value = sample
                 with self._stream_kept_apart(self._stops_draw):
                     samples.extend(self._samples(Keys(epoch, [place]), report, taken))
                 taken += 1
-                if taken == rows:
-                    break
             self._streamed = (epoch, number + 1)
             if not self.info.process:
                 self._stream_states = GlobalStates()
