@@ -273,7 +273,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
                 self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
             else:
                 shared_seed = SHARED_SEED if generator is None else generator.initial_seed() % 2**63
-                self._ranks = RankFinder(None if seed is not None else shared_seed)
+                self._ranks = RankFinder(None if seed is not None else shared_seed, drop_in=True)
         self._loop: weakref.ref[Any] | None = None
         self._make(self._first_seed())
         integrate()

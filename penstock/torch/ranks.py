@@ -6,6 +6,7 @@ looked for when a loader is made.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import replace
 from enum import IntEnum
@@ -17,6 +18,8 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Wei
 from penstock import config
 from penstock.errors import PipelineError
 from penstock.options import Options
+
+_log = logging.getLogger("penstock.torch")
 
 ForOneProcess = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 """torch's samplers that draw from the whole dataset, in every process. ``SubsetRandomSampler`` is
@@ -84,10 +87,13 @@ class RankFinder:
 
     They are looked for at the first loop and the first ``len``, and again at the start of each
     loop. ``seed``: that of several ranks, which must agree on the order, if the user gave none.
+    ``drop_in``: torch's loader in its place would give every rank all samples, so it is logged that
+    this one does not.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, drop_in: bool = False) -> None:
         self._seed = seed
+        self._drop_in = drop_in
         self._found: FoundRank | None = None
         self._used: FoundRank | None = None
         self._warned = False
@@ -112,6 +118,15 @@ class RankFinder:
         self._seed = None
 
     def _warn_of_doubts(self, found: FoundRank) -> None:
+        if self._drop_in and found.origin is Origin.GROUP and found.world > 1:
+            self._drop_in = False
+            _log.warning(
+                "this DataLoader has no sampler and delivers the part of rank %d of %d. torch's "
+                "would give every rank all samples: give rank=0, world=1 for that, or a "
+                "DistributedSampler for torch's way to divide them.",
+                found.rank,
+                found.world,
+            )
         if self._warned or found.origin is Origin.GROUP or not found.words:
             return
         self._warned = True

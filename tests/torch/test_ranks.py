@@ -23,7 +23,7 @@ import penstock as ps
 import penstock.torch
 from penstock import config
 from penstock.errors import PipelineError, StateError
-from penstock.torch import DataLoader
+from penstock.torch import DataLoader, ranks
 
 DATA = TensorDataset(torch.arange(12))
 NUMBERS = ps.from_dataset(np.arange(12)).batch(2)
@@ -420,3 +420,17 @@ def test_a_stream_is_a_warning_in_several_ranks(group: Group) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert seen(loader) == [0, 1, 2, 3]
+
+
+def test_the_drop_in_says_once_that_it_divides_what_torch_would_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ranks.FoundRank(1, 2, ranks.Origin.GROUP, "")
+    monkeypatch.setattr(ranks, "find_rank", lambda: found)
+    with DataLoader(list(range(8)), batch_size=2) as loader:
+        with caplog.at_level("WARNING", "penstock.torch"):
+            for _ in range(2):
+                assert sum(len(batch) for batch in loader) == 4
+        [message] = caplog.messages
+    assert "rank 1 of 2" in message
+    assert "rank=0, world=1" in message

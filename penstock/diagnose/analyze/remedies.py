@@ -149,11 +149,12 @@ def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[PossibleRe
             "images = images.to(device).float().sub_(mean).div_(std)  # uint8 until here",
             "a quarter of the bytes is copied, and workers have less to do",
         )
-    if report.setup.accelerator != "cpu" and possible_on_device(report):
+    # The drop-in has no such argument, and a remedy must work as it is printed.
+    if report.setup.accelerator != "cpu" and write.pipeline and possible_on_device(report):
         yield PossibleRemedy(
             f"a share of the preparation on a device as fast as {DEVICE_SPEED:g} workers",
             Change(device_prep=DEVICE_SPEED),
-            write.loader('device="cuda"'),
+            'penstock.torch.loader(pipeline, ..., device="cuda", device_prep="auto")',
             "the device prepares while training waits; its speed is assumed, not measured",
         )
 
