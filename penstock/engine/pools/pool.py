@@ -6,7 +6,7 @@ do. To the engine, pools of all kinds look the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Protocol
 
 from penstock.engine.pools.runner import Outcome, Task
@@ -30,8 +30,17 @@ class Desk(Protocol):
     def left_over(self) -> int:
         """Samples that the workers of this machine leave to those of other machines."""
 
+    def relaxed(self) -> bool:
+        """Whether the training loop has batches for a while.
+
+        Then outcomes may be reported a little later. The loop notifies the pool if it has to wait.
+        """
+
     def done(self, task: int, outcome: Outcome) -> None:
         """Report the outcome of a task."""
+
+    def done_all(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        """Report the outcomes of several tasks, for about the cost of one."""
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         """Report that the worker died while working on this task (``guilty``), or before it."""
