@@ -344,7 +344,7 @@ class Engine:
             self._rests = (
                 not self._slots.learning
                 and len(first) == STOCK
-                and all([batch.complete for batch in first])
+                and all(batch.complete for batch in first)
             )
             return self._rests
 
