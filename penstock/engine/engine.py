@@ -141,10 +141,10 @@ class Engine:
         self.meter.start()
 
     def take_ready(self) -> Ready | None:
-        """The next batch if a worker has completed it; ``None``: ``next`` says what there is.
+        """The next batch if a worker has completed it; ``None``: ``next`` waits for it.
 
-        It does the same as ``next``, in few calls. The training loop pays for each of them, and for
-        each more than usual: after its step the CPU's caches have other code and data.
+        It does the same as the rest of ``next``, in few calls. The training loop pays for each of
+        them, and more than usual: after its step the CPU's caches have other code and data.
         """
         meter = self.meter
         started = meter.clock()
@@ -187,6 +187,9 @@ class Engine:
 
     def next(self) -> Ready | None:
         """Wait for the next batch and return it; ``None`` after the last."""
+        ready = self.take_ready()
+        if ready is not None:
+            return ready
         started = self.meter.clock()
         try:
             while True:
