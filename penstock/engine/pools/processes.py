@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.engine.pools.launch import (
     ChooseStart,
@@ -55,11 +55,13 @@ from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_fro
 from penstock.engine.pools.runner import Outcome, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.pools.zygote import Zygote
 from penstock.engine.schedule import RECENT, REST_FROM, rest
 from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
+
+if TYPE_CHECKING:
+    from penstock.engine.pools.zygote import Zygote
 
 TASKS_AHEAD = 2
 """Tasks that each thread of a worker has: one to work on, and the next, so that it never waits."""
@@ -512,6 +514,8 @@ class ProcessPool:
         if self._zygote is not None and self._zygote.gone:
             self._end_zygote()
         if self._zygote is None:
+            from penstock.engine.pools.zygote import Zygote
+
             self._zygote = Zygote(self._work_fd)
         return self._zygote.fork(first, threads, self.size, self._seed, theirs)
 
