@@ -9,7 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cache, checkpoint, files, loop, machines, memory, overhead, remote, start
+from benchmarks import (
+    cache,
+    checkpoint,
+    files,
+    handing,
+    loop,
+    machines,
+    memory,
+    overhead,
+    remote,
+    start,
+)
 from benchmarks.analyze import analyze
 from benchmarks.audio import audio
 from benchmarks.cluster import cluster
@@ -52,6 +63,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         wide,
         interference,
         loop,
+        handing,
         checkpoint,
         files,
         simulate,
