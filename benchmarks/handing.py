@@ -71,7 +71,7 @@ def row_of(case: Case, workers: int, runs: list[Any]) -> tuple[str, ...]:
     """The row of a case: medians of its runs."""
 
     def middle(figure: Any) -> float:
-        return statistics.median(figure(*run) for run in runs)
+        return float(statistics.median(figure(*run) for run in runs))
 
     ideal = workers / case.nap
     if case.step:
