@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.cluster.recipes import LARGEST_RECIPE
+from penstock.cluster.recipes import LARGEST_RECIPE, CourierLate
 from penstock.engine.pools.wire import ProtocolError, Vocabulary, Wire, check_types
 from penstock.errors import ClusterError
 
@@ -187,6 +187,8 @@ class KeeperCourier:
             sock.connect(self._path)
             wire.send(message)
             received = wire.receive()
+        except TimeoutError as error:
+            raise CourierLate(f"the keeper of this machine does not answer: {error}") from None
         except (OSError, ProtocolError) as error:
             raise ClusterError(f"the keeper of this machine does not answer: {error}") from None
         finally:

@@ -43,6 +43,10 @@ _DIGEST_BYTES = 32
 _ENDING = ".recipe"
 
 
+class CourierLate(ClusterError):
+    """A courier did not answer in time. It may do so when it is asked again."""
+
+
 class Courier(Protocol):
     """Brings recipes to other machines on a way that may carry code, such as Ray with a token.
 
@@ -323,12 +327,15 @@ class Recipes:
             self._own.pop(identity, None)
 
     def find(self, name: RecipeName) -> RecipeContent:
-        """The recipe of this name. Raises ClusterError, whose text says how it could be had."""
+        """The recipe of this name. Raises ClusterError, whose text says how it could be had.
+
+        Raises CourierLate if asking again may help.
+        """
         with self._lock:
             own, couriers = self._own.get(name.identity), list(self._couriers)
         if own is not None:
             return RecipeContent.unpack(own)
-        tried = []
+        tried, late = [], False
         try:
             content = self.directory.read(name.digest)
             if content is not None:
@@ -340,11 +347,13 @@ class Recipes:
                 content = courier.fetch(name.digest, timeout=FETCH_LIMIT)
             except ClusterError as error:
                 tried.append(f"{courier.name}: {error}")
+                late |= isinstance(error, CourierLate)
                 continue
             if content is not None and digest_of(content) == name.digest:
                 return RecipeContent.unpack(content)
             tried.append(f"{courier.name} does not have it")
-        raise ClusterError(_missing(self.directory.path, tried))
+        missing = _missing(self.directory.path, tried)
+        raise CourierLate(missing) if late else ClusterError(missing)
 
 
 class Publication:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.cluster.protocol import LARGEST_RECORD, RefusalKind, RemoteTask, integers
-from penstock.cluster.recipes import RecipeContent, RecipeName, Recipes
+from penstock.cluster.recipes import CourierLate, RecipeContent, RecipeName, Recipes
 from penstock.cluster.remote_pool import describe
 from penstock.cluster.transport import Refuse, RemoteRows
 from penstock.engine.build import Assembly
@@ -336,6 +336,8 @@ class _Guest:
     def _build(self) -> StagingEngine:
         try:
             content = self._recipes.find(self._name)
+        except CourierLate as error:
+            raise Refuse("busy", str(error)) from None
         except ClusterError as error:
             raise Refuse("recipe", str(error)) from None
         recipe, _ = load_recipe(

@@ -183,10 +183,14 @@ class Data:
 
 if start == "fork":
     from penstock.torch import DataLoader
-    loader = DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(
+        Data(), batch_size=4, num_workers=2, collate_fn=list, multiprocessing_context="fork"
+    )
 else:
     import penstock as ps
-    loader = ps.from_dataset(Data()).batch(1).loader(workers=2, kind="processes")
+    # With a collate function no batch waits until the first sample has shown the layout.
+    pipeline = ps.from_dataset(Data()).batch(1, collate=list)
+    loader = pipeline.loader(workers=2, kind="processes")
 print("ready", flush=True)
 next(iter(loader))
 """
@@ -229,7 +233,9 @@ def test_workers_end_with_a_killed_parent(state: str, start: str, announced: Pat
     code = ORPHANS.format(holds_gil=state == "holds the GIL")
     training = subprocess.Popen([sys.executable, "-c", code, str(announced), start])
     try:
-        assert wait_until(lambda: len(os.listdir(announced)) >= 1)
+        # Both are at work. One that was stopped before it asked for a signal at the death of its
+        # parent would stay.
+        assert wait_until(lambda: len(os.listdir(announced)) == 2)
         workers = psutil.Process(training.pid).children(recursive=True)
         if state == "stopped":
             for worker in workers:

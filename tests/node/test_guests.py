@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask
-from penstock.cluster.recipes import RecipeContent, RecipeName, Recipes
+from penstock.cluster.recipes import CourierLate, RecipeContent, RecipeName, Recipes
 from penstock.cluster.transport import Refuse, RemoteRows
 from penstock.engine.build import Recipe
 from penstock.engine.pools.wire import pack_integers
@@ -49,7 +49,8 @@ class Machine:
         self.name = Recipes(place / "recipes").publish("identity", content)
         self.clock = VirtualClock()
         self.limit = WorkerLimit(2)
-        self.guests = Guests(Recipes(place / "recipes"), self.limit, 2, self.clock)
+        self.recipes = Recipes(place / "recipes")
+        self.guests = Guests(self.recipes, self.limit, 2, self.clock)
 
     def run(self, *indices: int, recipe: RecipeName | None = None) -> RemoteRows:
         packed = pack_integers(np.array(indices, np.int64)) or b""
@@ -174,3 +175,23 @@ def test_a_sample_that_kills_workers_is_found_and_others_go_on(tmp_path: Path) -
 def test_nothing_is_prepared_after_the_end(machine: Machine) -> None:
     machine.guests.close()
     assert machine.refusal(1).kind == "busy"
+
+
+class LateCourier:
+    """Does not answer in time."""
+
+    name = "Ray"
+
+    def publish(self, digest: str, content: bytes) -> None: ...
+
+    def fetch(self, digest: str, *, timeout: float) -> bytes | None:
+        raise CourierLate("the keeper of this machine does not answer: timed out")
+
+    def withdraw(self, digest: str) -> None: ...
+
+
+def test_a_courier_that_is_late_is_asked_again_later(machine: Machine) -> None:
+    machine.recipes.add_courier(LateCourier())
+    refusal = machine.refusal(1, recipe=RecipeName("other", "00"))
+    assert refusal.kind == "busy"
+    assert "timed out" in refusal.reason
