@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 import threading
 import time
@@ -266,6 +268,25 @@ def test_a_loop_that_runs_out_of_batches_wakes_a_pool_that_rests(
                 time.sleep(1e-3)
         assert sorted(delivered) == data.tolist()
         assert True in rested
+
+
+def test_a_pool_can_rest_whatever_the_number_of_its_descriptor_is() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("this process may not have 2000 open files")
+    ends = list(os.pipe())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        os.dup2(ends[0], 1999)
+        ends.append(1999)
+        os.write(ends[1], b"x")  # the loop wants something: it must not rest
+        pool = object.__new__(processes.ProcessPool)
+        pool._wake = (1999, ends[1])
+        pool._rest(3600.0)
+    finally:
+        for fd in ends:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 MOST_CALLS = 33

@@ -684,7 +684,9 @@ class ProcessPool:
     def _rest(self, seconds: float) -> None:
         """Let messages collect, unless the training loop wants something."""
         if seconds and self._wake is not None:
-            select.select(self._wake[:1], (), (), seconds)
+            wake = select.poll()  # select() refuses descriptors from 1024 on
+            wake.register(self._wake[0], select.POLLIN)
+            wake.poll(1e3 * seconds)
 
     def _receive_from(self, worker: _WorkerHandle) -> bool:
         """Handle a message of this worker. Returns whether the worker has finished a task."""
