@@ -352,8 +352,9 @@ def test_a_ready_batch_costs_the_loop_few_calls_while_a_cache_is_filled(
     assert admitting
 
 
+@pytest.mark.parametrize("echo", [1, 2])
 def test_workers_report_while_the_loop_finds_batches_ready(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, echo: int
 ) -> None:
     reporting: list[threading.Thread] = []
     monkeypatch.setattr(Pulse, "due", lambda self: True)
@@ -363,6 +364,8 @@ def test_workers_report_while_the_loop_finds_batches_ready(
         lambda *_, **__: reporting.append(threading.current_thread()),
     )
     numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).batch(ROWS)
+    if echo > 1:
+        numbers = numbers.echo(echo)
     with numbers.loader(kind="threads", workers=2) as loader:
         epoch = iter(loader)
         next(epoch)
