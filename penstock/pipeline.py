@@ -6,7 +6,7 @@ pipeline, so several pipelines can share their first stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from penstock.source import (
     is_stream,
 )
 from penstock.source.folder import IMAGE_EXTENSIONS
+from penstock.source.objects.address import is_url, local_path
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
 from penstock.stops.echo import Echo, make_echo
@@ -372,17 +373,58 @@ def from_folder(
     *,
     classes: bool | Literal["auto"] = "auto",
     extensions: Sequence[str] | None = IMAGE_EXTENSIONS,
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
 ) -> Pipeline:
     """Files below a folder: ``(bytes, label)`` if its sub-folders are classes, else ``bytes``.
 
     ``extensions``: the extensions of the files to read, by default those of images; ``None`` for
     all files.
+
+    ``path`` may be the URL of a folder in a bucket: ``s3://bucket/train``. ``storage``: settings of
+    the store that the environment does not give, such as ``endpoint`` or ``region``. ``version``: a
+    name of yours for the state of the bucket: it is then listed once, and the listing is kept.
     """
+    if is_url(path):
+        local = local_path(str(path))
+        if local is None:
+            from penstock.source.remote import RemoteFolderSource
+
+            return Pipeline(RemoteFolderSource(str(path), classes, extensions, storage, version))
+        path = local
+    if storage is not None or version is not None:
+        raise PipelineError(
+            f"storage and version are for URLs, and {str(path)!r} is a local folder. Leave them "
+            "out."
+        )
     return Pipeline(FolderSource(path, classes=classes, extensions=extensions))
 
 
-def from_files(paths: Sequence[Path], labels: Sequence[Any] | None = None) -> Pipeline:
-    """A list of files: ``bytes``, or ``(bytes, label)`` with ``labels``."""
+def from_files(
+    paths: Sequence[Path],
+    labels: Sequence[Any] | None = None,
+    *,
+    storage: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """A list of files: ``bytes``, or ``(bytes, label)`` with ``labels``.
+
+    ``paths`` may be URLs of objects in one store. ``storage``: see ``from_folder``.
+    """
+    if not isinstance(paths, (str, PathLike)):
+        paths = [(is_url(path) and local_path(str(path))) or path for path in paths]
+        remote = [path for path in paths if is_url(path)]
+        if remote:
+            from penstock.source.remote import RemoteFilesSource
+
+            if len(remote) != len(paths):
+                local = next(path for path in paths if not is_url(path))
+                raise PipelineError(
+                    f"{str(remote[0])!r} is a URL and {str(local)!r} is a local path. Make one "
+                    "pipeline for each."
+                )
+            return Pipeline(RemoteFilesSource([str(path) for path in remote], labels, storage))
+    if storage is not None:
+        raise PipelineError("storage is for URLs, and all paths are local. Leave it out.")
     return Pipeline(FilesSource(paths, labels))
 
 

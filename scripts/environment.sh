@@ -225,8 +225,8 @@ prepare() {
             # transforms, which are pure Python. Its compiled operators may not fit this build of
             # torch; tests replace the two that its import needs.
             run "torchvision" pip_install --no-deps torchvision
-            run "other libraries for tests" pip_install absl-py albumentations datasets \
-                prometheus_client protobuf
+            run "other libraries for tests" pip_install absl-py albumentations datasets flask \
+                flask-cors 'moto[s3]' prometheus_client protobuf
             # Without their dependencies, which would install another torch; all others are there.
             run "trainers for tests" pip_install --no-deps accelerate lightning \
                 lightning-utilities pytorch-lightning safetensors tensorboard torchmetrics

@@ -18,6 +18,7 @@ from penstock.engine.keepers import Keepers
 from penstock.engine.open_batch import Convert, OpenBatch, resolve_deadly_piece
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
+from penstock.engine.read_ahead import ReadAhead
 from penstock.engine.schedule import (
     HANDING,
     HANDING_TO_THREADS,
@@ -131,6 +132,10 @@ class Engine:
         """Prepare these batches from now on, and drop the batches that were open before."""
         with self._lock:
             self._drop_all()
+            objects = self.work.road.source.objects
+            if objects is not None:
+                lacking = self._keepers.lacking
+                batches = ReadAhead(batches, objects, lacking, far=any_thread)
             self._plan_batches(batches)
             self._any_thread = any_thread
             self._failure = None

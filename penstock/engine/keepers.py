@@ -183,6 +183,13 @@ class Keepers:
         self._claims.append(path)
         return path
 
+    def lacking(self, batch: BatchKeys) -> list[int]:
+        """The samples of a batch that no stop keeps now, in their order, each once."""
+        indices = list(dict.fromkeys(batch.indices.tolist()))
+        for keeper in reversed(self._keepers):
+            indices = keeper.lacks(indices, batch.epoch)
+        return indices
+
     def open(self) -> None:
         """Open the stores before any worker uses them."""
         for keeper in self._keepers:

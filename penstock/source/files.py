@@ -47,7 +47,7 @@ class FilesSource(Source):
                 f"There are {len(self)} files and {len(labels)} labels; "
                 "give one label for each file."
             )
-        self._labels = None if labels is None else _compact(labels)
+        self._labels = None if labels is None else compact_labels(labels)
 
     def __len__(self) -> int:
         return len(self._listing)
@@ -114,7 +114,7 @@ def _listing(paths: Iterable[str | os.PathLike[str]]) -> Listing:
     return Listing(Names(listing.path(index) for index in range(len(listing))))
 
 
-def _compact(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:
+def compact_labels(labels: Sequence[Any] | NDArray[Any]) -> NDArray[Any] | list[Any]:
     """Labels as an array if they are plain numbers, which they nearly always are."""
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iuf":
         return labels.astype(np.float64 if labels.dtype.kind == "f" else np.int64)

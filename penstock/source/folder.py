@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.files import read_files
 from penstock.source.listing import Listing, unreadable
 from penstock.source.names import Names
-from penstock.source.source import FileSamples, Source
+from penstock.source.source import FileSamples, Numbers, Source
 
 IMAGE_EXTENSIONS = (
     ".jpg",
@@ -31,8 +31,12 @@ IMAGE_EXTENSIONS = (
 )
 
 
-class FolderSource(Source):
-    """The files of a folder.
+ListFolder = Callable[[str], tuple[list[str], list[str]]]
+"""Lists a folder, by its path below the root: the names of its files and of its sub-folders."""
+
+
+class Folder(Source):
+    """The files of a folder, on this machine or in a bucket.
 
     With class folders a sample is ``(bytes, label)``; classes, labels and the order of the files
     are those of torchvision's ImageFolder. Without them a sample is the file's ``bytes``, and all
@@ -44,20 +48,25 @@ class FolderSource(Source):
     threadsafe: ClassVar[bool] = True
     runs_user_code: ClassVar[bool] = False
 
-    def __init__(
+    root: str
+    classes: list[str] | None
+
+    def _scan(
         self,
-        root: str | os.PathLike[str],
-        classes: Literal["auto"] | bool = "auto",
-        extensions: str | Sequence[str] | None = IMAGE_EXTENSIONS,
+        look: ListFolder,
+        classes: Literal["auto"] | bool,
+        extensions: str | Sequence[str] | None,
     ) -> None:
+        """Find classes and files below the root."""
         if classes != "auto" and not isinstance(classes, bool):
             raise PipelineError(f'classes is {classes!r}; give "auto", True or False.')
-        self.root = os.path.abspath(os.path.expanduser(root))
         self._extensions = _extensions(extensions)
-        if not os.path.isdir(self.root):
-            what = "is a file, not a folder" if os.path.exists(self.root) else "does not exist"
-            raise SourceError(f"The folder {self.root} {what}. Check the path.")
-        names, folders = self._list(self.root)
+
+        def wanted(folder: str) -> tuple[list[str], list[str]]:
+            names, folders = look(folder)
+            return self._wanted(names), folders
+
+        names, folders = wanted("")
         if classes == "auto":
             classes = bool(folders) and not names
         if classes and not folders:
@@ -65,8 +74,8 @@ class FolderSource(Source):
                 f"{self.root} has no sub-folders to use as classes. Give the folder that holds one "
                 "folder for each class, or classes=False."
             )
-        self.classes: list[str] | None = sorted(folders) if classes else None
-        self._scan()
+        self.classes = sorted(folders) if classes else None
+        self._scan_classes(wanted)
 
     @property
     def class_to_idx(self) -> dict[str, int] | None:
@@ -74,7 +83,7 @@ class FolderSource(Source):
             return None
         return {name: label for label, name in enumerate(self.classes)}
 
-    def _scan(self) -> None:
+    def _scan_classes(self, look: ListFolder) -> None:
         folders: list[str] = []
         labels: list[int] = []
         counts: list[int] = []
@@ -83,7 +92,7 @@ class FolderSource(Source):
         def names() -> Iterator[list[str]]:
             for label, top in enumerate([""] if self.classes is None else self.classes):
                 before = len(counts)
-                for folder, files in sorted(self._walk(top)):
+                for folder, files in sorted(_walk(top, look)):
                     folders.append(folder)
                     labels.append(label)
                     counts.append(len(files))
@@ -115,8 +124,66 @@ class FolderSource(Source):
             return [name for name in names if not name.startswith(".")]
         return [name for name in names if name.endswith(wanted) or name.lower().endswith(wanted)]
 
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _with_labels(self, contents: list[bytes], indices: Sequence[int]) -> list[Any]:
+        """Samples with these contents."""
+        if self.classes is None:
+            return contents
+        paths = self._paths
+        labels = [self._labels.item(paths.place(index)) for index in indices]
+        return list(zip(contents, labels, strict=True))
+
+    def name(self, index: int) -> str:
+        return self._paths.path(index)
+
+    @property
+    def _paths(self) -> Listing:
+        return Listing(self._names, self.root, self._folders, self._ends)
+
+    @property
+    def _numbers(self) -> dict[str | int, Numbers]:
+        """The fields of a sample beside its content."""
+
+        def labels(indices: NDArray[np.int64]) -> NDArray[Any]:
+            found: NDArray[Any] = self._labels[self._ends.searchsorted(indices, side="right")]
+            return found
+
+        return {} if self.classes is None else {1: labels}
+
+    @property
+    def _content_field(self) -> int | None:
+        return None if self.classes is None else 0
+
+    def identify(self, stats: NDArray[np.int64] | None) -> str:
+        return fingerprint(
+            ("folder", self.classes, self._folders, self._ends, self._names, self._labels, stats)
+        )
+
+    def fields(self) -> dict[str | int, Spec] | Spec:
+        if self.classes is None:
+            return BytesSpec()
+        return {0: BytesSpec(), 1: ArraySpec.of((), np.int64)}
+
+
+class FolderSource(Folder):
+    """The files of a folder on this machine."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        classes: Literal["auto"] | bool = "auto",
+        extensions: str | Sequence[str] | None = IMAGE_EXTENSIONS,
+    ) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        if not os.path.isdir(self.root):
+            what = "is a file, not a folder" if os.path.exists(self.root) else "does not exist"
+            raise SourceError(f"The folder {self.root} {what}. Check the path.")
+        self._scan(self._list, classes, extensions)
+
     def _list(self, folder: str) -> tuple[list[str], list[str]]:
-        """The names of the files with one of the extensions, and of the sub-folders."""
+        folder = os.path.join(self.root, folder)
         names: list[str] = []
         folders: list[str] = []
         try:
@@ -128,54 +195,29 @@ class FolderSource(Source):
                         folders.append(entry.name)
         except OSError as error:
             raise unreadable(folder, error) from error
-        return self._wanted(names), folders
-
-    def _walk(self, top: str) -> Iterator[tuple[str, list[str]]]:
-        """Each folder that holds files, relative to the root, with its sorted file names."""
-        waiting = [top]
-        while waiting:
-            folder = waiting.pop()
-            names, folders = self._list(os.path.join(self.root, folder))
-            waiting.extend(os.path.join(folder, name) for name in folders)
-            if names:
-                yield folder, sorted(names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return names, folders
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        listing = self.listing
-        contents = read_files([listing.path(index) for index in indices])
-        if self.classes is None:
-            return contents
-        labels = [self._labels.item(listing.place(index)) for index in indices]
-        return list(zip(contents, labels, strict=True))
-
-    def name(self, index: int) -> str:
-        return self.listing.path(index)
+        paths = self._paths
+        return self._with_labels(read_files([paths.path(index) for index in indices]), indices)
 
     @property
     def listing(self) -> Listing:
-        return Listing(self._names, self.root, self._folders, self._ends)
+        return self._paths
 
     def file_samples(self) -> FileSamples | None:
-        def labels(indices: NDArray[np.int64]) -> NDArray[Any]:
-            found: NDArray[Any] = self._labels[self._ends.searchsorted(indices, side="right")]
-            return found
+        return FileSamples(self.listing, self._content_field, self._numbers)
 
-        if self.classes is None:
-            return FileSamples(self.listing, None)
-        return FileSamples(self.listing, 0, {1: labels})
 
-    def identify(self, stats: NDArray[np.int64] | None) -> str:
-        return fingerprint(
-            ("folder", self.classes, self._folders, self._ends, self._names, self._labels, stats)
-        )
-
-    def fields(self) -> dict[str | int, Spec] | Spec:
-        if self.classes is None:
-            return BytesSpec()
-        return {0: BytesSpec(), 1: ArraySpec.of((), np.int64)}
+def _walk(top: str, look: ListFolder) -> Iterator[tuple[str, list[str]]]:
+    """Each folder that holds files, relative to the root, with its sorted file names."""
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        names, folders = look(folder)
+        waiting.extend(os.path.join(folder, name) for name in folders)
+        if names:
+            yield folder, sorted(names)
 
 
 def _extensions(given: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -41,6 +41,18 @@ class Names:
         # Writing to them would change the names. Fingerprints do not depend on it.
         self._text.flags.writeable = self._ends.flags.writeable = False
 
+    @classmethod
+    def packed(cls, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> Names:
+        """The names of these arrays, which ``text`` and ``ends`` of another list returned."""
+        if text.dtype != np.uint8 or ends.dtype != np.int64 or text.ndim != 1 or ends.ndim != 1:
+            raise ValueError("packed names are an array of bytes and one of ends")
+        if len(ends) and (ends[-1] != len(text) or ends[0] < 0 or (np.diff(ends) < 0).any()):
+            raise ValueError("the ends of packed names do not fit their text")
+        names = cls([])
+        names._text, names._ends = text, ends
+        text.flags.writeable = ends.flags.writeable = False
+        return names
+
     @property
     def text(self) -> NDArray[np.uint8]:
         """The bytes of all names, one after the other."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.operation import Spec
 from penstock.source.listing import Listing
+
+if TYPE_CHECKING:
+    from penstock.source.objects.remote import RemoteObjects
 
 Numbers = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Returns the values of a field that holds numbers, for these indices."""
@@ -105,6 +108,14 @@ class Source:
 
     def file_samples(self) -> FileSamples | None:
         """The files, if each sample is one; the compiled kernel then reads them by itself."""
+        return None
+
+    @property
+    def objects(self) -> RemoteObjects | None:
+        """The objects of a store that hold the samples, one each; ``None`` for other sources.
+
+        They are fetched ahead of the workers, in the order of the batches.
+        """
         return None
 
     def fields(self) -> dict[str | int, Spec] | Spec:

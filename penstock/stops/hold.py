@@ -176,6 +176,8 @@ class Keeper:
     def __init__(self, stop: Hold, store: SampleStore) -> None:
         self.stop = stop
         self.store = store
+        self._known: frozenset[int] = frozenset()
+        self._known_epoch: int | None = None
 
     @property
     def generations(self) -> Generations | None:
@@ -193,6 +195,16 @@ class Keeper:
         Samples that it never keeps are left out.
         """
         return list(indices)
+
+    def lacks(self, indices: list[int], epoch: int) -> list[int]:
+        """Those of these samples that it does not have for an epoch.
+
+        For fetching ahead: an answer that is out of date costs time only.
+        """
+        if self._known_epoch != epoch:
+            # A sample is needed once in an epoch, so what is put in meanwhile does not matter.
+            self._known, self._known_epoch = frozenset(self.store.keys()), epoch
+        return [index for index in indices if index not in self._known]
 
     def open(self) -> None:
         """Open the store before any worker uses it."""

@@ -418,6 +418,13 @@ class RefurbishKeeper(Keeper):
         if self._division is not None:
             self._division.open(Versions())
 
+    def lacks(self, indices: list[int], epoch: int) -> list[int]:
+        generations = self._generations
+        if epoch == 0 or generations.reuse == 1:
+            return indices
+        renewed = set(generations.renewed(np.array(indices, np.int64), epoch).tolist())
+        return [i for i in indices if i in renewed or not generations.keeps(i)]
+
     def keys_of(self, indices: Sequence[int], epoch: int) -> list[int]:
         generations = self._generations
         if generations.reuse == 1:

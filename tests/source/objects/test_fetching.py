@@ -1,0 +1,166 @@
+"""The fetcher's decisions, with a store in memory and no waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from penstock.source.objects.client import ListedObject, ObjectFailure
+from penstock.source.objects.fetcher import Fetching
+from penstock.source.objects.policy import TRIES, Hedging
+from penstock.source.objects.protocol import FetchFailure, WantedObject
+
+Answer = Callable[[str, int], Awaitable[bytes]]
+"""The content of an object, by its path and the number of the request for it, from 1."""
+
+BUSY = ObjectFailure(FetchFailure("unreachable", "503 busy"), again=True)
+GONE = ObjectFailure(FetchFailure("missing", "it does not exist"), again=False)
+
+
+class Memory:
+    """A store in memory. Counts requests, and how many are on their way at once."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.asked: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.flying = self.most = 0
+
+    async def get(self, wanted: WantedObject) -> bytes:
+        self.asked[wanted.path] += 1
+        self.order.append(wanted.path)
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        try:
+            return await self._answer(wanted.path, self.asked[wanted.path])
+        finally:
+            self.flying -= 1
+
+    async def head(self, path: str) -> ListedObject:
+        raise NotImplementedError
+
+    def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
+        raise NotImplementedError
+
+
+async def at_once(path: str, request: int) -> bytes:
+    await asyncio.sleep(0)
+    return path.encode()
+
+
+def fetching(store: Memory, **options: Any) -> Fetching:
+    made = Fetching(lambda root, settings: store, sleep=lambda _: asyncio.sleep(0), **options)
+    made.open("s3://bucket", {})
+    return made
+
+
+def wanted(count: int, size: int = 10) -> list[WantedObject]:
+    return [WantedObject(str(number), size=size) for number in range(count)]
+
+
+async def take_all(found: Fetching, objects: list[WantedObject]) -> list[bytes]:
+    return [await found.get("s3://bucket", one) for one in objects]
+
+
+def test_announced_objects_are_fetched_once_in_order_within_the_budget() -> None:
+    store = Memory(at_once)
+    found = fetching(store, budget=50, requests=4)
+    objects = wanted(30)
+
+    async def run() -> list[bytes]:
+        found.expect("s3://bucket", objects)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert found.bytes_held == 50  # nobody has taken anything
+        return await take_all(found, objects)
+
+    assert asyncio.run(run()) == [str(number).encode() for number in range(30)]
+    assert store.order == [str(number) for number in range(30)]
+    assert store.most <= 4
+    assert found.bytes_held == 0
+
+
+def test_two_readers_of_one_object_share_a_request() -> None:
+    store = Memory(at_once)
+    found = fetching(store)
+
+    async def run() -> list[Any]:
+        one = wanted(1)[0]
+        return await asyncio.gather(*(found.get("s3://bucket", one) for _ in range(3)))
+
+    assert asyncio.run(run()) == [b"0"] * 3
+    assert store.asked == {"0": 1}
+
+
+def test_requests_are_made_again_until_the_store_answers() -> None:
+    async def third_time(path: str, request: int) -> bytes:
+        if request < 3:
+            raise BUSY
+        return path.encode()
+
+    found = fetching(Memory(third_time))
+    assert asyncio.run(take_all(found, wanted(2))) == [b"0", b"1"]
+    assert found.retries == 4
+
+
+def test_a_store_that_is_really_gone_is_given_up_with_the_number_of_requests() -> None:
+    async def never(path: str, request: int) -> bytes:
+        raise BUSY
+
+    store = Memory(never)
+    with pytest.raises(ObjectFailure, match=f"503 busy .{TRIES} requests"):
+        asyncio.run(take_all(fetching(store), wanted(1)))
+    assert store.asked == {"0": TRIES}
+
+
+def test_what_does_not_exist_is_not_asked_for_again() -> None:
+    async def gone(path: str, request: int) -> bytes:
+        raise GONE
+
+    store = Memory(gone)
+    with pytest.raises(ObjectFailure, match="does not exist"):
+        asyncio.run(take_all(fetching(store), wanted(1)))
+    assert store.asked == {"0": 1}
+
+
+def test_a_late_request_is_made_a_second_time_and_the_first_answer_counts() -> None:
+    late = "late"
+
+    async def first_never(path: str, request: int) -> bytes:
+        if path == late and request == 1:
+            await asyncio.Event().wait()
+        return path.encode()
+
+    store = Memory(first_never)
+    found = fetching(store)
+
+    async def run() -> bytes:
+        for one in wanted(2 * Hedging.FEWEST):
+            await found.get("s3://bucket", one)
+        return bytes(await found.get("s3://bucket", WantedObject(late)))
+
+    assert asyncio.run(run()) == b"late"
+    assert store.asked[late] == 2
+    assert found.repeated == 1
+    assert store.flying == 0  # the first request was cancelled
+
+
+def test_what_is_not_needed_any_more_is_dropped() -> None:
+    store = Memory(at_once)
+    found = fetching(store, budget=1000, requests=100)
+
+    async def run() -> None:
+        found.expect("s3://bucket", wanted(20))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert found.bytes_held == 200
+        found.forget()
+        assert found.bytes_held == 0
+        assert await found.get("s3://bucket", wanted(1)[0]) == b"0"
+
+    asyncio.run(run())
+    assert store.asked["0"] == 2
