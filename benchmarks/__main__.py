@@ -12,6 +12,8 @@ from pathlib import Path
 from benchmarks import (
     cache,
     checkpoint,
+    coefficients,
+    cooperate,
     files,
     handing,
     loop,
@@ -19,6 +21,7 @@ from benchmarks import (
     memory,
     overhead,
     remote,
+    shards,
     start,
 )
 from benchmarks.analyze import analyze
@@ -66,7 +69,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         handing,
         checkpoint,
         files,
+        coefficients,
+        shards,
         simulate,
+        cooperate,
         machines,
     )
 }

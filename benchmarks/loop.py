@@ -93,11 +93,37 @@ def _drop_in(data: Images, batch: int, workers: int) -> Any:
     return DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers)
 
 
+def _to_device(data: Images, batch: int, workers: int) -> Any:
+    """Delivered to a fake device, whose streams are threads of this process."""
+    import penstock as ps
+    from penstock.device.delivery import Delivery
+    from penstock.device.division import divide
+    from penstock.device.fake import FakeDevice
+    from penstock.loader import Custom, Deliver, Loader
+    from penstock.options import Options
+    from penstock.torch.batches import Tensors
+
+    device = FakeDevice(capacity=8 << 30)
+    deliver = Deliver(
+        lambda rest: Delivery(device, rest), lambda: None, device.register, divide, copies=True
+    )
+    train = ps.from_dataset(data, random=False).batch(batch)
+    options = Options(workers=workers, kind="threads")
+
+    class DeviceLoader(Loader):
+        def close(self) -> None:
+            super().close()
+            device.close()
+
+    return DeviceLoader(train, options, Custom(convert=Tensors(tuple), deliver=deliver))
+
+
 CASES: tuple[Case, ...] = (
     Case("threads, uint8", _threads),
     Case("threads, float32", _threads, "float32"),
     Case("threads, uint8, filling a cache", _cached),
     Case("threads, uint8, tensors", _tensors),
+    Case("threads, uint8, to a fake device", _to_device),
     Case("processes, uint8", _processes),
     Case("processes, float32", _processes, "float32"),
     Case("drop-in, processes, uint8, tensors", _drop_in),

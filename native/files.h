@@ -70,6 +70,41 @@ static void read_file(const char *path, File *file) {
   close(fd);
 }
 
+/* Read `size` bytes at `offset` of a file, like read_file. A file that ends before them is an error. */
+static void read_range(const char *path, int64_t offset, int64_t size, File *file) {
+  int fd;
+  file->length = 0;
+  file->error = offset < 0 || size < 0 ? EINVAL : 0;
+  if (file->error) return;
+  size_t wanted = (size_t)size;
+  if (file->room < wanted || !file->data) {
+    free(file->data);
+    file->data = malloc(wanted ? wanted : 1);
+    file->room = file->data ? (wanted ? wanted : 1) : 0;
+    if (!file->data) {
+      file->error = ENOMEM;
+      return;
+    }
+  }
+  do fd = open(path, O_RDONLY | O_CLOEXEC);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0) {
+    file->error = errno;
+    return;
+  }
+  while (file->length < wanted && !file->error) {
+    ssize_t got = pread(fd, file->data + file->length, wanted - file->length, offset + (int64_t)file->length);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      file->error = errno;
+    else if (!got)
+      file->error = EIO; /* the file is shorter than its index says */
+    else
+      file->length += (size_t)got;
+  }
+  close(fd);
+}
+
 static File read_whole(const char *path) {
   File file = {NULL, 0, 0, 0};
   read_file(path, &file);

@@ -351,6 +351,7 @@ free_changes:
 }
 
 #include "queue_types.h"
+#include "coefficients.h"
 
 static int add_error(PyObject *module, const char *full, const char *name, PyObject **kept) {
   *kept = PyErr_NewException(full, PyExc_ValueError, NULL);
@@ -414,6 +415,10 @@ static PyMethodDef methods[] = {
     {"regions", kernel_regions, METH_O,
      "regions(tuple of (data, top, left, height, width, out, flip, table[, full_height, "
      "full_width, out_top, out_left, entries])) -> list of longer entries, None, or exceptions"},
+    {"coefficients", kernel_coefficients, METH_VARARGS,
+     "coefficients(tuple of (data, top, left, height, width, full_height, full_width, part_top, "
+     "part_left, part_height, part_width), index) -> packed pictures as a bytearray, and a list of "
+     "None or exceptions"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

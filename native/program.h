@@ -300,29 +300,43 @@ static int finish_sample(const Program *program, SampleKey sample, const uint8_t
   return kind;
 }
 
+/* The index entries of one file: those known, and after decoding those to keep. */
+typedef struct {
+  uint64_t key[2];
+  IndexEntries known, entries;
+  int used; /* whether entries are looked up and collected */
+} FileEntries;
+
+/* Look a file up. `copies` is memory for known entries, allocated on first use. */
+static void find_entries(FileEntries *file, JpegIndex *index, const uint8_t *data, size_t length,
+                         IndexEntry **copies) {
+  *file = (FileEntries){.used = index && length >= FEWEST_INDEXED};
+  if (file->used && !*copies) *copies = malloc(MOST_ENTRIES * sizeof **copies);
+  if (!file->used || !*copies) {
+    file->used = 0;
+    return;
+  }
+  key_of(data, length, file->key);
+  file->used = index_find(index, file->key, *copies, &file->known.count);
+  file->known.at = *copies;
+  file->entries = file->known;
+}
+
+static void keep_entries(FileEntries *file, JpegIndex *index) {
+  if (!file->used || file->entries.at == file->known.at) return;
+  index_add(index, file->key, file->entries.at, file->entries.count);
+  free(file->entries.at);
+}
+
 /* Decode or resample the frame of one input into the target. */
 static int write_frame(const Program *program, Input input, const Frame *f, Target to,
                        JpegIndex *index, Memory *memory, char *why) {
   if (!program->decodes)
     return resample(input.data, input.shape[0], input.shape[1], f->box, to, why);
-  uint64_t key[2];
-  IndexEntries known = {NULL, 0}, entries;
-  int indexed = program->indexed && index && input.length >= FEWEST_INDEXED;
-  if (indexed && !memory->entries) {
-    memory->entries = malloc(MOST_ENTRIES * sizeof *memory->entries);
-    indexed = memory->entries != NULL;
-  }
-  if (indexed) {
-    key_of(input.data, input.length, key);
-    indexed = index_find(index, key, memory->entries, &known.count);
-    known.at = memory->entries;
-  }
-  entries = known;
-  int kind = region(input.data, input.length, f->box, to, indexed ? &entries : NULL, why);
-  if (!kind && indexed && entries.at != known.at) {
-    index_add(index, key, entries.at, entries.count);
-    free(entries.at);
-  }
+  FileEntries file;
+  find_entries(&file, program->indexed ? index : NULL, input.data, input.length, &memory->entries);
+  int kind = region(input.data, input.length, f->box, to, file.used ? &file.entries : NULL, why);
+  keep_entries(&file, index);
   return kind;
 }
 

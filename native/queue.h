@@ -14,12 +14,14 @@
 typedef enum { WORK_CLOSED, WORK_TAKE, WORK_DONE, WORK_SAMPLE } Reason;
 
 /* Paths by index: folder `f` of the root has the names from ends[f - 1] on. Without folders, names are
-   paths. */
+   paths. With `files`, sample `i` is the range of `sizes[i]` bytes at `offsets[i]` of file `files[i]`. */
 typedef struct {
   const char *root, *folder_text, *text;
   size_t root_length;
   const int64_t *folder_ends, *ends, *name_ends;
   size_t folders, names;
+  const int64_t *files, *offsets, *sizes;
+  size_t ranges;
 } Paths;
 
 /* A program for images, or one for sounds; NULL both: none. */
@@ -135,9 +137,18 @@ static int path_of(const Paths *paths, int64_t index, char *path) {
 /* Read a file into the worker's memory; LEFT if it cannot be read. */
 static int read_input(const Job *job, size_t row, Memory *memory, Input *input) {
   char path[LONGEST_PATH + 1];
-  if (path_of(job->paths, job->indices[row], path)) return LEFT;
+  const Paths *paths = job->paths;
+  int64_t index = job->indices[row], at = index;
+  if (paths->files) {
+    if (at < 0 || (size_t)at >= paths->ranges) return LEFT;
+    index = paths->files[at];
+  }
+  if (path_of(paths, index, path)) return LEFT;
   File file = {(char *)memory->file, 0, memory->file_room, 0};
-  read_file(path, &file);
+  if (paths->files)
+    read_range(path, paths->offsets[at], paths->sizes[at], &file);
+  else
+    read_file(path, &file);
   memory->file = (uint8_t *)file.data;
   memory->file_room = file.room;
   *input = (Input){memory->file, file.length, {0}};

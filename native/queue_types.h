@@ -12,7 +12,7 @@ typedef struct {
 
 /* Buffers that an object holds as long as it exists. */
 typedef struct {
-  Py_buffer at[6];
+  Py_buffer at[9];
   int count;
 } Buffers;
 
@@ -246,14 +246,20 @@ static void paths_dealloc(PyObject *self) {
 }
 
 static PyObject *paths_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *names[] = {"root", "folder_text", "folder_ends", "ends", "text", "name_ends", NULL};
-  PyObject *given[6];
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO:Paths", names, given, given + 1,
-                                   given + 2, given + 3, given + 4, given + 5))
+  static char *names[] = {"root",      "folder_text", "folder_ends", "ends",  "text",
+                          "name_ends", "files",       "offsets",     "sizes", NULL};
+  PyObject *given[9] = {NULL};
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOO|OOO:Paths", names, given, given + 1,
+                                   given + 2, given + 3, given + 4, given + 5, given + 6, given + 7,
+                                   given + 8))
     return NULL;
+  if (!given[6] != !given[7] || !given[6] != !given[8]) {
+    PyErr_SetString(PyExc_TypeError, "Paths: files, offsets and sizes are given together");
+    return NULL;
+  }
   PathsObject *self = (PathsObject *)new_object(type);
   if (!self) return NULL;
-  for (int i = 0; i < 6; i++)
+  for (int i = 0; i < (given[6] ? 9 : 6); i++)
     if (hold(&self->buffers, given[i], PyBUF_SIMPLE)) {
       Py_DECREF(self);
       return NULL;
@@ -279,6 +285,16 @@ static PyObject *paths_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     Py_DECREF(self);
     return NULL;
   }
+  if (!given[6]) return (PyObject *)self;
+  if (held[6].len != held[7].len || held[6].len != held[8].len) {
+    PyErr_SetString(PyExc_ValueError, "Paths: files, offsets and sizes differ in length");
+    Py_DECREF(self);
+    return NULL;
+  }
+  self->paths.files = held[6].buf;
+  self->paths.offsets = held[7].buf;
+  self->paths.sizes = held[8].buf;
+  self->paths.ranges = (size_t)held[6].len / sizeof(int64_t);
   return (PyObject *)self;
 }
 

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from penstock.diagnose.analyze.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
-    from penstock.order import Order, Weighted
+    from penstock.order import Order, Reservoir, Weighted
     from penstock.pipeline import (
         Pipeline,
         from_dataset,
         from_files,
         from_folder,
+        from_mds,
         from_parquet,
+        from_tar,
     )
     from penstock.progress_bar import progress
 
@@ -34,13 +36,16 @@ __all__ = [
     "Order",
     "PenstockError",
     "Pipeline",
+    "Reservoir",
     "Weighted",
     "analyze",
     "audio",
     "from_dataset",
     "from_files",
     "from_folder",
+    "from_mds",
     "from_parquet",
+    "from_tar",
     "image",
     "progress",
 ]
@@ -51,12 +56,15 @@ _MODULES = {
     "Order": "penstock.order",
     "PenstockError": "penstock.errors",
     "Pipeline": "penstock.pipeline",
+    "Reservoir": "penstock.order",
     "Weighted": "penstock.order",
     "analyze": "penstock.diagnose.analyze.analyze",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",
+    "from_mds": "penstock.pipeline",
     "from_parquet": "penstock.pipeline",
+    "from_tar": "penstock.pipeline",
     "progress": "penstock.progress_bar",
 }
 

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "penstock.commands.doctor",
         "check this machine and its packages, and suggest fixes",
     ),
+    "pack": ("penstock.commands.pack", "write the samples of a pipeline as tar shards"),
     "profile": ("penstock.commands.profile", "show what each stage of a pipeline costs"),
     "run": ("penstock.commands.run", "run a script with Penstock in its torch DataLoaders"),
     "status": ("penstock.commands.status", "show what the node of this machine is doing"),

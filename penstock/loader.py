@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
+from penstock.device.division import DeviceDivision, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
-from penstock.engine.build import Assembly, Recipe
+from penstock.engine.build import Assembly, DevicePlan, Recipe, Together
 from penstock.engine.checkpoint import (
     check_dealing,
     check_state,
@@ -30,16 +32,17 @@ from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.runner import WorkerInit
 from penstock.engine.slots import Register
+from penstock.engine.window_ahead import window_ahead
 from penstock.errors import PipelineError, StateError
 from penstock.host.at_exit import close_at_exit
 from penstock.host.text import many
 from penstock.options import Options, is_whole
 from penstock.order import Cursor
-from penstock.order.plan import Batches
+from penstock.order.plan import Batches, Plan
 from penstock.pipeline import Pipeline, batching_of
 from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
-from penstock.stats import Meter, Stats
+from penstock.stats import Meter, Stats, device_line
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
@@ -65,14 +68,23 @@ class Ranks(Protocol):
 class Deliver:
     """How batches reach a device.
 
-    - ``begin``: makes the work that is done ahead of the loop; see ``Ahead``.
+    - ``begin``: makes the work that is done ahead of the loop, given what is left for the device;
+      see ``Ahead``.
     - ``find``: called in the thread of the loop before the workers start.
     - ``register``: registers the memory of batches; see ``Ring``.
+    - ``divide``: decides what of a pipeline is left for the device.
+    - ``name``: the device, for the ``repr`` of the loader.
+    - ``copies``: the loop gets copies of batches only.
+    - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
     """
 
-    begin: Callable[[], Background]
+    begin: Callable[[Rest | None], Background]
     find: Callable[[], None]
     register: Register
+    divide: Callable[[Pipeline], DeviceDivision] = undivided
+    name: str = ""
+    copies: bool = False
+    plan: Callable[[Assembly], DevicePlan] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,11 @@ class Loader:
         self._description: tuple[Pipeline, Options, dict[str, Any]] | None = None
         # The state of a checkpoint whose data is not compared in full yet.
         self._unverified: Mapping[str, Any] | None = None
+        self._device_plan: DevicePlan | None = None
+        self._together: Together | None = None
+        """The device, if it prepares a share of the batches of the feed."""
+        self._device_state: Mapping[str, Any] | None = None
+        """What was learnt of the device before the feed was made."""
         self._assemble(None)
         self._feed: Feed | None = None
         self._convert = self._custom.convert
@@ -167,12 +184,18 @@ class Loader:
         """Batches since the start, as far as the use of the GIL was watched."""
         self._publisher = Publisher(self)
         deliver = self._custom.deliver
-        self._ahead = None if deliver is None else Ahead(deliver.begin)
+        self._ahead = None if deliver is None else Ahead()
         self._end_ahead = None if self._ahead is None else close_at_exit(self, self._ahead)
 
     def _recipe(self, pipeline: Pipeline, kept: int | None) -> Recipe:
         custom = self._custom
-        return Recipe(pipeline, self.options, custom.fallback, custom.init, custom.start, kept)
+        prepared = self._divide(pipeline).pipeline
+        return Recipe(prepared, self.options, custom.fallback, custom.init, custom.start, kept)
+
+    def _divide(self, pipeline: Pipeline) -> DeviceDivision:
+        """What the workers prepare of a pipeline, and what is left for the device."""
+        deliver = self._custom.deliver
+        return undivided(pipeline) if deliver is None else deliver.divide(pipeline)
 
     def _assemble(self, kept: int | None, meter: Meter | None = None) -> None:
         """Make the stores, and the plan. ``kept``: how many samples refurbish keeps, if known.
@@ -192,6 +215,12 @@ class Loader:
         )
         self._assembly = assembly
         self._meter = assembly.meter
+        deliver = self._custom.deliver
+        if deliver is not None and deliver.plan is not None:
+            self._device_plan = deliver.plan(assembly)
+            if self._device_plan.begin is not None:
+                # Workers of other processes could not prepare what the device needs.
+                self._gil_watch = None
 
     # Ranks.
 
@@ -276,6 +305,16 @@ class Loader:
         return self._cursor.epoch
 
     @property
+    def next_epoch(self) -> int:
+        """The epoch that the next loop would begin with."""
+        return self._cursor.epoch + (1 if self._in_epoch else 0)
+
+    @property
+    def plan(self) -> Plan:
+        """Which samples are in which batch."""
+        return self._plan
+
+    @property
     def batch(self) -> int:
         """The number of batches of this epoch that were delivered."""
         return self._cursor.batch
@@ -286,6 +325,22 @@ class Loader:
             raise PipelineError(f"set_epoch() got {epoch!r}. Give a whole number from 0 on.")
         if self._in_epoch or epoch != self._cursor.epoch or self._cursor.batch:
             self._go_to_epoch(epoch)
+
+    def position(self) -> tuple[Cursor, Any]:
+        """Where the loop under way is, for ``go_to`` of a loader like this one."""
+        return self._cursor, self._plan.epoch_state(self._cursor.epoch)
+
+    def go_to(self, position: tuple[Cursor, Any]) -> None:
+        """Go to a position of another loader, whose loop the next loop over this one continues."""
+        self._epoch_count += 1
+        self._in_epoch = False
+        self._cursor, epoch_state = position
+        self._feed_cursor = None
+        self._plan.restore(epoch_state)
+
+    def key_epoch(self, key: int) -> None:
+        """Key the random choices of the epoch that begins by ``key``, not by its number."""
+        self._plan.key_epoch = key
 
     def _go_to_epoch(self, epoch: int) -> None:
         self._epoch_count += 1
@@ -302,6 +357,16 @@ class Loader:
         begun_early = batches is not None and batches.goes_on_after(epoch_over)
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
+
+    def _skip(self, epoch: _Epoch) -> None:
+        if epoch.number != self._epoch_count or epoch.left == 0:
+            return
+        keys = next(iter(self._plan.batches(self._cursor)), None)
+        if keys is not None:
+            self._cursor = self._plan.after(self._cursor, keys)
+            self._feed_cursor = None
+            if epoch.left is not None:
+                epoch.left -= 1
 
     def _wait_for_batch(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch in the form in which the loop gets it; ``None`` after the last."""
@@ -328,7 +393,7 @@ class Loader:
             return take()
 
         def may_take(taken: int) -> bool:
-            return (epoch.left is None or epoch.left > taken) and feed.queue().ready
+            return (epoch.left is None or epoch.left > taken) and feed.ready()
 
         return ahead.next(take, may_take, self._meter)
 
@@ -383,7 +448,8 @@ class Loader:
             # batches in preparation, which are removed when those batches are handed out.
             self._settled = feed.settled()
             self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
-            feed.start(iter(self._batches), any_thread=self._plan.ahead)
+            batches = window_ahead(iter(self._batches), self._plan.as_deal, self.pipeline.source)
+            feed.start(batches, any_thread=self._plan.ahead)
             self._feed_cursor = self._cursor
         return feed
 
@@ -428,7 +494,14 @@ class Loader:
             "refurbish": self._chosen,
             "kept": None if generations is None else generations.kept,
             "echo": self._echoing.state(cursor.epoch),
+            **self._device_checkpoint(),
         }
+
+    def _device_checkpoint(self) -> dict[str, Any]:
+        """What was learnt of the device. It affects speed only."""
+        together = self._together
+        state = self._device_state if together is None else together.state_dict()
+        return {} if state is None else {"device": dict(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the position that ``state_dict`` returned.
@@ -469,6 +542,8 @@ class Loader:
         self._loaded_dealing = dealing
         self._cursor = cursor
         self._feed_cursor = None
+        if isinstance(state.get("device"), Mapping):
+            self._device_state = state["device"]
         self._unverified = state if self._data.pending else None
 
     def _describe(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -518,7 +593,25 @@ class Loader:
         restarts = self._feed.restarts if self._feed is not None else 0
         held = self._assembly.keepers.stats(self._meter.answered())
         held = self._echoing.counted(held, self._cursor.epoch)
-        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held)
+        device = None if self._together is None else self._together.stats()
+        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held, device)
+
+    def explain(self) -> str:
+        """The pipeline as it runs, and who runs it: workers, and a device that prepares its share.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> print(ps.from_dataset(np.arange(3)).batch(2).loader(workers=0).explain())
+        source      DatasetSource
+        batch       2 samples, stacked in place
+        workers     in this process (workers=0)
+        """
+        lines = [self.pipeline.explain(), f"{'workers':<11} {self.choice}"]
+        if self._device_plan is not None:
+            lines.append(f"{'device':<11} {self._device_plan.why}")
+        if self._together is not None:
+            lines.append(f"{'':<11} {device_line(self._together.stats())}")
+        return "\n".join(lines)
 
     def queue(self) -> Queue:
         """The number of batches that are ready or in preparation, and the memory they take."""
@@ -534,10 +627,18 @@ class Loader:
         data = f"{len(source)} samples" if source.indexed else "a stream"
         options, ranks = self.options, self._custom.ranks
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
+        device = "" if self._device_plan is None else f", {self._device_plan.why}"
         return (
             f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
-            f"{self.choice}>"
+            f"{self.choice}{self._delivery_note()}{device}>"
         )
+
+    def _delivery_note(self) -> str:
+        deliver = self._custom.deliver
+        if deliver is None or not deliver.name:
+            return ""
+        note = self._divide(self.pipeline).note
+        return f", delivered to {deliver.name}" + (f" ({note})" if note else "")
 
     # Making and ending.
 
@@ -561,6 +662,8 @@ class Loader:
         if self._feed is not None:
             self._finalizer()
             self._feed = self._engine = self._direct = None
+            if self._together is not None:
+                self._device_state, self._together = self._together.state_dict(), None
 
     def __enter__(self) -> Loader:
         return self
@@ -597,8 +700,10 @@ class Loader:
     def _make_feed(self) -> Feed:
         self._convert, self._engine, self._direct = self._custom.convert, None, None
         deliver = self._custom.deliver
-        if deliver is not None:
+        division = self._divide(self.pipeline)
+        if deliver is not None and self._ahead is not None:
             deliver.find()
+            self._ahead.begin_with(partial(deliver.begin, division.rest))
         if self.options.share is None:
             self._data.begin()
             loader = weakref.ref(self)  # the engine must not keep a forgotten loader alive
@@ -611,8 +716,12 @@ class Loader:
             convert = None
             if not self._echoing.repeats_batches:
                 convert, self._convert = self._convert, None
+            plan = self._device_plan
+            if plan is not None and plan.begin is not None:
+                self._together = plan.begin(self._device_state)
             engine = self._engine = self._assembly.engine(
                 register=None if deliver is None else deliver.register,
+                together=self._together,
                 in_order=self.options.in_order,
                 convert=convert,
                 after_task=after_task,
@@ -623,7 +732,13 @@ class Loader:
         from penstock.node.share import attach
 
         about = {**self._describe(self.pipeline), "data": self._data.complete()}
-        return attach(self._assembly, about, self._plan)
+        if division.rest is not None:
+            # All members of a group must be given the same batches, so they must leave the same
+            # operations for their devices.
+            about["stops"] = describe(division.pipeline, self.options)["stops"]
+        # Memory of the group is registered only if nobody but the device reads it.
+        register = None if deliver is None or not deliver.copies else deliver.register
+        return attach(self._assembly, about, self._plan, register)
 
 
 def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:
@@ -655,6 +770,11 @@ class _Epoch:
 
     def __iter__(self) -> Iterator[Any]:
         return self
+
+    def skip(self) -> None:
+        """Leave out the next batch, which has failed: the loop may go on after it."""
+        if self._loader is not None:
+            self._loader._skip(self)
 
     def __next__(self) -> Any:
         # The training loop pays for every call here, and for each more than usual: after its step

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.diagnose.profile import Profile
     from penstock.diversity import Diversity
     from penstock.loader import Loader
+    from penstock.pack.pack import PackReport
 
 Path = str | PathLike[str]
 
@@ -252,6 +253,34 @@ class Pipeline:
         )
         return Loader(self, options)
 
+    def pack(
+        self,
+        to: Path,
+        *,
+        per_shard: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] = "auto",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> PackReport:
+        """Write all samples as tar shards into the folder ``to``, which ``from_tar`` reads.
+
+        No stage may be random. WebDataset and DALI read the shards, too. Finished shards are kept
+        when packing is interrupted: call it again to go on. ``per_shard`` is the number of samples
+        in a shard, by default as many as make 256 MB. ``on_progress`` is called with the numbers of
+        packed and of all samples. ``print`` the report: it says after how many epochs packing pays.
+
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = ps.from_dataset(np.arange(6.0)).pack(folder, per_shard=4)
+        ...     packed = ps.from_tar(folder)
+        ...     [float(x) for x in packed.source.read(range(6))], report.shards
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2)
+        """
+        from penstock.pack.pack import pack
+
+        return pack(self, to, per_shard=per_shard, workers=workers, on_progress=on_progress)
+
     @property
     def fields(self) -> Fields:
         """The fields of a sample below the last stage, as far as known before one is read."""
@@ -433,6 +462,35 @@ def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None 
     from penstock.source.parquet import ParquetSource
 
     return Pipeline(ParquetSource(paths, columns))
+
+
+def from_tar(
+    paths: Path | Sequence[Path],
+    *,
+    fields: str | Sequence[str] | Mapping[str, str] | None = None,
+    decoders: Mapping[str, Callable[[bytes], Any] | None] | Literal["auto"] | None = "auto",
+) -> Pipeline:
+    """Samples of tar shards, as WebDataset writes them: members with one name are one sample.
+
+    ``paths`` is a file, a folder, a pattern (``"train-{000..146}.tar"``, ``"train-*.tar"``), or a
+    list of these. ``fields`` says which extensions make up a sample: ``("jpg;png", "cls")`` for a
+    tuple, ``{"image": "jpg;png", "label": "cls"}`` for a dict, ``"jpg"`` for its bytes alone; by
+    default a dict of all. Whole numbers (cls), text (txt), json and npy are decoded; ``decoders``
+    adds functions of bytes by extension, and ``decoders=None`` leaves all contents as bytes.
+    """
+    from penstock.source.tar import TarSource
+
+    return Pipeline(TarSource(paths, fields, decoders))
+
+
+def from_mds(folder: Path, *, columns: Sequence[str] | None = None) -> Pipeline:
+    """Samples of MosaicML Streaming's shards (MDS) as dicts of their columns.
+
+    ``folder`` holds ``index.json``. JPEG and PNG columns are bytes, for ``ps.image.decode``.
+    """
+    from penstock.source.mds import MdsSource
+
+    return Pipeline(MdsSource(folder, columns))
 
 
 def from_dataset(

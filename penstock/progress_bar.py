@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -56,3 +58,14 @@ def progress(
                     advance=1,
                     speed=f"{rate:,.0f} samples/s, waited {min(1.0, stall):.0%}",
                 )
+
+
+@contextmanager
+def counting(description: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr for (done, total), if stderr is a terminal; else ``None``."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from penstock.config import show_size
@@ -131,6 +132,14 @@ class EchoStats:
     factor: float
 
 
+@dataclass(frozen=True, slots=True)
+class MachineStats:
+    """Another machine that has prepared ``samples`` of those delivered (``cluster=``)."""
+
+    name: str
+    samples: int
+
+
 class Held(NamedTuple):
     """The statistics of the stops that keep samples."""
 
@@ -161,13 +170,50 @@ class BadSample:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """What the device has prepared, as one more worker.
+
+    ``tiny_batches`` are the device's, ``cpu_tiny_batches`` the CPU's; ``again`` were dealt again
+    because the device was lost. ``threshold``: how many of the last tiny-batches of a batch are the
+    device's alone (negative: the CPU's); ``frozen`` if it is no longer learnt. ``mode``:
+    ``"temporal"`` (while the loop waits) or ``"spatial"`` (beside the training step); ``decided``
+    after the trial. ``copied``: bytes over the bus for its tasks. ``buffers``: bytes allocated for
+    them. ``in_use``: most memory of the device seen in use. ``lost``: why it prepares no more.
+    """
+
+    name: str
+    samples: int
+    cpu_samples: int
+    tiny_batches: int
+    cpu_tiny_batches: int
+    again: int
+    threshold: int
+    frozen: bool
+    mode: str
+    decided: bool
+    copied: int
+    buffers: int
+    in_use: int
+    lost: str
+    worth: bool = True
+    """Whether it saves CPU time. If not, it prepares nothing but a few samples now and then."""
+
+    @property
+    def share(self) -> float:
+        """The share of samples that the device has prepared, 0 to 1."""
+        return self.samples / max(1, self.samples + self.cpu_samples)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """A frozen snapshot of a loader's counters since it was made. Prints as a table.
 
     ``wait`` is the time the training loop waited for batches, ``elapsed`` the time since it asked
     for the first batch; ``wait / elapsed`` is the share of time in which training stood still.
-    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage.
+    ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage, ``device`` if no
+    device prepares samples. ``machines``: the other machines that have prepared samples; the rest
+    was prepared on this one.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -195,6 +241,8 @@ class Stats:
     bad_samples: tuple[BadSample, ...]
     refurbish: RefurbishStats | None = None
     echo: EchoStats | None = None
+    machines: tuple[MachineStats, ...] = ()
+    device: DeviceStats | None = None
 
     @property
     def stall(self) -> float:
@@ -230,6 +278,7 @@ class _Sums:
     bad: int = 0
     hits: list[int] = field(default_factory=list)
     misses: list[int] = field(default_factory=list)
+    elsewhere: Counter[str] = field(default_factory=Counter)
 
 
 class Meter:
@@ -311,8 +360,12 @@ class Meter:
             self._catch_up()
             return list(self._batch_times)
 
-    def delivered(self, samples: int, nbytes: int) -> None:
+    def delivered(
+        self, samples: int, nbytes: int, elsewhere: Mapping[str, int] | None = None
+    ) -> None:
+        """Count a batch. ``elsewhere``: samples that other machines have prepared, by machine."""
         with self._lock:
+            self._sums.elsewhere.update(elsewhere or {})
             self._sums.samples += samples
             self._sums.bytes += nbytes
             self._sums.batches += 1
@@ -350,6 +403,7 @@ class Meter:
         workers: int,
         restarts: int,
         held: Held,
+        device: DeviceStats | None = None,
     ) -> Stats:
         """The statistics so far, frozen."""
         with self._lock:
@@ -384,6 +438,8 @@ class Meter:
                 bad_samples=tuple(self._bad),
                 refurbish=held.refurbish,
                 echo=held.echo,
+                machines=tuple(starmap(MachineStats, sorted(sums.elsewhere.items()))),
+                device=device,
             )
 
 
@@ -429,6 +485,10 @@ def _summary(stats: Stats) -> list[Cells]:
         rows.append(("speed", f"{speed}, in {_seconds(stats.elapsed)}"))
         rows.append(("waiting", f"{stats.stall:.0%} of the time, {_seconds(stats.wait)}"))
     rows.append(("workers", _workers(stats.pool)))
+    if stats.machines:
+        rows.append(("prepared", prepared_by(stats)))
+    if stats.device is not None:
+        rows.append(("device", device_line(stats.device)))
     for number, cache in enumerate(stats.caches, start=1):
         name = "cache" if len(stats.caches) == 1 else f"cache {number}"
         rows.append((name, _cache(cache)))
@@ -455,6 +515,15 @@ def _summary(stats: Stats) -> list[Cells]:
     return rows
 
 
+def prepared_by(stats: Stats) -> str:
+    """How many samples were prepared by which machine."""
+    others = sum(machine.samples for machine in stats.machines)
+    # Batches of a group are counted when they arrive, before they are cut for this loader.
+    here = max(0, stats.samples - others)
+    named = [f"{machine.samples:,} by {machine.name}" for machine in stats.machines]
+    return ", ".join([f"{many(here, 'sample')} here", *named])
+
+
 def _workers(pool: PoolStats) -> str:
     names = {"none": "none, the training loop prepares batches", "node": "those of the node"}
     singular, plural = {
@@ -466,6 +535,22 @@ def _workers(pool: PoolStats) -> str:
     busy = "" if pool.kind == "node" else f", busy {pool.utilisation:.0%} of the time"
     restarts = f", {many(pool.restarts, 'restart')}" if pool.restarts else ""
     return workers + busy + restarts
+
+
+def device_line(device: DeviceStats) -> str:
+    """What a device has prepared, in one line."""
+    if device.lost:
+        share = f"{device.share:.0%} of the samples, then no more: {device.lost}"
+        return f"{device.name or 'the device'} prepared {share}"
+    learnt = "" if device.frozen else ", still learning"
+    trial = "" if device.decided else ", on trial"
+    worth = "" if device.worth else "; idle, because it saves no CPU time"
+    return (
+        f"{device.name or 'not ready yet'}, {device.share:.0%} of the samples "
+        f"({device.tiny_batches:,} of {device.tiny_batches + device.cpu_tiny_batches:,} "
+        f"tiny-batches); t = {device.threshold}{learnt}; {device.mode}{trial}{worth}; "
+        f"{show_size(device.copied)} over the bus, buffers {show_size(device.buffers)}"
+    )
 
 
 def _cache(cache: CacheStats) -> str:

@@ -128,6 +128,10 @@ def _remake(like: Any, children: Any) -> Any:
         return children
 
 
+_PLAIN_WHEN_STACKED = "torchvision.tv_tensors"
+"""Classes of tensors of which torch makes plain tensors where it stacks them."""
+
+
 def as_array(value: Any) -> NDArray[Any] | None:
     """An array, a number or a CPU tensor as an array, without a copy; ``None`` for other values."""
     if isinstance(value, np.ndarray):
@@ -137,6 +141,9 @@ def as_array(value: Any) -> NDArray[Any] | None:
         return None if array.dtype.hasobject else array
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
+        kind = type(value)
+        if kind is not torch.Tensor and not kind.__module__.startswith(_PLAIN_WHEN_STACKED):
+            return None  # an array would lose the class
         try:
             return np.asarray(value.numpy())
         except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, requires grad

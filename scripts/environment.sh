@@ -220,13 +220,20 @@ prepare() {
         if [[ $level == demo ]]; then
             run "Penstock" pip_install --no-build-isolation --editable '.[image]'
         else
+            # Builds of torch for CUDA bring the Triton that fits them. The others get this one, on
+            # Python 3.11 and newer; without it the tests of its kernels are skipped.
+            if [[ $(uname -m) == x86_64 ]] && ! "$environment/bin/python" -c '
+import sys, importlib.util
+sys.exit(sys.version_info >= (3, 11) and importlib.util.find_spec("triton") is None)'; then
+                run "Triton" pip_install --no-deps triton==3.9.0
+            fi
             run "Penstock and its tools" pip_install --no-build-isolation --editable '.[dev]'
             # Without its dependencies, which would install another torch. Tests compare with its
             # transforms, which are pure Python. Its compiled operators may not fit this build of
             # torch; tests replace the two that its import needs.
             run "torchvision" pip_install --no-deps torchvision
             run "other libraries for tests" pip_install absl-py albumentations datasets flask \
-                flask-cors 'moto[s3]' prometheus_client protobuf
+                flask-cors 'moto[s3]' prometheus_client protobuf webdataset
             # Without their dependencies, which would install another torch; all others are there.
             run "trainers for tests" pip_install --no-deps accelerate lightning \
                 lightning-utilities pytorch-lightning safetensors tensorboard torchmetrics

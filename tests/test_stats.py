@@ -106,6 +106,7 @@ def test_stats_print_as_an_aligned_table() -> None:
         "speed      100.0 samples/s, 1.0 batches/s, in 10.0 s",
         "waiting    25% of the time, 2.5 s",
         "workers    2 threads, busy 60% of the time",
+        "prepared   600 samples here, 300 by helper-1, 100 by helper-2",
         "cache      400 hits, 600 misses (40% hits); holds 600 samples, 30.0 MB of 40.0 MB",
         "refurbish  700 reused, 300 fresh; keeps 500 samples, 4.0 MB",
         "echo       1,000 delivered from 500 fresh, factor 2 in this epoch",

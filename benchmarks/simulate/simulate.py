@@ -9,11 +9,12 @@ from benchmarks.harness.arguments import count, positive
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.plot import add_plot_argument
 from benchmarks.harness.report import Result
-from benchmarks.simulate import fusionflow, placement
+from benchmarks.simulate import fusionflow, placement, reservoir
 
 SIMULATIONS: dict[str, Callable[[Namespace], Result]] = {
     "placement": placement.run,
     "fusionflow": fusionflow.run,
+    "reservoir": reservoir.run,
 }
 """By name: what ``python -m benchmarks simulate NAME`` runs."""
 
@@ -37,7 +38,8 @@ def _arguments(parser: ArgumentParser) -> None:
         choices=tuple(SIMULATIONS),
         default="placement",
         help="placement: owners of samples, membership and requests of a cluster (default); "
-        "fusionflow: CPU and device together, beside the results of the paper",
+        "fusionflow: CPU and device together, beside the results of the paper; "
+        "reservoir: how far samples travel, by the window",
     )
     add_plot_argument(parser)
     parser.add_argument(

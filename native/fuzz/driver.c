@@ -328,6 +328,124 @@ static void augment_one(void) {
   augmented++;
 }
 
+static long packed_files;
+
+/* Unpack a block in the order of rows; returns the byte behind its data. */
+static const uint8_t *unpack_block(uint32_t record, const uint8_t *from, int16_t *block) {
+  const uint8_t *end = from + (record >> 24);
+  uint8_t masks[8] = {0};
+  int count = 0, seen = 0;
+  memset(block, 0, 64 * sizeof *block);
+  for (int group = 0; group < 8; group++)
+    if (record >> (16 + group) & 1) masks[group] = *from++;
+  for (int group = 0; group < 8; group++) count += __builtin_popcount(masks[group]);
+  int wide = end - from == 2 * count;
+  demand(wide || end - from == count, "the data of a block has another length");
+  demand(!(masks[0] & 1), "the first coefficient is packed twice");
+  for (int k = 0; k < 64; k++)
+    if (masks[k / 8] >> (k % 8) & 1) {
+      int16_t value = wide ? (int16_t)(from[2 * seen] | from[2 * seen + 1] << 8) : (int8_t)from[seen];
+      demand(value != 0, "a packed coefficient is 0");
+      block[places[k]] = value;
+      seen++;
+    }
+  block[0] = (int16_t)record;
+  return end;
+}
+
+/* Pixels from packed coefficients, by the simple functions. `out` has the size of the box. */
+static void decode_packed(const Packed *packed, uint8_t *out) {
+  const PackedPicture *picture = &packed->picture;
+  Scan scan = {.components = (int)picture->components};
+  uint8_t *samples = malloc((size_t)picture->blocks * 64), *next = samples;
+  for (int c = 0; c < scan.components; c++) {
+    Plane *plane = &scan.planes[c];
+    int across = c ? 1 : (int)picture->finer_across, down = c ? 1 : (int)picture->finer_down;
+    plane->across = across;
+    plane->down = down;
+    plane->stride = (size_t)picture->across * across * 8;
+    plane->top = (int)picture->unit_top * down * 8;
+    plane->left = (int)picture->unit_left * across * 8;
+    plane->height = (int)((picture->full_height * down + picture->finer_down - 1) / picture->finer_down);
+    plane->width =
+        (int)((picture->full_width * across + picture->finer_across - 1) / picture->finer_across);
+    plane->at = next;
+    next += plane->stride * (size_t)(picture->down * down * 8);
+  }
+  const uint8_t *data = packed->data;
+  const uint32_t *record = packed->records;
+  for (int64_t unit = 0; unit < picture->across * picture->down; unit++)
+    for (int c = 0; c < scan.components; c++) {
+      const Plane *plane = &scan.planes[c];
+      for (int i = 0; i < plane->down * plane->across; i++) {
+        Block block = {.steps = packed->steps[c], .stride = plane->stride};
+        size_t row = (size_t)(unit / picture->across) * plane->down + i / plane->across;
+        size_t column = (size_t)(unit % picture->across) * plane->across + i % plane->across;
+        block.to = plane->at + row * 8 * plane->stride + column * 8;
+        data = unpack_block(*record++, data, block.at);
+        put_plain(&block);
+      }
+    }
+  demand(data == packed->data + packed->length, "packed data has another length");
+  size_t width = (size_t)picture->width;
+  uint8_t *row = malloc(3 * width);
+  Row room = {malloc((width / 2 + 4) * 2), malloc(width + 4), malloc(width + 4)};
+  for (int y = 0; y < picture->height; y++) {
+    rgb_row_plain(&scan, (int)picture->top + y, (int)picture->left, (int)width, row, width, room);
+    for (size_t i = 0; i < 3 * width; i++) *out++ = row[i % 3 * width + i / 3];
+  }
+  free(room.sums);
+  free(room.blue);
+  free(room.red);
+  free(row);
+  free(samples);
+}
+
+/* Packed coefficients must give the pixels of `region`, and fail where it leaves a file to libjpeg. */
+static void pack_one(Bytes data, Box box, Target to) {
+  char why[2][JMSG_LENGTH_MAX] = {"", ""};
+  Packed packed[2];
+  IndexEntries entries = {0};
+  int kinds[2];
+  memset(packed, 0, sizeof packed);
+  for (int plain = 0; plain < 2; plain++) {
+    only_plain = plain;
+    kinds[plain] = pack_region(data.bytes, data.length, box, to, plain ? &entries : NULL,
+                               packed + plain, why[plain]);
+  }
+  free(entries.at);
+  demand(kinds[0] == kinds[1] && !strcmp(why[0], why[1]), "another outcome without AVX2");
+  Packed *one = packed, *other = packed + 1;
+  const PackedPicture *picture = &one->picture;
+  if (!kinds[0]) {
+    demand(one->written == (size_t)picture->blocks, "another number of blocks");
+    demand(one->length == other->length && !memcmp(one->data, other->data, one->length) &&
+               !memcmp(one->records, other->records, one->written * 4),
+           "other coefficients without AVX2");
+    Box needed = {(int)picture->top, (int)picture->left, (int)picture->height, (int)picture->width};
+    size_t size = (size_t)needed.height * (size_t)needed.width * 3;
+    uint8_t *out = malloc(size), *again = malloc(size);
+    Target same = {.height = needed.height, .width = needed.width};
+    same.full_height = needed.height, same.full_width = needed.width;
+    only_plain = 0;
+    long own = decoded_without_libjpeg;
+    demand(decode_one(data, needed, same, 0, out, NULL) == FINE && decoded_without_libjpeg > own,
+           "a file whose coefficients are packed is not decoded");
+    decode_packed(one, again);
+    demand(!memcmp(out, again, size), "other pixels from packed coefficients");
+    free(out);
+    free(again);
+    uint8_t *buffer = malloc(place_pictures(&one, 1));
+    write_pictures(&one, 1, buffer);
+    free(buffer);
+    packed_files++;
+  } else {
+    demand(why[0][0], "an error without a message");
+  }
+  free_packed(one);
+  free_packed(other);
+}
+
 /* Resize a box of a small image: within its memory, and an error if the box is outside. */
 static void resample_one(void) {
   int rows = some_side(below(8) ? 60 : 500), columns = some_side(below(8) ? 60 : 500);
@@ -622,7 +740,13 @@ static void run(long number, uint64_t seed) {
     if (kind == FINE) demand(!memcmp(out, again, size), "other pixels for the same input");
   }
   free(again);
-  if (kind == FINE && decoded_without_libjpeg > own && !below(2))
+  int packs = kind == FINE && decoded_without_libjpeg > own;
+  if (packs || !below(4)) {
+    long before = packed_files;
+    pack_one(exact, box, to);
+    demand((packed_files > before) == packs, "files are packed that libjpeg decodes, or the reverse");
+  }
+  if (packs && !below(2))
     decode_indexed(exact, box, to, normal, out, size, full_height, full_width);
   free(out);
   current.length = 0;
@@ -650,7 +774,7 @@ int main(int argc, char **argv) {
   printf("%ld inputs from %d files: %d fine, %d damaged, %d unsupported, %d outside, ", count,
          seed_count, counts[FINE], counts[DAMAGED], counts[UNSUPPORTED], counts[OUTSIDE]);
   printf("%d out of memory; ", counts[NO_MEMORY]);
-  printf("%ld decoded without libjpeg; ", decoded_without_libjpeg);
+  printf("%ld decoded without libjpeg; %ld packed; ", decoded_without_libjpeg, packed_files);
   printf("%ld with index entries; %ld augmented, %ld resized, ", indexed, augmented, resampled);
   printf("%ld streams of LZW, %ld programs of which %ld wrote a row, ", measured, programs, written);
   printf("%ld of sounds of which %ld did\n", sounds, sounds_written);

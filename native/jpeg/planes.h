@@ -1,4 +1,5 @@
-/* Decodes a box of a baseline JPEG to planes of luma and chroma, and these to rows of RGB.
+/* Decodes a box of a baseline JPEG to planes of luma and chroma, and these to rows of RGB; or reads its
+ * entropy-coded bits only, to packed coefficients.
  *
  * The result has libjpeg's bits: the same accurate integer transform, triangle filter for chroma
  * upsampling, and conversion to RGB.
@@ -12,6 +13,7 @@
 
 #include "entropy.h"
 #include "transform.h"
+#include "packed.h"
 
 /* When fuzzing, the parts of one allocation have poisoned gaps between them. */
 #ifdef PENSTOCK_FUZZ
@@ -42,6 +44,8 @@ typedef struct {
 
 typedef struct {
   Plane planes[3];
+  int components;                             /* planes in use: 1 (grey) or 3 */
+  Packed *packed;                             /* where coefficients go instead of pixels, or NULL */
   int units;                                  /* units in a row of the scan */
   int from_row, upto_row, from_unit, upto_unit; /* the units that the box needs */
   int restart;                                /* restart interval in units, or 0 */
@@ -106,8 +110,16 @@ INLINE int go_to(const Scan *scan, int row, Bits *bits, uint32_t *before) {
   return 1;
 }
 
-/* Decode the units that the box needs; 0 if the data is unusual or damaged. */
-INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
+/* Coefficients in the order of the file. */
+static const uint8_t file_order[PLACES] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, [64 ... PLACES - 1] = 64,
+};
+
+/* Decode the units that the box needs to pixels or, without `put_two`, to packed coefficients. Returns 0
+   if the data is unusual or damaged. */
+INLINE int decode_scan_body(Scan *scan, PutTwo *put_two, PackBlock *pack_block) {
   Block blocks[2]; /* the first `waiting` are read, and not converted to pixels yet */
   int waiting = 0;
   int left = scan->restart, expected = 0xD0, fine = 1;
@@ -130,10 +142,10 @@ INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
         bits = unstuff(scan);
       }
       int needed = row >= scan->from_row && unit >= scan->from_unit && unit < scan->upto_unit;
-      for (int c = 0; c < 3; c++) {
+      for (int c = 0; c < scan->components; c++) {
         const Plane *plane = &scan->planes[c];
         uint8_t *to = plane->at;
-        if (needed)
+        if (needed && put_two)
           to += (size_t)(row - scan->from_row) * plane->down * SIDE * plane->stride +
                 (size_t)(unit - scan->from_unit) * plane->across * SIDE;
         for (int y = 0; y < plane->down; y++)
@@ -145,7 +157,12 @@ INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
               Block *block = &blocks[waiting];
               clear(block->at);
               block->at[0] = (int16_t)before[c];
-              if (!rest_of_block(&bits, plane->rest, places, block->at, &last)) return 0;
+              if (!rest_of_block(&bits, plane->rest, put_two ? places : file_order, block->at, &last))
+                return 0;
+              if (!put_two) {
+                if (!pack_block(scan->packed, block->at, last) || overrun(&bits)) return 0;
+                continue;
+              }
               block->steps = plane->steps;
               block->to = to + (size_t)y * SIDE * plane->stride + (size_t)x * SIDE;
               block->stride = plane->stride;
@@ -166,8 +183,14 @@ INLINE int decode_scan_body(Scan *scan, PutTwo *put_two) {
   return 1;
 }
 
-MODERN static int decode_scan_modern(Scan *scan) { return decode_scan_body(scan, put_two_modern); }
-static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_two_plain); }
+MODERN static int decode_scan_modern(Scan *scan) {
+  return decode_scan_body(scan, put_two_modern, NULL);
+}
+static int decode_scan_plain(Scan *scan) { return decode_scan_body(scan, put_two_plain, NULL); }
+MODERN static int pack_scan_modern(Scan *scan) {
+  return decode_scan_body(scan, NULL, pack_block_modern);
+}
+static int pack_scan_plain(Scan *scan) { return decode_scan_body(scan, NULL, pack_block_plain); }
 
 /* The fuzzer runs both versions. */
 #ifdef PENSTOCK_FUZZ
@@ -177,19 +200,22 @@ static int only_plain;
 #endif
 
 static int decode_scan(Scan *scan) {
-  return HAVE_MODERN && !only_plain ? decode_scan_modern(scan) : decode_scan_plain(scan);
+  if (HAVE_MODERN && !only_plain)
+    return scan->packed ? pack_scan_modern(scan) : decode_scan_modern(scan);
+  return scan->packed ? pack_scan_plain(scan) : decode_scan_plain(scan);
 }
 
 /* Whether a file is of the common kind decoded here. libjpeg has read its header. */
 static int is_common_kind(const struct jpeg_decompress_struct *jpeg) {
   if (jpeg->progressive_mode || jpeg->arith_code || jpeg->data_precision != 8) return 0;
-  if (jpeg->num_components != 3 || jpeg->comps_in_scan != 3) return 0;
-  if (jpeg->jpeg_color_space != JCS_YCbCr) return 0;
+  int grey = jpeg->jpeg_color_space == JCS_GRAYSCALE;
+  if (!grey && jpeg->jpeg_color_space != JCS_YCbCr) return 0;
+  if (jpeg->num_components != (grey ? 1 : 3) || jpeg->comps_in_scan != jpeg->num_components) return 0;
   if (jpeg->Ss != 0 || jpeg->Se != 63 || jpeg->Ah != 0 || jpeg->Al != 0) return 0;
   const jpeg_component_info *luma = jpeg->comp_info;
   int finer = luma->h_samp_factor * 10 + luma->v_samp_factor;
-  if (finer != 11 && finer != 21 && finer != 22) return 0;
-  for (int c = 0; c < 3; c++) {
+  if (!grey && finer != 11 && finer != 21 && finer != 22 && finer != 12) return 0;
+  for (int c = 0; c < jpeg->num_components; c++) {
     const jpeg_component_info *component = jpeg->cur_comp_info[c];
     if (component != jpeg->comp_info + c) return 0;
     if (c && (component->h_samp_factor != 1 || component->v_samp_factor != 1)) return 0;
@@ -211,7 +237,10 @@ static int clamp(int value, int least, int most) {
 static size_t plan_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg, int top, int left,
                         int bottom, int right) {
   const jpeg_component_info *luma = jpeg->comp_info;
-  int unit_width = SIDE * luma->h_samp_factor, unit_height = SIDE * luma->v_samp_factor;
+  /* A scan of one component has units of one block, whatever its sampling factors are. */
+  int grey = jpeg->num_components == 1;
+  int most_across = grey ? 1 : luma->h_samp_factor, most_down = grey ? 1 : luma->v_samp_factor;
+  int unit_width = SIDE * most_across, unit_height = SIDE * most_down;
   int width = (int)jpeg->image_width, height = (int)jpeg->image_height;
   /* Chroma smoothing reads one sample, at most two pixels, to every side. */
   scan->units = (width + unit_width - 1) / unit_width;
@@ -220,16 +249,16 @@ static size_t plan_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg, i
   scan->from_row = clamp(top - 2, 0, height - 1) / unit_height;
   scan->upto_row = clamp(bottom + 1, 0, height - 1) / unit_height + 1;
   scan->restart = (int)jpeg->restart_interval;
+  scan->components = jpeg->num_components;
   size_t total = 0;
-  for (int c = 0; c < 3; c++) {
+  for (int c = 0; c < scan->components; c++) {
     Plane *plane = &scan->planes[c];
-    const jpeg_component_info *component = jpeg->comp_info + c;
-    plane->across = component->h_samp_factor;
-    plane->down = component->v_samp_factor;
+    plane->across = c ? 1 : most_across;
+    plane->down = c ? 1 : most_down;
     plane->top = scan->from_row * plane->down * SIDE;
     plane->left = scan->from_unit * plane->across * SIDE;
-    plane->width = (width * plane->across + luma->h_samp_factor - 1) / luma->h_samp_factor;
-    plane->height = (height * plane->down + luma->v_samp_factor - 1) / luma->v_samp_factor;
+    plane->width = (width * plane->across + most_across - 1) / most_across;
+    plane->height = (height * plane->down + most_down - 1) / most_down;
     plane->stride = (size_t)(scan->upto_unit - scan->from_unit) * plane->across * SIDE;
     plane->rows = (size_t)(scan->upto_row - scan->from_row) * plane->down * SIDE;
     total += plane->stride * plane->rows + GAP;
@@ -243,13 +272,15 @@ static int open_scan(Scan *scan, const struct jpeg_decompress_struct *jpeg) {
   uint8_t *memory = scan->memory;
   scan->raw = jpeg->src->next_input_byte;
   scan->raw_end = scan->raw + jpeg->src->bytes_in_buffer;
-  for (int c = 0; c < 3; c++) {
+  for (int c = 0; c < scan->components; c++) {
     Plane *plane = &scan->planes[c];
     const jpeg_component_info *component = jpeg->comp_info + c;
-    plane->at = memory;
-    memory += plane->stride * plane->rows;
-    FORBID(memory, GAP);
-    memory += GAP;
+    if (!scan->packed) {
+      plane->at = memory;
+      memory += plane->stride * plane->rows;
+      FORBID(memory, GAP);
+      memory += GAP;
+    }
     const UINT16 *steps = jpeg->quant_tbl_ptrs[component->quant_tbl_no]->quantval;
     for (int k = 0; k < SIDE * SIDE; k++) plane->steps[k] = (int16_t)steps[k];
     for (int ac = 0; ac < 2; ac++) {
@@ -320,14 +351,25 @@ INLINE void rgb_row_body(const Scan *scan, int y, int left, int width, uint8_t *
   const Plane *luma = &scan->planes[0];
   const uint8_t *grey = sample_row(luma, y) - luma->left + left;
   const uint8_t *differences[2];
+  if (scan->components == 1) {
+    for (int c = 0; c < 3; c++) memcpy(out + (size_t)c * stride, grey, (size_t)width);
+    return;
+  }
   for (int c = 0; c < 2; c++) {
     const Plane *plane = &scan->planes[1 + c];
+    uint8_t *wide = c ? room.red : room.blue;
     if (luma->across == 1) {
-      differences[c] = sample_row(plane, y) - plane->left + left;
+      if (luma->down == 1) {
+        differences[c] = sample_row(plane, y) - plane->left + left;
+        continue;
+      }
+      const uint8_t *near = sample_row(plane, y >> 1) - plane->left + left;
+      const uint8_t *far = sample_row(plane, (y >> 1) + (y & 1 ? 1 : -1)) - plane->left + left;
+      for (int x = 0; x < width; x++) wide[x] = (uint8_t)((3 * near[x] + far[x] + 1 + (y & 1)) >> 2);
+      differences[c] = wide;
       continue;
     }
     int from = left >> 1, upto = (left + width + 1) >> 1, mixed = luma->down == 2;
-    uint8_t *wide = c ? room.red : room.blue;
     gather(plane, y, from, upto, mixed, room.sums);
     if (mixed)
       widen(wide, room.sums, upto - from, 8, 7, 4);

@@ -408,8 +408,43 @@ static void load_index(Scan *scan, const IndexEntries *entries) {
   scan->known = scan->indexed = (int)entries->count;
 }
 
-/* Decode the box without libjpeg, if the file is of the common kind and not damaged. */
-static void decode_without_libjpeg(Decoder *d, Box box, const IndexEntries *entries) {
+/* Describe the picture and allocate its records; 0 if there is no memory. */
+static int begin_packed(Scan *scan, const struct jpeg_decompress_struct *jpeg, Box box) {
+  Packed *packed = scan->packed;
+  const Plane *luma = &scan->planes[0];
+  PackedPicture *picture = &packed->picture;
+  *picture = (PackedPicture){
+      .across = scan->upto_unit - scan->from_unit,
+      .down = scan->upto_row - scan->from_row,
+      .finer_across = luma->across,
+      .finer_down = luma->down,
+      .components = scan->components,
+      .unit_left = scan->from_unit,
+      .unit_top = scan->from_row,
+      .top = box.top,
+      .left = box.left,
+      .height = box.height,
+      .width = box.width,
+      .full_height = jpeg->image_height,
+      .full_width = jpeg->image_width,
+  };
+  int chroma = scan->components - 1;
+  picture->blocks = picture->across * picture->down * (luma->across * luma->down + chroma);
+  packed->records = malloc((size_t)picture->blocks * sizeof *packed->records);
+  packed->room = (size_t)picture->blocks * 16 + MOST_BLOCK_DATA;
+  packed->data = malloc(packed->room);
+  return packed->records && packed->data;
+}
+
+static void free_packed(Packed *packed) {
+  free(packed->records);
+  free(packed->data);
+}
+
+/* Decode the box without libjpeg, if the file is of the common kind and not damaged; to planes, or to
+   coefficients if `packed` is given. */
+static void decode_without_libjpeg(Decoder *d, Box box, const IndexEntries *entries,
+                                   Packed *packed) {
   const struct jpeg_decompress_struct *jpeg = &d->jpeg;
   if (!is_common_kind(jpeg)) return;
   Scan *scan = d->scan = malloc(sizeof *scan);
@@ -417,24 +452,30 @@ static void decode_without_libjpeg(Decoder *d, Box box, const IndexEntries *entr
   scan->memory = NULL;
   scan->index = NULL;
   scan->known = scan->indexed = 0;
+  scan->packed = packed;
   size_t planes = plan_scan(scan, jpeg, box.top, box.left, box.top + box.height,
                             box.left + box.width);
-  size_t clean = jpeg->src->bytes_in_buffer + BEYOND;
-  if (planes + clean <= MOST_SCRATCH && (scan->memory = malloc(planes + clean))) {
-    scan->clean = scan->memory + planes;
+  size_t clean = jpeg->src->bytes_in_buffer + BEYOND, before = packed ? 0 : planes;
+  if (planes + clean <= MOST_SCRATCH && (scan->memory = malloc(before + clean)) &&
+      (!packed || begin_packed(scan, jpeg, box))) {
+    scan->clean = scan->memory + before;
     if (entries && !scan->restart) load_index(scan, entries);
     if (open_scan(scan, jpeg) && decode_scan(scan)) return;
   }
   drop_scan(d);
 }
 
-static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to,
-                  const IndexEntries *entries) {
-  j_decompress_ptr jpeg = &d->jpeg;
-  jpeg->err = jpeg_std_error(&d->error.manager);
+static void begin_errors(Decoder *d) {
+  d->jpeg.err = jpeg_std_error(&d->error.manager);
   d->error.manager.error_exit = on_error;
   d->error.manager.emit_message = on_message;
   d->error.manager.output_message = on_output;
+}
+
+static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Target to,
+                  const IndexEntries *entries) {
+  j_decompress_ptr jpeg = &d->jpeg;
+  begin_errors(d);
   /* The decoder owns everything that a call allocates, and outlives the jump. */
   if (setjmp(d->error.back)) return d->error.kind;
 
@@ -448,7 +489,7 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   /* From here on the box is only the pixels that the target needs. */
   box = (Box){work.down.from, work.across.from, work.down.upto - work.down.from,
               work.across.upto - work.across.from};
-  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_without_libjpeg(d, box, entries);
+  if (shrink == 1 && WORTHWHILE && !only_libjpeg) decode_without_libjpeg(d, box, entries, NULL);
   if (d->scan) {
     COUNT_OWN_DECODE();
     work.columns = box.width;
@@ -479,6 +520,48 @@ static int decode(Decoder *d, const uint8_t *data, size_t length, Box box, Targe
   return stream(d, &work, to);
 }
 
+static int pack(Decoder *d, const uint8_t *data, size_t length, Box box, Target to,
+                const IndexEntries *entries, Packed *packed) {
+  begin_errors(d);
+  if (setjmp(d->error.back)) return d->error.kind;
+  int kind = begin(d, data, length, box, to);
+  if (kind) return kind;
+  if (choose_shrink(&d->jpeg, box, to) > 1)
+    return refuse(d, UNSUPPORTED, "libjpeg begins a shrink by so much");
+  Axis down = axis_of(box.top, box.height, to.full_height, to.top, to.height);
+  Axis across = axis_of(box.left, box.width, to.full_width, to.left, to.width);
+  box = (Box){down.from, across.from, down.upto - down.from, across.upto - across.from};
+  if (WORTHWHILE) decode_without_libjpeg(d, box, entries, packed);
+  if (!d->scan)
+    return refuse(d, UNSUPPORTED, "it is not an intact baseline JPEG of grey or YCbCr");
+  for (int c = 0; c < d->scan->components; c++)
+    memcpy(packed->steps[c], d->scan->planes[c].steps, sizeof packed->steps[c]);
+  return FINE;
+}
+
+static int finish_region(Decoder *d, int kind, IndexEntries *entries) {
+  jpeg_destroy_decompress(&d->jpeg);
+  Scan *scan = d->scan;
+  if (!kind && scan && scan->indexed > scan->known) {
+    *entries = (IndexEntries){scan->index, (size_t)scan->indexed};
+    scan->index = NULL;
+  }
+  drop_scan(d);
+  free(d->scratch);
+  return kind;
+}
+
+/* Read the coefficients that `region` needs for the same arguments, if it decodes without libjpeg; only
+   the sizes of the target matter. The caller frees `packed`, also after an error. Damage is UNSUPPORTED
+   too, except of markers: `region` finds out what it is. */
+static int pack_region(const uint8_t *data, size_t length, Box box, Target to, IndexEntries *entries,
+                       Packed *packed, char *why) {
+  Decoder d;
+  memset(&d, 0, sizeof d);
+  d.error.why = why;
+  return finish_region(&d, pack(&d, data, length, box, to, entries, packed), entries);
+}
+
 /* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. `entries` may
    be NULL. If there are new entries, `entries` becomes a longer array, which the caller frees. */
 static int region(const uint8_t *data, size_t length, Box box, Target to, IndexEntries *entries,
@@ -486,16 +569,7 @@ static int region(const uint8_t *data, size_t length, Box box, Target to, IndexE
   Decoder d;
   memset(&d, 0, sizeof d);
   d.error.why = why;
-  int kind = decode(&d, data, length, box, to, entries);
-  jpeg_destroy_decompress(&d.jpeg);
-  Scan *scan = d.scan;
-  if (!kind && scan && scan->indexed > scan->known) {
-    *entries = (IndexEntries){scan->index, (size_t)scan->indexed};
-    scan->index = NULL;
-  }
-  drop_scan(&d);
-  free(d.scratch);
-  return kind;
+  return finish_region(&d, decode(&d, data, length, box, to, entries), entries);
 }
 
 /* Like `region`, for a decoded image: `height` rows of `width` RGB pixels. */

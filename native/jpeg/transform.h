@@ -25,7 +25,9 @@
 
 #define SIDE 8
 
-/* Unsigned, because absurd values in a file may overflow; signed where the sign matters. */
+/* Unsigned, because absurd values in a file may overflow; signed where the sign matters. Absurd values
+   have the same bits in all versions: those of 16 bits that wrap in some sums, and are clipped after the
+   first pass, because AVX2 computes with 16 bits. image/on_device/ has the same. */
 typedef uint32_t Eight __attribute__((vector_size(32)));
 typedef int32_t Signed __attribute__((vector_size(32)));
 typedef uint16_t Short __attribute__((vector_size(16)));
@@ -33,6 +35,7 @@ typedef int16_t SignedShort __attribute__((vector_size(16)));
 
 #define FIX(x) ((uint32_t)((x) * 8192 + 0.5))
 #define DOWN(v, shift) ((Eight)((Signed)(v) >> (shift)))
+#define WRAP(v) DOWN((v) << 16, 16)
 
 /* One pass over eight columns at once. Sums are shifted down by `shift`, rounded. */
 INLINE void transform(Eight *v, int shift) {
@@ -44,7 +47,7 @@ INLINE void transform(Eight *v, int shift) {
   Eight a0 = t0 + t3, a3 = t0 - t3, a1 = t1 + t2, a2 = t1 - t2;
 
   Eight z1 = (v[7] + v[1]) * -FIX(0.899976223), z2 = (v[5] + v[3]) * -FIX(2.562915447);
-  Eight z3 = v[7] + v[3], z4 = v[5] + v[1], z5 = (z3 + z4) * FIX(1.175875602);
+  Eight z3 = WRAP(v[7] + v[3]), z4 = WRAP(v[5] + v[1]), z5 = (z3 + z4) * FIX(1.175875602);
   z3 = z3 * -FIX(1.961570560) + z5;
   z4 = z4 * -FIX(0.390180644) + z5;
   t0 = v[7] * FIX(0.298631336) + z1 + z3;
@@ -132,6 +135,10 @@ static void put_plain(const Block *block) {
     v[i] = (Eight)__builtin_convertvector((SignedShort)(row * step), Signed);
   }
   transform(v, 11);
+  for (int i = 0; i < SIDE; i++) {
+    Signed x = (Signed)v[i], over = x > INT16_MAX, under = x < INT16_MIN;
+    v[i] = (Eight)((x & ~over & ~under) | (over & INT16_MAX) | (under & INT16_MIN));
+  }
   transpose_block(v);
   transform(v, 18);
   /* Each vector is now a column, and each value fits into the low byte: four vectors shifted and

@@ -37,11 +37,10 @@ from penstock.cluster.placement import (
 from penstock.cluster.transport import KeyAnswer
 from penstock.config import cluster_patience
 from penstock.order import Generations
-from penstock.serialize import split_frame
 from penstock.store import SampleStore
 from penstock.store.admission import Admission, KeptSet, Versions, index_of, split_keys
-from penstock.store.partitioned import RanksIn, Shelf, VersionShelf
-from penstock.store.plain import is_plain, pack_sample, unpack_sample
+from penstock.store.partitioned import RanksIn, Shelf, VersionShelf, to_send, to_store
+from penstock.store.plain import pack_sample, unpack_sample
 from penstock.store.value import Lent
 
 _log = logging.getLogger("penstock.node.cluster")
@@ -385,8 +384,7 @@ class DividedCache:
             decisions = self._partition.used(number, self._clock())
             unused = [key for key in arrived if not self._partition.is_wanted(key)]
             staying = self._let_stay({key: arrived[key] for key in unused})
-            leaving = [key for key in unused if key not in staying] + self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove([key for key in unused if key not in staying] + self._leaving_copies())
         self._carry_out(decisions)
 
     def _let_stay(self, sizes: dict[int, int]) -> set[int]:
@@ -411,6 +409,15 @@ class DividedCache:
             kept = {key for (key, _), held_now in zip(there, held, strict=True) if held_now}
             self._copies.remove([key for key in staying if key not in kept])
         return {*staying}
+
+    def _remove(self, keys: Sequence[int]) -> None:
+        """Remove borrowed samples that no batch needs. The caller holds the lock.
+
+        Without it, a batch could ask for one of them meanwhile. It would arrive again, and then be
+        removed.
+        """
+        if keys:
+            self._arrivals.delete(keys)
 
     def _apart(self, value: Lent) -> Lent:
         """A lent sample in memory of its own."""
@@ -441,8 +448,7 @@ class DividedCache:
             refused = [index for index in sizes if index not in holdings]
             lost = [index for index in sizes if index in self._copies.costs]
             self._copies.remove(lost)  # a worker has not found them
-            leaving = lost + self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove(lost + self._leaving_copies())
         # What is kept is in the store already.
         self._carry_out([made for made in decisions if not isinstance(made, Keep)])
         return refused
@@ -458,6 +464,28 @@ class DividedCache:
         """See ``Division.alone``."""
         with self._lock:
             return len(self._hosted) == self._world
+
+    def holds(self, keys: Sequence[int]) -> list[bool]:
+        """See ``Division.holds``."""
+        with self._lock:
+            partition, holdings, copies = self._partition, self._holdings, self._copies.costs
+            if partition is None or holdings is None:
+                return [False] * len(keys)
+            return [key in holdings or key in copies or partition.has_arrived(key) for key in keys]
+
+    def keep_read(self, key: int, value: memoryview) -> int:
+        """See ``Division.keep_read``."""
+        # A copy: it came in one message with other samples, which would stay in memory, too.
+        stored = self._stored(memoryview(bytes(value)))
+        if stored is None or not self._own.put([(key, stored)])[0]:
+            return 0
+        return self._own.cost(len(value))
+
+    def some_here(self, count: int) -> list[int]:
+        """See ``Division.some_here``."""
+        kept = self.kept()
+        some: list[int] = kept[:: max(1, len(kept) // max(1, count))][:count].tolist()
+        return some
 
     def known(self) -> list[int]:
         """See ``Division.known``."""
@@ -509,6 +537,19 @@ class DividedCache:
             yield list(self._answers(late, place_of))
             held -= {*late.present, *late.absent, *late.redirected, *late.left}
 
+    def lend(self, keys: Sequence[int]) -> list[Any]:
+        """The packed values of samples that are here; ``None`` for others. Claims nothing.
+
+        For a machine that prepares a tiny-batch of this one: what it does not get here, this
+        machine was to read, and it reads. So it never waits for a read of another machine.
+        """
+        found = self._values(self._own, keys)
+        missing = [place for place, value in enumerate(found) if value is None]
+        borrowed = self._values(self._arrivals, [keys[place] for place in missing])
+        for place, value in zip(missing, borrowed, strict=True):
+            found[place] = value
+        return found
+
     def _answers(self, reply: OwnerReply, place_of: dict[int, int]) -> Iterator[KeyAnswer]:
         for key, value in zip(reply.present, self._values(self._own, reply.present), strict=True):
             if value is None:  # the store is damaged, or the sample is not plain
@@ -541,8 +582,7 @@ class DividedCache:
             if self._holdings is not None:
                 self._note_size(key, cost)
                 kept, replies = self._holdings.keep(key, cost, self._clock())
-            leaving = self._leaving_copies()
-        self._arrivals.delete(leaving)
+            self._remove(self._leaving_copies())
         if not kept:
             self._own.delete([key])
         elif self.guest and self.versions:
@@ -607,7 +647,7 @@ class DividedCache:
                 for key in present
                 if not self._partition.has_arrived(key) and key not in self._copies.costs
             ]
-        self._arrivals.delete(unwanted)
+            self._remove(unwanted)
         self._carry_out(decisions)
 
     def request_failed(self, ask: Ask, *, lost: bool) -> None:
@@ -777,12 +817,9 @@ class DividedCache:
         return [None if value is None else self._packed(value) for value in shelf.get(keys)]
 
     def _packed(self, value: Any) -> Any | None:
-        if isinstance(value, Lent):
-            packed = pack_sample(value.sample)
-            if not packed.pickled:
-                return memoryview(packed.tobytes())
-        elif is_plain(value):
-            return value
+        packed = to_send(value)
+        if packed is not None:
+            return packed
         with self._lock:
             self._unsent += 1
             first = self._unsent == 1
@@ -796,15 +833,7 @@ class DividedCache:
 
     def _stored(self, value: memoryview) -> Any | None:
         """A received value in the form of the store; ``None`` if it is damaged or a pickle."""
-        try:
-            if not is_plain(value):
-                return None
-            if not self._lends:
-                split_frame(value)
-                return value
-            return Lent(unpack_sample(value, lambda: False), len(value))
-        except ValueError:
-            return None
+        return to_store(value, lends=self._lends)
 
     def _size(self, key: int) -> int:
         slot = self._own.slot(key)

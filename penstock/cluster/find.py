@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import socket
+import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock import config
@@ -14,6 +17,9 @@ PORT = 7411
 """The port of a node for other machines, unless the user gives another."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_GET_ADDRESS = 0x8915
+"""Linux: the IPv4 address of a network interface (SIOCGIFADDR)."""
+
 _HOSTS = re.compile(r"([^,\[\]]+)(?:\[([0-9,-]+)\])?([^,\[\]]*)(?:,|$)")
 
 
@@ -171,11 +177,29 @@ def is_local(address: str) -> bool:
 
 
 def default_host() -> str:
-    """An address of this machine for other machines: that of the way to the outside."""
+    """An address of this machine for other machines: that of the way to the outside, or else the
+    first one that other machines may reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # An address of documentation (RFC 5737): nothing is sent, only the way is looked up.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
-            return "127.0.0.1"
+            pass  # a network without a way to the outside
+        for _, name in socket.if_nameindex():
+            wanted = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # without an address
+                found = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, wanted)
+                host = socket.inet_ntoa(found[20:24])
+                if not is_loopback(host):
+                    return host
+        return "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines cannot reach this address.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("10.0.0.1"), is_loopback("gpu-1")
+    (True, False, False)
+    """
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from penstock.config import cluster_patience
+
 CALLS = 3
 """Calls to one machine at the same time: one that it works on, one that waits there, and one that
 is on its way."""
@@ -29,7 +31,7 @@ CREDIT = 64 << 20
 LARGEST_CALL = 16 << 20
 """Bytes of rows of one call. They come back in one message."""
 
-LATE, LEAST_LATE, MOST_LATE = 4.0, 2.0, 30.0
+LATE, LEAST_LATE, MOST_LATE = 4.0, 2.0 * cluster_patience(), 30.0 * cluster_patience()
 """A call is late after ``LATE`` times the time that it should take, but not before ``LEAST_LATE``
 seconds, and after ``MOST_LATE`` in any case. Its samples are then prepared by others."""
 
@@ -80,8 +82,9 @@ class Call(NamedTuple):
 class Measured(NamedTuple):
     """What was measured of a call that was answered.
 
-    ``busy``: seconds of work, added over the workers of the other machine. ``receiving``: CPU
-    seconds that this machine has spent on it. ``idle``: cores that the other machine has left.
+    ``nbytes``: of its rows, and of samples of caches on both ways. ``busy``: seconds of work, added
+    over the workers of the other machine. ``receiving``: CPU seconds that this machine has spent on
+    it. ``idle``: cores that the other machine has left.
     """
 
     samples: int

@@ -3,8 +3,9 @@
 A node that connects to another, or wants to know whether it is alive, sends ``Hello`` and gets
 ``HelloReply``. Heartbeats are ``HeartbeatSent``, their answers ``HeartbeatReply``. ``Spilled``
 tells the owner of samples where they are kept; ``GetKeptSamples`` asks a machine what it keeps,
-and is answered with ``KeptSamples``. Values are requested with ``WantedValues`` and come
-back behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
+and is answered with ``KeptSamples``. ``GetGroupPosition`` asks where the members of a group are,
+and is answered with ``GroupPosition``. Values are requested with ``WantedValues`` and come back
+behind ``AnswersHead``; values that another machine is to keep are sent behind ``Offered``, and
 ``Kept`` says which of them it keeps. A task for the workers of another machine is ``RemoteTask``;
 its rows come back behind ``RowsHead``. A batch of a group that has members on both machines is
 requested with ``WantedBatch``; ``BatchHead`` comes back, and its bytes behind ``BatchPiece``.
@@ -29,7 +30,7 @@ from penstock.engine.pools.wire import (
     unpack_integers,
 )
 
-VERSION = 1
+VERSION = 2
 """Version of these messages. A node refuses machines of another version."""
 
 LARGEST_RECORD = 4 << 20
@@ -56,6 +57,12 @@ MOST_RANKS = 4096
 
 MOST_GROUPS, MOST_PARTS = 256, 1024
 """Groups with members on one machine, and parts of a group."""
+
+MOST_CACHES_USED = 250
+"""Caches of one pipeline."""
+
+READ = 255
+"""In ``RemoteTask.held``: the sample is read, and not sent back."""
 
 LARGEST_LAYOUT = 1 << 20
 """Bytes that describe the arrays of a batch."""
@@ -170,6 +177,20 @@ class KeptSamples(NamedTuple):
     kept: bytes
 
 
+class GetGroupPosition(NamedTuple):
+    """Asks where the members of a group are in an epoch. ``group``, ``part``: see WantedBatch."""
+
+    group: str
+    part: str
+    epoch: int
+
+
+class GroupPosition(NamedTuple):
+    """``first``: the first batch of the epoch that is still kept; 0 if no member is in it."""
+
+    first: int
+
+
 class GetMachineStatus(NamedTuple):
     """Asks for the status of a node in the cluster."""
 
@@ -183,13 +204,15 @@ class MachineStatus(NamedTuple):
 class WantedValues(NamedTuple):
     """Asks for values by (fingerprint, index, generation). Without generations all are 0.
 
-    ``most_bytes``: the answers may contain at most this many bytes of values.
+    ``most_bytes``: the answers may contain at most this many bytes of values. ``lent``: the values
+    are for a ``RemoteTask`` of the machine that is asked. It answers with what it has, at once.
     """
 
     fingerprint: str
     indices: bytes
     generations: bytes | None
     most_bytes: int
+    lent: bool = False
 
     @classmethod
     def of(
@@ -199,10 +222,10 @@ class WantedValues(NamedTuple):
         generations: NDArray[np.int64] | None = None,
         *,
         most_bytes: int = LARGEST_ANSWER,
+        lent: bool = False,
     ) -> WantedValues:
-        return cls(
-            fingerprint, pack_integers(indices) or b"", pack_integers(generations), most_bytes
-        )
+        packed = pack_integers(indices) or b""
+        return cls(fingerprint, packed, pack_integers(generations), most_bytes, lent)
 
 
 AnswerState = Literal["present", "absent", "moved", "later"]
@@ -254,7 +277,11 @@ class Kept(NamedTuple):
 class RemoteTask(NamedTuple):
     """A tiny-batch for another machine's workers. ``recipe``: the pipeline, which it has already.
 
-    ``most_bytes``: the rows may have at most this many bytes.
+    - ``most_bytes``: the answer may have at most this many bytes.
+    - ``caches``: the fingerprint of each cache of the pipeline, from the first to the last.
+    - ``held``: one byte for each sample: 1 + the number of the cache in which the asking machine
+      has it; 0 for a sample that is to be read from storage, and sent back; READ for one that is
+      only to be read, because no machine has room for it. Empty without caches.
     """
 
     recipe: str
@@ -262,12 +289,15 @@ class RemoteTask(NamedTuple):
     indices: bytes
     replicas: bytes | None
     most_bytes: int
+    caches: list[str]
+    held: bytes
 
 
 class RowsHead(NamedTuple):
     """Rows ``first`` to ``first + rows`` of a tiny-batch; the buffer of each leaf follows.
 
-    ``report``: times and counters, as plain data.
+    ``report``: times and counters, as plain data. Where it names samples that were read for caches
+    of the asking machine, one more buffer has their values.
     """
 
     first: int
@@ -343,6 +373,8 @@ VOCABULARY = Vocabulary(
     acknowledged=Acknowledged,
     get_kept=GetKeptSamples,
     kept_samples=KeptSamples,
+    get_position=GetGroupPosition,
+    position=GroupPosition,
     look=GetMachineStatus,
     status=MachineStatus,
     wanted=WantedValues,
@@ -356,10 +388,10 @@ VOCABULARY = Vocabulary(
     piece=BatchPiece,
 )
 
-CONTROL = (Hello, HeartbeatSent, Spilled, GetKeptSamples, GetMachineStatus)
+CONTROL = (Hello, HeartbeatSent, Spilled, GetKeptSamples, GetGroupPosition, GetMachineStatus)
 """The messages that a node answers with one message."""
 
-REPLIES = (HelloReply, HeartbeatReply, Acknowledged, KeptSamples, MachineStatus)
+REPLIES = (HelloReply, HeartbeatReply, Acknowledged, KeptSamples, GroupPosition, MachineStatus)
 """The answers to these messages."""
 
 
@@ -440,9 +472,11 @@ _LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
     Acknowledged: (),
     GetKeptSamples: (_NAME,),
     KeptSamples: (_FieldLimit((bytes,), 0, LARGEST_KEPT),),
+    GetGroupPosition: (_NAME, _NAME, _NUMBER),
+    GroupPosition: (_NUMBER,),
     GetMachineStatus: (),
     MachineStatus: (_FieldLimit((dict,), 0, 1024),),
-    WantedValues: (_NAME, _KEYS, _KEYS_OR_NONE, _BYTES),
+    WantedValues: (_NAME, _KEYS, _KEYS_OR_NONE, _BYTES, _FieldLimit((bool,), 0, 1)),
     AnswersHead: (
         _KEYS,
         _FieldLimit((bytes,), 1, MOST_KEYS),
@@ -450,7 +484,11 @@ _LIMITS: dict[type, tuple[_FieldLimit, ...]] = {
     ),
     Offered: (_NAME, _KEYS, _KEYS_OR_NONE, _KEYS),
     Kept: (_FieldLimit((bytes,), 1, MOST_KEYS),),
-    RemoteTask: (_NAME, _NUMBER, _KEYS, _KEYS_OR_NONE, _BYTES),
+    RemoteTask: (
+        *(_NAME, _NUMBER, _KEYS, _KEYS_OR_NONE, _BYTES),
+        _FieldLimit((list,), 0, MOST_CACHES_USED),
+        _FieldLimit((bytes,), 0, MOST_KEYS),
+    ),
     RowsHead: (
         _FieldLimit((int,), 0, MOST_KEYS),
         _FieldLimit((int,), 1, MOST_KEYS),
@@ -487,6 +525,13 @@ def _problem(record: tuple[Any, ...]) -> str:
     elif isinstance(record, Spilled):
         if 8 * len(record.holders) != len(record.indices) or not _are_names(record.holders, 0):
             return "holders that are not one name for each index"
+    elif isinstance(record, RemoteTask):
+        if not _are_names(record.caches):
+            return "caches that are not names"
+        if len(record.held) != (len(record.indices) // 8 if record.caches else 0):
+            return "another number of places than of indices"
+        if any(len(record.caches) < held != READ for held in record.held):
+            return "places in caches that it does not name"
     elif isinstance(record, AnswersHead):
         return _wrong_answers(record)
     elif isinstance(record, Kept):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock import config
+from penstock.cluster.find import split_address
 from penstock.cluster.placing import (
     ForgetKeeper,
     KeeperReport,
@@ -45,6 +47,9 @@ LOOK = 1.0
 
 ANSWER = 5.0
 """Seconds that a keeper may take to answer. One that starts has not answered by then."""
+
+REACHED = 5.0
+"""Seconds that the head of Ray may take to accept a connection."""
 
 PLACE_LIMIT = 120.0
 """Seconds in which the nodes must be in the cluster: Ray starts an actor in 2 to 10 s, and a node
@@ -333,6 +338,12 @@ def connect(address: str = "") -> None:
             "as 10.0.0.1:6379, or run the command as a job: ray job submit -- penstock cluster "
             "start --ray"
         )
+    named = address or config.ray_address() or _current_cluster()
+    if named not in ("", "auto", "local") and not _listens(named):
+        raise ClusterError(
+            f"nothing listens at {named}, where Ray's head should be. Start Ray with `ray start "
+            "--head`, or name the address of its head: --ray 10.0.0.1:6379."
+        )
     try:
         ray.init(
             address=address or "auto",
@@ -346,6 +357,33 @@ def connect(address: str = "") -> None:
             f"{str(error).splitlines()[0]} Start one with `ray start --head`, or name its address: "
             "--ray 10.0.0.1:6379."
         ) from None
+
+
+def _current_cluster() -> str:
+    """The address of the Ray that this machine belongs to, or did; empty if there is none.
+
+    `ray start` writes it, and a Ray that was killed leaves it.
+    """
+    root = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    try:
+        return (root / "ray_current_cluster").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _listens(address: str) -> bool:
+    """Whether a connection to this address succeeds. ``ray.init`` would try for two minutes."""
+    try:
+        host, port = split_address(address)
+        hosts = {host}
+        if host in ("localhost", "127.0.0.1", "::1"):
+            hosts.add(_ray().util.get_node_ip_address())  # where Ray looks for it
+    except ValueError:
+        return True  # Ray says what is wrong with it
+    for host in hosts:
+        with suppress(OSError), socket.create_connection((host, port), timeout=REACHED):
+            return True
+    return False
 
 
 def disconnect() -> None:

@@ -29,7 +29,7 @@ from penstock.cluster.lending import (
     Lending,
     Measured,
 )
-from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask
+from penstock.cluster.protocol import LARGEST_VALUE, READ, RemoteTask, integers
 from penstock.cluster.transport import (
     PeerDeadly,
     PeerFailed,
@@ -48,6 +48,7 @@ from penstock.engine.slots import Layout
 from penstock.errors import ClusterError
 from penstock.keyed import Keys
 from penstock.stops.road import Road
+from penstock.stops.stop import Offer
 
 _log = logging.getLogger("penstock.node.cluster")
 
@@ -91,6 +92,28 @@ class PublishedRecipe(Protocol):
         """No machine needs it any more."""
 
 
+class HeldSamples(Protocol):
+    """What the caches of the pipeline have on this machine. See ``Keepers``.
+
+    The samples of a batch were claimed before it was opened: each is here, or this machine reads
+    it. So another machine that prepares some of them has nobody to wait for.
+    """
+
+    @property
+    def contents(self) -> Sequence[str]: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def held(self, indices: Sequence[int]) -> Sequence[int]: ...
+
+    def keep_read(self, number: int, index: int, value: memoryview) -> Offer | None: ...
+
+    def some_here(self, count: int) -> Sequence[int] | None: ...
+
+    def discard(self, offers: Sequence[Offer]) -> None: ...
+
+
 class _OpenCall(NamedTuple):
     call: Call
     tasks: list[Task]
@@ -100,7 +123,8 @@ class _OpenCall(NamedTuple):
 class RemotePool:
     """A pool with the workers of ``local`` and those that other machines lend. See ``Pool``.
 
-    ``clock`` and ``cpu_clock``: seconds, and CPU seconds of the calling thread.
+    ``kept``: the samples that go to other machines instead of being read there. ``clock`` and
+    ``cpu_clock``: seconds, and CPU seconds of the calling thread.
     """
 
     kind: ClassVar[str] = "remote"
@@ -111,6 +135,7 @@ class RemotePool:
         work: Work,
         lenders: Lenders,
         recipe: PublishedRecipe,
+        kept: HeldSamples,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -120,6 +145,7 @@ class RemotePool:
         self._work = work
         self._lenders = lenders
         self._recipe = recipe
+        self._kept = kept
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._desk: Callable[[], Desk | None] = lambda: None
@@ -290,7 +316,10 @@ class RemotePool:
             if call is None:
                 return False
             if call.rehearsal:
-                self._send(_OpenCall(call, [], self._rehearsal_keys(call.samples)))
+                keys = self._rehearsal_keys(call.samples)
+                if not len(keys):
+                    return False  # the caches will soon have samples that need not be read
+                self._send(_OpenCall(call, [], keys))
                 continue
             tasks = self._take(desk, call.samples)
             if not tasks:
@@ -323,7 +352,13 @@ class RemotePool:
         return tasks
 
     def _rehearsal_keys(self, samples: int) -> Keys:
-        """Samples from all over the data, other ones each time: one of them may be bad."""
+        """Samples from all over the data, other ones each time: one of them may be bad.
+
+        Samples of a cache, if there is one: others would be read once more than they have to.
+        """
+        kept = self._kept.some_here(samples)
+        if kept is not None:
+            return Keys(0, list(kept))
         count = len(self._work.road.source)
         self._rehearsed += 1
         step = max(1, count // max(1, samples))
@@ -372,16 +407,25 @@ class RemotePool:
             deadline = self._lending.deadline(call.number)
         if deadline is None:
             raise PeerSlow("the call was given up before it was made")
+        caches = list(self._kept.contents)
+        held = b""
+        if caches:
+            # Samples that no machine has room for are not sent back.
+            read = READ if self._kept.full else 0
+            places = self._kept.held(keys.indices)
+            held = bytes(read if number < 0 else 1 + number for number in places)
         task = RemoteTask(
             name,
             keys.epoch,
             pack_integers(np.array(keys.indices, np.int64)) or b"",
             None if keys.replicas is None else pack_integers(np.array(keys.replicas, np.int64)),
             LARGEST_VALUE,
+            caches,
+            held,
         )
         timeout = max(0.1, deadline - self._clock()) + GRACE
         parts = list(self._lenders.ask_rows(call.lender, task, timeout=timeout))
-        return _ReceivedRows(parts, len(keys), self._work.road)
+        return _ReceivedRows(parts, keys.indices, self._work.road)
 
     def _use(self, open_call: _OpenCall, rows: _ReceivedRows, cpu: float, started: int) -> None:
         """Copy the rows into their slots, and report the tasks as done."""
@@ -394,7 +438,7 @@ class RemotePool:
             self._calls.pop(open_call.call.number)
             self._copying += 1
         try:
-            outcomes = list(rows.split(open_call.tasks))
+            outcomes = list(rows.split(open_call.tasks, self._kept, open_call.call.lender))
         finally:
             with self._wake:
                 self._copying -= 1
@@ -402,16 +446,19 @@ class RemotePool:
         with self._lock:
             measured = Measured(
                 len(open_call.keys),
-                rows.nbytes,
+                rows.nbytes + int(rows.borrowed),
                 rows.busy,
-                max(0.0, self._cpu_clock() - cpu),
+                # Samples that it has borrowed are sent by other threads.
+                max(0.0, self._cpu_clock() - cpu) * (1 + rows.borrowed / max(1, rows.nbytes)),
                 rows.idle,
             )
             self._lending.answered(open_call.call.number, measured, self._clock())
             closed = self._closing or started != self._round
         desk = self._desk()
-        if not closed and desk is not None:
-            for task, outcome in zip(open_call.tasks, outcomes, strict=True):
+        for task, outcome in zip(open_call.tasks, outcomes, strict=True):
+            if closed or desk is None:
+                self._kept.discard(outcome.report.offers)
+            else:
                 desk.done(task.id, outcome)
         self._ring()
 
@@ -460,19 +507,39 @@ class RemotePool:
 class _ReceivedRows:
     """The rows of an answer, as it came from another machine: nothing in it is trusted."""
 
-    def __init__(self, parts: Sequence[RemoteRows], samples: int, road: Road) -> None:
+    def __init__(self, parts: Sequence[RemoteRows], indices: Sequence[int], road: Road) -> None:
+        samples = len(indices)
         if len(parts) != 1 or (parts[0].first, parts[0].rows) != (0, samples):
             raise PeerNonsense("rows of another tiny-batch")
         [part] = parts
         report = part.report
-        self._leaves = part.leaves
+        self._leaves = list(part.leaves)
         self._described = report.get("layout")
         self._rows = samples
+        self._indices = indices
+        self._read = self._split_read(report.get("read"), road.holds)
+        self.borrowed = _number(report.get("borrowed", 0))
         self.busy = _number(report.get("busy"))
         self.idle = _number(report.get("idle"))
         self._tally = _tally_of(report.get("tally"), len(road.stages), road.holds)
         self._objects = report.get("objects")
         self.nbytes = sum(map(len, part.leaves))
+
+    def _split_read(self, read: Any, holds: int) -> list[tuple[int, int, memoryview]]:
+        """The samples that were read for caches here: (number of the cache, place, value)."""
+        if read is None:
+            return []
+        if not isinstance(read, bytes) or len(read) % 24 or not self._leaves:
+            raise PeerNonsense("samples that were read, without their places")
+        values, first, found = memoryview(self._leaves.pop()), 0, []
+        for number, place, size in integers(read).reshape(-1, 3).tolist():
+            if not (0 <= number < holds and 0 <= place < self._rows and size >= 0):
+                raise PeerNonsense("samples of another cache or tiny-batch")
+            found.append((number, place, values[first : first + size]))
+            first += size
+        if first != len(values):
+            raise PeerNonsense("more or fewer bytes than its samples have")
+        return found
 
     def check(self, layout: Layout) -> None:
         """Raises PeerNonsense if the rows are not those of this layout."""
@@ -488,8 +555,11 @@ class _ReceivedRows:
             if not all(isinstance(value, (str, bytes)) for value in found):
                 raise PeerNonsense("values that are neither text nor bytes")
 
-    def split(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Write the rows of each task to their place, and return its outcome."""
+    def split(self, tasks: Sequence[Task], kept: HeldSamples, machine: str) -> Iterator[Outcome]:
+        """Write the rows of each task to their place, and return its outcome.
+
+        ``kept``: gets the samples that were read for it. ``machine``: it has prepared them.
+        """
         first = 0
         for task in tasks:
             count, layout = len(task.keys), task.layout
@@ -503,7 +573,22 @@ class _ReceivedRows:
             }
             busy = self.busy * count / self._rows
             tally = self._tally if first == 0 else []
-            yield Outcome(TaskReport(count, busy=busy, tally=tally, objects=objects))
+            offers = [
+                kept.keep_read(number, self._indices[place], value)
+                for number, place, value in self._read
+                if first <= place < first + count
+            ]
+            kept_here = [offer for offer in offers if offer is not None]
+            yield Outcome(
+                TaskReport(
+                    count,
+                    busy=busy,
+                    tally=tally,
+                    offers=kept_here,
+                    objects=objects,
+                    machine=machine,
+                )
+            )
             first += count
 
     def _write(self, task: Task, layout: Layout, first: int, count: int) -> None:

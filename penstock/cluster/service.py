@@ -44,12 +44,15 @@ from penstock.cluster.membership import (
 )
 from penstock.cluster.partition import Ask, OfferValues, Tell
 from penstock.cluster.protocol import (
+    LARGEST_ANSWER,
     MOST_GROUPS,
     VERSION,
     Acknowledged,
     BatchHead,
+    GetGroupPosition,
     GetKeptSamples,
     GetMachineStatus,
+    GroupPosition,
     HeartbeatSent,
     Hello,
     KeptSamples,
@@ -131,6 +134,9 @@ class SpanningGroup(Protocol):
 
     def placed(self, machines: Sequence[Machine]) -> None: ...
 
+    def reached(self, part: str, epoch: int) -> int:
+        """The first batch of an epoch that is still kept; 0 if no member here is in it."""
+
     def tick(self) -> None: ...
 
     def serve(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]: ...
@@ -177,7 +183,7 @@ class ClusterService:
         self._guest_bytes = cache_bytes
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        """Bytes of samples by machine."""
+        """Bytes of samples by machine; under an empty name those of machines not in the list."""
         self.times = RequestTimes(clock)
         self._survey = Survey()
         self._idle_cores = IdleCores(config.cores())
@@ -401,12 +407,35 @@ class ClusterService:
         """Let another machine prepare a tiny-batch. Raises PeerFault."""
         try:
             for rows in self._link(self._address_of(machine)).run(task, timeout=timeout):
-                with self._lock:
-                    self.received[machine] += sum(map(len, rows.leaves))
+                self._count(self.received, machine, sum(map(len, rows.leaves)))
                 yield rows
         except PeerLost as fault:
             self._failed(machine, fault)
             raise
+
+    # The samples of a machine for which this one prepares a tiny-batch (see ``LentValues``).
+
+    def lent_here(self, content: str, indices: Sequence[int]) -> list[Any]:
+        """The values that this machine has itself; ``None`` for others."""
+        cache = self._cache(content)
+        return [None] * len(indices) if cache is None else cache.lend(indices)
+
+    def ask_lent(self, machine: str, content: str, indices: Sequence[int]) -> list[Any]:
+        """The values that the machine has which lends them; ``None`` for those it does not send.
+
+        It answers at once. Raises PeerFault.
+        """
+        wanted = WantedValues.of(
+            content, np.array(indices, np.int64), most_bytes=LARGEST_ANSWER, lent=True
+        )
+        values: list[Any] = [None] * len(indices)
+        link = self._link(self._address_of(machine))
+        for answer in link.get(wanted, timeout=TRANSFER):
+            values[answer.place] = answer.value
+        self._count(
+            self.received, machine, sum(len(value) for value in values if value is not None)
+        )
+        return values
 
     # Connections.
 
@@ -524,8 +553,7 @@ class ClusterService:
             answers = self.times.timed(ask.owner, link.get(wanted, timeout=TRANSFER))
             # In parts: a sample that the owner has to wait for must not delay the others.
             while part := list(islice(answers, PART)):
-                with self._lock:
-                    self.received[ask.owner] += bytes_of(part)
+                self._count(self.received, ask.owner, bytes_of(part))
                 cache.answered(ask, part)
         except PeerFault as fault:
             cache.request_failed(ask, lost=self._failed(ask.owner, fault))
@@ -544,8 +572,7 @@ class ClusterService:
             self._failed(offer.to, fault)
             cache.offered(offer, None)
             return
-        with self._lock:
-            self.sent[offer.to] += sum(sizes)
+        self._count(self.sent, offer.to, sum(sizes))
         cache.offered(offer, kept)
 
     def learn(self, cache: DividedCache, machine: str) -> None:
@@ -601,6 +628,40 @@ class ClusterService:
             machines = self._membership.view.machines
         return announced_unit(name, content, machines, self.machine)
 
+    def ask_position(
+        self, group: SpanningGroup, part: str, epoch: int, done: Callable[[int], None]
+    ) -> bool:
+        """Find out which batch of an epoch the members on other machines have reached.
+
+        Returns whether there are any. Then ``done`` is called with the batch, in another thread,
+        within a limited time.
+        """
+        name, content = group.hosted[:2]
+        with self._lock:
+            asked = [
+                machine.name
+                for machine in self._membership.view.machines
+                if machine.name != self.machine
+                and any(
+                    other[:2] == (name, content) and part in other.parts for other in machine.groups
+                )
+            ]
+        if asked:
+            self._call(self._ask_position, asked, GetGroupPosition(group.key, part, epoch), done)
+        return bool(asked)
+
+    def _ask_position(
+        self, machines: Sequence[str], wanted: GetGroupPosition, done: Callable[[int], None]
+    ) -> None:
+        first = 0
+        for machine in machines:
+            try:
+                answer = self._link(self._address_of(machine)).control(wanted, timeout=CALL)
+                first = max(first, answer.first)
+            except PeerFault as fault:
+                self._failed(machine, fault)
+        done(first)
+
     def ask_batch(self, group: SpanningGroup, ask: AskBatch, wanted: WantedBatch) -> None:
         """Ask another machine for a batch, in a thread of its own."""
         _submit(self._batches, self._fetch_batch, group, ask, wanted)
@@ -610,8 +671,7 @@ class ClusterService:
             link = self._link(self._address_of(ask.machine))
             head, pieces = link.batch(wanted, timeout=wanted.wait + TRANSFER)
             group.receive(ask, head, pieces)
-            with self._lock:
-                self.received[ask.machine] += head.nbytes
+            self._count(self.received, ask.machine, head.nbytes)
         except PeerFault as fault:
             group.request_failed(ask, lost=self._failed(ask.machine, fault))
         except ValueError as error:
@@ -630,6 +690,10 @@ class ClusterService:
                 answer, decisions = self._membership.heartbeat(beat, self._clock())
             self._decided(decisions)
             return pack_answer(answer)
+        if isinstance(message, GetGroupPosition):
+            with self._lock:
+                group = self._groups.get(message.group)
+            return GroupPosition(0 if group is None else group.reached(message.part, message.epoch))
         if isinstance(message, GetKeptSamples):
             cache = self._cache(message.fingerprint)
             plain = cache is not None and not cache.versions
@@ -647,9 +711,9 @@ class ClusterService:
         if cache is None or not _fits(cache, wanted):
             yield [KeyAnswer(place, "absent") for place in range(len(keys))]
             return
-        for answers in cache.serve(peer, keys, wanted.most_bytes):
-            with self._lock:
-                self.sent[peer] += bytes_of(answers)
+        served = _lent(cache, keys) if wanted.lent else cache.serve(peer, keys, wanted.most_bytes)
+        for answers in served:
+            self._count(self.sent, peer, bytes_of(answers))
             yield answers
 
     def put(self, peer: str, offered: Offered, values: Iterator[memoryview]) -> list[bool]:
@@ -659,8 +723,7 @@ class ClusterService:
             return [False] * len(keys)
         kept = []
         for key, value in zip(keys, values, strict=True):
-            with self._lock:
-                self.received[peer] += len(value)
+            self._count(self.received, peer, len(value))
             kept.append(cache.keep_offered(key, value))
         return kept
 
@@ -668,8 +731,7 @@ class ClusterService:
         if self.guests is None:
             raise Refuse("busy", "this machine prepares no samples for others")
         for rows in self.guests.run(peer, task):
-            with self._lock:
-                self.sent[peer] += sum(memoryview(leaf).nbytes for leaf in rows.leaves)
+            self._count(self.sent, peer, sum(memoryview(leaf).nbytes for leaf in rows.leaves))
             yield rows
 
     def batch(self, peer: str, wanted: WantedBatch) -> tuple[BatchHead, list[Any]]:
@@ -678,8 +740,7 @@ class ClusterService:
         if group is None:
             return BatchHead.without("absent"), []
         head, buffers = group.serve(peer, wanted)
-        with self._lock:
-            self.sent[peer] += head.nbytes
+        self._count(self.sent, peer, head.nbytes)
         return head, buffers
 
     def _cache(self, content: str) -> DividedCache | None:
@@ -730,6 +791,20 @@ class ClusterService:
             if name not in view.named and now - when <= GONE
         ]
         self._gone = dict(kept[-MOST_GONE:])
+        for counter in (self.sent, self.received):
+            for name in [name for name in counter if name not in self._known]:
+                if name and name not in self._gone:
+                    counter[""] += counter.pop(name)
+
+    def _count(self, counter: Counter[str], machine: str, nbytes: int) -> None:
+        """Count bytes of samples that were exchanged with a machine.
+
+        Whoever has the token may call itself anything. Only machines of the list, and those that
+        have left it lately, are counted by name, so that the counters do not grow.
+        """
+        with self._lock:
+            listed = machine in self._membership.view.named or machine in self._gone
+            counter[machine if listed else ""] += nbytes
 
     def _ask_for_report(self, name: str) -> None:
         try:
@@ -835,6 +910,15 @@ def _keys(record: WantedValues | Offered | Spilled) -> list[int]:
 def _fits(cache: DividedCache, record: WantedValues | Offered | Spilled) -> bool:
     """Whether a message is about versions of samples if the cache is, and only then."""
     return cache.versions == (record.generations is not None)
+
+
+def _lent(cache: DividedCache, keys: Sequence[int]) -> Iterator[list[KeyAnswer]]:
+    for first in range(0, len(keys), PART):
+        values = cache.lend(keys[first : first + PART])
+        yield [
+            KeyAnswer(place, "absent" if value is None else "present", value)
+            for place, value in enumerate(values, first)
+        ]
 
 
 def _submit(executor: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:

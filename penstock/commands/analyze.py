@@ -94,8 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
             return code or 1
     report = replace(combine(ranks), command=shlex.join(command))
     partial = bool(missing([report]))
-    # On a file system that the machines share, they must not overwrite each other's report.
-    output = f"{arguments.output}-{report.host}" if partial else arguments.output
+    output = arguments.output
+    if partial:
+        # On a file system that the machines share, they must not overwrite each other's report.
+        # Containers and copied machines may all have the same name.
+        output += f"-{report.host}-rank{min(rank.setup.rank for rank in ranks)}"
     _show(report, output, as_json=arguments.json)
     if partial and not arguments.json:
         here = len(report.ranks) + 1

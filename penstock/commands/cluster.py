@@ -30,6 +30,9 @@ too, a batch is prepared once for the jobs of all machines. The machines need th
 `start` makes them, and prints where they are.
 """
 
+MEET = 2.0
+"""Seconds that `join` waits for a machine of the cluster, before it says that none has answered."""
+
 LOOKS, PAUSE = 6, 0.25
 """Looks that wait for reports of the other machines, and seconds between two of them."""
 
@@ -104,7 +107,14 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from penstock import config
-    from penstock.cluster.find import PORT, default_host, parse_addresses, parse_own_address
+    from penstock.cluster.find import (
+        PORT,
+        default_host,
+        is_loopback,
+        parse_addresses,
+        parse_own_address,
+        split_address,
+    )
     from penstock.cluster.secrets import make_secrets, read_secrets
     from penstock.node.client import enter_cluster
     from penstock.node.protocol import EnterCluster
@@ -123,10 +133,13 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
     seeds = [address] if starts else list(parse_addresses(arguments.seeds, "ADDRESS"))
     cache = config.size(arguments.cache, "--cache")
     cores = _lent(arguments.cores)
+    if not starts and not address:
+        _check_seeds(seeds, directory)
     entered = enter_cluster(
         directory, EnterCluster(seeds, address, str(secret.absolute()), cache, cores, stay=True)
     )
     out = sys.stdout.write
+    host = split_address(entered.address)[0]
     out(f"This machine is {entered.machine} of the cluster, at {entered.address}.\n")
     if starts:
         out(
@@ -134,8 +147,51 @@ def _enter(directory: NodeDirectory, arguments: argparse.Namespace) -> int:
             "On every other machine, copy them to the same place (mode 0700), then:\n"
             f"  penstock cluster join {entered.address}\n"
         )
+        if is_loopback(host):
+            out(
+                f"Other machines cannot reach {host}: this machine has no other address. End this "
+                "with `penstock cluster leave`, and give one: penstock cluster start --address "
+                "10.0.0.1\n"
+            )
+    elif not _meets_others(directory):
+        out(
+            f"No machine has answered at {', '.join(seeds)} so far; the node goes on trying. If "
+            "`penstock cluster status` does not show another machine soon, check the address and "
+            f"the firewall; the log of the node says more: {directory.log}\n"
+        )
     out('Loaders with cluster="auto" use it. `penstock cluster leave` ends it.\n')
     return 0
+
+
+def _check_seeds(seeds: list[str], directory: NodeDirectory) -> None:
+    """Raise ClusterError if the only machine to join is this one, which is in no cluster."""
+    from penstock.cluster.find import addresses_of, is_local, split_address
+    from penstock.node.client import request_status
+
+    if len(seeds) != 1 or not any(map(is_local, addresses_of(split_address(seeds[0])[0]))):
+        return
+    status = request_status(directory)
+    if status is None or status["cluster"] is None:
+        raise ClusterError(
+            f"{seeds[0]} is an address of this machine. Give the address of another one, as "
+            "`penstock cluster start` prints it there. To begin a cluster here, use `penstock "
+            "cluster start`."
+        )
+
+
+def _meets_others(directory: NodeDirectory) -> bool:
+    """Whether the node knows another machine of the cluster within some seconds."""
+    from penstock.node.client import request_status
+
+    until = time.monotonic() + MEET
+    while True:
+        status = request_status(directory)
+        cluster = None if status is None else status["cluster"]
+        if cluster is not None and len(cluster["machines"]) > 1:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
 
 
 def _lent(cores: int) -> int:

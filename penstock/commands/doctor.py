@@ -7,15 +7,18 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, PipelineError
 
 EXAMPLE = """\
 examples:
   penstock doctor                        check this machine, change nothing
   penstock doctor --fix                  also free the memory that killed runs left behind
   penstock doctor --json > machine.json  for scripts and bug reports
+  penstock doctor --device               check what Penstock does with the GPU, on the GPU
+  penstock doctor --device fake          the same checks on a fake device, without a GPU
 
-The exit code is 1 if the doctor found a problem that would stop a plain training run, else 0.
+The exit code is 1 if the doctor found a problem that would stop a plain training run, else 0. With
+--device it is 1 if a check failed, and 3 if there is no such device.
 """
 
 
@@ -29,9 +32,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fix", action="store_true", help="free the memory that killed runs left behind"
     )
     parser.add_argument("--json", action="store_true", help="print findings and facts as JSON")
+    parser.add_argument(
+        "--device",
+        nargs="?",
+        const="cuda",
+        metavar="NAME",
+        help="only test the device: copies, streams, memory, bits and speed. NAME is cuda (the "
+        "default), cuda:1, fake or cpu",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.device is not None:
+        return test_device(arguments.device, as_json=arguments.json)
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:
@@ -60,3 +73,23 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         report.show(findings, Console())
     return 1 if report.worst(findings) is report.Level.PROBLEM else 0
+
+
+def test_device(name: str, *, as_json: bool) -> int:
+    """Run the self-test of a device and print it; the exit code."""
+    try:
+        from penstock.torch import self_test
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            'penstock doctor --device needs PyTorch: pip install "penstock[torch]"'
+        ) from error
+    try:
+        results = self_test.run_checks(name)
+    except PipelineError as error:
+        sys.stderr.write(self_test.problem(error) + "\n")
+        return self_test.NO_DEVICE
+    if as_json:
+        sys.stdout.write(self_test.as_json(name, results) + "\n")
+    else:
+        sys.stdout.write("\n".join(self_test.lines(name, results)) + "\n")
+    return int(any(result.outcome == "failed" for result in results))

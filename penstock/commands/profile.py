@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.diagnose.profile.measure import measure
+    from penstock.progress_bar import counting
 
     pipeline = find(arguments.file)
-    with _progress_bar(arguments.samples) as on_progress:
+    with counting("profiling") as on_progress:
         profile = measure(
             pipeline,
             arguments.data,
@@ -152,17 +151,3 @@ def _pipeline_of(value: Any) -> Pipeline | None:
 def _list_pipelines(variables: dict[str, Any]) -> str:
     names = list(_pipelines(variables))
     return f"Its pipelines: {', '.join(names)}." if names else "It has no pipelines."
-
-
-@contextmanager
-def _progress_bar(samples: int) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("profiling", total=samples)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

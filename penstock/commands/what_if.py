@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.config import show_size, size
+from penstock.device.forecast import LEAST_SPEED
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 from penstock.diagnose.analyze.what_if import (
@@ -22,6 +23,7 @@ from penstock.diagnose.analyze.what_if import (
     Saturation,
     Values,
     check_options,
+    device_lines,
     fixed_change,
     ineffective_options,
     machine_lines,
@@ -40,6 +42,7 @@ examples:
   penstock what-if report.json --jobs 8 --share             eight jobs share one preparation
   penstock what-if report.json --machines 1,2,4,8 --network 10Gb/s      machines share caches
   penstock what-if report.json --remote-cores 32 --network 10Gb/s       other machines prepare
+  penstock what-if report.json --device-prep 2x,5x,10x      the device prepares a share
   penstock what-if report.json --cores 2,4,8,16 --price-accelerator 2 --price-core 0.04
 
 A VALUE is one value, a list (1,2,4,8), a range (0..64GB) or a range with a step (0..64GB:8GB). At
@@ -60,7 +63,12 @@ OPTIONS = {
     "machines": "machines that divide the data and share their caches",
     "network": "speed of the link of each machine, such as 10Gb/s or 1.2GB/s",
     "remote_cores": "cores of other machines that prepare samples for one machine",
+    "device_prep": "speed, relative to one worker, with which the device prepares a share of each "
+    "batch while training waits; 10x if no value is given",
 }
+
+DEVICE_PREP = "10x"
+"""The speed of a device if none is given: an assumption, to be replaced by a measurement."""
 
 FLAGS = ("share", "penstock", "shared_storage")
 
@@ -77,7 +85,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "report", metavar="REPORT.json", help="report written by `penstock analyze`"
     )
     for name, line in OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=line)
+        optional = {"nargs": "?", "const": DEVICE_PREP} if name == "device_prep" else {}
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar="VALUE", help=line, **optional)  # type: ignore[arg-type]
     parser.add_argument(
         "--share", action="store_true", help="with --jobs: the jobs share one preparation"
     )
@@ -116,7 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(as_json(forecast, present, rows, enough) + "\n")
     else:
         lines = lines_of(forecast, options, present, rows, enough)
-        lines += machine_lines(report, options, rows) + ineffective_options(report, options)
+        lines += machine_lines(report, options, rows) + device_lines(forecast, options, rows)
+        lines += ineffective_options(report, options)
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -183,6 +194,7 @@ BYTES = Quantity(_bytes, 0, True, "64GB")
 BYTES_PER_SECOND = Quantity(_bytes_per_second, 1, False, "500MB/s")
 NETWORK = Quantity(_network, 1, False, "10Gb/s")
 FACTOR = Quantity(_factor, 1e-9, False, "2x")
+DEVICE_SPEED = Quantity(_factor, LEAST_SPEED, False, "10x")
 FACTOR_FROM_1 = Quantity(_factor, 1, False, "2")
 COUNT = Quantity(_count, 1, True, "8")
 COUNT_FROM_0 = Quantity(_count, 0, True, "4")
@@ -216,7 +228,7 @@ def read_values(text: str, option: str, quantity: Quantity) -> tuple[float, ...]
     if min(numbers) < quantity.least:
         raise PipelineError(
             f"{option} is {text!r}; give at least {quantity.least:g}."
-            if quantity.least >= 1 or quantity.least == 0
+            if quantity.least >= LEAST_SPEED or quantity.least == 0
             else f"{option} is {text!r}; it must be above 0."
         )
     return tuple(dict.fromkeys(numbers))
@@ -276,6 +288,7 @@ def read_options(arguments: argparse.Namespace) -> list[Values]:
         "machines": COUNT,
         "network": NETWORK,
         "remote_cores": COUNT_FROM_0,
+        "device_prep": DEVICE_SPEED,
     }
     options = []
     for name, quantity in quantities.items():
@@ -327,6 +340,7 @@ UNITS: dict[str, Callable[[float], str]] = {
     "network": lambda value: f"{value * 8 / 1e9:g} Gb/s",
     "accelerator": lambda value: f"{value:g}x",
     "echo": lambda value: f"{value:g}",
+    "device_prep": lambda value: f"{value:g}x",
 }
 
 

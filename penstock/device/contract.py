@@ -1,18 +1,24 @@
-"""The contract of a device: registered memory, copies on a side stream, events, memory in use.
+"""The contract of a device: memory, copies and work on streams, events, memory in use.
 
-``cpu.py`` is torch's CPU, ``cuda.py`` a GPU, ``fake.py`` a device with a thread for its side stream
-that reports wrong synchronisation. ``tests/device/test_contract.py`` runs over all of them.
+``plain.py`` is any device of torch without streams, ``cuda.py`` a GPU, ``fake.py`` a device with a
+thread for each stream that reports wrong synchronisation. ``tests/device/test_contract.py`` runs
+over all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
 Unregister = Callable[[], None]
+
+StreamName = Literal["copy", "prep", "loop"]
+"""``copy``: the side stream for copies. ``prep``: a stream of the lowest priority for preparation
+beside the training step. ``loop``: the current stream of the calling thread, which for the thread
+of the training loop is the stream of its steps."""
 
 
 class DeviceMemory(NamedTuple):
@@ -23,7 +29,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Event(Protocol):
-    """A point in the work of the side stream."""
+    """A point in the work of a stream."""
 
     def done(self) -> bool:
         """Whether the work up to this point is done."""
@@ -33,10 +39,10 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """A device that batches are delivered to.
+    """A device that batches are delivered to, and that may prepare a part of them.
 
-    It has one side stream, on which ``copy`` works. One background thread calls ``copy`` and
-    ``record``; the thread of the training loop calls ``arrive``.
+    Its streams work one piece after the other, and beside each other. Any thread may call any
+    method; ``loop`` means the stream of the thread that calls.
     """
 
     @property
@@ -50,12 +56,44 @@ class Device(Protocol):
         cannot be registered.
         """
 
-    def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Begin to copy a tensor to the device. ``source`` must not change until an event recorded
-        later is done."""
+    def allocate(
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
+    ) -> torch.Tensor:
+        """New memory for ``stream``. Raises torch.OutOfMemoryError.
 
-    def record(self) -> Event:
-        """An event after all that the side stream was given so far."""
+        Another stream may use it after it has waited for an event of ``stream``. When the last
+        reference is gone, the memory is used again by later work of ``stream``.
+        """
+
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor to new memory, on the stream ``copy``. ``source`` must not change
+        until an event recorded later is done."""
+
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
+        """Begin to copy a tensor of the host into memory of the device. ``source`` as in
+        ``copy``."""
+
+    def run(
+        self,
+        function: Callable[[], None],
+        stream: StreamName,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Run operations of torch on a stream, after all that it was given before.
+
+        ``reads`` and ``writes``: the memory of the device that they use. An exception of
+        ``function`` is raised here, or by the events recorded after it.
+        """
+
+    def record(self, stream: StreamName = "copy") -> Event:
+        """An event after all that the stream was given so far."""
+
+    def wait(self, stream: StreamName, event: Event) -> None:
+        """Let later work of a stream begin after ``event``. The calling thread goes on."""
 
     def arrive(self, tensors: Sequence[torch.Tensor], event: Event) -> None:
         """Let the training loop use these tensors: its stream waits for ``event``.
@@ -63,5 +101,15 @@ class Device(Protocol):
         Their memory is used again only after the work that the loop gave its stream.
         """
 
+    def export(self, tensor: torch.Tensor) -> bytes:
+        """A handle by which another process of this machine maps the memory of a tensor, once.
+
+        All work on the tensor must be done. Its memory must stay until the other process has
+        dropped its tensor. Raises OSError if the device cannot share memory.
+        """
+
+    def from_export(self, handle: bytes) -> torch.Tensor:
+        """The tensor of another process, by its handle. Raises OSError if that has ended."""
+
     def memory(self) -> DeviceMemory:
-        """DeviceMemory of the device."""
+        """Memory of the device in use, and its capacity."""

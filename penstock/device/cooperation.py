@@ -40,6 +40,11 @@ the mini-batch. A tiny-batch is a larger share of any mini-batch with fewer than
 TURNS = 2
 """Changes of direction after which the threshold freezes: it went there, back and there again."""
 
+WORTH, PROBES, PROBE_AGAIN = 0.97, 8, 100
+"""The device takes part while the CPU's part of its tasks costs the CPU less than ``WORTH`` of what
+the whole tasks would. That is judged after ``PROBES`` of each, and tried again after
+``PROBE_AGAIN`` mini-batches."""
+
 TRIAL, SETTLING = 8, 2
 """Mini-batches of the trial of each sharing mode, and how many of them are not counted because they
 were partly prepared in the other mode."""
@@ -181,6 +186,56 @@ class CooperationCounts(NamedTuple):
 
 
 @dataclass(slots=True)
+class Worth:
+    """Whether the device saves CPU time: compares its tasks' CPU part with whole tasks.
+
+    >>> worth = Worth()
+    >>> for _ in range(PROBES):
+    ...     worth.learn("whole", 1.0, 100)
+    ...     worth.learn("decode", 1.2, 100)
+    >>> worth.positive
+    False
+    """
+
+    positive: bool = True
+    slowest: float = 1.0
+    """How much longer than usual the device took for its slowest tasks: tiny-batches of the same
+    bytes differ in cost."""
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _bytes: dict[str, float] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    def learn(self, part: Part, seconds: float, nbytes: int) -> None:
+        """Note the CPU time of a part of a tiny-batch of ``nbytes`` bytes."""
+        # Old ones fade, because caches fill and machines become busy.
+        self._seconds[part] = 0.98 * self._seconds.get(part, 0.0) + seconds
+        self._bytes[part] = 0.98 * self._bytes.get(part, 0.0) + max(1, nbytes)
+        self._count[part] = self._count.get(part, 0) + 1
+        if part == "device":
+            usual = self._seconds[part] / self._bytes[part]
+            ratio = seconds / (max(1, nbytes) * usual) if usual > 0 else 1.0
+            self.slowest = max(1.0, ratio, 0.995 * self.slowest)
+        if min(self._count.get("whole", 0), self._count.get("decode", 0)) >= PROBES:
+            decode, whole = (self._seconds[one] / self._bytes[one] for one in ("decode", "whole"))
+            self.positive = decode < WORTH * whole
+
+    @property
+    def lacks_whole(self) -> bool:
+        """Whether too few whole tasks were done to judge by."""
+        counts = self._count
+        return counts.get("whole", 0) < PROBES <= counts.get("decode", 0)
+
+    def rate(self, part: Part) -> float | None:
+        """Seconds for each byte of a part; ``None`` if not known yet."""
+        return self._seconds[part] / self._bytes[part] if self._count.get(part) else None
+
+    def probe(self) -> None:
+        """Try again with a few tasks."""
+        self._count.clear()
+        self.positive = True
+
+
+@dataclass(slots=True)
 class _MiniBatch:
     """A mini-batch in preparation. ``waiting`` is sorted by bytes, then by position."""
 
@@ -188,6 +243,8 @@ class _MiniBatch:
     waiting: list[tuple[int, int]]
     decoded: deque[int] = field(default_factory=deque)
     finished: set[int] = field(default_factory=set)
+    by_device: set[int] = field(default_factory=set)
+    """Tiny-batches that the device has finished."""
     began: float | None = None
     cpu_end: float | None = None
     device_end: float | None = None
@@ -203,19 +260,37 @@ class Cooperation:
     - ``exact``: the CPU reads the entropy-coded bits of what the device prepares, as a task of its
       own. Without it the device needs no CPU.
     - ``device``: whether there is a device now.
+    - ``most_begun``: mini-batches that may have rows on the device before they are handed out
+      (``end``), apart from the oldest; this bounds its memory. ``None``: any number.
+    - ``foresees``: the device takes no task that it would finish after the CPU could have done it,
+      and none at all while it saves no CPU time (``Worth``).
 
     Older mini-batches come first. ``take_cpu`` and ``take_device`` return ``None`` if there is
     nothing to do for the caller until the next event.
     """
 
-    def __init__(self, workers: int, *, exact: bool = False, device: bool = True) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        exact: bool = False,
+        device: bool = True,
+        most_begun: int | None = None,
+        foresees: bool = False,
+    ) -> None:
         if workers < 1:
             raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
         self.workers = workers
         self.exact = exact
+        self.foresees = foresees
         self.threshold = Threshold()
         self.sharing = Sharing()
+        self.worth = Worth()
+        self._ended = 0
+        self._device_free: float | None = None
         self._device = device
+        self._most_begun = most_begun
+        self._begun: set[int] = set()
         self._loop_waits = True
         self._open: dict[int, _MiniBatch] = {}
         self._running: dict[int, tuple[Assignment, float]] = {}
@@ -263,15 +338,42 @@ class Cooperation:
 
     def take_cpu(self, now: float) -> Assignment | None:
         """Work for a CPU worker: what the device needs soon, else the smallest tiny-batch."""
-        if self._device and self.exact and self._staged() < self._ahead:
+        measures = self.foresees and self.worth.lacks_whole
+        if self._device and self.exact and self._staged() < self._ahead and not measures:
             for batch, opened in self._open.items():
-                if self._device_may_take(opened):
-                    return self._hand_out(batch, opened, opened.waiting.pop()[1], "decode", now)
+                place = self._device_choice(batch, opened, now)
+                if place is not None:
+                    tiny = opened.waiting.pop(place)[1]
+                    return self._hand_out(batch, opened, tiny, "decode", now)
         for batch, opened in self._open.items():
-            reserved = max(0, self.threshold.t) if self._device else 0
+            reserved = self._reserved()
+            if self.foresees and reserved >= len(opened.waiting) > 0:
+                # What the device would not finish in time is not kept for it.
+                reserved = 0 if self._device_choice(batch, opened, now) is None else reserved
             if len(opened.waiting) > reserved:
-                return self._hand_out(batch, opened, opened.waiting.pop(0)[1], "whole", now)
+                # Large ones that the device would not finish in time come first: at the end they
+                # would keep one worker busy and the others idle.
+                large = (
+                    self.foresees and self._device and not self._leaves_large(batch, opened, now)
+                )
+                tiny = opened.waiting.pop(-1 if large else 0)[1]
+                return self._hand_out(batch, opened, tiny, "whole", now)
         return None
+
+    def _reserved(self) -> int:
+        """How many of the last tiny-batches of a mini-batch are the device's alone."""
+        if not self._device or (self.foresees and self.worth.lacks_whole):
+            return 0
+        reserved = max(0, self.threshold.t)
+        whole, device = self.worth.rate("whole"), self.worth.rate("device")
+        if self.foresees and reserved and whole is not None and device:
+            # No more than it does while a CPU worker does one.
+            reserved = min(reserved, int(whole / device))
+        return reserved
+
+    def _leaves_large(self, batch: int, opened: _MiniBatch, now: float) -> bool:
+        """Whether the largest tiny-batch is one for the device."""
+        return self._device_choice(batch, opened, now) == len(opened.waiting) - 1
 
     def take_device(self, now: float) -> Assignment | None:
         """Work for the device: the largest tiny-batch, decoded first if ``exact``."""
@@ -285,15 +387,59 @@ class Cooperation:
                 if sum(len(one.decoded) for one in self._open.values()) > 1:
                     self._ahead = max(1, self._ahead - 1)
                 return self._hand_out(batch, opened, tiny, "device", now)
-            if not self.exact and self._device_may_take(opened):
-                return self._hand_out(batch, opened, opened.waiting.pop()[1], "device", now)
+            place = None if self.exact else self._device_choice(batch, opened, now)
+            if place is not None:
+                return self._hand_out(batch, opened, opened.waiting.pop(place)[1], "device", now)
         if self.exact and not self._starved and self._staged() >= self._ahead:
             # All that may be decoded ahead is still with CPU workers: too late for the device.
             self._starved = True
             self._ahead = min(self._ahead + 1, self.workers + 1)
         return None
 
-    def _device_may_take(self, opened: _MiniBatch) -> bool:
+    def _device_choice(self, batch: int, opened: _MiniBatch, now: float) -> int | None:
+        """The place in ``waiting`` of the tiny-batch that the device should take next, if any.
+
+        The largest that the device finishes, by what is known of its speed, before the CPU would
+        finish this mini-batch without it. A slow device must not hold the end of a mini-batch.
+        """
+        if not self._device_may_take(batch, opened):
+            return None
+        last = len(opened.waiting) - 1
+        if not self.foresees:
+            return last
+        whole, device = self.worth.rate("whole"), self.worth.rate("device")
+        host = self.worth.rate("decode") if self.exact else 0.0
+        if whole is None or device is None or host is None:
+            return last
+        cpu = backlog = 0.0
+        for one, since in self._running.values():
+            rate = {"whole": whole, "decode": host, "device": device}[one.part]
+            size = self._open[one.batch].sizes[one.tiny]
+            left = max(0.0, rate * size - (now - since))
+            if one.part == "device":
+                backlog += left
+            elif one.batch <= batch:
+                cpu += left
+            if one.part == "decode":
+                backlog += device * size
+        for number, other in self._open.items():
+            backlog += device * sum(other.sizes[tiny] for tiny in other.decoded)
+            if number <= batch:
+                cpu += whole * sum(size for size, _ in other.waiting)
+        for place in range(last, -1, -1):
+            size = opened.waiting[place][0]
+            ends = max(backlog, host * size) + self.worth.slowest * device * size
+            if ends <= max(cpu / self.workers, whole * size):
+                return place
+        return None
+
+    def _device_may_take(self, batch: int, opened: _MiniBatch) -> bool:
+        # The oldest mini-batch always may have rows there: its last ones can be the device's alone.
+        if self.foresees and not self.worth.positive:
+            return False
+        full = self._most_begun is not None and len(self._begun) >= self._most_begun
+        if full and batch not in self._begun and batch != next(iter(self._open)):
+            return False
         return len(opened.waiting) > max(0, -self.threshold.t)
 
     def _staged(self) -> int:
@@ -306,6 +452,8 @@ class Cooperation:
     ) -> Assignment:
         if opened.began is None:
             opened.began = now
+        if part != "whole":
+            self._begun.add(batch)
         assignment = Assignment(batch, tiny, part, self._number)
         self._running[self._number] = assignment, now
         self._number += 1
@@ -313,17 +461,39 @@ class Cooperation:
 
     # What became of it.
 
-    def done(self, assignment: Assignment, now: float) -> bool:
-        """A part is finished. False: it was given to somebody else meanwhile; drop the result."""
-        if self._running.pop(assignment.number, None) is None:
+    def done(
+        self,
+        assignment: Assignment,
+        now: float,
+        *,
+        whole: bool = False,
+        seconds: float | None = None,
+    ) -> bool:
+        """A part is finished. False: it was given to somebody else meanwhile; drop the result.
+
+        ``whole``: the CPU did not only its part of a device task, but all of it. ``seconds``: the
+        time it took, if not all since it was handed out.
+        """
+        found = self._running.pop(assignment.number, None)
+        if found is None:
             return False
         batch, tiny, part, _ = assignment
         opened = self._open[batch]
+        if whole:
+            part = "whole"
         self._counts[part] += 1
         if part == "device":
             opened.device_end = now
+            opened.by_device.add(tiny)
+            # The device works on one task after the other.
+            began = found[1] if self._device_free is None else max(found[1], self._device_free)
+            self._device_free = now
+            self.worth.learn("device", now - began, opened.sizes[tiny])
         else:
             opened.cpu_end = now
+            if not whole:
+                taken = now - found[1] if seconds is None else seconds
+                self.worth.learn(part, taken, opened.sizes[tiny])
         if part == "decode":
             if self._device:
                 opened.decoded.append(tiny)
@@ -342,10 +512,35 @@ class Cooperation:
             self._open[assignment.batch].give_back(assignment.tiny)
             self._again += 1
 
+    def put_back(self, assignment: Assignment) -> None:
+        """The worker that took it cannot begin yet."""
+        if self._running.pop(assignment.number, None) is not None:
+            opened = self._open[assignment.batch]
+            if assignment.part == "device":
+                opened.decoded.appendleft(assignment.tiny)
+            else:
+                opened.give_back(assignment.tiny)
+
+    def drop(self, batch: int) -> None:
+        """A mini-batch is not wanted any more."""
+        self._open.pop(batch, None)
+        self._begun.discard(batch)
+        for number in [n for n, (one, _) in self._running.items() if one.batch == batch]:
+            del self._running[number]
+
+    def end(self, batch: int) -> None:
+        """A complete mini-batch was handed out."""
+        self._begun.discard(batch)
+
     def _learn(self, opened: _MiniBatch, now: float) -> None:
         began = now if opened.began is None else opened.began
         last_end, self._last_end = self._last_end, now
         if not self._device:
+            return
+        if self.foresees and not self.worth.positive:
+            self._ended += 1
+            if self._ended % PROBE_AGAIN == 0:
+                self.worth.probe()
             return
         cpu_end = began if opened.cpu_end is None else opened.cpu_end
         device_end = began if opened.device_end is None else opened.device_end
@@ -370,10 +565,15 @@ class Cooperation:
             self._ahead = min(self._ahead, workers + 1)
             self.threshold.thaw()
 
-    def device_lost(self) -> None:
-        """The device is gone or does not answer: the CPU prepares what it had."""
+    def device_lost(self, *, finished_too: bool = False) -> dict[int, set[int]]:
+        """The device is gone or does not answer: the CPU prepares what it had.
+
+        ``finished_too``: also what it has finished of mini-batches that are not complete. Returns
+        that, by mini-batch.
+        """
+        again: dict[int, set[int]] = {}
         if not self._device:
-            return
+            return again
         self._device = False
         for assignment, _ in list(self._running.values()):
             if assignment.part == "device":
@@ -382,6 +582,14 @@ class Cooperation:
             while opened.decoded:
                 opened.give_back(opened.decoded.popleft())
                 self._again += 1
+        for batch, opened in self._open.items():
+            if finished_too and opened.by_device:
+                again[batch], opened.by_device = opened.by_device, set()
+                opened.finished -= again[batch]
+                for tiny in again[batch]:
+                    opened.give_back(tiny)
+                    self._again += 1
+        return again
 
     def device_back(self) -> None:
         """There is a device again, or for the first time."""

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 
 import torch
+import torch.multiprocessing  # registers how tensors are pickled
 
-from penstock.device.contract import DeviceMemory, Event, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 PORTABLE = 1
 """``cudaHostRegisterPortable``: the memory is registered for all GPUs of the process."""
@@ -37,11 +40,19 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """A GPU, by its number, with a side stream of its own."""
+    """A GPU, by its number, with a stream for copies and one for preparation."""
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)
+        # 0 is the lowest priority that CUDA has. The default stream has the same; a training step
+        # on a stream of a higher one goes first.
+        self._prep = torch.cuda.Stream(self._device, priority=0)
+
+    def _of(self, stream: StreamName) -> torch.cuda.Stream:
+        if stream == "loop":
+            return torch.cuda.current_stream(self._device)
+        return self._prep if stream == "prep" else self._stream
 
     @property
     def name(self) -> str:
@@ -68,11 +79,43 @@ class CudaDevice:
         with torch.cuda.stream(self._stream):
             return source.to(self._device, non_blocking=True)
 
-    def record(self) -> Event:
+    def allocate(
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
+    ) -> torch.Tensor:
+        with torch.cuda.stream(self._of(stream)):
+            return torch.empty(tuple(shape), dtype=dtype, device=self._device)
+
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
+        used = self._of(stream)
+        with torch.cuda.stream(used):
+            target.copy_(source, non_blocking=True)
+        target.record_stream(used)
+
+    def run(
+        self,
+        function: Callable[[], None],
+        stream: StreamName,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        used = self._of(stream)
+        with torch.cuda.stream(used):
+            function()
+        for tensor in (*reads, *writes):
+            tensor.record_stream(used)
+
+    def record(self, stream: StreamName = "copy") -> Event:
         # A blocking event: the background thread sleeps while it waits, and does not poll.
         event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
+        event.record(self._of(stream))
         return CudaEvent(event)
+
+    def wait(self, stream: StreamName, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._of(stream).wait_event(event.event)
 
     def arrive(self, tensors: Sequence[torch.Tensor], event: Event) -> None:
         assert isinstance(event, CudaEvent)
@@ -80,6 +123,20 @@ class CudaDevice:
         current.wait_event(event.event)
         for tensor in tensors:
             tensor.record_stream(current)
+
+    def export(self, tensor: torch.Tensor) -> bytes:
+        # torch's own way: the IPC handle of the block, an offset, and a counter in shared memory.
+        # torch keeps the block until the receiver has dropped the tensor.
+        with torch.cuda.device(self._device):
+            return bytes(ForkingPickler.dumps(tensor))
+
+    def from_export(self, handle: bytes) -> torch.Tensor:
+        with torch.cuda.device(self._device):
+            try:
+                found: torch.Tensor = pickle.loads(handle)
+            except RuntimeError as error:
+                raise OSError(f"a tensor of another process cannot be mapped: {error}") from error
+        return found
 
     def memory(self) -> DeviceMemory:
         free, capacity = torch.cuda.mem_get_info(self._device)

@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from penstock.device.contract import Device, Event, Unregister
 from penstock.device.cuda import CudaDevice, current_index
+from penstock.device.division import Rest
 from penstock.device.plain import PlainDevice
+from penstock.device.rows import PartlyOnDevice
 from penstock.errors import PipelineError
+from penstock.stops.field import Field
 from penstock.tree import each_leaf
 
 _log = logging.getLogger("penstock.device")
@@ -35,6 +40,11 @@ class DeviceFinder:
         self._device: Device | None = None
         self._lock = threading.Lock()
         self._warned = False
+
+    @property
+    def name(self) -> str:
+        """The device as the user gave it."""
+        return str(self._wanted)
 
     def find(self) -> None:
         """Find out which GPU is the current one. Called in the thread of the training loop."""
@@ -105,10 +115,13 @@ class Delivery:
 
     If the device has no memory left for a batch ahead of its time, that batch and all later ones
     are copied when the loop asks for them: a batch ahead must not take the memory of the next one.
+
+    ``rest``: the operation that the device does after the copy.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, rest: Rest | None = None) -> None:
         self._device = device
+        self._rest = None if rest is None else NormalizeOnDevice(device, rest)
         self._source: Any = None
         self._event: Event | None = None
         self._ahead = True
@@ -148,15 +161,91 @@ class Delivery:
         tensors: list[torch.Tensor] = []
 
         def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, PartlyOnDevice):
+                tensors.append(leaf.deliver(self._device))
+            elif isinstance(leaf, np.ndarray):  # of a type that torch does not have
+                return leaf.copy()  # the slot goes back
+            elif isinstance(leaf, torch.Tensor):
+                tensors.append(self._device.copy(leaf))
+            else:
                 return leaf
-            tensors.append(self._device.copy(leaf))
             return tensors[-1]
 
         made = each_leaf(value, moved)
+        if self._rest is not None:
+            made = self._rest(made, tensors)
         return made, tensors, self._device.record()
 
 
-def deliver_to(finder: DeviceFinder) -> Callable[[], Delivery]:
+class NormalizeOnDevice:
+    """Normalizes a field of batches on the device, with the bits of ``Normalize`` on the CPU.
+
+    Called with a batch and the list of its tensors; the new tensor replaces the uint8 one in both.
+    """
+
+    def __init__(self, device: Device, rest: Rest) -> None:
+        self._device = device
+        self._field = Field("normalize", rest.on, rest.normalize.field)
+        self._channels = rest.channels
+        self._chw = rest.normalize.layout == "chw"
+        slopes, offsets = rest.normalize.line(rest.channels)
+        self._host = torch.tensor(np.stack([slopes, offsets]))
+        self._line: torch.Tensor | None = None
+
+    def __call__(self, batch: Any, tensors: list[torch.Tensor]) -> Any:
+        if self._line is None:
+            self._line = self._device.copy(self._host)
+        line = self._line
+
+        def normalized(images: Any, _: None) -> Any:
+            shape = self._shape(images)
+            fill = fill_normalized if self._chw else fill_normalized_last
+            made = self._device.allocate(shape, torch.float32)
+            self._device.run(
+                partial(fill, made, images, line), "copy", reads=[images, line], writes=[made]
+            )
+            tensors[:] = [made if tensor is images else tensor for tensor in tensors]
+            return made
+
+        return self._field.replace(batch, normalized, None)
+
+    def _shape(self, images: Any) -> tuple[int, ...]:
+        if (
+            not isinstance(images, torch.Tensor)
+            or images.dtype != torch.uint8
+            or images.ndim != 4
+            or images.shape[3] != self._channels
+        ):
+            found = (
+                f"{tuple(images.shape)} of {images.dtype}"
+                if isinstance(images, torch.Tensor)
+                else f"a {type(images).__name__}"
+            )
+            raise PipelineError(
+                f"normalize on the device got {found}; it needs uint8 images of {self._channels} "
+                "channels, all of one size. Give the loader device_normalize=False to normalize on "
+                "the CPU."
+            )
+        rows, height, width, channels = images.shape
+        return (rows, channels, height, width) if self._chw else (rows, height, width, channels)
+
+
+def fill_normalized(out: torch.Tensor, images: torch.Tensor, line: torch.Tensor) -> None:
+    """Normalize images (rows, height, width, channels) into ``out``, channels first.
+
+    ``line``: slopes and offsets of the channels. Product and sum are rounded one after the other,
+    as on the CPU: both have the same bits. Nothing is allocated.
+    """
+    out.copy_(images.permute(0, 3, 1, 2))
+    out.mul_(line[0][:, None, None]).add_(line[1][:, None, None])
+
+
+def fill_normalized_last(out: torch.Tensor, images: torch.Tensor, line: torch.Tensor) -> None:
+    """Like ``fill_normalized``, channels last."""
+    out.copy_(images)
+    out.mul_(line[0]).add_(line[1])
+
+
+def deliver_to(finder: DeviceFinder) -> Callable[[Rest | None], Delivery]:
     """Begins a delivery; see ``Ahead``."""
-    return lambda: Delivery(finder.device())
+    return lambda rest: Delivery(finder.device(), rest)

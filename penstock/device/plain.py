@@ -1,13 +1,13 @@
-"""Any device of torch, the CPU included, with copies that are done at once."""
+"""Any device of torch, the CPU included, whose work is done at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from penstock.device.contract import DeviceMemory, Event, Unregister
+from penstock.device.contract import DeviceMemory, Event, StreamName, Unregister
 
 
 class Done:
@@ -21,7 +21,7 @@ class Done:
 
 
 class PlainDevice:
-    """A device without a side stream: the background thread waits for each copy."""
+    """A device without streams: the thread that calls waits for each copy and piece of work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,14 +36,43 @@ class PlainDevice:
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         return source.to(self._device, copy=True)
 
-    def record(self) -> Event:
+    def allocate(
+        self, shape: Sequence[int], dtype: torch.dtype, stream: StreamName = "copy"
+    ) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self._device)
+
+    def copy_to(
+        self, target: torch.Tensor, source: torch.Tensor, stream: StreamName = "copy"
+    ) -> None:
+        target.copy_(source)
+
+    def run(
+        self,
+        function: Callable[[], None],
+        stream: StreamName,
+        *,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        function()
+
+    def record(self, stream: StreamName = "copy") -> Event:
         return Done()
+
+    def wait(self, stream: StreamName, event: Event) -> None:
+        event.wait()
 
     def arrive(self, tensors: Sequence[torch.Tensor], event: Event) -> None:
         event.wait()
 
+    def export(self, tensor: torch.Tensor) -> bytes:
+        raise OSError(f"{self.name} cannot share memory with other processes")
+
+    def from_export(self, handle: bytes) -> torch.Tensor:
+        raise OSError(f"{self.name} cannot share memory with other processes")
+
     def memory(self) -> DeviceMemory:
-        """DeviceMemory of the machine: torch does not tell that of every kind of device."""
+        """Memory of the machine: torch does not tell that of every kind of device."""
         page = os.sysconf("SC_PAGE_SIZE")
         free, capacity = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
         return DeviceMemory(capacity - free, capacity)

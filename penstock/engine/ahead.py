@@ -6,9 +6,11 @@ feed, because samplers and datasets may run there; it only does not wait for the
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.feed import Ready
@@ -38,11 +40,53 @@ class Background(Protocol):
         """The batch as the loop gets it. Called in the thread of the loop."""
 
 
+class _Conversion:
+    """A batch to convert, and then the result. Cheaper than a ``Future``: it has one waiter."""
+
+    __slots__ = ("_running", "cancelled", "converted", "error", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.converted: Any = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self._running = threading.Lock()
+        self._running.acquire()
+
+    def run(self, convert: Callable[[Any], Any]) -> None:
+        try:
+            self.converted = convert(self.value)
+        except BaseException as error:  # raised in the thread of the loop
+            self.error = error
+        # The slot of the batch goes back as soon as the copy is made.
+        self.value = None
+        self._running.release()
+
+    def result(self) -> Any:
+        """Wait for the conversion."""
+        with self._running:
+            pass
+        if self.error is not None:
+            raise self.error
+        return self.converted
+
+
+def _convert_all(work: SimpleQueue[_Conversion | None], background: Background) -> None:
+    """What the background thread runs. It does not refer to ``Ahead``, which may be forgotten."""
+    while (conversion := work.get()) is not None:
+        if not conversion.cancelled:
+            conversion.run(background.convert)
+            # The event of a copy that failed raises its error again in ``hand_out``.
+            with contextlib.suppress(Exception):
+                background.settle()
+        del conversion
+
+
 class _Taken(NamedTuple):
-    """A batch that was taken from the feed: its future value, or the error of taking it."""
+    """A batch that was taken from the feed: its conversion, or the error of taking it."""
 
     ready: Ready | None
-    value: Future[Any] | None = None
+    value: _Conversion | None = None
     error: Exception | None = None
 
 
@@ -53,11 +97,12 @@ class Ahead:
     work to do. Batches and errors keep their order. Used from one thread at a time.
     """
 
-    def __init__(self, begin: Callable[[], Background], depth: int = DEPTH) -> None:
+    def __init__(self, begin: Callable[[], Background] | None = None, depth: int = DEPTH) -> None:
         self._begin = begin
         self._depth = depth
         self._background: Background | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._work: SimpleQueue[_Conversion | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._taken: deque[_Taken] = deque()
 
     def __len__(self) -> int:
@@ -105,19 +150,30 @@ class Ahead:
         if ready is None or not ready.rows:
             return _Taken(ready)
         if self._background is None:
+            assert self._begin is not None
             self._background = self._begin()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-ahead")
-        # The slot of the batch goes back as soon as the copy is made.
-        value = self._thread.submit(self._background.convert, ready.value)
-        self._thread.submit(self._background.settle)
-        return _Taken(ready._replace(value=None), value)
+            self._thread = threading.Thread(
+                target=_convert_all,
+                args=(self._work, self._background),
+                name="penstock-ahead_0",
+                daemon=True,
+            )
+            self._thread.start()
+        conversion = _Conversion(ready.value)
+        self._work.put(conversion)
+        return _Taken(ready._replace(value=None), conversion)
+
+    def begin_with(self, begin: Callable[[], Background]) -> None:
+        """Do other work with the batches of a new feed, and forget those that were taken."""
+        self.close()
+        self._begin, self._background = begin, None
 
     def clear(self) -> None:
         """Forget the batches that were not handed out."""
         for taken in self._taken:
             if taken.value is not None:
-                taken.value.cancel()
+                taken.value.cancelled = True
         self._taken.clear()
 
     def close(self) -> None:
@@ -125,4 +181,5 @@ class Ahead:
         self.clear()
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.shutdown(cancel_futures=True)
+            self._work.put(None)
+            thread.join()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work, WorkerInit
+from penstock.engine.schedule import Schedule
 from penstock.engine.slots import Layout, Leaf, Register, Ring
 from penstock.operation import ArraySpec
 from penstock.options import Options
 from penstock.order import Deal
 from penstock.order.plan import BatchKeys
 from penstock.pipeline import Pipeline, batching_of
-from penstock.stats import Meter
+from penstock.stats import DeviceStats, Meter
 from penstock.stops.batch import Collate
 from penstock.stops.stop import Fields, Stop
 from penstock.store.shared import SharedStores
@@ -86,6 +87,36 @@ class Recipe:
 
 
 MakeEngine = Callable[..., Engine]
+
+
+class Together(Protocol):
+    """A device that prepares its share of the batches of one engine."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Deals tiny-batches to CPU workers and to the device."""
+
+    def split(self, work: Work) -> Work:
+        """The work of CPU workers, with their part of what the device prepares."""
+
+    def join(self, pool: Pool) -> Pool:
+        """A pool of these workers and the device."""
+
+    def stats(self) -> DeviceStats:
+        """What the device has prepared."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, for a checkpoint. It affects speed only."""
+
+
+class DevicePlan(NamedTuple):
+    """Whether a device prepares a share of each batch, and why.
+
+    ``begin``: lets it take part in one engine, with what was learnt before; ``None``: it does not.
+    """
+
+    begin: Callable[[Mapping[str, Any] | None], Together] | None
+    why: str
 
 
 class Assembly:
@@ -158,24 +189,29 @@ class Assembly:
         staged: bool = False,
         join: Callable[[Pool], Pool] | None = None,
         register: Register | None = None,
+        together: Together | None = None,
         **more: Any,
     ) -> Engine:
         """An engine with a pool of its own.
 
         ``staged``: other processes can map its batches. ``join``: joins the pool with workers of
-        other machines. ``register``: registers the memory of batches with a device. ``more``:
-        further arguments for ``make``.
+        other machines. ``register``: registers the memory of batches with a device. ``together``:
+        a device that takes part. ``more``: further arguments for ``make``.
         """
         recipe, options = self.recipe, self.recipe.options
         self.keepers.open()
-        pool: Pool = make_pool(self.choice, self.work, options.seed, recipe.init, recipe.start)
+        work = self.work if together is None else together.split(self.work)
+        pool: Pool = make_pool(self.choice, work, options.seed, recipe.init, recipe.start)
         if join is not None:
             pool = join(pool)
+        if together is not None:
+            pool = together.join(pool)
+            more["schedule"] = together.schedule
         batch = batching_of(recipe.pipeline)
         whole = not recipe.pipeline.source.indexed or self.work.collate is not None
         layout = None if whole else layout_of(recipe.pipeline.fields, batch.size)
         return make(
-            self.work,
+            work,
             pool,
             Ring(options.memory_budget, shared=staged or pool.own_process, register=register),
             self.meter,

@@ -57,6 +57,7 @@ class Engine:
     - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
       worker that completes the batch.
     - ``after_task``: called after tasks, by the thread that reports them.
+    - ``schedule``: deals pieces to a device too; without it there is none.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Engine:
         keepers: Keepers,
         convert: Convert | None = None,
         after_task: Callable[[], None] | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.work = work
         self.pool = pool
@@ -87,10 +89,12 @@ class Engine:
         self._after_task = after_task
         self._layout = layout
         self._whole = work.collate is not None
-        self._slots = SlotPolicy(ring, pool.size, own_process=pool.own_process)
+        self._slots = SlotPolicy(
+            ring, pool.size, own_process=pool.own_process, early=schedule is None
+        )
         self._lock = threading.RLock()
         self._progress = threading.Condition(self._lock)
-        self._schedule = Schedule(
+        self._schedule = schedule or Schedule(
             pool.size,
             handing=HANDING if pool.own_process else HANDING_TO_THREADS,
             tiny_batch=tiny_batch,
@@ -121,6 +125,8 @@ class Engine:
         """When a batch was last handed out, workers had tasks or were about to get some. So one of
         them will finish a task, and can do what need not be done by the training loop."""
         self._failure: BaseException | None = None
+        self._wakes = 0
+        """Counts what may give the waiting training loop something to do."""
         self._watched = 0.0
         """When the workers were last looked at."""
         self._started = False
@@ -167,9 +173,10 @@ class Engine:
             if self._slots.learning:
                 self._slots.record_request(ready=True)
             self._to_open = True
-            notify = self.starved or (
-                self._idle and not self._all_opened and len(open_batches) <= self._refill
+            more = self._schedule.shared or (
+                not self._all_opened and len(open_batches) <= self._refill
             )
+            notify = self.starved or (self._idle and more)
             if notify:
                 self._idle = False
             self.working = self.pool.size > 0 and (
@@ -196,16 +203,19 @@ class Engine:
         if ready is not None:
             return ready
         started = self.meter.clock()
+        self._schedule.loop_waits(True)
         try:
             while True:
+                wakes = self._wakes
                 batch, ended = self._next_finished()
                 if batch is not None:
                     return self._hand_out(batch)
                 if ended:
                     return None
                 if not self.pool.help():
-                    self._wait()
+                    self._wait(wakes)
         finally:
+            self._schedule.loop_waits(False)
             self.meter.waited(self.meter.clock() - started)
 
     @property
@@ -222,6 +232,11 @@ class Engine:
         if self._started and self.pool.outdated():
             self._end_workers()
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        with self._lock:
+            return self._finished() is not None
+
     def queue(self) -> Queue:
         """The number of open batches, and the memory that batches take."""
         with self._lock:
@@ -236,8 +251,9 @@ class Engine:
             )
 
     def wake(self) -> None:
-        """Make ``next``, which waits in another thread, look for more batches to open."""
+        """Make ``next``, which waits in another thread, look for something to do."""
         with self._progress:
+            self._wakes += 1
             self._progress.notify_all()
 
     def stop(self) -> None:
@@ -299,7 +315,8 @@ class Engine:
                 self._require_slot()
             ended = batch is None and not self._open_batches and self._pending is None
             # Workers may have lacked slots that the loop has released meanwhile.
-            notify = self.starved or (opened and self._idle)
+            more = opened or (batch is not None and self._schedule.shared)
+            notify = self.starved or (more and self._idle)
             if batch is None and self._rests:
                 notify, self._rests = True, False
             self._idle = self._idle and not notify
@@ -356,6 +373,28 @@ class Engine:
             )
             return self._rests
 
+    def take_for_device(self) -> Task | None:
+        with self._lock:
+            piece = self._schedule.take_device()
+            if piece is None:
+                return None
+            batch = self._open_batches[piece.batch]
+            batch.running += 1
+            self._tasks[piece.id] = (batch, piece)
+            return batch.task(piece)
+
+    def device_lost(self) -> None:
+        with self._lock:
+            for task, (batch, piece) in list(self._tasks.items()):
+                if piece.kind == "device":
+                    del self._tasks[task]
+                    batch.running -= 1
+                    if batch.dropped and not batch.running:
+                        batch.give_back(self.ring)
+            self._schedule.device_lost()
+            self._progress.notify_all()
+        self.pool.notify()
+
     def done(self, task: int, outcome: Outcome) -> None:
         self.done_all([(task, outcome)])
 
@@ -398,12 +437,18 @@ class Engine:
         elif piece.kind == "probe":
             last = self._schedule.done(piece.id, report.busy)
             return self._probed(batch, piece, outcome, last=last)
-        else:
+        elif outcome.part is not None:
             batch.add_report(piece, report)
-            if piece.kind != "rows":
+            self._schedule.host_done(piece.id, outcome.part, report.busy)
+            self._wakes += 1  # the loop may give it to the device
+            return True
+        else:
+            if piece.kind != "device":  # the report of its rows is that of the CPU's part
+                batch.add_report(piece, report)
+            if piece.kind in ("whole", "pull"):
                 batch.value = outcome.value
             if self._schedule.done(piece.id, report.busy):
-                batch.finish()
+                batch.finish(self._schedule.on_device(piece.batch))
                 self._make_view(batch)
         return False
 
@@ -505,7 +550,14 @@ class Engine:
         self._last_number += 1
         self._open_batches[self._last_number] = batch
         done = len(batch.reports)
-        self._schedule.open(self._last_number, rows, kind, pin=batch_keys.stream, first=done)
+        self._schedule.open(
+            self._last_number,
+            rows,
+            kind,
+            pin=batch_keys.stream,
+            first=done,
+            indices=batch_keys.indices,
+        )
 
     def _probed(self, batch: OpenBatch, piece: Piece, outcome: Outcome, *, last: bool) -> bool:
         """Use the result of a probe. Returns whether there are new tasks."""
@@ -686,9 +738,10 @@ class Engine:
     def _number(self, batch: OpenBatch) -> int:
         return next(number for number, found in self._open_batches.items() if found is batch)
 
-    def _wait(self) -> None:
+    def _wait(self, wakes: int) -> None:
+        """Wait for progress, unless there was some after ``wakes`` was read."""
         with self._progress:
-            if self._finished() is not None:
+            if self._finished() is not None or self._wakes != wakes:
                 return
             if self._failure is not None:
                 return

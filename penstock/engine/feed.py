@@ -58,6 +58,9 @@ class Feed(Protocol):
     def refresh(self) -> None:
         """Restart the workers if the dataset was changed since they were started."""
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once. Asked by the loop for every batch, so cheap."""
+
     def queue(self) -> Queue:
         """The number of batches not delivered yet, and the memory that batches take."""
 

@@ -167,6 +167,41 @@ class Keepers:
         if self._fetch_from(number - 1, batch, lacking, epoch, done):
             done()
 
+    # Tiny-batches that another machine prepares.
+
+    @property
+    def contents(self) -> list[str]:
+        """The identity of what each stop keeps; "-" for one that is not divided."""
+        divisions = [keeper.division for keeper in self._keepers]
+        return ["-" if division is None else division.content for division in divisions]
+
+    @property
+    def full(self) -> bool:
+        """Whether no machine has room for further samples."""
+        return all(division.full for division in self.divisions)
+
+    def held(self, indices: Sequence[int]) -> list[int]:
+        """By sample of a fetched batch: the number of the lowest stop that has it, or -1."""
+        found = [-1] * len(indices)
+        for number, keeper in enumerate(self._keepers):
+            if keeper.division is not None:
+                for place, here in enumerate(keeper.division.holds(indices)):
+                    found[place] = number if here else found[place]
+        return found
+
+    def keep_read(self, number: int, index: int, value: memoryview) -> Offer | None:
+        """Put a sample that another machine has read for the stop with this number into its store,
+        and offer it, as a worker does; ``None`` if the store has not taken it."""
+        division = self._keepers[number].division
+        cost = 0 if division is None else division.keep_read(index, value)
+        return (number, index, cost) if cost else None
+
+    def some_here(self, count: int) -> list[int] | None:
+        """Samples that need not be read, at most so many; ``None`` if there will never be any."""
+        divisions = self.divisions
+        here = next(filter(None, (division.some_here(count) for division in divisions[::-1])), [])
+        return None if not here and self.full else here
+
     def release(self, batch: Hashable) -> None:
         """Give back what was borrowed for a batch."""
         with self._fetching_lock:
@@ -187,7 +222,16 @@ class Keepers:
         """The samples of a batch that no stop keeps now, in their order, each once."""
         indices = list(dict.fromkeys(batch.indices.tolist()))
         for keeper in reversed(self._keepers):
-            indices = keeper.lacks(indices, batch.epoch)
+            division = keeper.division
+            if division is None:
+                indices = keeper.lacks(indices, batch.epoch)
+                continue
+            # Samples of other machines have arrived before the batch is taken.
+            kept = keeper.keys_of(indices, batch.epoch)
+            here = {
+                index_of(key) for key, held in zip(kept, division.holds(kept), strict=True) if held
+            }
+            indices = [index for index in indices if index not in here]
         return indices
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ from penstock.engine.pools.runner import (
     sample_name,
     substitutes,
 )
-from penstock.engine.schedule import Piece, TaskKind
+from penstock.engine.schedule import Piece, RowsOnDevice, TaskKind
 from penstock.engine.slots import Layout, Ring, Slot
 from penstock.errors import DeadlySampleError
 from penstock.keyed import Keys
@@ -46,7 +46,8 @@ class Summary(NamedTuple):
 
     The thread of the training loop then pays nothing for each piece. ``taken``: samples that a
     stream gave. ``tally``: as ``Tally.as_list`` returns it, empty if no piece has one. ``offers``
-    and ``objects``, the values of fields of text or bytes: in the order of rows.
+    and ``objects``, the values of fields of text or bytes: in the order of rows. ``elsewhere``:
+    rows that other machines have prepared, by machine.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class Summary(NamedTuple):
     tally: list[Any]
     offers: list[Offer]
     objects: dict[int, list[Any]]
+    elsewhere: dict[str, int]
 
     @classmethod
     def of(cls, reports: list[TaskReport]) -> Summary:
@@ -68,10 +70,14 @@ class Summary(NamedTuple):
                 number: [value for report in reports for value in report.objects.get(number, ())]
                 for number in {number for report in reports for number in report.objects}
             },
+            {
+                name: sum([report.rows for report in reports if report.machine == name])
+                for name in {report.machine for report in reports if report.machine}
+            },
         )
 
 
-EMPTY = Summary(0, 0, 0.0, [], [], {})
+EMPTY = Summary(0, 0, 0.0, [], [], {}, {})
 
 
 class BatchView(NamedTuple):
@@ -94,6 +100,8 @@ class OpenBatch:
     - ``deadly``: rows of a batch collated as a whole whose samples kill workers.
     - ``summary``: of a complete batch, in place of ``reports``.
     - ``view``: of a complete batch of rows, made by the worker that completed it.
+    - ``on_device``: the rows of a complete batch that a device has prepared; ``placed``: the first
+      row and the rows of each piece, for it.
     """
 
     batch_keys: BatchKeys
@@ -113,6 +121,8 @@ class OpenBatch:
     bad: list[BadSample] = field(default_factory=list)
     summary: Summary = EMPTY
     view: BatchView | None = None
+    on_device: RowsOnDevice | None = None
+    placed: list[tuple[int, int]] = field(default_factory=list)
     _keys: Keys | None = None
 
     @property
@@ -150,10 +160,14 @@ class OpenBatch:
             columns,
             number,
             piece.strikes > 0,
+            piece.part,
         )
 
     def add_report(self, piece: Piece, report: TaskReport) -> None:
         """Record that a piece is done."""
+        before = self.reports.get(piece.first)
+        if before is not None:  # the CPU's part of a piece that the device did not finish
+            report.offers[:0] = before.offers
         self.reports[piece.first] = report
         if self.slot is not None:
             self._copy_early_rows(piece.first)
@@ -179,9 +193,12 @@ class OpenBatch:
             if column is not None and part is not None:
                 column[first : first + rows] = part[:rows]
 
-    def finish(self) -> None:
+    def finish(self, on_device: RowsOnDevice | None = None) -> None:
         """Make the batch complete: all its pieces are done."""
         pieces = self.pieces()
+        if on_device is not None:
+            self.on_device = on_device
+            self.placed = [(first, report.rows) for first, report in pieces]
         reports = [report for _, report in pieces]
         self.summary = Summary.of(reports)
         self.bad.extend([BadSample(*bad) for report in reports for bad in report.bad])
@@ -220,6 +237,9 @@ class OpenBatch:
         for number, leaf in enumerate(layout.leaves):
             if leaf.dtype is None:
                 leaves[number] = summary.objects.get(number, [])
+        if self.on_device is not None:
+            column = self.on_device.column
+            leaves[column] = self.on_device.leaf(leaves[column], self.placed)
         value = fill(layout.skeleton, leaves)
         nbytes = layout.row_nbytes * summary.rows
         ready = Ready(self.batch_keys, _converted(value, convert), summary.rows, nbytes)

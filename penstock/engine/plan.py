@@ -30,7 +30,8 @@ def plan_of(
     - ``stops``: the stops of the pipeline as they run, with their stores.
     - ``workers``: number of workers, each of which reads a stream of its own.
     - ``factors``: the echo factor of an epoch, for ``echo("auto")``.
-    - ``sampling``: a user's sampler, used in place of the order.
+    - ``sampling``: a user's sampler, used in place of the order; with several ranks the order is
+      dealt to them.
     """
     for place, stop in enumerate(pipeline.stops):
         stop.check_below(pipeline.stops[place + 1 :])
@@ -40,10 +41,13 @@ def plan_of(
         options.check_stream()
         return Streams(workers, batch.size, drop_last=batch.drop_last, length=source.length)
     plan: Plan
-    if sampling is not None:
+    if sampling is not None and options.world == 1:
         plan = sampling(len(source), batch.size, batch.drop_last)
     else:
         order = options.chosen_order
+        over = getattr(order, "over", None)
+        if over is not None:
+            order = over(source.shards, type(source).__name__)
         for stop in stops:
             order = stop.order(order)
         echo = echo_in(pipeline.stops)

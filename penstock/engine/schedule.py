@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 PIECE_SECONDS = 4e-3
 """The least time that a piece should take. Longer ones leave workers idle at the end of a batch."""
@@ -62,7 +65,8 @@ SMALLEST = 4
 REST, LONGEST_REST, REST_FROM = 0.6, 0.1, 4
 """See ``rest``. Fewer than ``REST_FROM`` workers report too seldom for resting to save anything."""
 
-TaskKind = Literal["rows", "whole", "probe", "pull"]
+TaskKind = Literal["rows", "whole", "probe", "pull", "host", "device"]
+"""``host`` is what CPU workers do of a tiny-batch for the device, ``device`` is the rest of it."""
 
 
 def piece_seconds(workers: int, handing: float = HANDING_TO_THREADS, cost: float = 0.0) -> float:
@@ -222,7 +226,7 @@ class Piece:
     Never changed, but not frozen either: making a frozen one takes three times as long.
 
     ``pin``: the only worker that may take it. ``strikes``: how many workers died while working on
-    it.
+    it. ``part``: of a piece for the device, what CPU workers have prepared for it.
     """
 
     id: int
@@ -232,6 +236,22 @@ class Piece:
     count: int
     pin: int | None = None
     strikes: int = 0
+    part: Any = None
+
+
+class RowsOnDevice(Protocol):
+    """The rows of a batch that a device has prepared in its own memory."""
+
+    column: int
+    """The field of the batch that it has prepared."""
+
+    def leaf(self, host: NDArray[Any], pieces: Sequence[tuple[int, int]]) -> Any:
+        """This field of the finished batch, for the delivery.
+
+        ``host``: the same field in the memory of the host, with the rows that the CPU has prepared.
+        ``pieces``: the first row and the rows of each piece; rows of skipped samples lie between
+        them, and all rows move up over these.
+        """
 
 
 class Schedule:
@@ -273,10 +293,11 @@ class Schedule:
         pin: int | None = None,
         *,
         first: int = 0,
+        indices: Sequence[int] | NDArray[np.int64] = (),
     ) -> None:
         """Add a batch. Only ``"rows"`` are cut, when they are taken; other kinds are one piece.
 
-        ``first``: the rows before this one are done already.
+        ``first``: the rows before this one are done already. ``indices``: its samples.
         """
         self._left[batch] = 0
         self._waiting.append(self._piece(kind, batch, first, rows - first, pin))
@@ -434,6 +455,29 @@ class Schedule:
     def end(self, batch: int) -> None:
         """Remove a batch whose pieces are all done."""
         self._left.pop(batch, None)
+
+    # Overridden where a device takes part: see ``device/shared_schedule.py``.
+
+    shared: ClassVar[bool] = False
+    """A batch that is handed out may give workers more to do."""
+
+    def take_device(self) -> Piece | None:
+        """The next piece for the device; ``None`` if there is none."""
+        return None
+
+    def host_done(self, piece: int, part: Any, seconds: float) -> None:
+        """Record that the CPU has done its part of a piece for the device."""
+        raise TypeError("no device takes part")
+
+    def on_device(self, batch: int) -> RowsOnDevice | None:
+        """The rows of a complete batch that a device has prepared."""
+        return None
+
+    def device_lost(self) -> None:
+        """The device takes part no longer: the CPU prepares what it had."""
+
+    def loop_waits(self, waits: bool) -> None:
+        """The training loop began or ended to wait for a batch."""
 
     def outstanding(self, batch: int) -> int:
         """How many pieces of a batch are not done yet."""

@@ -35,12 +35,14 @@ class SlotPolicy:
     """Gives the slots of a ring to open batches.
 
     ``own_process``: workers are processes, and need a slot for a batch collated as a whole too.
+    ``early``: rows may be prepared before their batch has a slot.
     """
 
-    def __init__(self, ring: Ring, workers: int, *, own_process: bool) -> None:
+    def __init__(self, ring: Ring, workers: int, *, own_process: bool, early: bool = True) -> None:
         self.whole_size = FIRST_WHOLE
         self._ring = ring
         self._own_process = own_process
+        self._early = early
         self._workers = max(1, workers)
         self._loop_waits = False
         self._in_time = 0
@@ -106,7 +108,8 @@ class SlotPolicy:
     def _waits_for_returned_slot(self, batch: OpenBatch, *, first: bool, piece: Piece) -> bool:
         """Whether the batch waits for the loop to return a slot, instead of getting a new one."""
         return (
-            self._in_time < IN_TIME
+            self._early
+            and self._in_time < IN_TIME
             and not (first and self._loop_waits)
             and len(self._ring) >= SLOTS_WHILE_WAITING
             and not self._ring.shared

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from penstock.image.augment import AutoAugment, RandAugment, TrivialAugment
 from penstock.image.codec import Decode
+from penstock.image.deep_augment import DeepAutoAugment
 from penstock.image.erasing import Erase
 from penstock.image.geometry import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from penstock.image.jitter import ColorJitter
@@ -21,6 +22,7 @@ auto_augment = AutoAugment
 center_crop = CenterCrop
 color_jitter = ColorJitter
 decode = Decode
+deep_auto_augment = DeepAutoAugment
 erase = Erase
 normalize = Normalize
 rand_augment = RandAugment
@@ -35,6 +37,7 @@ __all__ = [
     "center_crop",
     "color_jitter",
     "decode",
+    "deep_auto_augment",
     "erase",
     "normalize",
     "rand_augment",

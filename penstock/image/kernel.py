@@ -28,7 +28,7 @@ class Unsupported(Exception):
 
 def size(data: Any) -> tuple[int, int, int]:
     """Height, width and components, read from the header of a JPEG in about a microsecond."""
-    kernel = _kernel()
+    kernel = compiled()
     try:
         height_width_components: tuple[int, int, int] = kernel.size(data)
     except kernel.Unsupported as error:
@@ -74,7 +74,7 @@ def regions(
     collect none. The result of a request that succeeded is the longer entries, or ``None`` if there
     are no new ones. ``jpeg_index`` stores them.
     """
-    kernel = _kernel()
+    kernel = compiled()
     known = entries or [None] * len(requests)
     arguments = tuple(
         [request.arguments(some) for request, some in zip(requests, known, strict=True)]
@@ -85,7 +85,7 @@ def regions(
         raise _misfit("decode", requests, error) from error
     for number, outcome in enumerate(outcomes):
         if isinstance(outcome, Exception):
-            outcomes[number] = _user_error(requests[number], outcome)
+            outcomes[number] = _request_error(requests[number], outcome)
     return outcomes
 
 
@@ -110,13 +110,13 @@ def region(
 
 def key(data: Any) -> bytes:
     """A 128-bit hash of the data as 16 bytes; 3 us for 55 KB. Not cryptographic."""
-    digest: bytes = _kernel().key(data)
+    digest: bytes = compiled().key(data)
     return digest
 
 
 def index(budget: int) -> Any:
     """A JPEG index of the compiled module; see ``JpegIndex``."""
-    return _kernel().Index(budget)
+    return compiled().Index(budget)
 
 
 def resize(
@@ -130,7 +130,7 @@ def resize(
 ) -> None:
     """Like ``region``, for an image (height, width, 3) that is decoded already."""
     request = RegionRequest(image, box, out, flip, table, full, corner)
-    kernel = _kernel()
+    kernel = compiled()
     try:
         kernel.resize(*request.arguments())
     except (BufferError, OverflowError, TypeError, ValueError) as error:
@@ -142,7 +142,7 @@ def look_up(image: NDArray[np.uint8], table: NDArray[np.float32], out: NDArray[A
 
     One pass of 0.04 ms for 224 x 224 pixels; OpenCV needs four passes and 0.15 ms.
     """
-    _kernel().look_up(image, table, out)
+    compiled().look_up(image, table, out)
 
 
 def augment(
@@ -161,7 +161,7 @@ def augment(
     and 0.09 ms with floats as output.
     """
     try:
-        written: bool = _kernel().augment(image, steps, fill, table, out)
+        written: bool = compiled().augment(image, steps, fill, table, out)
     except (BufferError, OverflowError, TypeError, ValueError) as error:
         raise PipelineError(
             f"the kernel cannot apply {steps} to an array of {image.dtype} and shape "
@@ -170,21 +170,27 @@ def augment(
     return written
 
 
-def _kernel() -> Any:
+def compiled() -> Any:
+    """The compiled module; raises ``Unsupported`` with the reason if there is none."""
     kernel = native.kernel()
     if kernel is None:
         raise Unsupported(native.why_no_kernel())
     return kernel
 
 
-def _user_error(request: RegionRequest, error: Exception) -> Exception:
-    """The error to report for an error of the compiled module."""
-    kernel = _kernel()
+def user_error(data: Any, error: Exception) -> Exception:
+    """The error to report where the compiled module cannot decode ``data``."""
+    kernel = compiled()
     if isinstance(error, kernel.Unsupported):
         return Unsupported(str(error))
-    if isinstance(error, kernel.Damaged):
-        return _damaged(request.data, error)
-    return error if isinstance(error, MemoryError) else _misfit("decode", [request], error)
+    return _damaged(data, error) if isinstance(error, kernel.Damaged) else error
+
+
+def _request_error(request: RegionRequest, error: Exception) -> Exception:
+    kernel = compiled()
+    if isinstance(error, (kernel.Unsupported, kernel.Damaged, MemoryError)):
+        return user_error(request.data, error)
+    return _misfit("decode", [request], error)
 
 
 def _misfit(verb: str, requests: Sequence[RegionRequest], why: Exception) -> PipelineError:

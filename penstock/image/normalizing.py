@@ -105,6 +105,12 @@ class Normalize(Operation):
         self._check_channels(channels)
         return _table(self._mean, self._std, channels)
 
+    def line(self, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Slope and offset of each channel: ``level * slope + offset``, rounded to float32 after
+        each step, is the entry of ``table``."""
+        table = self.table(channels)
+        return _LINEAR_TABLES[id(table)].slopes[:, 0], table[:, 0]
+
     def _check_channels(self, channels: int) -> None:
         own = max(len(self._mean), len(self._std))
         if own not in (1, channels):

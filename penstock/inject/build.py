@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import PenstockError, PipelineError, SampleError
 
 if TYPE_CHECKING:
-    from penstock.inject.sampler_plan import SamplerPlan
+    from penstock.loader import Loader
     from penstock.torch import DataLoader
+    from penstock.torch.sampler_plan import SamplerPlan
 
 EXTRAS = ("cluster", "share", "reuse", "echo", "cache")
 """Options that a loader is built without if they do not work, in the order of the attempts."""
@@ -110,10 +111,42 @@ class Upgraded:
     pid: int = field(default_factory=os.getpid)
     turn: int = 0
     """Number of loops begun over it. Only the latest loop may use it."""
+    seed: int | None = None
+    """The last seed that a loop has drawn for workers."""
+    given_up: Callable[[PenstockError], None] = lambda _: None
+    """Called when torch's own iterator takes over."""
 
     @property
     def echoes(self) -> bool:
         return "echo" in self.extras
+
+    # What an iteration needs to know; see ``penstock.torch.iteration.Prepared``.
+
+    @property
+    def inner(self) -> Loader:
+        return self.loader._loader
+
+    @property
+    def keyed(self) -> bool:
+        return False
+
+    @property
+    def may_go_back(self) -> bool:
+        return not self.echoes
+
+    def another(self) -> Upgraded:
+        raise NotImplementedError("an earlier loop goes on with torch's own iterator")
+
+    def goes_back(self, error: PenstockError) -> bool:
+        return True
+
+    def give_up(self, error: PenstockError) -> None:
+        self.given_up(error)
+
+    def failed(self, error: SampleError) -> BaseException:
+        from penstock.torch.iteration import original_exception
+
+        return original_exception(error)
 
 
 class Builder:
@@ -261,7 +294,7 @@ class Builder:
 
     def _follow_sampler(self, loader: Any, ours: DataLoader, echoes: bool) -> SamplerPlan:
         """Make our loader deliver the batches that the script's own sampler draws."""
-        from penstock.inject.sampler_plan import SamplerPlan
+        from penstock.torch.sampler_plan import SamplerPlan
 
         sampler = loader._index_sampler
         # Echo spreads copies over an epoch, so it must know the length of the epoch.

@@ -13,7 +13,6 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.inject.build import Builder, RunOptions, Upgraded, shuffles
-from penstock.inject.iteration import Iteration
 from penstock.inject.messages import LoaderReporter
 
 
@@ -33,7 +32,6 @@ class Upgrades:
     def __init__(self, options: RunOptions, module: Any, reporter: LoaderReporter) -> None:
         self.options = options
         self.cls = module.DataLoader
-        self._torch = module.torch
         self._iterator, self._length = self.cls._get_iterator, self.cls.__len__
         self._builder = Builder(options, module)
         self._reporter = reporter
@@ -44,7 +42,11 @@ class Upgrades:
         upgraded = self._of(loader)
         if upgraded is None:
             return self._iterator(loader)  # type: ignore[no-any-return]
-        return Iteration(loader, upgraded, self._torch, self._iterator, self._give_up)
+        from penstock.torch.iteration import Iteration
+
+        known = weakref.ref(loader)  # a loader must not keep itself alive by its replacement
+        upgraded.given_up = lambda error: self._give_up(known(), error)
+        return Iteration(loader, upgraded)
 
     def length(self, loader: Any) -> int:
         """Number of batches; with echo it is larger than torch's."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.slots import Layout
+from penstock.engine.slots import Layout, Register, map_shared
 from penstock.node.protocol import VOCABULARY, BatchGiven, LeaveGroup, Released, Several, Took
 from penstock.node.state import BatchName
 from penstock.serialize import unpack
@@ -22,10 +22,15 @@ Leases = dict[object, weakref.ref[Any]]
 
 
 class Connection:
-    """Sends and receives messages, and keeps the slots and the layout that the node has sent."""
+    """Sends and receives messages, and keeps the slots and the layout that the node has sent.
 
-    def __init__(self, wire: Wire) -> None:
+    ``register``: registers the memory of slots with a device. Then batches are only read, to copy
+    them there: nobody in this process may write to them.
+    """
+
+    def __init__(self, wire: Wire, register: Register | None = None) -> None:
         self.wire = wire
+        self._register = register
         self._known = MappedSlots()
         self._slots: dict[int, _MappedSlot] = {}
         self._layout: Layout | None = None
@@ -119,14 +124,12 @@ class Connection:
     def _slot(self, number: int, fds: list[int]) -> _MappedSlot:
         known, forgotten = self._known.touch(number)
         if not known:
-            self._slots[number] = _MappedSlot(fds[0])
+            self._slots[number] = _MappedSlot(fds[0], self._register)
         if forgotten is not None:
             del self._slots[forgotten]
         return self._slots[number]
 
-    def _lease(
-        self, mapping: _PrivateMapping, name: BatchName, leases: Leases, buffer: Any = None
-    ) -> Any:
+    def _lease(self, mapping: _Mapping, name: BatchName, leases: Leases, buffer: Any = None) -> Any:
         """A buffer over the mapping. When the last view of it is gone, the batch is released."""
         buffer = mapping.buffer() if buffer is None else buffer
         lease = object()
@@ -207,12 +210,13 @@ class _SlotViews(NamedTuple):
 class _MappedSlot:
     """A slot of the node: its descriptor, and the mapping for its next batch."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, register: Register | None) -> None:
         self.fd = fd
-        self.mapping: _PrivateMapping | None = None
+        self.mapping: _Mapping | None = None
+        self._register = register
         weakref.finalize(self, os.close, fd)
 
-    def current(self, needed: int) -> _PrivateMapping:
+    def current(self, needed: int) -> _Mapping:
         """A mapping that shows what the node has put into the slot, of at least ``needed`` bytes.
 
         The node gives a slot again while its batch is in use if the loader goes back to this batch.
@@ -220,30 +224,63 @@ class _MappedSlot:
         """
         mapping = self.mapping
         if mapping is None or mapping.state == "leased" or needed > mapping.size:
-            self.mapping = mapping = _PrivateMapping(self.fd)
+            self.mapping = mapping = self._map()
         elif mapping.state == "stale":
             mapping.refresh()
         return mapping
 
+    def _map(self) -> _Mapping:
+        if self._register is None:
+            return _PrivateMapping(self.fd)
+        return _RegisteredMapping(self.fd, self._register)
 
-class _PrivateMapping:
-    """A private mapping of a slot, for one batch at a time: only this batch has what is written.
+
+class _Mapping:
+    """A mapping of a slot, for one batch at a time.
 
     ``state``: ``"leased"`` while a batch uses the mapping; ``"stale"`` when the batch is gone, and
     the mapping may still show what was written there; ``"clean"`` if it shows the slot.
     """
 
-    def __init__(self, fd: int) -> None:
-        self.size = os.fstat(fd).st_size
-        writable = mmap.PROT_READ | mmap.PROT_WRITE
-        self.map = mmap.mmap(fd, self.size, flags=mmap.MAP_PRIVATE, prot=writable)
+    def __init__(self, size: int, memory: mmap.mmap) -> None:
+        self.size = size
+        self.map = memory
         self.state: Literal["clean", "leased", "stale"] = "clean"
         self.views: _SlotViews | None = None
 
     def refresh(self) -> None:
         """Show the slot again, not what was written here. No batch may use the mapping."""
-        self.map.madvise(mmap.MADV_DONTNEED)
-        self.state = "clean"
+        raise NotImplementedError
 
     def buffer(self) -> Any:
         return (ctypes.c_char * self.size).from_buffer(self.map)
+
+
+class _PrivateMapping(_Mapping):
+    """A private mapping: only the batch that uses it has what is written."""
+
+    def __init__(self, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        writable = mmap.PROT_READ | mmap.PROT_WRITE
+        super().__init__(size, mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable))
+
+    def refresh(self) -> None:
+        self.map.madvise(mmap.MADV_DONTNEED)
+        self.state = "clean"
+
+
+class _RegisteredMapping(_Mapping):
+    """A mapping that is registered with a device, for which its pages must stay the same.
+
+    So it shares the pages of the slot. A private one would have pages of its own, which registering
+    makes, and would never again show what the node writes.
+    """
+
+    def __init__(self, fd: int, register: Register) -> None:
+        size = os.fstat(fd).st_size
+        memory = map_shared(fd, size)
+        memory.register(register)
+        super().__init__(size, memory)
+
+    def refresh(self) -> None:
+        self.state = "clean"

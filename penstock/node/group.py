@@ -189,10 +189,26 @@ class Group:
             division.host(self._dealt, frozenset(self._ranks), None if deal is None else deal.ranks)
 
     def begin(self, peer: Peer, message: BeginEpoch) -> None:
+        span = self.span
+        if message.first is None and message.length is not None and span is not None:
+            with self.lock:
+                goes_along = self.state.is_live(peer.part, message.epoch, beside=peer.number)
+            length = message.length
+
+            def found(first: int) -> None:
+                self._begin(peer, message, first if first < length else 0)
+
+            # Nobody here is in this epoch, but perhaps somebody on another machine.
+            if not goes_along and span.find_position(peer.part, message.epoch, found):
+                return
+        self._begin(peer, message, message.first)
+
+    def _begin(self, peer: Peer, message: BeginEpoch, first: int | None) -> None:
         with self.lock:
-            now = self._clock()
+            if self.peers.get(peer.number) is not peer:
+                return  # it has left meanwhile
             first, decisions = self.state.begin(
-                peer.number, message.epoch, message.length, message.first, message.done, now
+                peer.number, message.epoch, message.length, first, message.done, self._clock()
             )
             if message.first is None:
                 peer.send(First(message.epoch, first))
@@ -349,7 +365,9 @@ class Group:
 
         def join(pool: Pool) -> Pool:
             recipe = Publication(cluster.recipes, self._identity, content)
-            self.remote = RemotePool(pool, assembly.work, cluster, recipe, self._clock)
+            self.remote = RemotePool(
+                pool, assembly.work, cluster, recipe, assembly.keepers, self._clock
+            )
             return self.remote
 
         return join

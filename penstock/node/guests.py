@@ -3,6 +3,13 @@
 A tiny-batch of another machine is one batch of an engine here, so its samples are divided among the
 workers, and workers that die are replaced as ever. A sample that cannot be prepared here is left to
 the machine that asked: it may be that only this machine does not see the data.
+
+Caches are those of the machine that asked. Before that machine opens a batch it claims its samples:
+each is there, or that machine is to read it. A tiny-batch says which is which. Samples of the first
+kind come from the cache of this machine, if it has them, or else from the machine that asked, which
+sends them at once or not at all. The others are read here, and go back with the rows; the machine
+that asked keeps them, or passes them on, as if its own worker had read them. A guest claims nothing
+and waits for no claim, so machines cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -12,25 +19,30 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.cluster.protocol import LARGEST_RECORD, RefusalKind, RemoteTask, integers
 from penstock.cluster.recipes import CourierLate, RecipeContent, RecipeName, Recipes
 from penstock.cluster.remote_pool import describe
-from penstock.cluster.transport import Refuse, RemoteRows
+from penstock.cluster.transport import PeerFault, Refuse, RemoteRows
 from penstock.engine.build import Assembly
 from penstock.engine.feed import Ready
+from penstock.engine.pools.wire import pack_integers
 from penstock.engine.slots import shared_file
 from penstock.errors import ClusterError, DeadlySampleError
 from penstock.node.load import choose_workers, load_recipe
+from penstock.node.loan import LentCache, Loan
 from penstock.node.staging import LACKING, ChosenBatches, FailedBatch, StagingEngine, WorkerLimit
 from penstock.order.plan import BatchKeys
 from penstock.serialize import unpack
+from penstock.stops.hold import keeps_samples
 
 _log = logging.getLogger("penstock.node.cluster")
 
@@ -57,20 +69,32 @@ LARGEST_TEXTS = LARGEST_RECORD // 2
 """Bytes of text in one answer: it is part of the record."""
 
 
+class LentValues(Protocol):
+    """The samples of caches, as packed values; ``None`` for those that are not there."""
+
+    def lent_here(self, content: str, indices: Sequence[int]) -> list[Any]:
+        """Those that this machine has itself."""
+
+    def ask_lent(self, machine: str, content: str, indices: Sequence[int]) -> list[Any]:
+        """Those that another machine has. It answers at once. Raises PeerFault."""
+
+
 class Guests:
     """Serves tiny-batches of other machines with workers that this machine's jobs leave.
 
-    ``cores``: how many of them, at most.
+    ``values``: the samples of their caches. ``cores``: how many cores, at most.
     """
 
     def __init__(
         self,
         recipes: Recipes,
+        values: LentValues,
         workers: WorkerLimit,
         cores: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recipes = recipes
+        self._values = values
         self._workers = workers
         self._clock = clock
         self._lock = threading.Lock()
@@ -78,8 +102,6 @@ class Guests:
         self._tasks: Counter[str] = Counter()
         self._closed = False
         self._ending: list[_Guest] = []
-        self.prepared: Counter[str] = Counter()
-        """Tiny-batches by machine."""
         self.cores = 0
         self.lend(cores)
 
@@ -119,13 +141,13 @@ class Guests:
             guest = self._guest(name)
             self._tasks[peer] += 1
         try:
-            found = guest.prepare(task)
+            found = guest.prepare(peer, task)
         finally:
             with self._lock:
                 self._tasks[peer] -= 1
+                if not self._tasks[peer]:
+                    del self._tasks[peer]
         found.report["idle"] = float(self.idle_cores())
-        with self._lock:
-            self.prepared[peer] += 1
         yield found
 
     def _guest(self, name: RecipeName) -> _Guest:
@@ -137,7 +159,9 @@ class Guests:
                 if not refused:
                     raise Refuse("busy", f"it prepares for {len(self._guests)} pipelines")
                 self._ending.append(self._guests.pop(refused[0]))
-            guest = _Guest(name, self._recipes, self._workers, self.cores, self._clock)
+            guest = _Guest(
+                name, self._recipes, self._values, self._workers, self.cores, self._clock
+            )
             self._guests[str(name)] = guest
         return guest
 
@@ -173,10 +197,16 @@ class Guests:
 
 @dataclass(slots=True)
 class _GuestTask:
-    """A tiny-batch of another machine. ``rows``: the answer."""
+    """A tiny-batch of another machine. ``rows``: the answer.
+
+    ``samples``: place and ``RemoteTask.held`` by index, if there are caches. ``borrowed``: bytes of
+    samples that the other machine has sent.
+    """
 
     keys: BatchKeys
     rows: Future[RemoteRows]
+    samples: dict[int, tuple[int, int]]
+    borrowed: int
 
 
 class _Guest:
@@ -186,12 +216,18 @@ class _Guest:
         self,
         name: RecipeName,
         recipes: Recipes,
+        values: LentValues,
         workers: WorkerLimit,
         cores: int,
         clock: Callable[[], float],
     ) -> None:
         self._name = name
         self._recipes = recipes
+        self._values = values
+        self._loans: list[Loan] = []
+        """The samples of each cache of the pipeline."""
+        self._built = threading.Event()
+        """It can prepare, or never will."""
         self._workers = workers
         self._cores = cores
         self._clock = clock
@@ -214,16 +250,35 @@ class _Guest:
 
     # What other machines ask.
 
-    def prepare(self, task: RemoteTask) -> RemoteRows:
+    def prepare(self, peer: str, task: RemoteTask) -> RemoteRows:
         """The rows of a tiny-batch. Waits for them. Raises Refuse."""
+        with self._lock:
+            self._used = self._clock()
+        self._built.wait(LONGEST_WAIT)
+        if len(task.caches) != len(self._loans) and self._refusal is None:
+            raise Refuse("failed", f"the pipeline has {len(self._loans)} caches here")
+        begun: list[Loan] = []
+        try:
+            rows = self._rows(task, self._borrow(peer, task, begun))
+        finally:
+            for loan in begun:
+                loan.end(integers(task.indices).tolist())
+        if sum(memoryview(leaf).nbytes for leaf in rows.leaves) > task.most_bytes:
+            raise Refuse("sample", f"the answer has more than {task.most_bytes} bytes")
+        return rows
+
+    def _rows(self, task: RemoteTask, borrowed: int) -> RemoteRows:
         indices, replicas = integers(task.indices), None
         if task.replicas is not None:
             replicas = integers(task.replicas)
+        pairs = zip(indices.tolist(), task.held, strict=False)
+        samples = {index: (place, held) for place, (index, held) in enumerate(pairs)}
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
             self._number += 1
-            order = _GuestTask(BatchKeys(task.epoch, self._number, indices, replicas), Future())
+            keys = BatchKeys(task.epoch, self._number, indices, replicas)
+            order = _GuestTask(keys, Future(), samples, borrowed)
             self._waiting.append(order)
             self._used = self._clock()
             self._wake.notify_all()
@@ -231,14 +286,40 @@ class _Guest:
         if engine is not None:
             engine.wake()
         try:
-            rows = order.rows.result(LONGEST_WAIT)
+            return order.rows.result(LONGEST_WAIT)
         except FutureTimeout:
             with self._lock, suppress(ValueError):
                 self._waiting.remove(order)
             raise Refuse("busy", f"no worker was free for {LONGEST_WAIT:g} s") from None
-        if sum(memoryview(leaf).nbytes for leaf in rows.leaves) > task.most_bytes:
-            raise Refuse("sample", f"the rows have more than {task.most_bytes} bytes")
-        return rows
+
+    def _borrow(self, peer: str, task: RemoteTask, begun: list[Loan]) -> int:
+        """Get the samples that the caches of the other machine have. Returns the bytes it sent.
+
+        ``begun``: becomes the loans that are to be ended. Raises Refuse: a sample that the other
+        machine has must not be read from storage.
+        """
+        indices, sent = integers(task.indices).tolist(), 0
+        for number, (loan, content) in enumerate(zip(self._loans, task.caches, strict=False), 1):
+            wanted = list(
+                dict.fromkeys(
+                    index for index, held in zip(indices, task.held, strict=True) if held == number
+                )
+            )
+            lent = dict(zip(wanted, self._values.lent_here(content, wanted), strict=True))
+            missing = [index for index, value in lent.items() if value is None]
+            if missing:
+                try:
+                    values = self._values.ask_lent(peer, content, missing)
+                except PeerFault as fault:
+                    raise Refuse("busy", f"it cannot get samples from {peer}: {fault}") from None
+                if any(value is None for value in values):
+                    raise Refuse("sample", "samples of the cache were not sent with it")
+                sent += sum(map(len, values))
+                lent.update(zip(missing, values, strict=True))
+            begun.append(loan)
+            if not loan.begin(indices, lent):
+                raise Refuse("busy", "it has no room for the samples of the cache")
+        return sent
 
     def is_over(self, now: float) -> bool:
         """Whether it has not been used for long, or could not be started and may be tried again."""
@@ -295,6 +376,7 @@ class _Guest:
         refusal: Refuse | None = None
         try:
             engine = self._build()
+            self._built.set()
             engine.start(ChosenBatches(self))
             while not self._closing:
                 try:
@@ -324,6 +406,7 @@ class _Guest:
         with self._lock:
             self._refusal = self._refusal or refusal
             refusal = self._refusal
+            self._built.set()
             orders = [*self._waiting, *self._orders.values()]
             self._waiting.clear()
             self._orders.clear()
@@ -347,9 +430,13 @@ class _Guest:
             user_code=content.user_code,
             closing=lambda: self._closing,
         )
-        # Caches are those of the machine that asks, so this one reads the samples from storage.
-        # Errors are left to that machine, too.
-        stops = tuple(stop for stop in recipe.pipeline.stops if not stop.keeps)
+        # Caches are those of the machine that asks. Errors are left to that machine, too.
+        loans = [Loan() for stop in recipe.pipeline.stops if stop.keeps]
+        unused = iter(loans)
+        stops = tuple(
+            LentCache(MEMORY, loan=next(unused)) if keeps_samples(stop) else stop
+            for stop in recipe.pipeline.stops
+        )
         recipe = replace(
             recipe,
             pipeline=replace(recipe.pipeline, stops=stops),
@@ -368,7 +455,7 @@ class _Guest:
         if not isinstance(engine, StagingEngine):
             raise TypeError(f"a guest needs a StagingEngine, not {type(engine).__name__}")
         with self._lock:
-            self._engine = engine
+            self._engine, self._loans = engine, loans
         return engine
 
     def _deliver(self, ready: Ready) -> None:
@@ -379,7 +466,7 @@ class _Guest:
         if order is None or engine is None:
             return
         try:
-            rows = _rows_of(ready, engine)
+            rows = _rows_of(ready, engine, order, self._loans)
         except Refuse as refusal:
             order.rows.set_exception(refusal)
             return
@@ -389,8 +476,13 @@ class _Guest:
         order.rows.set_result(rows)
 
 
-def _rows_of(ready: Ready, engine: StagingEngine) -> RemoteRows:
-    """The rows of a finished batch, in its slot, which is free when they were sent."""
+def _rows_of(
+    ready: Ready, engine: StagingEngine, order: _GuestTask, loans: Sequence[Loan]
+) -> RemoteRows:
+    """The rows of a finished batch, in its slot, which is free when they were sent.
+
+    Behind them: the samples that were read for the caches of the other machine.
+    """
     staged, wanted = ready.value, len(ready.batch_keys.indices)
     if isinstance(staged, FailedBatch):
         kind: RefusalKind = "deadly" if isinstance(staged.error, DeadlySampleError) else "sample"
@@ -411,9 +503,34 @@ def _rows_of(ready: Ready, engine: StagingEngine) -> RemoteRows:
         "busy": float(staged.busy),
         "tally": list(staged.tally),
         "objects": objects,
+        "borrowed": order.borrowed,
     }
     leaves = [column.reshape(-1).view("u1") for column in columns if column is not None]
+    places, values = _read_values(order, loans)
+    if values:
+        report["read"] = pack_integers(np.array(places, np.int64))
+        leaves.append(b"".join(values))
     return RemoteRows(0, staged.rows, leaves, report)
+
+
+def _read_values(
+    order: _GuestTask, loans: Sequence[Loan]
+) -> tuple[list[tuple[int, int, int]], list[Any]]:
+    """(number of the cache, place, bytes) of the samples that the caches lacked, and the values."""
+    places: list[tuple[int, int, int]] = []
+    values: list[Any] = []
+    for number, loan in enumerate(loans):
+        # What a cache below this one had was not asked for from this one.
+        read = [index for index, (_, held) in order.samples.items() if held <= number]
+        try:
+            found = loan.read(read)
+        except ValueError as error:
+            raise Refuse("sample", str(error)) from None
+        for index, value in zip(read, found, strict=True):
+            if value is not None:
+                places.append((number, order.samples[index][0], len(value)))
+                values.append(value)
+    return places, values
 
 
 def _shared(content: RecipeContent) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.build import Recipe
@@ -19,7 +19,7 @@ from penstock.engine.feed import Queue, Ready
 from penstock.engine.pools.messages import unpack_error
 from penstock.engine.pools.restarts import FailedStarts
 from penstock.engine.pools.wire import Wire
-from penstock.engine.slots import shared_file
+from penstock.engine.slots import Register, shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.node.client import connect_or_start
 from penstock.node.connection import Connection, Leases
@@ -104,12 +104,14 @@ class _ArrivedBatch:
     nbytes: int
     bad: list[Any]
     error: BaseException | None = None
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
 
 class NodeFeed:
     """A feed of batches that the node prepares. It is used from one thread at a time.
 
     If the node dies, the feed starts another and asks it for the batches not delivered yet.
+    ``register``: see ``Connection``.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class NodeFeed:
         prefetch: int | None = None,
         timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        register: Register | None = None,
     ) -> None:
         self.restarts = 0
         self.unit: int | None = None
@@ -132,6 +135,7 @@ class NodeFeed:
         self._depth = min(prefetch or DEPTH, MOST_WANTED)
         self._timeout = timeout
         self._clock = clock
+        self._register = register
         self._connection: Connection | None = None
         self._plans: Iterator[BatchKeys] = iter(())
         self._starts = 0
@@ -171,11 +175,14 @@ class NodeFeed:
         """
         return self._starts > 0 or not self._membership.keeps
 
+    def ready(self) -> bool:
+        """Whether ``next`` would return at once."""
+        return bool(self._wants) and self._wants[0][0] in self._arrived
+
     def queue(self) -> Queue:
         """How many batches wait, and how many the training loop holds."""
         wanted, arrived = len(self._wants), len(self._arrived)
-        ready = bool(self._wants) and self._wants[0][0] in self._arrived
-        return Queue(arrived, wanted - arrived, ready, len(self._leases))
+        return Queue(arrived, wanted - arrived, self.ready(), len(self._leases))
 
     def next(self) -> Ready | None:
         """The next batch, or ``None`` after the last. Waits for it."""
@@ -256,7 +263,8 @@ class NodeFeed:
         """The connection to the node; connects, and joins the group, if there is none."""
         connection = self._connection
         while connection is None:
-            connection = Connection(Wire(connect_or_start(self._directory), VOCABULARY))
+            wire = Wire(connect_or_start(self._directory), VOCABULARY)
+            connection = Connection(wire, self._register)
             try:
                 self._join(connection)
             except (ConnectionResetError, BrokenPipeError):
@@ -426,7 +434,9 @@ class NodeFeed:
         name = BatchName(self._part, given.epoch, given.number, given.digest)
         value = connection.value(name, given, fds, self._leases)
         if any(name == wanted for wanted, _ in self._wants):
-            self._arrived[name] = _ArrivedBatch(value, given.rows, given.nbytes, given.bad)
+            self._arrived[name] = _ArrivedBatch(
+                value, given.rows, given.nbytes, given.bad, elsewhere=given.elsewhere
+            )
 
     def _hand_out(self, name: BatchName, plan: BatchKeys, arrived: _ArrivedBatch) -> Ready:
         if arrived.error is not None:
@@ -442,7 +452,7 @@ class NodeFeed:
         for sample in arrived.bad:
             self._meter.bad(BadSample(*sample))
         if arrived.rows:
-            self._meter.delivered(arrived.rows, arrived.nbytes)
+            self._meter.delivered(arrived.rows, arrived.nbytes, arrived.elsewhere)
         return Ready(plan, value, arrived.rows, arrived.nbytes)
 
 

@@ -164,5 +164,6 @@ class Peer:
             staged.nbytes,
             staged.beside,
             staged.bad,
+            dict(staged.elsewhere),
         )
         self.send(given, fds)

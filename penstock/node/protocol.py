@@ -30,7 +30,7 @@ from penstock.order import BatchKeys
 
 __all__ = ["RELEASE"]
 
-VERSION = 5
+VERSION = 6
 """Version of these messages. The node refuses members of another version."""
 
 
@@ -189,6 +189,7 @@ class BatchGiven(NamedTuple):
 
     ``layout``: packed, if it is another than that of the batch before. ``whole``: the slot holds a
     packed value of ``nbytes`` instead of rows. ``beside``: packed fields that are not in the slot.
+    ``elsewhere``: rows that other machines have prepared, by machine.
     """
 
     epoch: int
@@ -201,6 +202,7 @@ class BatchGiven(NamedTuple):
     nbytes: int
     beside: bytes | None
     bad: list[tuple[int, str, str, str]]
+    elsewhere: dict[str, int]
 
 
 class BatchFailed(NamedTuple):

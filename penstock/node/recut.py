@@ -47,6 +47,9 @@ class RecutFeed:
     def settled(self) -> bool:
         return self._inner.settled()
 
+    def ready(self) -> bool:
+        return self._inner.ready()
+
     def queue(self) -> Queue:
         return self._inner.queue()
 

@@ -471,7 +471,9 @@ class Service:
                 cache_bytes=request.cache_bytes,
                 cores=request.cores,
             )
-            self.guests = Guests(self.cluster.recipes, self.workers, request.cores, self._clock)
+            self.guests = Guests(
+                self.cluster.recipes, self.cluster, self.workers, request.cores, self._clock
+            )
             self.cluster.guests = self.guests
         elif request.seeds and not self.cluster.knows(request.seeds):
             raise PenstockError(

@@ -14,6 +14,7 @@ from penstock.cluster.placement import pack_ranks
 from penstock.engine.build import Assembly
 from penstock.engine.feed import Feed
 from penstock.engine.plan import echo_of
+from penstock.engine.slots import Register
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.node.member import Membership, NodeFeed, depth_in_cluster
@@ -41,10 +42,16 @@ def check_shared(pipeline: Pipeline, options: Options) -> None:
         )
 
 
-def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
+def attach(
+    assembly: Assembly,
+    identity: Mapping[str, Any],
+    plan: Plan,
+    register: Register | None = None,
+) -> Feed:
     """Join the group and return a feed of this plan's batches, which the node prepares.
 
     ``identity``: the description of data, pipeline and order that checkpoints have too.
+    ``register``: registers the memory of batches with the device that all of them are copied to.
     """
     recipe, options = assembly.recipe, assembly.recipe.options
     unknown = [name for name, fingerprint in identity["stops"] if fingerprint is None]
@@ -84,7 +91,13 @@ def attach(assembly: Assembly, identity: Mapping[str, Any], plan: Plan) -> Feed:
     prefetch = options.prefetch
     if prefetch is None and clustered:
         prefetch = depth_in_cluster(plan.length(Cursor()))
-    feed = NodeFeed(membership, assembly.meter, prefetch=prefetch, timeout=options.timeout)
+    feed = NodeFeed(
+        membership,
+        assembly.meter,
+        prefetch=prefetch,
+        timeout=options.timeout,
+        register=register,
+    )
     feed.join()
     size, unit = membership.size, feed.unit or membership.size
     if deal is not None and unit != size:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cluster.batch_form import (
@@ -74,6 +75,10 @@ class SpanCalls(Protocol):
     def opened_group(self, group: GroupSpan) -> None: ...
 
     def closed_group(self, group: GroupSpan) -> None: ...
+
+    def ask_position(
+        self, group: GroupSpan, part: str, epoch: int, done: Callable[[int], None]
+    ) -> bool: ...
 
     def announce(self) -> None: ...
 
@@ -160,6 +165,15 @@ class GroupSpan:
             self._forget_idle(now)
             self.ask_others()
         self._group.kick()
+
+    def reached(self, part: str, epoch: int) -> int:
+        """The first batch of an epoch that is still kept; 0 if no member here is in it."""
+        with self._lock:
+            return self._group.state.reached(part, epoch)
+
+    def find_position(self, part: str, epoch: int, done: Callable[[int], None]) -> bool:
+        """Ask other machines where their members are. See ``ClusterService.ask_position``."""
+        return not self._closed and self._calls.ask_position(self, part, epoch, done)
 
     def close(self) -> None:
         with self._lock:
@@ -304,6 +318,7 @@ class GroupSpan:
         if staged is None:
             self.request_failed(ask, lost=False)
             return
+        staged = replace(staged, elsewhere={ask.machine: staged.rows})
         with self._lock:
             first = self.spanning.arrived(ask.request, self._clock())
             used = first and self._group.received(name, staged)

@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.engine import Engine
@@ -43,6 +43,8 @@ class StagedBatch:
     """Seconds of work."""
     tally: Sequence[Any] = ()
     """The counters of the stages, see ``Tally.as_list``."""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """Rows that other machines have prepared, by machine."""
 
     @property
     def size(self) -> int:
@@ -364,8 +366,6 @@ class StagingEngine(Engine):
             batch = self._take_ready()
         if batch is not None:
             self._deliver(self._hand_out(batch))
-            # At once: another machine may wait for samples of this batch.
-            self._keepers.catch_up()
             # Choosing the next batch takes time: first let members run that wait for this one.
             os.sched_yield()
         with self._lock:
@@ -396,6 +396,15 @@ class StagingEngine(Engine):
                 # Not left to the garbage collector: this is the memory of a whole group.
                 self.ring.clear()
 
+    def _note_handed_out(self, batch: OpenBatch) -> None:
+        """Admit its samples now, before ``deliver`` gives back what was borrowed for the batch.
+
+        Another machine may wait for a sample that was read here. If the batch were given back
+        first, that machine would be told to read the sample, too.
+        """
+        super()._note_handed_out(batch)
+        self._keepers.catch_up()
+
     def _make_view(self, batch: OpenBatch) -> None:
         """Nothing: members make the views, of memory that they have mapped themselves."""
 
@@ -405,6 +414,7 @@ class StagingEngine(Engine):
 
     def _refuse(self, batch: OpenBatch, error: BaseException) -> Ready:
         self._keepers.handed_out(batch.batch_keys, ())
+        self._keepers.catch_up()
         return Ready(batch.batch_keys, FailedBatch(error), 0, 0)
 
     def _stage(self, batch: OpenBatch) -> StagedBatch:
@@ -429,7 +439,12 @@ class StagingEngine(Engine):
             slot, nbytes, layout = *self._packed(batch.value), None
         batch.columns, batch.slot = [], None
         summary = batch.summary
-        return StagedBatch(slot, layout, rows, nbytes, beside, bad, summary.busy, summary.tally)
+        return StagedBatch(
+            *(slot, layout, rows, nbytes, beside, bad),
+            busy=summary.busy,
+            tally=summary.tally,
+            elsewhere=summary.elsewhere,
+        )
 
     def _packed(self, value: Any) -> tuple[Slot, int]:
         """Pack a value into a new slot. Returns the slot and the packed size."""

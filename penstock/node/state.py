@@ -188,9 +188,20 @@ class GroupState:
         """The batch after the last dropped one of the epoch; 0 if no other member is in it."""
         part = self.members[member].part
         first = self._past_dropped.get((part, epoch), 0)
-        others = (other for number, other in self.members.items() if number != member)
-        live = any(other.part == part and other.epoch == epoch for other in others)
+        live = self.is_live(part, epoch, beside=member)
         return first if live and length is not None and first < length else 0
+
+    def is_live(self, part: str, epoch: int, beside: int | None = None) -> bool:
+        """Whether a member is in this epoch, other than ``beside``."""
+        others = (other for number, other in self.members.items() if number != beside)
+        return any(other.part == part and other.epoch == epoch for other in others)
+
+    def reached(self, part: str, epoch: int) -> int:
+        """The batch after the last dropped one of the epoch; 0 if no member of this machine is in
+        it."""
+        here = (member for member in self.members.values() if not member.remote)
+        live = any(member.part == part and member.epoch == epoch for member in here)
+        return self._past_dropped.get((part, epoch), 0) if live else 0
 
     # Messages from members.
 

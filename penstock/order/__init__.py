@@ -8,6 +8,7 @@ from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
 from penstock.order.plan import BatchKeys, Plan
+from penstock.order.reservoir import Reservoir
 from penstock.order.sampled import Sampled
 from penstock.order.streams import Streams
 
@@ -24,6 +25,7 @@ __all__ = [
     "Occurrences",
     "Order",
     "Plan",
+    "Reservoir",
     "Sampled",
     "Sequential",
     "Shuffled",

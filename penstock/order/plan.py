@@ -52,6 +52,9 @@ class Plan:
 
     source_name: str = "the order"
     fewest_rows: int = 1
+    key_epoch: int | None = None
+    """What random choices are keyed by in place of the number of the epoch, for plans that follow
+    a framework's own seeds."""
 
     @property
     def ahead(self) -> bool:

@@ -93,7 +93,7 @@ class Sampled(Plan):
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """The rest of the cursor's epoch. Earlier batches are drawn again and skipped."""
-        generator = _own_generator(self.sampler)
+        generator = own_generator(self.sampler)
         if generator is not None:
             states = self._start_states
             if cursor.epoch in states:
@@ -126,7 +126,7 @@ class Sampled(Plan):
         Without ``epoch`` it is that of the latest epoch, and for an epoch that has not begun the
         current state.
         """
-        generator = _own_generator(self.sampler)
+        generator = own_generator(self.sampler)
         if generator is None:
             return None
         if epoch is None:
@@ -138,7 +138,7 @@ class Sampled(Plan):
         super().check_state(epoch_state, first)
         if epoch_state is None:
             return
-        generator = _own_generator(self.sampler)
+        generator = own_generator(self.sampler)
         if generator is None:
             raise StateError(
                 f"{self._name} has no generator of its own, but the checkpoint has the state of "
@@ -151,7 +151,7 @@ class Sampled(Plan):
         """Set the sampler's own generator to its state at the start of the epoch to resume."""
         self.check_state(epoch_state)
         self._start_states.clear()
-        generator = _own_generator(self.sampler)
+        generator = own_generator(self.sampler)
         if epoch_state is not None and generator is not None:
             _set_state(generator, epoch_state)
 
@@ -289,7 +289,7 @@ class _Globals:
                     self._torch = torch.get_rng_state()
 
 
-def _own_generator(sampler: Any) -> Any | None:
+def own_generator(sampler: Any) -> Any | None:
     """The torch generator of a sampler, or of the sampler inside a batch sampler."""
     torch: Any = sys.modules.get("torch")
     for _ in range(_NESTED if torch is not None else 0):

@@ -48,7 +48,8 @@ class Streams(Plan):
             self._delivered = [0] * len(self._delivered)
             self._turn = 0
         self._ended = set()
-        return self._deal(cursor.epoch, list(self._delivered), self._turn)
+        epoch = cursor.epoch if self.key_epoch is None else self.key_epoch
+        return self._deal(epoch, list(self._delivered), self._turn)
 
     def _deal(self, epoch: int, numbers: list[int], turn: int) -> Iterator[BatchKeys]:
         ended, workers = self._ended, len(numbers)
@@ -83,7 +84,8 @@ class Streams(Plan):
         return cursor._replace(batch=cursor.batch + 1)
 
     def epoch_state(self, epoch: int) -> dict[str, Any]:
-        return {"delivered": list(self._delivered), "turn": self._turn}
+        state = {"delivered": list(self._delivered), "turn": self._turn}
+        return state if self.key_epoch is None else {**state, "key_epoch": self.key_epoch}
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
         super().check_state(epoch_state, first)
@@ -106,3 +108,4 @@ class Streams(Plan):
         self.check_state(epoch_state)
         self._delivered = [int(count) for count in epoch_state["delivered"]]
         self._turn = int(epoch_state["turn"])
+        self.key_epoch = epoch_state.get("key_epoch")

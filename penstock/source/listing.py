@@ -80,14 +80,18 @@ class Listing:
     def _folder(self, place: int) -> str:
         return os.path.join(self._root, self._folders[place])
 
-    def kernel_paths(self) -> Any:
-        """The paths for the compiled kernel, which reads files without Python."""
+    def kernel_paths(self, *ranges: NDArray[np.int64]) -> Any:
+        """The paths for the compiled kernel, which reads files without Python.
+
+        ``ranges``: for samples that are parts of these files, the number of the file, the offset
+        and the size of each.
+        """
         names, folders, ends = self._names, self._folders, self._ends
         root = os.fsencode(self._root)
         if not self._root:  # the names are paths
             folders, ends = Names([]), np.empty(0, np.int64)
         return native.kernel().Paths(
-            root.rstrip(b"/"), folders.text, folders.ends, ends, names.text, names.ends
+            root.rstrip(b"/"), folders.text, folders.ends, ends, names.text, names.ends, *ranges
         )
 
     def sample(self) -> list[int]:

@@ -236,6 +236,12 @@ class ParquetSource(Source):
         types = [(name, str(kind)) for name, kind in self._types.items()]
         return fingerprint(("parquet", paths, stats, types))
 
+    @property
+    def shards(self) -> NDArray[np.int64]:
+        """Row groups: a row can be read only together with the others of its group."""
+        ends = np.array([0, *self._ends], dtype=np.int64)
+        return ends[1:] - ends[:-1]
+
     def fields(self) -> dict[str | int, Spec] | Spec:
         return dict(self._fields)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.operation import Spec
 from penstock.source.listing import Listing
+from penstock.source.ranges import FileRanges
 
 if TYPE_CHECKING:
     from penstock.source.objects.remote import RemoteObjects
@@ -30,6 +31,7 @@ class FileSamples:
     - ``read``: the contents for these indices, without a copy; ``None``: one cannot be read.
     - ``peek``: the first bytes of one content, for files without names.
     - ``contents``: files that are in memory already, by index.
+    - ``ranges``: in place of ``listing``, if the contents are parts of files.
     """
 
     listing: Listing | None
@@ -39,6 +41,12 @@ class FileSamples:
     read: Callable[[NDArray[np.int64]], list[Any]] | None = None
     peek: Callable[[], bytes] | None = None
     contents: Mapping[int, bytes] = field(default_factory=dict)
+    ranges: FileRanges | None = None
+
+    def kernel_paths(self) -> Any:
+        """Where the compiled kernel finds the contents; ``None`` if ``read`` returns them."""
+        files = self.ranges if self.listing is None else self.listing
+        return None if files is None else files.kernel_paths()
 
     def content(self, sample: Any) -> Any:
         """The field of a sample that is the content of a file, or what was made of it."""
@@ -109,6 +117,18 @@ class Source:
     def file_samples(self) -> FileSamples | None:
         """The files, if each sample is one; the compiled kernel then reads them by itself."""
         return None
+
+    @property
+    def shards(self) -> NDArray[np.int64] | None:
+        """The number of samples in each shard, in order; ``None``: it has no shards.
+
+        Samples of a shard are stored one after the other, so that reading them in their order is
+        faster than at random. ``Reservoir`` needs it.
+        """
+        return None
+
+    def will_need(self, indices: NDArray[np.int64]) -> None:
+        """Say that these samples are read soon, so that storage can begin. May do nothing."""
 
     @property
     def objects(self) -> RemoteObjects | None:

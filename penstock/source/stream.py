@@ -25,7 +25,8 @@ class StreamSource(Source):
     indexed: ClassVar[bool] = False
 
     def __init__(self, dataset: Any, version: str | None = None) -> None:
-        if isinstance(dataset, Iterator):
+        # An IterableDataset of torch that is its own iterator starts again if its class wants to.
+        if isinstance(dataset, Iterator) and not is_iterable_dataset(dataset):
             raise PipelineError(
                 f"The stream is {dataset!r}, an iterator that can be read only once. Give a "
                 "function that returns a new one (lambda: ...), so that each epoch can start from "

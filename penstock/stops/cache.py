@@ -78,7 +78,7 @@ class Cache(Hold):
                 f"If {stop.name} is not random, give map(..., random=False)."
             )
 
-    def make_keeper(self, opening: Opening) -> CacheKeeper:
+    def make_keeper(self, opening: Opening) -> Keeper:
         stop = replace(self, number=opening.number, lends=opening.lends)
         store = stop._open_store(opening)
         return CacheKeeper(replace(stop, store=store), store, opening)

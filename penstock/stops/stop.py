@@ -26,6 +26,19 @@ Offer = tuple[int, int, int]
 """A sample that a worker put into a store: (number of the stop, index, bytes it takes)."""
 
 
+def column_of(skeleton: Any, on: str | int | None, field: str) -> int | None:
+    """The number of a field in a batch of this skeleton; ``None`` if it is not a single column.
+
+    ``on``, ``field``: see ``Field``.
+    """
+    number = skeleton
+    if type(number) is tuple:
+        number = number[on or 0] if on is None or isinstance(on, int) else None
+    elif isinstance(number, Mapping):
+        number = number.get(field if on is None else on)
+    return number if type(number) is int else None
+
+
 class Rows:
     """The rows of the batch for the next samples, so that the last stop can write into them.
 
@@ -55,12 +68,8 @@ class Rows:
         """The row for a field of the next sample, or ``None``. ``on``, ``field``: see ``Field``."""
         if not self._columns:
             return None
-        number = self._skeleton
-        if type(number) is tuple:
-            number = number[on or 0] if on is None or isinstance(on, int) else None
-        elif isinstance(number, Mapping):
-            number = number.get(field if on is None else on)
-        column = self._columns[number] if type(number) is int else None
+        number = column_of(self._skeleton, on, field)
+        column = None if number is None else self._columns[number]
         if column is None:
             return None
         row: NDArray[Any] = column[self._row + len(self.given)]

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import Generations
+from penstock.serialize import split_frame
 from penstock.store.admission import KeptSet, split_keys, version_slot
+from penstock.store.plain import is_plain, pack_sample, unpack_sample
 from penstock.store.sample_store import SampleStore
 from penstock.store.value import Lent, Value
 
@@ -17,11 +19,39 @@ RanksIn = Callable[[int], NDArray[np.int32]]
 """Returns the rank that is dealt each sample in an epoch; -1 for samples that no rank is dealt."""
 
 
+def to_send(value: Any) -> Any | None:
+    """A value of a store as other machines can read it; ``None`` if it needs a pickle."""
+    if isinstance(value, Lent):
+        packed = pack_sample(value.sample)
+        return None if packed.pickled else memoryview(packed.tobytes())
+    return value if is_plain(value) else None
+
+
+def to_store(value: memoryview, *, lends: bool) -> Any | None:
+    """A value of another machine in the form of a store; ``None`` if it is damaged or a pickle.
+
+    ``lends``: the store holds samples themselves. They are views of ``value``.
+    """
+    try:
+        if not is_plain(value):
+            return None
+        if not lends:
+            split_frame(value)
+            return value
+        return Lent(unpack_sample(value, lambda: False), len(value))
+    except ValueError:
+        return None
+
+
 class Division(Protocol):
     """How several machines divide what one stop keeps, as seen by one of them.
 
     Samples are known by ``version_key``: for a cache, their index.
     """
+
+    @property
+    def content(self) -> str:
+        """Identity of what is kept, equal on all machines."""
 
     def host(self, dealt: bytes, ranks: Collection[int], ranks_in: RanksIn | None = None) -> None:
         """This machine trains these ranks. ``dealt``: the rank of each sample in the first epoch.
@@ -62,6 +92,19 @@ class Division(Protocol):
 
     def release(self, batch: Hashable) -> None:
         """Give back what was borrowed for this batch: it is prepared, or not wanted any more."""
+
+    def holds(self, keys: Sequence[int]) -> list[bool]:
+        """Whether each of these samples of an open batch is on this machine."""
+
+    def keep_read(self, key: int, value: memoryview) -> int:
+        """A worker of another machine has read a sample that this machine was to read.
+
+        Puts it into the store, as a worker here does; it is not admitted by that. Returns its
+        bytes there; 0 if the store has not taken it.
+        """
+
+    def some_here(self, count: int) -> list[int]:
+        """Samples that are on this machine, at most so many."""
 
     def known(self) -> list[int]:
         """The samples that are here, and those of this machine that are on others."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from penstock.device.choose import DevicePrep
 from penstock.loader import Custom, Loader, Ranks
 from penstock.options import Kind, Options
 from penstock.order import Order
@@ -38,18 +39,27 @@ class Tensors:
             tensors = {key: self(child) for key, child in value.items()}
             return tensors if type(value) is dict else same_mapping(value, tensors)
         if is_namedtuple(value):
-            return type(value)(*(self(child) for child in value))
+            return type(value)(*(self._field(child) for child in value))
         if type(value) is tuple:
-            return self._tuples([self(child) for child in value])
+            return self._tuples([self._field(child) for child in value])
         if type(value) is list:
-            return [self(child) for child in value]
+            return [self._field(child) for child in value]
         return value
+
+    def _field(self, value: Any) -> Any:
+        """A field of a tuple, named tuple or list."""
+        if type(value) is list and value and isinstance(value[0], (str, bytes)):
+            # torch's collate gets the text of such a field as a tuple, and leaves it as it is.
+            return tuple(value) if self._tuples is list else value
+        return self(value)
 
 
 def loader(
     pipeline: Pipeline,
     *,
     device: str | torch.device | None = None,
+    device_prep: DevicePrep = False,
+    device_normalize: bool = True,
     pin_memory: bool = False,
     workers: int | Literal["auto"] = "auto",
     kind: Kind = "auto",
@@ -73,6 +83,10 @@ def loader(
     """A loader of a pipeline whose batches are tensors.
 
     ``device`` delivers them to a device, such as ``"cuda"``, one or two batches ahead of the loop.
+    ``device_prep`` lets the device prepare a share of each batch, beside the CPU workers and with
+    the same bits: ``"auto"`` where the pipeline allows it (``repr`` says why not), ``True`` to make
+    it an error if it does not. If the last operation is ``normalize``, the device does it for whole
+    batches, with the same values; ``device_normalize=False`` leaves it to the workers.
     ``pin_memory`` makes the memory of batches pinned. The other arguments are those of
     ``Pipeline.loader``. If ``rank`` and ``world`` are not given, they are those of
     ``torch.distributed`` or of the launcher, as they are when the first loop begins.
@@ -111,6 +125,10 @@ def loader(
         metrics_port=metrics_port,
     )
     custom = Custom(
-        convert=Tensors(tuple), deliver=delivering(device, pin_memory=pin_memory), ranks=ranks
+        convert=Tensors(tuple),
+        deliver=delivering(
+            device, pin_memory=pin_memory, normalize=device_normalize, device_prep=device_prep
+        ),
+        ranks=ranks,
     )
     return Loader(pipeline, options, custom)

@@ -1,7 +1,8 @@
 """The drop-in for ``torch.utils.data.DataLoader``: the same arguments, on Penstock's engine.
 
-It is not a subclass of torch's. Trainers rebuild subclasses as plain DataLoaders, which drops what
-the subclass adds; they pass any other iterable through unchanged.
+It is a subclass of torch's, with real samplers, and all of its arguments are attributes: trainers
+that look for a DataLoader find one, and those that make it anew with another sampler make one of
+this class. Accelerate makes a plain one, so it has an integration: ``penstock.torch.accelerate``.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import copy
 import logging
 import multiprocessing
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NoReturn
 
 import torch
-from torch.utils.data import default_collate
+import torch.utils.data
+from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
 from torch.utils.data._utils.collate import default_convert
+from typing_extensions import TypeVar  # with a default; torch needs this package too
 
+from penstock import config
 from penstock.engine.pools.launch import ChooseStart, StartMethod, as_fork, as_program
+from penstock.errors import PenstockError, PipelineError, SampleError, StateError
 from penstock.loader import Custom, Loader, Ranks
 from penstock.operation import Operation
 from penstock.options import CLUSTER_SHARE, Kind, Options, is_whole
@@ -26,12 +33,16 @@ from penstock.order import Sampled
 from penstock.order.plan import Plan
 from penstock.serialize import pack
 from penstock.source import is_stream
+from penstock.source.dataset import DatasetSource
 from penstock.stats import Stats
 from penstock.stops.batch import Collate
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
+from penstock.torch.accelerate import integrate, remember
 from penstock.torch.batches import Tensors
 from penstock.torch.dataset import EchoPlace, ReuseOptions, add_echo, build_pipeline, refuse
 from penstock.torch.delivering import delivering
+from penstock.torch.failed_sample import of_both_kinds
+from penstock.torch.iteration import Iteration, OwnOrder, torch_iterator
 from penstock.torch.ranks import (
     SHARED_SEED,
     RankFinder,
@@ -40,17 +51,54 @@ from penstock.torch.ranks import (
     of_sampler,
     of_stream,
 )
+from penstock.torch.sampler_plan import SamplerPlan, TorchDraws
 from penstock.torch.worker import TorchWorkerSetup
 from penstock.torch.worker import default_collate as fallback_collate
 
 _log = logging.getLogger("penstock.torch")
 
 
-class DataLoader:
+T = TypeVar("T", covariant=True, default=Any)
+
+OWN_ARGUMENTS = (
+    *(
+        "device",
+        "device_normalize",
+        "cache",
+        "cache_where",
+        "seed",
+        "random",
+        "kind",
+        "tiny_batch",
+        "on_error",
+    ),
+    *("native", "memory", "reuse", "split", "partial", "final", "reuse_size", "reuse_where"),
+    *("reuse_encode", "echo", "echo_at", "echo_window", "share", "lag", "join", "cluster"),
+    *("rank", "world", "metrics_port"),
+)
+"""The arguments that torch's DataLoader does not have."""
+
+_COUNT_LATER = frozenset(
+    {"collate_fn", "worker_init_fn", "num_workers", "pin_memory", "timeout", "in_order"}
+    | {"multiprocessing_context", "prefetch_factor", *OWN_ARGUMENTS}
+)
+"""Attributes that may be assigned to; the new value counts from the next loop on."""
+
+_OF_RANKS = ("rank", "world", "metrics_port")
+"""Arguments that a loader made like another does not take over: a port can be used once."""
+
+_TORCH_PREFETCH = 2
+"""torch's default. A loader that has it prepares as many batches ahead as Penstock chooses."""
+
+
+class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[misc]
     """Replaces ``torch.utils.data.DataLoader``: the same arguments, the same batches.
 
     In addition to torch's arguments it takes:
 
+    - ``device``: deliver batches to this device, such as ``"cuda"``, ahead of the loop. The last
+      transform is done there if it is ``Normalize`` and ``native`` applies, with the same values;
+      ``device_normalize=False`` leaves it to the workers.
     - ``cache``: size of a cache of the samples, such as ``"8GB"``; ``cache_where``: ``"memory"``,
       ``"disk"`` or a directory.
     - ``seed``: fixes the order and the augmentation. By default it is the seed of ``generator``, or
@@ -115,6 +163,7 @@ class DataLoader:
         pin_memory_device: str = "",
         in_order: bool = True,
         device: str | torch.device | None = None,
+        device_normalize: bool = True,
         cache: int | str | None = None,
         cache_where: str = "memory",
         seed: int | None = None,
@@ -157,157 +206,370 @@ class DataLoader:
             timeout=timeout,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
         )
         if cache is None and cache_where != "memory":
             refuse(
                 f"cache_where={cache_where!r} has no effect without cache. Give cache, such as "
                 'cache="8GB", or leave out cache_where.'
             )
+        self._given_up = self._closed = self._torchs_order_loaded = False
+        self._prepared: _Backing | None = None
         self._dataset_watch: DatasetWatch | None = None
         if share is not None:
             _check_shared(share, streaming=streaming, worker_init_fn=worker_init_fn)
             if not persistent_workers:
                 self._dataset_watch = DatasetWatch(dataset, share)
-        self.dataset = dataset
-        self.batch_size = None if batch_sampler is not None else batch_size
-        self.sampler = sampler
-        self.batch_sampler = batch_sampler
-        self.num_workers = num_workers
-        self.collate_fn = collate_fn or (default_convert if batch_size is None else default_collate)
-        self.pin_memory = pin_memory
-        self.drop_last = drop_last
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
-        self.generator = generator
-        self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers
-        self.in_order = in_order
+        self._streaming = streaming
+        self._auto_workers = num_workers == "auto"
+        count = (1 if streaming else config.cores()) if num_workers == "auto" else num_workers
+        self._own_sampler = sampler is not None or batch_sampler is not None
+        self._shuffles = bool(shuffle)
+        self._persistent, self._prefetch = persistent_workers, prefetch_factor
+        super().__init__(
+            dataset,
+            batch_size=1 if batch_sampler is not None else batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=count,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context if share is None or count else None,
+            generator=generator,
+            prefetch_factor=prefetch_factor if count else None,
+            persistent_workers=persistent_workers and count > 0,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.device, self.device_normalize = device, device_normalize
+        self.cache, self.cache_where = cache, cache_where
+        self.seed, self.random = seed, random
+        self.kind, self.tiny_batch, self.on_error = kind, tiny_batch, on_error
+        self.native, self.memory = native, memory
+        self.reuse, self.split = reuse, split
+        self.partial, self.final = partial, final
+        self.reuse_size, self.reuse_where, self.reuse_encode = reuse_size, reuse_where, reuse_encode
+        self.echo, self.echo_at, self.echo_window = echo, echo_at, echo_window
+        self.share, self.lag, self.join, self.cluster = share, lag, join, cluster
+        self.rank, self.world = rank, world
+        self.metrics_port = metrics_port
 
-        if worker_init_fn is not None and num_workers != 0:
+        self._given_rank = given_rank(rank, world)
+        if self._given_rank is not None and self._given_rank[1] != 1 and self._own_sampler:
+            refuse(
+                f"world={world} with a sampler, which decides itself which samples a rank gets. "
+                "Leave out rank and world, or the sampler."
+            )
+        self._seed_is_given = seed is not None
+        """Penstock decides the order, by a seed of the user or of a checkpoint."""
+        self._ranks: RankFinder | Undivided | None = None
+        if self._given_rank is None:
+            if streaming:
+                self._ranks = of_stream(dataset)
+            elif self._own_sampler:
+                self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
+            else:
+                shared_seed = SHARED_SEED if generator is None else generator.initial_seed() % 2**63
+                self._ranks = RankFinder(None if seed is not None else shared_seed)
+        self._loop: weakref.ref[Any] | None = None
+        self._make(self._first_seed())
+        integrate()
+        remember(self)
+
+    # How it is made.
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset. Whoever makes a loader anew reads it first, so integrations begin here."""
+        integrate()
+        return self.__dict__["dataset"]
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        self.__dict__["dataset"] = dataset
+
+    def _first_seed(self) -> int:
+        """The seed of the order and of random choices; 0 where torch's own seeds are followed."""
+        if self.seed is not None:
+            return self.seed
+        divided = self._given_rank is not None and self._given_rank[1] != 1
+        if not (divided or self._asks_for_own_order):
+            return 0
+        if self.generator is not None:
+            return int(self.generator.initial_seed() % 2**63)
+        return SHARED_SEED if divided else int(torch.initial_seed() % 2**63)
+
+    @property
+    def _asks_for_own_order(self) -> bool:
+        """Whether arguments need an order of Penstock's, instead of that of the sampler."""
+        asked = (self.reuse, self.echo, self.share)
+        return self._seed_is_given or any(value is not None for value in asked)
+
+    def _make(self, seed: int, epoch: int = 0) -> None:
+        """Make Penstock's loader from the attributes as they are now."""
+        self._stale, self._pid = False, os.getpid()
+        self._prepared = None
+        own = (self.cache, self.reuse, self.echo, self.share, self.seed, self.device)
+        extended = any(value is not None for value in own) or self.on_error != "raise"
+        self._why_torch = "" if extended else why_torch(self.dataset, self._streaming)
+        if self._why_torch:
+            _log.info("torch's own iterator prepares the batches: %s", self._why_torch)
+            return
+        self._setup = TorchWorkerSetup(self.worker_init_fn)
+        self._make_loader = self._prepare()
+        self._use(self._make_loader(seed, self._ranks))
+        if epoch:
+            self._loader.set_epoch(epoch)
+
+    def _use(self, loader: Loader) -> None:
+        """Take the batches from this loader from now on."""
+        self._prepared = _Backing(weakref.ref(self), loader, self._setup)
+
+    @property
+    def _loader(self) -> Loader:
+        """Penstock's loader behind this one."""
+        if self._prepared is None:
+            raise PipelineError(
+                f"torch's own iterator prepares the batches of this loader: {self._why_torch}"
+            )
+        return self._prepared.inner
+
+    @_loader.setter
+    def _loader(self, loader: Loader) -> None:
+        self._use(loader)
+
+    def _current(self) -> _Backing | None:
+        """Penstock's loader, made again if attributes were assigned to or the process forked."""
+        if self._closed:
+            raise RuntimeError(
+                "this loader is closed. Make a new one, or iterate it before close() and before "
+                "the end of its with block."
+            )
+        prepared, here = self._prepared, os.getpid() == self._pid
+        if self._stale or not here or (prepared is None and not self._given_up):
+            epoch = 0 if prepared is None else prepared.inner.next_epoch
+            seed = self._first_seed() if prepared is None else prepared.inner.options.seed
+            if prepared is not None and here:
+                prepared.inner.close()
+            self._make(seed, epoch)
+        return self._prepared
+
+    def _prepare(self) -> Callable[[int, Ranks | None], Loader]:
+        """A function that makes Penstock's loader, for a seed and ranks."""
+        streaming, collate_fn = self._streaming, self.collate_fn
+        sampler, batch_sampler = self.sampler, self.batch_sampler
+        worker_init_fn, workers = self.worker_init_fn, self.num_workers
+        kind = self.kind
+        if worker_init_fn is not None and workers != 0:
             if kind in ("threads", "crew"):
                 refuse(
                     "worker_init_fn is for worker processes with one thread; leave out "
                     f'kind="{kind}".'
                 )
             kind = "processes"
-        own_sampler = sampler is not None or batch_sampler is not None
-        given = given_rank(rank, world)
-        if given is not None and given[1] != 1 and own_sampler:
-            refuse(
-                f"world={world} with a sampler, which decides itself which samples a rank gets. "
-                "Leave out rank and world, or the sampler."
-            )
-        self._seed_is_given = seed is not None or generator is not None
-        if seed is None:
-            seed = torch.initial_seed() if generator is None else generator.initial_seed()
-            seed %= 2**63
-        if given is not None and given[1] != 1 and not self._seed_is_given:
-            seed = SHARED_SEED
-        self._ranks: RankFinder | Undivided | None = None
-        if given is None:
-            if streaming:
-                self._ranks = of_stream(dataset)
-            elif own_sampler:
-                self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
-            else:
-                self._ranks = RankFinder(seedless=not self._seed_is_given)
-        own_rank, own_world = given or (0, 1)
         reuse_options = ReuseOptions(
-            reuse=reuse,
-            split=split,
-            partial=partial,
-            final=final,
-            reuse_size=reuse_size,
-            reuse_where=reuse_where,
-            reuse_encode=reuse_encode,
-            echo=echo,
-            echo_at=echo_at,
-            echo_window=echo_window,
+            reuse=self.reuse,
+            split=self.split,
+            partial=self.partial,
+            final=self.final,
+            reuse_size=self.reuse_size,
+            reuse_where=self.reuse_where,
+            reuse_encode=self.reuse_encode,
+            echo=self.echo,
+            echo_at=self.echo_at,
+            echo_window=self.echo_window,
         )
         pipeline = build_pipeline(
-            dataset,
-            cache=cache,
-            cache_where=cache_where,
-            random=random,
-            native=native,
+            self.dataset,
+            cache=self.cache,
+            cache_where=self.cache_where,
+            random=self.random,
+            native=self.native,
             whole=worker_init_fn is not None,
             options=reuse_options,
         )
-        single = batch_size is None and batch_sampler is None
-        collate = self._collate(collate_fn, single)
+        single = not self._auto_collation
+        collate: Collate | None = None
+        if single:
+            collate = _Single(collate_fn)
+        elif collate_fn is not default_collate:
+            collate = collate_fn
         # None: single samples, or a batch_sampler, which decides the size of each batch.
-        size = 1 if batch_size is None else batch_size
-        pipeline = pipeline.batch(size, drop_last=drop_last, collate=collate)
+        size = 1 if self.batch_size is None else self.batch_size
+        pipeline = pipeline.batch(size, drop_last=self.drop_last, collate=collate)
         if reuse_options.echoes("batch"):
             pipeline = add_echo(pipeline, reuse_options)
-        workers = num_workers if isinstance(num_workers, int) and share is None else 1
+        given, prefetch = self._prefetch, None
+        if given is not None and (given != _TORCH_PREFETCH or self.share is not None):
+            prefetch = max(1, given * (workers if self.share is None else 1))
+        rank, world = self._given_rank or (0, 1)
         options = Options(
-            workers=num_workers,
+            workers="auto" if self._auto_workers else workers,
             kind=kind,
-            seed=seed,
-            shuffle=bool(shuffle),
-            rank=own_rank,
-            world=own_world,
-            prefetch=None if prefetch_factor is None else max(1, prefetch_factor * workers),
-            tiny_batch=tiny_batch,
-            on_error=on_error,
-            timeout=timeout or None,
-            memory=memory,
-            in_order=in_order,
-            share=share,
-            lag=lag,
-            join=join,
-            cluster=cluster,
-            metrics_port=metrics_port,
+            seed=0,
+            shuffle=self._shuffles,
+            rank=rank,
+            world=world,
+            prefetch=prefetch,
+            tiny_batch=self.tiny_batch,
+            on_error=self.on_error,
+            timeout=self.timeout or None,
+            memory=self.memory,
+            in_order=self.in_order,
+            share=self.share,
+            lag=self.lag,
+            join=self.join,
+            cluster=self.cluster,
+            metrics_port=self.metrics_port,
         )
-        # What a user's collate made stays as it is.
-        convert = Tensors(list) if collate is None or single else None
-        self._start = as_program if share is not None else _start_method(multiprocessing_context)
+        context = self.multiprocessing_context
+        self._start = as_program if self.share is not None else _start_method(context)
+        name = type(sampler if batch_sampler is None else batch_sampler).__name__
+        if self._own_sampler and self.batch_size is not None:
+            name = type(sampler).__name__
         custom = Custom(
-            init=TorchWorkerSetup(worker_init_fn),
+            init=self._setup,
             start=self._start,
-            convert=convert,
+            # What a user's collate made stays as it is.
+            convert=Tensors(list) if collate is None or collate_fn is default_convert else None,
             fallback=fallback_collate,
-            order_name=type(sampler or batch_sampler).__name__ if own_sampler else "",
-            recheck=not persistent_workers,
-            deliver=delivering(device, pin_memory=pin_memory),
+            order_name=name if self._own_sampler else "",
+            recheck=not self._persistent,
+            deliver=delivering(
+                self.device, pin_memory=self.pin_memory, normalize=self.device_normalize
+            ),
         )
 
+        find, own_sampler = weakref.ref(self), self._own_sampler
+        listed = self.batch_size is not None or single
+
         def make_loader(seed: int, ranks: Ranks | None) -> Loader:
-            plan = _plan(sampler, batch_sampler, seed) if own_sampler else None
+            outer = find()
+            plan: Callable[[int, int, bool], Plan] | None = None
+            if not streaming and outer is not None and not outer._asks_for_own_order:
+                n = None if isinstance(pipeline.source, DatasetSource) else len(pipeline.source)
+                plan = SamplerPlan(n, single, drawing=TorchDraws(outer)).for_loader
+            elif own_sampler:
+                plan = _plan(sampler, None if listed else batch_sampler, seed)
             own = replace(custom, plan=plan, ranks=ranks)
             return Loader(pipeline, replace(options, seed=seed), own)
 
-        self._make_loader = make_loader
-        self._loader = make_loader(seed, self._ranks)
+        return make_loader
 
-    @staticmethod
-    def _collate(collate_fn: Collate | None, single: bool) -> Collate | None:
-        if single:
-            return _Single(collate_fn or default_convert)
-        return None if collate_fn is default_collate else collate_fn
+    def like_this(self, dataset: Any, **given: Any) -> DataLoader[Any]:
+        """A loader with these arguments, and Penstock's own arguments of this one.
+
+        Ranks are left to whoever makes it.
+        """
+        own = {name: getattr(self, name) for name in OWN_ARGUMENTS if name not in _OF_RANKS}
+        return type(self)(dataset, **given, **own)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _COUNT_LATER and "_prepared" in self.__dict__:
+            self.__dict__["_stale"] = True
+            if name == "prefetch_factor":
+                self.__dict__["_prefetch"] = value
+            elif name == "num_workers":
+                self.__dict__["_auto_workers"] = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but Penstock's loader, which the copy makes for itself."""
+        left_out = ("_prepared", "_loop", "_make_loader", "_setup", "_iterator")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _prepared=None, _loop=None, _iterator=None, _given_up=False)
+        remember(self)
+
+    # Iterating.
 
     def __iter__(self) -> Iterator[Any]:
+        # Workers that persist are those of Penstock's loader, not of one iterator.
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Any]:
         if self._dataset_watch is not None:
             self._dataset_watch.check()
-        return iter(self._loader)
+        prepared = self._current()
+        if prepared is None:
+            return self._torch_iterator()
+        last = None if self._loop is None else self._loop()
+        if last is not None and not last.over and not (self._persistent or self._keeps):
+            last.displace()
+        prepared.inner.find_ranks("loop")
+        if self._torchs_order_loaded and not prepared.follows:
+            refuse_within(f"{prepared.inner.options.world} ranks")
+        self._torchs_order_loaded = False
+        loop = Iteration(self, prepared) if prepared.follows else OwnOrder(self, prepared)
+        self._loop = weakref.ref(loop)
+        return loop
+
+    def _torch_iterator(self) -> Iterator[Any]:
+        """torch's own iterator, kept between epochs if workers persist."""
+        if not (self.persistent_workers and self.num_workers):
+            return torch_iterator(self)
+        kept: Any = self.__dict__.get("_iterator")
+        if kept is None:
+            kept = self._iterator = torch_iterator(self)
+        else:
+            kept._reset(self)
+        return kept  # type: ignore[no-any-return]
+
+    def _fall_back(self, why: str) -> None:
+        """Let torch's own iterators prepare the batches from now on."""
+        _log.warning("torch's own iterator prepares the batches from now on: %s", why)
+        self._why_torch, self._given_up = why, True
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.inner.close()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether samples or batches are kept, so that a second loader would keep its own."""
+        kept = (self.cache, self.reuse, self.echo, self.share)
+        return any(value is not None for value in kept)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        prepared = None if self._closed else self._current()
+        if prepared is None:
+            return int(super().__len__())
+        prepared.inner.find_ranks("length")
+        if prepared.follows and not self._streaming:
+            return int(super().__len__())
+        return len(prepared.inner)
 
     def __repr__(self) -> str:
-        text = repr(self._loader).replace("<Loader", "<DataLoader")
-        if self._start is _start_as_torch and self._loader.choice.own_processes:
+        prepared = self._prepared if self._closed else self._current()
+        if prepared is None:
+            return f"<DataLoader, batches by torch's own iterator ({self._why_torch})>"
+        text = repr(prepared.inner).replace("<Loader", "<DataLoader")
+        if prepared.follows:
+            text = text.replace(f"seed {prepared.inner.options.seed}", "torch's seeds", 1)
+        if self._start is _start_as_torch and prepared.inner.choice.own_processes:
             why = why_not_fork()
             if why:
                 return f"{text.removesuffix('>')}, not forked: {why}>"
         return text
 
+    # State.
+
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, for a checkpoint; see ``Loader.state_dict``."""
-        return {**self._loader.state_dict(), "seed_given": self._seed_is_given}
+        prepared = self._current()
+        if prepared is None:
+            raise StateError(
+                "this loader has no position that could be saved, because torch's own iterator "
+                f"prepares its batches: {self._why_torch}"
+            )
+        return {
+            **prepared.inner.state_dict(),
+            "seed_given": self.seed is not None or self.generator is not None,
+            "follows_torch": prepared.follows,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; see ``Loader.load_state_dict``.
@@ -317,41 +579,76 @@ class DataLoader:
         the checkpoint does not belong to this loader, an error is raised and the loader stays as it
         was.
         """
-        loader, ranks = self._loader, self._ranks
+        prepared = self._current()
+        if prepared is None:
+            raise StateError(
+                "this loader cannot resume, because torch's own iterator prepares its batches: "
+                f"{self._why_torch}"
+            )
+        loader, ranks = prepared.inner, self._ranks
         loader.find_ranks()
+        state, follows = self._as_mine(state, prepared)
         takes_seed = (
-            not self._seed_is_given and isinstance(state, Mapping) and is_whole(state.get("seed"))
+            not (self._seed_is_given or follows)
+            and isinstance(state, Mapping)
+            and is_whole(state.get("seed"))
         )
         # Before the first batch of an epoch a seed that nobody gave may still change: each rank
         # may have another one, and they must agree.
         open_seed = takes_seed and state.get("seed_given") is False and _is_at_start(state)
         if open_seed and loader.options.world > 1:
             state = {**state, "seed": loader.options.seed}
-        if takes_seed and state["seed"] != loader.options.seed:
+        was_given = self._seed_is_given
+        if takes_seed and (state["seed"] != loader.options.seed or prepared.follows):
             ranks = copy.copy(ranks)
             if ranks is not None and not open_seed:
                 ranks.keep_seed()
+            self._seed_is_given = True  # for the plan of the new loader
             loader = self._make_loader(state["seed"], ranks)
         try:
             loader.load_state_dict(state)
         except BaseException:
-            if loader is not self._loader:
+            self._seed_is_given = was_given
+            if loader is not prepared.inner:
                 loader.close()
             raise
-        if loader is not self._loader:
-            self._loader.close()
-            self._loader, self._ranks = loader, ranks
+        self._seed_is_given = was_given
+        self._torchs_order_loaded = follows and self._order_is_torchs and not _is_at_start(state)
+        if loader is not prepared.inner:
+            prepared.inner.close()
+            self._ranks = ranks
+            self._use(loader)
         if takes_seed and not open_seed:
             self._seed_is_given = True
             if ranks is not None:
                 ranks.keep_seed()
 
+    def _as_mine(
+        self, state: Mapping[str, Any], prepared: _Backing
+    ) -> tuple[Mapping[str, Any], bool]:
+        """The checkpoint as this loader reads it, and whether it follows torch's sampler."""
+        follows = isinstance(state, Mapping) and state.get("follows_torch") is True
+        if not follows or prepared.follows:
+            return state, follows
+        inner = prepared.inner
+        if self._order_is_torchs and not _is_at_start(state):
+            refuse_within(f"seed={inner.options.seed}" if self._seed_is_given else "several ranks")
+        return {**state, "seed": inner.options.seed, "plan": None}, False
+
+    @property
+    def _order_is_torchs(self) -> bool:
+        """Whether only torch's sampler knows the order: it is not the sequence of the data."""
+        return self._shuffles or self._own_sampler
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, and call ``set_epoch`` of the sampler if it has one."""
-        set_sampler_epoch = getattr(self.sampler, "set_epoch", None)
-        if set_sampler_epoch is not None:
-            set_sampler_epoch(epoch)
-        self._loader.set_epoch(epoch)
+        for sampler in (self.sampler, self.batch_sampler):
+            set_sampler_epoch = getattr(sampler, "set_epoch", None)
+            if set_sampler_epoch is not None:
+                set_sampler_epoch(epoch)
+        prepared = self._current()
+        if prepared is not None:
+            prepared.inner.set_epoch(epoch)
 
     def stats(self) -> Stats:
         """A frozen snapshot of counts and times so far."""
@@ -359,13 +656,98 @@ class DataLoader:
 
     def close(self) -> None:
         """End the workers."""
-        self._loader.close()
+        self._closed = True
+        if self._prepared is not None:
+            self._prepared.inner.close()
 
-    def __enter__(self) -> DataLoader:
+    def __enter__(self) -> DataLoader[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Backing:
+    """Penstock's loader behind a DataLoader; see ``Prepared`` in ``penstock.torch.iteration``."""
+
+    keyed = True
+    may_go_back = True
+
+    def __init__(
+        self, outer: weakref.ref[DataLoader[Any]], inner: Loader, setup: TorchWorkerSetup
+    ) -> None:
+        self._outer = outer
+        self._setup = setup
+        self.inner = inner
+        self.stream = not inner.pipeline.source.indexed
+        self.turn = 0
+        self._seed: int | None = None
+
+    @property
+    def seed(self) -> int | None:
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed = self._setup.base_seed = seed
+
+    @property
+    def plan(self) -> SamplerPlan | None:
+        plan = self.inner.plan
+        return plan if isinstance(plan, SamplerPlan) else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether order and seeds are drawn as torch draws them."""
+        outer = self._outer()
+        asks = outer is not None and outer._asks_for_own_order
+        return self.plan is not None or (self.stream and not asks)
+
+    def another(self) -> _Backing:
+        outer = self._outer()
+        if outer is None:
+            raise RuntimeError("the DataLoader of this loop is gone, and another loop has begun")
+        made = outer._make_loader(self.inner.options.seed, copy.copy(outer._ranks))
+        return _Backing(self._outer, made, outer._setup)
+
+    def goes_back(self, error: PenstockError) -> bool:
+        return isinstance(error, PipelineError)
+
+    def give_up(self, error: PenstockError) -> None:
+        outer = self._outer()
+        if outer is not None:
+            outer._fall_back(str(error))
+
+    def failed(self, error: SampleError) -> BaseException:
+        return of_both_kinds(error)
+
+
+def refuse_within(what: str) -> NoReturn:
+    """Refuse a checkpoint within an epoch that only torch's sampler can go on with."""
+    raise StateError(
+        "the checkpoint was taken within an epoch that torch's sampler has ordered, and this "
+        f"loader has {what}: its order is another one. Resume with the arguments it was taken "
+        "with, or from a checkpoint taken between epochs. With seed= a loader can resume with "
+        "other ranks."
+    )
+
+
+def why_torch(dataset: Any, streaming: bool) -> str:
+    """Why only torch's own iterator can read a dataset; empty if Penstock can."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return f"{kind} is a datapipe, and only torch's own workers can shard these"
+    if streaming:
+        return ""
+    if isinstance(dataset, Mapping):
+        return f"{kind} is read by key, not by index"
+    if isinstance(dataset, (str, bytes)):
+        return f"the dataset is a {kind}"
+    try:
+        empty = len(dataset) == 0
+    except (TypeError, NotImplementedError):
+        return f"{kind} has no length"
+    return f"{kind} is empty" if empty else ""
 
 
 class DatasetWatch:
@@ -474,7 +856,6 @@ def _check(
     timeout: float,
     prefetch_factor: int | None,
     persistent_workers: bool,
-    pin_memory_device: str,
 ) -> None:
     """Refuse arguments that torch refuses, and those that Penstock does not support."""
     if num_workers != "auto" and not _from(0, num_workers):
@@ -524,11 +905,6 @@ def _check(
         refuse(
             f"batch_size is {batch_size!r}; give a whole number from 1 on, or None to get single "
             "samples."
-        )
-    if pin_memory_device:
-        refuse(
-            f"pin_memory_device={pin_memory_device!r} is deprecated in torch and not supported "
-            "here. Leave it out: pin_memory=True pins for the current accelerator."
         )
 
 

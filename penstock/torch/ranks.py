@@ -83,11 +83,11 @@ class RankFinder:
     """The rank and world of a loader that divides its samples over the ranks.
 
     They are looked for at the first loop and the first ``len``, and again at the start of each
-    loop. ``seedless``: the user gave no seed, so several ranks use ``SHARED_SEED``.
+    loop. ``seed``: that of several ranks, which must agree on the order, if the user gave none.
     """
 
-    def __init__(self, *, seedless: bool = False) -> None:
-        self._seedless = seedless
+    def __init__(self, seed: int | None = None) -> None:
+        self._seed = seed
         self._found: FoundRank | None = None
         self._used: FoundRank | None = None
         self._warned = False
@@ -104,12 +104,12 @@ class RankFinder:
         self._warn_of_change(found)
         if reason != "state":
             self._used = found
-        seed = SHARED_SEED if self._seedless and found.world > 1 else options.seed
+        seed = options.seed if self._seed is None or found.world == 1 else self._seed
         return replace(options, rank=found.rank, world=found.world, seed=seed)
 
     def keep_seed(self) -> None:
         """Leave the seed as it is from now on: it is that of a checkpoint."""
-        self._seedless = False
+        self._seed = None
 
     def _warn_of_doubts(self, found: FoundRank) -> None:
         if self._warned or found.origin is Origin.GROUP or not found.words:

@@ -21,6 +21,15 @@ class TorchWorkerSetup:
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
+        self.base_seed: int | None = None
+        """The seed that was drawn for the workers of an epoch, as torch draws it."""
+        self._first_seed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Always the first: workers that are no forks stay, as long as what they got is the same.
+        if self._first_seed is None:
+            self._first_seed = self.base_seed
+        return {**self.__dict__, "base_seed": self._first_seed}
 
     def __call__(self, info: WorkerInfo, work: Work) -> None:
         if "torch" in sys.modules:
@@ -32,7 +41,7 @@ class TorchWorkerSetup:
         torch: Any = importlib.import_module("torch")
         torch.set_num_threads(1)
         # A forked worker has the generators of its parent, in the same state as all other workers.
-        seed = info.seed + info.id
+        seed = (info.seed if self.base_seed is None else self.base_seed) + info.id
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)

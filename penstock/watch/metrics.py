@@ -118,7 +118,11 @@ def _caches(read: str) -> ValuesOf:
     return values
 
 
-def _reuse(stop: Literal["refurbish", "echo"], read: str) -> ValuesOf:
+def _elsewhere(snapshot: Snapshot) -> Iterable[LabelledValue]:
+    return [({"machine": found.name}, found.samples) for found in snapshot.stats.machines]
+
+
+def _reuse(stop: Literal["refurbish", "echo", "device"], read: str) -> ValuesOf:
     def value(snapshot: Snapshot) -> float | None:
         stats = getattr(snapshot.stats, stop)
         return None if stats is None else getattr(stats, read)
@@ -213,6 +217,12 @@ METRICS: tuple[Metric, ...] = (
         "Cached values that were damaged and prepared again.",
         lambda s: s.stats.corrupt,
     ),
+    Metric(
+        "penstock_samples_elsewhere_total",
+        "Samples that another machine has prepared.",
+        _elsewhere,
+        ("machine",),
+    ),
     *(
         Metric(f"penstock_cache_{name}", text, _caches(read), ("cache",))
         for name, text, read in (
@@ -238,6 +248,16 @@ METRICS: tuple[Metric, ...] = (
             ("fresh_total", "Samples prepared for echo.", "fresh"),
             ("delivered_total", "Samples that echo delivered.", "delivered"),
             ("factor", "Echo factor of this epoch.", "factor"),
+        )
+    ),
+    *(
+        Metric(f"penstock_device_{name}", text, _reuse("device", read))
+        for name, text, read in (
+            ("samples_total", "Samples that the device prepared.", "samples"),
+            ("cpu_samples_total", "Samples that the CPU prepared beside it.", "cpu_samples"),
+            ("threshold", "Last tiny-batches that are the device's alone.", "threshold"),
+            ("copied_bytes_total", "Bytes copied to the device for its samples.", "copied"),
+            ("buffer_bytes", "Memory of the device for its samples.", "buffers"),
         )
     ),
 )

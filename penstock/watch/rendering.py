@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import show_size
 from penstock.host.text import aligned, many, span
-from penstock.stats import BadSample, Stats
+from penstock.stats import BadSample, Stats, device_line, prepared_by
 from penstock.watch.rates import StopRate
 from penstock.watch.snapshot import Standing, unique_bad_samples
 from penstock.watch.view import LoaderHistory
@@ -60,6 +60,7 @@ def _block(loader: LoaderHistory, ascii_only: bool) -> list[str]:
         ("speed", f"{speed}, {show_size(now.bytes_read_per_second)}/s read"),
         ("queue", _queue(standing)),
         *([("workers", _workers(stats, now.utilisation))] if stats.pool.kind != "node" else []),
+        *([("prepared", prepared_by(stats))] if stats.machines else []),
         *(_caches(stats, now.hits)),
         *(_reuse(stats)),
     ]
@@ -124,6 +125,8 @@ def _caches(stats: Stats, hits: Sequence[float | None]) -> list[tuple[str, str]]
 def _reuse(stats: Stats) -> list[tuple[str, str]]:
     rows = []
     refurbish, echo = stats.refurbish, stats.echo
+    if stats.device is not None:
+        rows.append(("device", device_line(stats.device)))
     if refurbish is not None:
         samples = f"{refurbish.reused:,} reused, {refurbish.fresh:,} fresh"
         rows.append(("refurbish", f"{samples}; {show_size(refurbish.used)} kept"))

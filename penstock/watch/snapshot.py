@@ -10,14 +10,16 @@ from typing import Any
 from penstock.stats import (
     BadSample,
     CacheStats,
+    DeviceStats,
     EchoStats,
+    MachineStats,
     PoolStats,
     RefurbishStats,
     StageStats,
     Stats,
 )
 
-VERSION = 1
+VERSION = 2
 
 LISTED = 20
 """Most bad samples that a snapshot lists by name."""
@@ -85,6 +87,8 @@ class Snapshot:
                 "bad_samples": [_fields(sample) for sample in bad],
                 "refurbish": None if stats.refurbish is None else _fields(stats.refurbish),
                 "echo": None if stats.echo is None else _fields(stats.echo),
+                "machines": [_fields(machine) for machine in stats.machines],
+                "device": None if stats.device is None else _fields(stats.device),
             },
         }
 
@@ -120,7 +124,7 @@ def _snapshot(data: Mapping[str, Any]) -> Snapshot:
 
 
 def _stats(data: Mapping[str, Any]) -> Stats:
-    refurbish, echo = data["refurbish"], data["echo"]
+    refurbish, echo, device = data["refurbish"], data["echo"], data.get("device")
     records = {
         "stages": tuple(StageStats(**stage) for stage in data["stages"]),
         "caches": tuple(CacheStats(**cache) for cache in data["caches"]),
@@ -128,5 +132,7 @@ def _stats(data: Mapping[str, Any]) -> Stats:
         "bad_samples": tuple(BadSample(**sample) for sample in data["bad_samples"]),
         "refurbish": None if refurbish is None else RefurbishStats(**refurbish),
         "echo": None if echo is None else EchoStats(**echo),
+        "machines": tuple(MachineStats(**machine) for machine in data["machines"]),
+        "device": None if device is None else DeviceStats(**device),
     }
     return Stats(**{**data, **records})

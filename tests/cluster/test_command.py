@@ -12,6 +12,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cluster.secrets import make_secrets
+from penstock.commands import cluster
 from penstock.commands.cluster import guest_lines
 from penstock.errors import ClusterError
 from penstock.node.client import request_end, request_status, wait_for_exit
@@ -92,3 +93,56 @@ def test_status_says_what_was_prepared_for_other_machines() -> None:
     [line] = guest_lines({"guests": [guest], "groups": []})
     assert "7 tiny-batches of 140 samples prepared here for other machines; refused" in line
     assert guest_lines({"guests": [], "groups": []}) == []
+
+
+@pytest.mark.parametrize("by", ["option", "environment", "file"])
+def test_a_ray_that_does_not_run_is_named_at_once(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    ray = pytest.importorskip("ray")
+    # What would try for two minutes must not be reached.
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("tried to connect"))
+    monkeypatch.setenv("RAY_TMPDIR", str(place))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"127.0.0.1:{free_port()}"
+    command = ["cluster", "status", "--ray"]
+    if by == "option":
+        command.append(address)
+    elif by == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    else:
+        (place / "ray").mkdir()
+        (place / "ray" / "ray_current_cluster").write_text(f"{address}\n")
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert f"nothing listens at {address}" in said
+    assert "ray start --head" in said
+
+
+def test_a_machine_does_not_join_itself(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_secrets(place / "secret")
+    assert main(["cluster", "join", f"127.0.0.1:{free_port()}"]) == 1
+    said = capsys.readouterr().err
+    assert "is an address of this machine" in said
+    assert "penstock cluster start" in said
+    assert request_status(NodeDirectory(place / "node")) is None
+
+
+def test_a_machine_that_nobody_answers_says_so_and_goes_on_trying(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_secrets(place / "secret")
+    monkeypatch.setattr(cluster, "MEET", 0.0)
+    seed = f"127.0.0.1:{free_port()}"
+    assert main(["cluster", "join", seed, "--address", "127.0.0.1:0"]) == 0
+    out = capsys.readouterr().out
+    assert f"No machine has answered at {seed} so far" in out
+    # Once it is in a cluster, `join` may change what it lends, whatever address is given.
+    assert main(["cluster", "join", seed, "--cores", "1"]) == 0
+
+
+def test_an_address_that_others_cannot_reach_is_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "start", "--address", f"127.0.0.1:{free_port()}"]) == 0
+    assert "Other machines cannot reach 127.0.0.1" in capsys.readouterr().out

@@ -407,3 +407,60 @@ def test_samples_of_an_earlier_run_are_found_and_served(
     [[answer]] = list(again.serve("other", [3], 1 << 20))
     assert bytes(answer.value) == bytes(packed.tobytes())
     own.destroy()
+
+
+class WatchedStore(HeapStore):
+    """A store that says whether the lock of a cache was held when samples were removed."""
+
+    cache: DividedCache | None = None
+    held: list[bool]
+
+    def delete_many(self, keys: Sequence[int]) -> int:
+        if keys and self.cache is not None:
+            self.held.append(self.cache._lock.locked())
+        return super().delete_many(keys)
+
+
+def test_no_batch_can_ask_for_a_borrowed_sample_while_it_is_removed(
+    calls: Recorder, own: HeapStore, clock: VirtualClock
+) -> None:
+    arrivals = WatchedStore(ROOM, overshoot=0)
+    cache = DividedCache(
+        *("content", "me", own, arrivals),
+        lends=False,
+        samples=SAMPLES,
+        service=calls,
+        clock=clock,
+    )
+    # There is no room for copies, so a sample that was used leaves.
+    cache._copies.budget = 0
+    cache.open(Admission(ROOM))
+    cache.host(pack_ranks(np.arange(SAMPLES, dtype=np.int32) % 2), {0})
+    other = replace(OTHER, ranks=((cache.content, cache.hosted[1], (1,)),))
+    cache.place((other,))
+    assert not cache.fetch("batch", [1], lambda: None)
+    [ask] = [made for made in calls.made if isinstance(made, Ask)]
+    packed = memoryview(pack_sample((b"x", 1)).tobytes())
+    cache.answered(ask, [KeyAnswer(0, "present", packed)])
+    arrivals.cache, arrivals.held = cache, []
+    cache.release("batch")
+    assert arrivals.held == [True]
+    assert len(arrivals) == 0
+
+
+def test_what_has_arrived_is_held_and_what_is_elsewhere_is_not(
+    cache: DividedCache, calls: Recorder, own: HeapStore
+) -> None:
+    cache.host(pack_ranks(np.arange(SAMPLES, dtype=np.int32) % 2), {0})
+    cache.place((trains(cache, 1),))
+    assert not cache.fetch("batch", [0, 1, 3], lambda: None)
+    read(cache, own, [0])
+    [ask] = [made for made in calls.made if isinstance(made, Ask)]
+    packed = memoryview(pack_sample((b"x", 1)).tobytes())
+    cache.answered(ask, [KeyAnswer(ask.keys.index(1), "present", packed)])
+    assert cache.holds([0, 1, 2, 3]) == [True, True, False, False]
+    assert [value is None for value in cache.lend([0, 1, 2])] == [False, False, True]
+    assert cache.some_here(4) == [0]
+    assert cache.keep_read(2, packed) == own.cost(len(packed))
+    assert cache.holds([2]) == [False], "it is in the store, and not admitted"
+    assert cache.keep_read(4, memoryview(b"damaged")) == 0

@@ -260,3 +260,10 @@ def test_values_arrive_over_a_delayed_and_throttled_connection(
     assert {value for _, value, _ in gotten(link, ALL).values()} == {
         bytes([index]) * 100_000 for index in range(64)
     }
+
+
+def test_a_host_without_a_way_to_the_outside_has_an_address_for_others(pair: list[Host]) -> None:
+    code = "from penstock.cluster.find import default_host; print(default_host())"
+    for host in pair:
+        job = host.start(sys.executable, "-c", code, stdout=subprocess.PIPE, cwd=ROOT)
+        assert job.communicate(timeout=TIMEOUT)[0] == f"{host.address}\n"

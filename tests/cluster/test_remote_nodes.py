@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class TrainerAndHelper:
             "PENSTOCK_CLUSTER_SECRET": str(self.place / "secret"),
             "PENSTOCK_NODE_WORKERS": "1",
             "PENSTOCK_NODE_IDLE": "1",
+            # A helper that is late, because this machine is busy, would make samples be read again.
+            "PENSTOCK_CLUSTER_PATIENCE": "30",
         }
 
     def join(self) -> None:
@@ -51,10 +54,10 @@ class TrainerAndHelper:
         command += ["--cores", "3", "--address", "127.0.0.1:0"]
         subprocess.run(command, env=self.environment("helper"), check=True, timeout=LIMIT)
 
-    def train(self) -> subprocess.Popen[str]:
-        command = [sys.executable, remote_job.__file__, str(SAMPLES), str(SECONDS)]
+    def train(self, seconds: float = SECONDS, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, remote_job.__file__, str(SAMPLES), str(seconds)]
         return subprocess.Popen(
-            [*command, str(self.place)],
+            [*command, str(self.place), *more],
             env=self.environment("trainer"),
             text=True,
             stdout=subprocess.PIPE,
@@ -126,3 +129,27 @@ def test_a_helper_changes_no_bit_also_when_it_is_killed(machines: TrainerAndHelp
     assert prepared["samples"] >= prepared["tiny_batches"] > 0
     assert prepared["bytes"] == 24 * prepared["samples"]
     assert list((machines.place / "secret" / "recipes").iterdir()) == []
+
+
+def test_samples_are_read_once_also_if_another_machine_prepares_them(
+    machines: TrainerAndHelper,
+) -> None:
+    machines.join()
+    # Until the helper has begun, the first epoch takes this long for each sample.
+    job = machines.train(0.3, "cached")
+    try:
+        machines.wait_until_helped(job)
+        (machines.place / "go on").touch()
+        found = result_of(job)
+    finally:
+        job.kill()
+    reads = Counter(map(int, (machines.place / "reads").read_text().split()))
+    assert reads == dict.fromkeys(range(SAMPLES), 1)
+    again = remote_job.cached_pipeline(SAMPLES, 0.0, machines.place)
+    with again.loader(seed=1, workers=0) as loader:
+        alone = [remote_job.digests(loader) for _ in found["batches"]]
+    assert found["batches"] == alone
+    [(name, prepared)] = found["helpers"].items()
+    assert prepared["samples"] > 0
+    # Batches that are prepared ahead are counted by the node, and not by a loader that has ended.
+    assert 0 < found["elsewhere"][name] <= prepared["samples"]

@@ -153,13 +153,14 @@ class Helped:
         self.helper = Helper(assembly.work)
         self.recipe = Published()
         self.pool: RemotePool | None = None
+        self._keepers = assembly.keepers
         self.engine = assembly.engine(join=self._join)
         self.meter = assembly.meter
         self._work = assembly.work
         self._pipeline = pipeline
 
     def _join(self, pool: Pool) -> Pool:
-        self.pool = RemotePool(pool, self.helper._work, self.helper, self.recipe)
+        self.pool = RemotePool(pool, self.helper._work, self.helper, self.recipe, self._keepers)
         return self.pool
 
     def epoch(self, number: int) -> list[Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cluster import divided_cache, holdings, membership, partition, service
 from penstock.cluster.placement import pack_ranks
+from penstock.cluster.protocol import WantedValues
 from penstock.cluster.secrets import Secrets
 from penstock.cluster.service import ClusterService
 from penstock.store import HeapStore, SampleStore, memory_store
@@ -382,3 +383,37 @@ def test_a_machine_that_has_left_is_shown_as_gone(services: list[ClusterService]
         return {one["name"]: one["state"] for one in services[0].status()["machines"]}
 
     wait_until(lambda: states() == {"m0": "alive", "m1": "gone"})
+
+
+def test_names_that_a_caller_invents_are_counted_together(services: list[ClusterService]) -> None:
+    """Whoever has the token may call itself anything, any number of times."""
+    machines = machines_of(services)
+    machines[0].prepare(own_samples(0))
+    wanted = WantedValues.of("content", np.arange(0, SAMPLES, 2))
+    one = services[0]
+    before = sum(one.sent.values())
+    for number in range(100):
+        for _ in one.get(f"invented-{number}", wanted):
+            pass
+    assert {*one.sent} <= {"", services[1].machine}
+    assert one.sent[""] >= SAMPLES // 2 * 1000 * 100
+    assert sum(one.sent.values()) - before == one.sent[""]
+
+
+def test_a_machine_that_prepares_for_another_gets_what_that_one_has_and_claims_nothing(
+    services: list[ClusterService],
+) -> None:
+    machines = machines_of(services)
+    for machine in machines:
+        machine.prepare(own_samples(machine.rank))
+    here, there = services
+    # Sample 1 is not here, and is not asked for from the machine that has it.
+    values = there.ask_lent(here.machine, "content", [0, 1, 2])
+    assert [value is None for value in values] == [False, True, False]
+    check([unpack_sample(values[0], bool), unpack_sample(values[2], bool)], [0, 2])
+    assert [value is None for value in there.lent_here("content", [0, 1])] == [True, False]
+    assert there.lent_here("unknown", [0]) == [None]
+    assert there.ask_lent(here.machine, "unknown", [0]) == [None]
+    # A sample that is read by nobody is not promised to the one that asked.
+    assert here.ask_lent(there.machine, "content", [SAMPLES - 2]) == [None]
+    assert machines[1].division.holds([0, 1]) == [False, True]

@@ -68,7 +68,8 @@ def wanted(*indices: int, **other: Any) -> WantedValues:
 
 
 def task(*indices: int, most_bytes: int = 1 << 20) -> RemoteTask:
-    return RemoteTask("recipe", 3, np.array(indices, "<i8").tobytes(), None, most_bytes)
+    packed = np.array(indices, "<i8").tobytes()
+    return RemoteTask("recipe", 3, packed, None, most_bytes, [], b"")
 
 
 def held(**values: bytes) -> Values:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.device.contract import Device
+from penstock.device.contract import Device, StreamName
 from penstock.device.cuda import CudaDevice
-from penstock.device.fake import POISON, FakeDevice
+from penstock.device.fake import POISON, FakeDevice, Times
 from penstock.device.plain import PlainDevice
 
 
@@ -81,6 +83,78 @@ def test_memory_in_use_is_within_the_capacity(device: Device) -> None:
     assert 0 <= before.in_use <= before.capacity
 
 
+STREAMS: list[StreamName] = ["copy", "prep", "loop"]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_work_runs_on_each_stream_in_order(device: Device, stream: StreamName) -> None:
+    source = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    memory = device.allocate((2, 3), torch.int32, stream)
+    other = device.allocate((3,), torch.int32, stream)
+    assert (memory.shape, memory.dtype) == (source.shape, source.dtype)
+    device.copy_to(memory, source, stream)
+
+    def double() -> None:
+        memory.mul_(2)
+
+    def add() -> None:
+        other.copy_(memory[0] + memory[1])
+
+    device.run(double, stream, reads=[memory], writes=[memory])
+    device.run(add, stream, reads=[memory], writes=[other])
+    event = device.record(stream)
+    event.wait()
+    assert event.done()
+    assert other.cpu().tolist() == [6, 10, 14]
+
+
+def test_a_stream_waits_for_the_event_of_another(device: Device) -> None:
+    source = torch.ones(1000, dtype=torch.int32)
+    memory = device.allocate((1000,), torch.int32)
+
+    def add() -> None:
+        memory.add_(1)
+
+    for _ in range(5):
+        device.copy_to(memory, source)
+        device.wait("prep", device.record("copy"))
+        device.run(add, "prep", reads=[memory], writes=[memory])
+        device.wait("copy", device.record("prep"))
+    device.arrive([memory], device.record("prep"))
+    assert memory.cpu().tolist() == [2] * 1000
+    # The host waits before the memory is freed, which belongs to another stream.
+    device.record("prep").wait()
+
+
+def test_rows_are_written_in_place_by_two_streams(device: Device) -> None:
+    batch = device.allocate((4, 2), torch.uint8, "prep")
+    rows = torch.full((2, 2), 7, dtype=torch.uint8)
+    device.wait("copy", device.record("prep"))
+    device.copy_to(batch[2:], rows)
+
+    def fill() -> None:
+        batch[:2].fill_(3)
+
+    device.run(fill, "prep", writes=[batch[:2]])
+    device.wait("copy", device.record("prep"))
+    event = device.record("copy")
+    event.wait()
+    device.arrive([batch], event)
+    assert batch.cpu().tolist() == [[3, 3], [3, 3], [7, 7], [7, 7]]
+
+
+def test_an_error_of_work_is_reported(device: Device) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no such kernel")
+
+    def run() -> None:
+        device.run(refuse, "prep")
+        device.record("prep").wait()
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run()
+
+
 # The fake device itself: it must find the faults for which it is there.
 
 
@@ -145,3 +219,144 @@ def test_the_fake_device_finds_wrong_registrations(fake: FakeDevice) -> None:
     end()
     end()
     assert len(fake.faults) == 2
+
+
+def test_the_fake_device_has_poison_in_memory_that_nothing_has_written(fake: FakeDevice) -> None:
+    assert fake.allocate((3,), torch.uint8, "prep").tolist() == [POISON] * 3
+
+
+def test_the_fake_device_finds_a_stream_that_did_not_wait(fake: FakeDevice) -> None:
+    fake.pause()
+    source = torch.zeros(8, dtype=torch.uint8)
+    memory = fake.allocate((8,), torch.uint8)
+    fake.copy_to(memory[:4], source[:4])
+    # Another stream may use other bytes, but not those of the copy.
+    fake.run(lambda: None, "prep", writes=[memory[4:]])
+    assert fake.faults == []
+    fake.run(lambda: None, "prep", reads=[memory[3:6]])
+    assert fake.faults == ["the stream prep uses memory that the stream copy is still using"]
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory[3:6]])
+    assert len(fake.faults) == 1
+    fake.go_on()
+    fake.record("prep").wait()
+
+
+def test_the_fake_device_finds_a_buffer_that_is_reused_in_flight(fake: FakeDevice) -> None:
+    fake.pause()
+    source = torch.zeros(8, dtype=torch.uint8)
+    memory = fake.allocate((8,), torch.uint8)
+    fake.copy_to(memory, source)
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory])
+    fake.copy_to(memory, source)
+    assert fake.faults == ["the stream copy uses memory that the stream prep is still using"]
+    fake.go_on()
+    fake.record("prep").wait()
+    fake.copy_to(memory, source)
+    assert len(fake.faults) == 1
+    fake.record("copy").wait()
+
+
+def test_the_fake_device_finds_memory_that_is_freed_in_flight(fake: FakeDevice) -> None:
+    fake.pause()
+    memory = fake.allocate((8,), torch.uint8, "copy")
+    fake.run(lambda: None, "prep", reads=[memory])
+    del memory
+    fake.go_on()
+    fake.record("prep").wait()
+    (fault,) = fake.faults
+    assert fault == "memory of the stream copy was freed while the stream prep used it"
+
+
+def test_the_fake_device_adds_up_virtual_time() -> None:
+    fake = FakeDevice(times=Times(launch=1.0, bus=10.0, prep=5.0))
+    source = torch.zeros(20, dtype=torch.uint8)
+    memory = fake.allocate((20,), torch.uint8)
+    fake.copy_to(memory, source)  # 1 + 2 seconds
+    fake.run(lambda: None, "prep", writes=[fake.allocate((5,), torch.uint8, "prep")])
+    assert fake.seconds == 3.0
+    fake.wait("prep", fake.record("copy"))
+    fake.run(lambda: None, "prep", reads=[memory])
+    assert fake.seconds == 4.0
+    fake.record("prep").wait()
+    fake.close()
+    assert fake.faults == []
+
+
+def test_work_of_the_fake_device_fails_on_request(fake: FakeDevice) -> None:
+    fake.fail("prep", RuntimeError("the device is gone"))
+    fake.run(lambda: None, "prep")
+    with pytest.raises(RuntimeError, match="is gone"):
+        fake.record("prep").wait()
+
+
+# Memory of the fake device that another process maps.
+
+PEER = """
+import sys, time
+import torch
+from penstock.device.fake import FakeDevice
+device = FakeDevice(shared=True)
+kept = device.copy(source := torch.arange(100))
+device.record().wait()
+print(device.export(kept).hex(), flush=True)
+mapped = device.from_export(bytes.fromhex(sys.stdin.readline()))
+print(int(mapped.sum()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_frees_its_memory_and_no_other() -> None:
+    device = FakeDevice(shared=True)
+    own = torch.arange(1000)
+    tensor = device.copy(own)
+    device.record().wait()
+    with subprocess.Popen(
+        [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        try:
+            assert peer.stdin is not None
+            assert peer.stdout is not None
+            handle = bytes.fromhex(peer.stdout.readline())
+            mapped = device.from_export(handle)
+            peer.stdin.write(device.export(tensor).hex() + "\n")
+            peer.stdin.flush()
+            assert int(peer.stdout.readline()) == int(own.sum())
+        finally:
+            peer.kill()
+    # What it mapped is unchanged, and what was mapped of it stays.
+    assert torch.equal(tensor, own)
+    assert torch.equal(mapped, torch.arange(100))
+    with pytest.raises(OSError, match="No such file"):
+        device.from_export(handle)
+    del tensor
+    assert device.memory().in_use == 0
+    device.close()
+    assert device.faults == []
+
+
+def test_memory_that_is_freed_too_early_is_poison_for_the_process_that_maps_it() -> None:
+    device = FakeDevice(shared=True)
+    source = torch.arange(100)
+    tensor = device.copy(source)
+    device.record().wait()
+    mapped = device.from_export(device.export(tensor[10:]))
+    assert torch.equal(mapped, source[10:])
+    tensor[13] = 7
+    assert int(mapped[3]) == 7  # one memory for both
+    del tensor
+    device.record().wait()
+    assert bytes(mapped.numpy().tobytes()) == bytes([POISON]) * mapped.nbytes
+    device.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_other_memory_cannot_be_exported(shared: bool) -> None:
+    device = FakeDevice(shared=shared)
+    source = torch.zeros(4)
+    with pytest.raises(OSError, match="cannot share"):
+        device.export(source)
+    with pytest.raises(OSError, match="cannot share"):
+        PlainDevice(torch.device("cpu")).export(source)
+    device.close()

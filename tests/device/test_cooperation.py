@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.device.cooperation import (
     BALANCED,
+    PROBES,
     SETTLING,
     TRIAL,
     Assignment,
@@ -476,3 +477,42 @@ def test_bad_input_is_refused() -> None:
         cooperation.open(0, [1])
     with pytest.raises(StateError, match="no mini-batch is open"):
         cooperation.load_state_dict(cooperation.state_dict())
+
+
+def test_a_device_that_saves_no_cpu_time_rests() -> None:
+    cooperation = Cooperation(workers=1, exact=True, foresees=True)
+    cooperation.sharing = Sharing("spatial", decided=True)
+    seconds = {"whole": 1.0, "decode": 1.5, "device": 0.1}
+    now = 0.0
+    for batch in range(30):
+        cooperation.open(batch, [100] * 8)
+        while cooperation.left(batch):
+            task = cooperation.take_device(now) or cooperation.take_cpu(now)
+            assert task is not None
+            now += seconds[task.part]
+            assert cooperation.done(task, now)
+    counts = cooperation.counts
+    assert not cooperation.worth.positive
+    assert counts.device == counts.decode <= 2 * PROBES
+    assert counts.whole + counts.device == 30 * 8
+
+
+def test_a_slow_device_takes_nothing_that_it_would_finish_late() -> None:
+    cooperation = Cooperation(workers=1, exact=False, foresees=True)
+    cooperation.sharing = Sharing("spatial", decided=True)
+    cooperation.open(0, [10, 10])
+    learning = cooperation.take_device(0.0), cooperation.take_cpu(0.0)
+    assert learning[0] is not None
+    assert learning[1] is not None
+    cooperation.done(learning[1], 1.0)
+    cooperation.done(learning[0], 6.0)  # six times as long as the CPU
+    cooperation.open(1, [10] * 4)
+    # The CPU needs 4 seconds for all of them, and the device 6 for one.
+    assert cooperation.take_device(6.0) is None
+    cooperation.open(2, [10] * 8)
+    assert cooperation.take_device(6.0) is not None
+    # None is kept for the device either, whatever was learnt before.
+    cooperation.threshold.t = 4
+    taken = [cooperation.take_cpu(6.0) for _ in range(11)]
+    assert None not in taken
+    assert cooperation.take_cpu(6.0) is None

@@ -25,6 +25,7 @@ audio: Any = ps_audio
 RANDOM: list[tuple[Operation, tuple[int, ...]]] = [
     (image.auto_augment(), (60, 60, 3)),
     (image.color_jitter(0.4, 0.4, 0.4, 0.1), (60, 60, 3)),
+    (image.deep_auto_augment("cifar10"), (32, 32, 3)),
     (image.erase(), (60, 60, 3)),
     (image.rand_augment(), (60, 60, 3)),
     (image.random_crop(32, padding=4), (32, 32, 3)),

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.contract import POOLS, Workers, epochs, noise, pipelines, plain
+from tests.support.contract import (
+    ORDERS,
+    POOLS,
+    Workers,
+    epochs,
+    noise,
+    packed,
+    pipelines,
+    plain,
+)
 
 PIPELINES = pipelines()
 
@@ -86,6 +95,49 @@ def test_a_resume_with_another_world_size_deals_the_rest_exactly_once(
     everything = [x for part, _ in [*parts, *rest] for x in part]
     whole = some(0, 1, None, None)[0]
     assert sorted(everything) == sorted(whole)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_is_the_same_in_every_pool_and_after_a_resume(name: str) -> None:
+    pipeline = packed().map(noise, on=0).batch(4)
+    order = ORDERS[name]
+    expected = epochs(pipeline, 2, workers=0, seed=5, order=order)
+    for pool in POOLS[1:4]:
+        assert epochs(pipeline, 2, **pool._asdict(), seed=5, order=order) == expected
+    for stop_at in (1, 9, 13):
+        with pipeline.loader(workers=0, seed=5, order=order) as loader:
+            epoch = iter(loader)
+            seen = [plain(next(epoch)) for _ in range(stop_at)]
+            state = loader.state_dict()
+        with pipeline.loader(workers=2, kind="threads", seed=5, order=order) as again:
+            again.load_state_dict(state)
+            assert seen + [plain(batch) for batch in again] == expected[0]
+            assert [plain(batch) for batch in again] == expected[1]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1), (2, 4)])
+@pytest.mark.parametrize("name", ["reservoir", "reservoir in lanes"])
+def test_a_reservoir_goes_on_with_another_world_size(name: str, before: int, after: int) -> None:
+    pipeline, order = packed().batch(2), ORDERS[name]
+
+    def labels(rank: int, world: int, state: Any, count: int | None) -> tuple[list[int], Any]:
+        with pipeline.loader(
+            workers=0, seed=2, order=order, rank=rank, world=world, tail="drop"
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            seen: list[int] = []
+            for number, (_, numbers) in enumerate(loader, start=1):
+                seen += numbers.tolist()
+                if number == count:
+                    break
+            return seen, loader.state_dict()
+
+    parts = [labels(rank, before, None, 4) for rank in range(before)]
+    rest = [labels(rank, after, parts[0][1], None) for rank in range(after)]
+    assert len({len(part) for part, _ in parts}) == len({len(part) for part, _ in rest}) == 1
+    everything = [label for part, _ in [*parts, *rest] for label in part]
+    assert len(set(everything)) == len(everything) == 53 - (53 - 8 * before) % after
 
 
 def test_global_generators_are_keyed_in_processes_and_left_alone_inline() -> None:

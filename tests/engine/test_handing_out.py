@@ -88,7 +88,9 @@ def finished(*reports: tuple[int, TaskReport]) -> OpenBatch:
 def test_reports_are_added_up_in_the_order_of_rows() -> None:
     second = TaskReport(2, 2, 0.5, [[2], [0.25], 7, [0], [2], 1], [(0, 5, 9)], objects={1: ["c"]})
     first = TaskReport(
-        4, 4, 0.25, [[4], [0.5], 3, [1], [3], 0], [(0, 2, 8)], objects={1: ["a", "b"]}
+        *(4, 4, 0.25, [[4], [0.5], 3, [1], [3], 0], [(0, 2, 8)]),
+        objects={1: ["a", "b"]},
+        machine="helper",
     )
     batch = finished((4, second), (0, first))
     assert batch.complete
@@ -99,6 +101,7 @@ def test_reports_are_added_up_in_the_order_of_rows() -> None:
         [[6], [0.75], 10, [1], [5], 1],
         [(0, 2, 8), (0, 5, 9)],
         {1: ["a", "b", "c"]},
+        {"helper": 4},
     )
     assert batch.offers() == [(0, 2, 8), (0, 5, 9)]
 

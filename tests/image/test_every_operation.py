@@ -17,6 +17,7 @@ from penstock.image import (
     auto_augment,
     center_crop,
     color_jitter,
+    deep_auto_augment,
     erase,
     normalize,
     rand_augment,
@@ -47,6 +48,8 @@ OPERATIONS: list[Operation] = [
     auto_augment(),
     auto_augment("cifar10", fill=128),
     trivial_augment(),
+    deep_auto_augment(),
+    deep_auto_augment("cifar10", fill=7),
     erase(p=0.9),
     erase(p=0.9, value="random"),
     normalize(0.4, 0.2),
@@ -217,6 +220,7 @@ def test_wrong_inputs_are_refused_when_built_and_when_applied(operation: Operati
         (lambda: bad.rand_augment(num_ops=-1), "num_ops is -1"),
         (lambda: bad.rand_augment(interpolation="cubic"), "interpolation is 'cubic'"),
         (lambda: bad.auto_augment("svhn2"), "policy is 'svhn2'"),
+        (lambda: bad.deep_auto_augment("svhn"), 'policy is .svhn.; give one of "imagenet"'),
         (lambda: bad.trivial_augment(bins=1), "bins is 1"),
         (lambda: bad.trivial_augment(fill=(1, 2)), r"fill is \(1, 2\)"),
         (lambda: bad.erase(p=-0.1), "p is -0.1"),
@@ -239,7 +243,7 @@ def test_operations_have_the_names_users_write() -> None:
         made = getattr(ps_image, name)
         assert issubclass(made, Operation)
         assert made.__new__(made).name == name
-    assert len(ps_image.__all__) == 12
+    assert len(ps_image.__all__) == 13
 
 
 def test_sizes_given_in_two_ways_are_one_operation() -> None:

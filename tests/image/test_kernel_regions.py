@@ -66,13 +66,13 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_decoded() -> None
 @pytest.mark.parametrize("asked", [[], [()], ((), ()), ([],), (1,), 1])
 def test_the_compiled_module_takes_tuples_of_tuples(asked: Any) -> None:
     with pytest.raises(TypeError):
-        kernel._kernel().regions(asked)
+        kernel.compiled().regions(asked)
 
 
 @pytest.mark.parametrize("asked", [[], "names", ("fine", 3), 1])
 def test_the_compiled_module_reads_a_tuple_of_paths(asked: Any) -> None:
     with pytest.raises(TypeError):
-        kernel._kernel().read_files(asked)
+        kernel.compiled().read_files(asked)
 
 
 def test_no_references_are_leaked() -> None:

@@ -30,7 +30,7 @@ from torch.utils.data import (  # noqa: E402
 
 from penstock.inject import upgrade  # noqa: E402
 from penstock.inject.build import shuffles  # noqa: E402
-from penstock.inject.iteration import Iteration  # noqa: E402
+from penstock.torch.iteration import Iteration  # noqa: E402
 
 Install = Callable[..., None]
 

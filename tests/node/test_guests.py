@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.cluster.protocol import LARGEST_VALUE, RemoteTask
+from penstock.cluster.protocol import LARGEST_VALUE, READ, RemoteTask, integers
 from penstock.cluster.recipes import CourierLate, RecipeContent, RecipeName, Recipes
-from penstock.cluster.transport import Refuse, RemoteRows
+from penstock.cluster.transport import PeerLost, Refuse, RemoteRows
 from penstock.engine.build import Recipe
 from penstock.engine.pools.wire import pack_integers
 from penstock.node import guests
@@ -22,6 +23,7 @@ from penstock.node.staging import WorkerLimit
 from penstock.options import Options
 from penstock.serialize import pack
 from penstock.stops.batch import stack
+from penstock.store.plain import pack_sample, unpack_sample
 from tests.support.fabric import VirtualClock
 
 SAMPLES = 12
@@ -36,13 +38,15 @@ def kills_its_worker(number: int) -> int:
 class Machine:
     """A machine that lends two cores, and the recipe of a job on another one."""
 
+    turn: Callable[[bytes], bytes] = bytes
+    """What becomes of a sample between two caches."""
+
     def __init__(self, place: Path, pipeline: ps.Pipeline | None = None) -> None:
         self.files = [place / f"{number}.bin" for number in range(SAMPLES)]
         for number, file in enumerate(self.files):
             file.write_bytes(bytes([number]) * (number + 1))
         user_code = pipeline is not None
-        names = list(map(str, self.files))
-        pipeline = pipeline or ps.from_files(names, list(range(SAMPLES))).batch(4)
+        pipeline = pipeline or files_of(place).batch(4)
         frame = bytes(pack(Recipe(pipeline, Options(seed=3), stack)).tobytes())
         path = tuple(sys.path) if user_code else ()
         content = RecipeContent(path, str(place), user_code, frame)
@@ -50,18 +54,53 @@ class Machine:
         self.clock = VirtualClock()
         self.limit = WorkerLimit(2)
         self.recipes = Recipes(place / "recipes")
-        self.guests = Guests(self.recipes, self.limit, 2, self.clock)
+        self.caches = Caches()
+        self.guests = Guests(self.recipes, self.caches, self.limit, 2, self.clock)
 
-    def run(self, *indices: int, recipe: RecipeName | None = None) -> RemoteRows:
+    def run(
+        self, *indices: int, recipe: RecipeName | None = None, held: Sequence[int] = ()
+    ) -> RemoteRows:
+        """``held``: by sample, 1 + the number of the cache that has it, or 0."""
         packed = pack_integers(np.array(indices, np.int64)) or b""
-        task = RemoteTask(str(recipe or self.name), 0, packed, None, LARGEST_VALUE)
+        caches = ["raw", "turned"] if held else []
+        name = str(recipe or self.name)
+        task = RemoteTask(name, 0, packed, None, LARGEST_VALUE, caches, bytes(held))
         [rows] = self.guests.run("trainer", task)
         return rows
 
-    def refusal(self, *indices: int, recipe: RecipeName | None = None) -> Refuse:
+    def refusal(
+        self, *indices: int, recipe: RecipeName | None = None, held: Sequence[int] = ()
+    ) -> Refuse:
         with pytest.raises(Refuse) as caught:
-            self.run(*indices, recipe=recipe)
+            self.run(*indices, recipe=recipe, held=held)
         return caught.value
+
+
+class Caches:
+    """The caches of the machine that lends, ``trainer``, and of this one, ``here``."""
+
+    def __init__(self) -> None:
+        self.trainer: dict[tuple[str, int], Any] = {}
+        self.here: dict[tuple[str, int], Any] = {}
+        self.asked: list[tuple[str, str, list[int]]] = []
+
+    def lent_here(self, content: str, indices: Sequence[int]) -> list[Any]:
+        return [self.here.get((content, index)) for index in indices]
+
+    def ask_lent(self, machine: str, content: str, indices: Sequence[int]) -> list[Any]:
+        self.asked.append((machine, content, list(indices)))
+        if not self.trainer:
+            raise PeerLost("the trainer is gone")
+        return [self.trainer.get((content, index)) for index in indices]
+
+
+def files_of(place: Path) -> ps.Pipeline:
+    names = [str(place / f"{number}.bin") for number in range(SAMPLES)]
+    return ps.from_files(names, list(range(SAMPLES)))
+
+
+def sample(text: str, number: int) -> memoryview:
+    return memoryview(pack_sample((text.encode(), number)).tobytes())
 
 
 @pytest.fixture
@@ -150,9 +189,8 @@ def test_a_machine_serves_a_limited_number_of_pipelines(
     assert machine.run(1).rows == 1, "pipelines that it does not have take no place"
     monkeypatch.setattr(guests, "MOST_GUESTS", 1)
     machine.guests.close()
-    again = machine.guests = Guests(
-        Recipes(machine.files[0].parent / "recipes"), machine.limit, 2, machine.clock
-    )
+    recipes = Recipes(machine.files[0].parent / "recipes")
+    again = machine.guests = Guests(recipes, machine.caches, machine.limit, 2, machine.clock)
     assert machine.run(1).rows == 1
     assert machine.refusal(1, recipe=RecipeName("other", "00")).kind == "busy"
     assert len(again.status()) == 1
@@ -170,6 +208,75 @@ def test_a_sample_that_kills_workers_is_found_and_others_go_on(tmp_path: Path) -
     finally:
         machine.guests.close()
     assert machine.limit.busy == 0
+
+
+def turned(data: bytes) -> bytes:
+    return data[::-1]
+
+
+@pytest.fixture(params=["threads", "processes"])
+def cached(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A pipeline with two caches. Code of users, here between the caches, runs in processes."""
+    pipeline = files_of(tmp_path).cache("1MB")
+    if request.param == "processes":
+        pipeline = pipeline.map(turned, on=0, random=False)
+    made = Machine(tmp_path, pipeline.cache("1MB").batch(4))
+    made.turn = turned if request.param == "processes" else bytes
+    yield made
+    made.guests.close()
+    assert made.limit.busy == 0
+
+
+def read_values(rows: RemoteRows) -> dict[tuple[int, int], tuple[bytes, int]]:
+    """The samples that go back, by number of the cache and place."""
+    if "read" not in rows.report:
+        return {}
+    values, first, found = memoryview(rows.leaves[-1]), 0, {}
+    for number, place, size in integers(rows.report["read"]).reshape(-1, 3).tolist():
+        packed = values[first : first + size]
+        found[number, place] = unpack_sample(packed, lambda: False)
+        first += size
+    assert first == len(values)
+    return found
+
+
+def test_what_the_caches_of_the_other_machine_have_is_not_read_and_the_rest_goes_back(
+    cached: Machine,
+) -> None:
+    cached.caches.trainer = {("raw", 1): sample("lent raw", 1), ("turned", 2): sample("lent", 2)}
+    cached.caches.here = {("turned", 4): sample("here", 4)}
+    for number in (1, 2, 4):
+        cached.files[number].unlink()  # so reading it would fail
+    cached.files[3].write_bytes(b"file")
+    rows = cached.run(1, 2, 3, 4, held=[1, 2, 0, 2])
+    turn = cached.turn
+    assert rows.report["objects"] == {"0": [turn(b"lent raw"), b"lent", turn(b"file"), b"here"]}
+    assert read_values(rows) == {
+        (0, 2): (b"file", 3),
+        (1, 0): (turn(b"lent raw"), 1),
+        (1, 2): (turn(b"file"), 3),
+    }
+    assert cached.caches.asked == [("trainer", "raw", [1]), ("trainer", "turned", [2])]
+    assert rows.report["borrowed"] == sum(map(len, cached.caches.trainer.values()))
+    # What no machine has room for is not sent back.
+    assert read_values(cached.run(3, held=[READ])) == {}
+    # Nothing stays: the next tiny-batch reads the file again.
+    cached.files[3].write_bytes(b"other")
+    assert cached.run(3, held=[0]).report["objects"] == {"0": [turn(b"other")]}
+
+
+def test_a_sample_that_the_other_machine_has_and_does_not_send_is_not_read(
+    cached: Machine,
+) -> None:
+    assert cached.refusal(3, held=[1]).kind == "busy"
+    cached.caches.trainer = {("raw", 1): sample("lent", 1)}
+    refusal = cached.refusal(1, 3, held=[1, 1])
+    assert (refusal.kind, refusal.reason) == (
+        "sample",
+        "samples of the cache were not sent with it",
+    )
+    assert cached.refusal(1).kind == "failed", "the task does not know of the caches"
+    assert cached.run(1, 3, held=[1, 0]).rows == 2
 
 
 def test_nothing_is_prepared_after_the_end(machine: Machine) -> None:

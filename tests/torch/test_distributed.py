@@ -258,6 +258,10 @@ if __name__ == "__main__":
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )
     trainer.fit(model, loader)
+    used = trainer.train_dataloader
+    assert type(used) is DataLoader and used is not loader, used
+    assert type(used.sampler) is torch.utils.data.DistributedSampler, used.sampler
+    assert used.stats().batches == 10, used.stats()
     with open(f"{sys.argv[1]}-{trainer.global_rank}", "w") as file:
         json.dump(model.seen, file)
     loader.close()
@@ -276,6 +280,10 @@ loader = DataLoader(data, batch_size=4, shuffle=True)
 accelerator = Accelerator(cpu=True)
 loader = accelerator.prepare(loader)
 seen = [[x for (batch,) in loader for x in batch.tolist()] for _ in range(2)]
+assert loader.stats().batches == 10, loader.stats()
+checked = accelerator.prepare(DataLoader(list(range(21)), batch_size=4))
+gathered = [x for batch in checked for x in accelerator.gather_for_metrics(batch).tolist()]
+assert sorted(gathered) == list(range(21)), gathered
 with open(f"{sys.argv[1]}-{accelerator.process_index}", "w") as file:
     json.dump(seen, file)
 loader.close()

@@ -285,7 +285,7 @@ def test_ranks_agree_on_an_epoch_that_their_checkpoints_have_not_begun(
 
 def test_one_process_resumes_between_epochs_with_the_seed_of_the_checkpoint() -> None:
     torch.manual_seed(7)
-    with drop_in(shuffle=True) as loader:
+    with drop_in(shuffle=True, seed=3) as loader:
         seen(loader)
         state = loader.state_dict()
         rest = seen(loader)
@@ -295,16 +295,39 @@ def test_one_process_resumes_between_epochs_with_the_seed_of_the_checkpoint() ->
         assert seen(loader) == rest
 
 
-def test_a_checkpoint_of_one_process_brings_its_seed_to_ranks(group: Group) -> None:
-    torch.manual_seed(7)
+def test_an_epoch_that_torch_has_ordered_is_dealt_to_ranks_only_from_its_start(
+    group: Group,
+) -> None:
     with drop_in(shuffle=True) as loader:
+        seen(loader)
+        between = loader.state_dict()
+        next(iter(loader))
+        within = loader.state_dict()
+    parts = []
+    for rank in range(2):
+        group(rank, 2)
+        with drop_in(shuffle=True) as loader:
+            with pytest.raises(StateError, match="torch's sampler has ordered"):
+                loader.load_state_dict(within)
+            loader.load_state_dict(between)
+            parts += seen(loader)
+        group(0, 0)
+    assert sorted(parts) == list(range(12))
+    with drop_in(shuffle=True) as loader:
+        loader.load_state_dict(within)
+        group(0, 2)
+        with pytest.raises(StateError, match="this loader has 2 ranks"):
+            iter(loader)
+
+
+def test_a_checkpoint_of_one_process_brings_its_seed_to_ranks(group: Group) -> None:
+    with drop_in(shuffle=True, seed=7) as loader:
         epoch = iter(loader)
         next(epoch)
         state = loader.state_dict()
         rest = seen(epoch)
     parts = []
     for rank in range(2):
-        torch.manual_seed(7)  # the seed of the checkpoint: the loader need not be made anew
         group(0, 0)
         with drop_in(shuffle=True) as loader:
             loader.load_state_dict(state)

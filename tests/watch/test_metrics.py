@@ -61,6 +61,12 @@ def test_every_value_has_its_name_and_labels() -> None:
         "cache": "0",
     }
     assert [s.value for s in found["penstock_echo_factor"]] == [2.0]
+    assert {s.labels["machine"]: s.value for s in found["penstock_samples_elsewhere_total"]} == {
+        "helper-1": 300,
+        "helper-2": 100,
+    }
+    assert [s.value for s in found["penstock_device_samples_total"]] == [250.0]
+    assert [s.value for s in found["penstock_device_threshold"]] == [-2.0]
     assert [s.value for s in found["penstock_bad_samples_total"]] == [2, 0]
     assert found["penstock_loader_info"][1].labels["share"] == "search-1"
 

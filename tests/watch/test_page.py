@@ -129,6 +129,7 @@ def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> No
         "cache 40 % hits 30.0 MB of 40.0 MB",
         "refurbish 70 % reused",
         "echo factor 2",
+        "device cuda:0 25 % of samples 3.0 MB copied, t = -2, spatial",
         "Bad samples: 2",
         "cat/7.jpg 7 decode not a JPEG",
         "rank 1 of 2, shares search-1, waiting for a batch for 10 s",

@@ -24,6 +24,7 @@ from penstock import cli
 from penstock.stats import PoolStats
 from penstock.watch.live_directory import LiveDirectory
 from penstock.watch.rendering import bar, lines_of
+from penstock.watch.snapshot import from_json, to_json
 from penstock.watch.view import LoaderHistory, View
 from tests.support.snapshots import FULL, STANDING, STATS, snapshot
 
@@ -44,7 +45,10 @@ def test_a_loader_is_shown_with_all_it_counts() -> None:
         "  speed      100 samples/s, 1.0 batches/s, 8.0 KB/s read",
         "  queue      3 batches ready, 1 in preparation; 5 slots in use, 2.0 MB",
         "  workers    2 threads, busy 60% of the time",
+        "  prepared   600 samples here, 300 by helper-1, 100 by helper-2",
         "  cache      40% hits now; 600 samples, 30.0 MB of 40.0 MB",
+        "  device     cuda:0, 25% of the samples (25 of 100 tiny-batches); t = -2; spatial; "
+        "3.0 MB over the bus, buffers 400.0 KB",
         "  refurbish  700 reused, 300 fresh; 4.0 MB kept",
         "  echo       1,000 samples delivered from 500 prepared, factor 2",
         "  bad        2 samples, 1 task run again",
@@ -72,6 +76,11 @@ def test_a_member_of_a_group_shows_no_workers_and_no_stages() -> None:
     shown = lines_of([history(stats=member, standing=standing)])
     assert "  at     epoch 3, batch 12, rank 1 of 4, shares search-1" in shown
     assert not [line for line in shown if "workers" in line or "stage" in line]
+
+
+def test_machines_are_named_only_if_they_have_prepared_samples() -> None:
+    assert not [line for line in lines_of([history()]) if line.strip().startswith("prepared")]
+    assert from_json(to_json(snapshot(FULL))) == snapshot(FULL)
 
 
 def test_a_waiting_loop_and_a_busy_loop_are_told_apart() -> None:

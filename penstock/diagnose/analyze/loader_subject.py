@@ -96,6 +96,7 @@ class ChosenSamples(Source):
             files,
             listing=listing and Listing(Names(listing.path(index) for index in self._indices)),
             others={name: partial(_at, numbers, indices) for name, numbers in files.others.items()},
+            ranges=files.ranges and files.ranges.pick(indices),
             read=None if files.read is None else partial(_at, files.read, indices),
             contents={at: files.content(sample) for at, sample in kept if sample is not None},
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from penstock.device.forecast import LEAST_SPEED, device_share
 from penstock.diagnose.analyze.delayed_reads import LONGEST
 from penstock.diagnose.analyze.flow import Flow, seconds_a_batch
 from penstock.diagnose.analyze.report import AnalysisReport
@@ -49,6 +50,8 @@ class Change:
       ``None`` if the network is no limit.
     - ``shared_storage``: all machines read from one storage; otherwise each has its own.
     - ``remote_cores``: cores of machines without accelerators that prepare samples for one machine.
+    - ``device_prep``: speed with which the device prepares a share of each batch while training
+      waits, relative to one worker; 0 if it does not.
     """
 
     cache: int | None = None
@@ -66,6 +69,7 @@ class Change:
     network: float | None = None
     shared_storage: bool = False
     remote_cores: int = 0
+    device_prep: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("workers", "reuse", "jobs", "offload", "cores", "machines", "remote_cores"):
@@ -73,6 +77,11 @@ class Change:
             least = 0 if name in ("workers", "offload", "remote_cores") else 1
             if value is not None and value < least:
                 raise ReportError(f"{name} is {value}; give a number of at least {least}.")
+        if self.device_prep and self.device_prep < LEAST_SPEED:
+            raise ReportError(
+                f"device_prep is {self.device_prep:g}; give a speed of at least {LEAST_SPEED} "
+                "workers. What a slower device brings is not predicted."
+            )
         for name in ("accelerator", "echo", "storage", "network"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -88,6 +97,7 @@ class Prediction:
     and waiting for preparation, for storage and for the network. ``fetch_rate``, ``prep_rate`` and
     ``ingestion`` are the rates F, P and G under the change. ``sharing``: number of machines that
     share their caches. ``remote_share``: share of the samples that remote cores prepare.
+    ``device_share``: share of the preparation that the device does.
     """
 
     speed: float
@@ -101,6 +111,7 @@ class Prediction:
     machines: int = 1
     sharing: int = 1
     remote_share: float = 0.0
+    device_share: float = 0.0
 
     @property
     def epoch(self) -> float:
@@ -169,6 +180,7 @@ def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
         machines=change.machines,
         sharing=run.sharing,
         remote_share=run.remote_share,
+        device_share=run.device_share,
     )
 
 
@@ -187,6 +199,7 @@ class _Run:
     prep_rate: float
     sharing: int
     remote_share: float
+    device_share: float
 
     @property
     def whole(self) -> float:
@@ -233,7 +246,7 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
     alone = flow.prep
     here = 1 - remote_share
     if remote_share:
-        # Remote cores read what they prepare by themselves.
+        # Remote cores read what the caches do not hold.
         flow = replace(
             flow,
             prep=flow.prep * here,
@@ -243,16 +256,65 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
         )
     setup = report.setup
     kept = setup.kept_bytes or setup.sample_bytes
-    crossing = flow.hit_rate * (sharing - 1) / sharing * kept * _fetched_share(report, change)
-    nbytes = flow.batch * (here * crossing + remote_share * row_bytes(report))
+    kept *= _fetched_share(report, change)
     split = change.jobs if not change.share else 1
+    cache = setup.cache if change.cache is None else change.cache
+    # A machine with room left keeps copies of the samples that it gets from others, so that its
+    # cache is full, or holds all samples.
+    crossing = (flow.hit_rate - setup.cached_share(cache / split)) * kept
+    received = crossing + remote_share * row_bytes(report)
+    # Remote cores get what the caches hold from this machine.
+    sent = crossing + remote_share * flow.hit_rate * kept
+    nbytes = flow.batch * max(received, sent)
     link = 0.0 if change.network is None else nbytes / (change.network / split)
     remote = 0.0
     if change.remote_cores:
         remote = flow.batch * remote_share * alone / change.remote_cores
+    on_device = _share_on_device(report, change, flow)
+    if on_device:
+        flow = replace(flow, prep=flow.prep * (1 - on_device))
+        prep_rate /= 1 - on_device
     return _Run(
-        flow, seconds_a_batch(flow), link, remote, fetch_rate, prep_rate, sharing, remote_share
+        flow,
+        seconds_a_batch(flow),
+        link,
+        remote,
+        fetch_rate,
+        prep_rate,
+        sharing,
+        remote_share,
+        on_device,
     )
+
+
+def _share_on_device(report: AnalysisReport, change: Change, flow: Flow) -> float:
+    """Share of the preparation that the device does, in the time in which training waits."""
+    if not change.device_prep:
+        return 0.0
+    return device_share(
+        lambda share: seconds_a_batch(replace(flow, prep=flow.prep * (1 - share))),
+        flow.step + flow.shuttle,
+        flow.batch * report.costs.prep,
+        change.device_prep,
+        min(MOST_ON_DEVICE, possible_on_device(report)),
+    )
+
+
+MOST_ON_DEVICE = 0.99
+"""Reading stays on the CPU, whatever was measured."""
+
+
+def possible_on_device(report: AnalysisReport) -> float:
+    """Share of the preparation of a sample that a device can do: the maps below the decoding.
+
+    0 if operations were not timed one by one, or none of them decodes.
+    """
+    operations = report.operations
+    total = sum(operation.ms for operation in operations)
+    at = max((n for n, one in enumerate(operations) if "decode" in one.name.lower()), default=None)
+    if at is None or total <= 0:
+        return 0.0
+    return sum(one.ms for one in operations[at + 1 :] if one.kind != "batch") / total
 
 
 def row_bytes(report: AnalysisReport) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock import config
-from penstock.diagnose.analyze.model import Change, Prediction, predict
+from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 
 LEAST_GAIN = 1.03
@@ -18,6 +18,11 @@ JOBS = 4
 
 REUSE, ECHO = 3, 2
 """Factors that training tolerates well: see the pages on refurbish and echo."""
+
+
+DEVICE_SPEED = 10.0
+"""Speed of a device relative to a worker, for which the gain of preparing there is predicted. It is
+an assumption: no GPU was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +126,10 @@ def _possible_remedies(report: AnalysisReport, memory: int) -> Iterator[Possible
             "a local copy on an SSD, or larger requests to the object store",
             "samples that are not cached arrive faster",
         )
-    yield from _offloads(report)
+    yield from _offloads(report, write)
 
 
-def _offloads(report: AnalysisReport) -> Iterator[PossibleRemedy]:
+def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[PossibleRemedy]:
     """Moving the last operations to the device, if they only convert numbers."""
     cheap = ("normalize", "normalise", "totensor", "to_tensor", "convert", "todtype", "to_float")
     last = 0
@@ -143,6 +148,13 @@ def _offloads(report: AnalysisReport) -> Iterator[PossibleRemedy]:
             Change(offload=last),
             "images = images.to(device).float().sub_(mean).div_(std)  # uint8 until here",
             "a quarter of the bytes is copied, and workers have less to do",
+        )
+    if report.setup.accelerator != "cpu" and possible_on_device(report):
+        yield PossibleRemedy(
+            f"a share of the preparation on a device as fast as {DEVICE_SPEED:g} workers",
+            Change(device_prep=DEVICE_SPEED),
+            write.loader('device="cuda"'),
+            "the device prepares while training waits; its speed is assumed, not measured",
         )
 
 

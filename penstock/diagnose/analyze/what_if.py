@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.diagnose.analyze.model import Change, Prediction, predict, row_bytes
+from penstock.device.forecast import ERROR, LEAST_SPEED
+from penstock.diagnose.analyze.model import (
+    Change,
+    Prediction,
+    possible_on_device,
+    predict,
+    row_bytes,
+)
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.errors import PipelineError
 
@@ -157,6 +164,7 @@ class PredictionRow:
             "all_machines": prediction.all_machines,
             "machines_that_share": prediction.sharing,
             "remote_share": prediction.remote_share,
+            "device_share": prediction.device_share,
             "gain": self.gain,
             "fetch_stall": prediction.fetch_stall,
             "prep_stall": prediction.prep_stall,
@@ -272,6 +280,32 @@ def machine_lines(
     return lines
 
 
+def device_lines(
+    forecast: Forecast, options: Sequence[Values], rows: Sequence[PredictionRow]
+) -> list[str]:
+    """Lines on what a prediction with ``--device-prep`` assumes, and how far to trust it."""
+    if "device_prep" not in {option.name for option in options} or not rows:
+        return []
+    possible = possible_on_device(forecast.report)
+    if not possible:
+        return []
+    lines = [
+        f"The device can do {possible:.0%} of the preparation (all below decode), and works only "
+        "while training waits. Nobody has measured its speed here."
+    ]
+    last = rows[-1]
+    speed = last.change.device_prep
+    slower, faster = (
+        forecast(replace(last.change, device_prep=other)).speed
+        for other in (max(LEAST_SPEED, speed / 2), 2 * speed)
+    )
+    lines.append(
+        f"With half or twice {speed:g}x: {slower:,.0f} to {faster:,.0f} samples/s. The formula is "
+        f"within {ERROR:.0%} of a simulation of the policy."
+    )
+    return lines
+
+
 def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> list[str]:
     """A line for each option that cannot change the prediction of this report, with the reason."""
     names = {option.name for option in options if max(option.values) > 0}
@@ -288,6 +322,11 @@ def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> li
         )
     if "offload" in names and not report.operations:
         lines.append("--offload changes nothing here: operations were not timed one by one.")
+    if "device_prep" in names and not possible_on_device(report):
+        lines.append(
+            "--device-prep changes nothing here: operations were not timed one by one, or nothing "
+            "stands below a decode."
+        )
     if "remote_cores" in names and not row_bytes(report):
         lines.append(
             "--remote-cores changes nothing here: the size of prepared samples was not measured."

@@ -112,7 +112,7 @@ class NativeRoad:
         self._program = segments.work.program()
         self._head = None if head is None else head.program()
         self._index = segments.work.index() if head is None else head.index()
-        self._paths = None if files.listing is None else files.listing.kernel_paths()
+        self._paths = files.kernel_paths()
         self._files = files
         self._job_type = native.kernel().Job
         self._lock = threading.Lock()

@@ -36,6 +36,13 @@ class Desk(Protocol):
         Then outcomes may be reported a little later. The loop notifies the pool if it has to wait.
         """
 
+    def take_for_device(self) -> Task | None:
+        """The next task for a device that prepares a part of each batch; ``None`` if there is
+        none at present."""
+
+    def device_lost(self) -> None:
+        """Report that the device takes no more tasks, and that those it has are not done."""
+
     def done(self, task: int, outcome: Outcome) -> None:
         """Report the outcome of a task."""
 
@@ -44,6 +51,9 @@ class Desk(Protocol):
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         """Report that the worker died while working on this task (``guilty``), or before it."""
+
+    def wake(self) -> None:
+        """Let the training loop, if it waits for a batch, look for something to do (``help``)."""
 
     def broken(self, error: BaseException) -> None:
         """Report that the pool cannot go on."""

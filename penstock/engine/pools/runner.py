@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +27,41 @@ from penstock.keyed import (
     seed_globals,
 )
 from penstock.source.stream import StreamSource
+from penstock.stats import Tally
 from penstock.stops.batch import Collate, Misfit
-from penstock.stops.road import Road, scope_of
-from penstock.stops.stop import Offer, StageFailure
+from penstock.stops.field import Field, On
+from penstock.stops.road import OpenRoad, Road, scope_of
+from penstock.stops.stop import Offer, Rows, StageFailure
 from penstock.tree import as_array, flatten, leaves_like
 
 OnError = Literal["raise", "skip", "substitute"]
 
+_END = object()
+"""After the last sample of a stream."""
+
 SUBSTITUTES = 10
 """Samples that are tried in place of a bad one before the loader gives up."""
+
+
+class HostSplit(Protocol):
+    """What CPU workers do of the tiny-batches that a device prepares.
+
+    They run the first ``above`` stops of the road. ``on`` and ``field`` say which field of a sample
+    the device then makes (see ``Field``); workers write the other fields into their rows.
+    """
+
+    @property
+    def above(self) -> int: ...
+
+    @property
+    def on(self) -> On: ...
+
+    @property
+    def field(self) -> str: ...
+
+    def host_part(self, keys: Keys, values: Sequence[Any]) -> Any:
+        """What the device needs of these values of the field; ``None``: the CPU has to prepare
+        these samples. Called by several workers at once."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,7 @@ class Work:
     """Everything that a worker needs to run tasks, sent to it once.
 
     ``fallback``: collates a batch whose samples do not share one layout. ``rows``: batch size.
+    ``split``: given where a device takes part.
     """
 
     road: Road
@@ -49,6 +77,7 @@ class Work:
     fallback: Collate
     on_error: OnError
     rows: int
+    split: HostSplit | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +102,8 @@ class Task:
     """Work for one worker: samples to prepare, and where their rows go.
 
     ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
-    stream. ``struck``: a worker died while it worked on it.
+    stream. ``struck``: a worker died while it worked on it. ``part``: what CPU workers have done of
+    a task for the device.
     """
 
     id: int
@@ -85,6 +115,7 @@ class Task:
     columns: Sequence[Any]
     number: int = 0
     struck: bool = False
+    part: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +139,7 @@ class TaskReport:
     - ``missing``: positions in the task of skipped samples.
     - ``objects``: values of the fields that are text or bytes, by the number of the field. Of a
       probe: of all fields.
+    - ``machine``: the other machine that has prepared the samples; empty for this one.
     """
 
     rows: int = 0
@@ -118,6 +150,7 @@ class TaskReport:
     bad: list[tuple[int, str, str, str]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
+    machine: str = ""
 
 
 @dataclass(slots=True)
@@ -125,7 +158,8 @@ class Outcome:
     """The result of a task: ``error``, ``changed``, or neither.
 
     ``value``: the collated batch of a task of kind ``"whole"`` or ``"pull"``. ``layout``: the
-    result of a ``"probe"``. ``changed``: a sample did not have the layout of the batch.
+    result of a ``"probe"``. ``changed``: a sample did not have the layout of the batch. ``part``:
+    of a ``"host"`` task, what the device needs; ``None``: the worker has prepared the rows itself.
     """
 
     report: TaskReport
@@ -133,6 +167,7 @@ class Outcome:
     layout: Layout | None = None
     error: BaseException | None = None
     changed: bool = False
+    part: Any = None
 
 
 class LayoutChanged(Exception):
@@ -158,6 +193,7 @@ class Runner:
         self._init = init
         self._clock = clock
         self._road = work.road.open(clock)
+        self._head: OpenRoad | None = None
         self._preferred_group = work.road.preferred_group
         self._cost = self._reading = 0.0
         self._began = clock()
@@ -174,6 +210,8 @@ class Runner:
                 if task.layout is None:
                     raise TypeError("rows without a layout")
                 return Outcome(self.rows(task.keys, task.columns, task.layout, task.first))
+            if task.kind == "host":
+                return self.host(task)
             if task.kind == "whole":
                 value, report = self.whole(task.keys)
                 return Outcome(report, value)
@@ -204,6 +242,51 @@ class Runner:
                 row += len(samples)
                 at += group
         return self._end(report, row - first, len(keys), started)
+
+    def host(self, task: Task) -> Outcome:
+        """Do the CPU's part of a task for the device, or the whole task if that cannot be split."""
+        split, layout = self.work.split, task.layout
+        if split is None or layout is None:
+            raise TypeError("a task for a device, and no device takes part")
+        self._begin()
+        if self._head is None:
+            road = self.work.road
+            self._head = replace(road, stops=road.stops[: split.above]).open(self._clock)
+        head, started = self._head, self._clock()
+        head.begin()
+        report, part = TaskReport(), None
+        with contextlib.suppress(StageFailure):  # the whole task finds the bad sample
+            part = self._host_part(head, split, task, layout, report)
+        if part is None:
+            report = self.rows(task.keys, task.columns, layout, task.first)
+            report.offers[:0] = head.context.offers
+            return Outcome(report)
+        report.busy, report.rows = self._clock() - started, len(task.keys)
+        report.tally = _longer(head.context.tally, len(self.work.road.stages), report)
+        report.offers = list(head.context.offers)
+        return Outcome(report, part=part)
+
+    def _host_part(
+        self, head: OpenRoad, split: HostSplit, task: Task, layout: Layout, report: TaskReport
+    ) -> Any:
+        rows, keys, columns = Rows(), task.keys, task.columns
+        rows.aim(columns, layout.skeleton, task.first)
+        place = Field("device", split.on, split.field).replace
+        values: list[Any] = []
+
+        def take(value: Any, key: Key) -> Any:
+            values.append(value)
+            return rows.next(split.on, split.field)
+
+        with scope_of(self.work.road, own_process=self.info.process):
+            samples = head.get(keys)
+        samples = [place(sample, take, key) for sample, key in zip(samples, keys, strict=True)]
+        if len(rows.given) != len(keys):
+            return None  # the field is no column of its own
+        part = split.host_part(keys, values)
+        if part is not None:
+            _write(samples, columns, layout, task.first, report, rows.given)
+        return part
 
     def whole(self, keys: Keys) -> tuple[Any, TaskReport]:
         """Prepare and collate a whole batch."""
@@ -260,14 +343,14 @@ class Runner:
         samples: list[Any] = []
         taken = 0
         with nullcontext() if self.info.process else preserved_globals():
-            for sample in self._open_stream(source, number, rows, epoch):
+            stream = self._open_stream(source, number, rows, epoch)
+            # Not ``for``: it calls __iter__ again, where an iterator of the user may start anew.
+            while taken < rows and (sample := next(stream, _END)) is not _END:
                 place = (number * rows + taken) * self.info.count + self.info.id
                 source.value = sample
                 with self._stream_kept_apart(self._stops_draw):
                     samples.extend(self._samples(Keys(epoch, [place]), report, taken))
                 taken += 1
-                if taken == rows:
-                    break
             self._streamed = (epoch, number + 1)
             if not self.info.process:
                 self._stream_states = GlobalStates()
@@ -424,6 +507,13 @@ class Runner:
                 stage="collate",
                 details=traceback.format_exc(),
             ) from error
+
+
+def _longer(tally: Tally, stages: int, report: TaskReport) -> list[Any]:
+    """The counters of the first stages, with as many samples for those that the device does."""
+    samples, seconds, *rest = tally.as_list()
+    more = stages - len(samples)
+    return [samples + [report.rows] * more, seconds + [report.busy] * more, *rest]
 
 
 def _leaves(sample: Any) -> dict[int, list[Any]]:

@@ -90,7 +90,7 @@ function stages(loader) {
 }
 
 function caches(loader) {
-  const { caches: listed, refurbish, echo } = loader.stats;
+  const { caches: listed, refurbish, echo, device } = loader.stats;
   const rows = listed.map((cache, at) => [
     listed.length > 1 ? `cache ${at}` : "cache",
     loader.rates.hits[at] === null ? "no lookups" : `${percent(loader.rates.hits[at])} hits`,
@@ -102,8 +102,13 @@ function caches(loader) {
     rows.push(["refurbish", `${percent(reused)} reused`, bytes(refurbish.used), track(reused)]);
   }
   if (echo) rows.push(["echo", `factor ${echo.factor}`, `${whole(echo.delivered)} samples`, ""]);
+  if (device) {
+    const share = device.samples / Math.max(1, device.samples + device.cpu_samples);
+    const state = device.lost ? "lost" : `t = ${device.threshold}, ${device.mode}`;
+    rows.push([`device ${device.name}`, `${percent(share)} of samples`, `${bytes(device.copied)} copied, ${state}`, track(share)]);
+  }
   if (!rows.length) return null;
-  return part("Cached and reused samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
+  return part(device ? "Cached and reused samples, device" : "Cached and reused samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
 }
 
 function bad(loader) {
@@ -133,6 +138,7 @@ function card(loader, now) {
     stats.pool.kind === "node"
       ? figure("", "node", "prepares the batches")
       : figure("", percent(rates.utilisation), `busy: ${workersOf(stats.pool)}`),
+    ...stats.machines.map((machine) => figure("", whole(machine.samples), `samples prepared by ${machine.name}`)),
   ];
   return make(
     "article",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import cli
+from penstock.commands import analyze as command
 from penstock.diagnose.analyze.combine import combine, missing
 from penstock.diagnose.analyze.page import page_of
 from penstock.diagnose.analyze.report import AnalysisReport, PhaseName, Wait
@@ -152,3 +153,18 @@ def test_the_reports_in_a_directory_are_combined(
 def test_nothing_to_combine_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["analyze", "--combine", str(tmp_path)]) == 1
     assert "there is no report in" in capsys.readouterr().err
+
+
+def test_machines_of_one_name_do_not_overwrite_each_others_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [replace(one, host="box") for one in slow_storage()]
+    for part in (ranks[:2], ranks[2:]):
+        monkeypatch.setattr(command, "_load_reports", lambda _, part=part: part)
+        given = ["--seconds", "1", "--output", str(tmp_path / "report"), "--", "true"]
+        assert cli.main(["analyze", *given]) == 0
+        assert "This is a part of the job: 2 of 4 ranks" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
+        "report-box-rank0.json",
+        "report-box-rank2.json",
+    ]

@@ -42,6 +42,15 @@ def test_the_link_carries_what_other_machines_hold() -> None:
     assert (fast.bound, fast.network) == ("compute", 0.0)
 
 
+def test_a_machine_with_room_left_keeps_copies_of_what_crosses_the_link() -> None:
+    made = report(compute=1 / 500, storage=1e6)
+    # With room for four fifths of the data, a fifth of the samples of two machines cross.
+    some = predict(made, Change(cache=WHOLE * 4 // 5, machines=2, network=5e6))
+    assert some.speed == pytest.approx(5e6 / (0.2 * 110_000), rel=0.01)
+    whole = predict(made, Change(cache=WHOLE, machines=2, network=1e3))
+    assert (whole.bound, whole.network, whole.sharing) == ("compute", 0.0, 2)
+
+
 def test_a_slow_network_makes_groups_or_none() -> None:
     few = Change(cache=WHOLE // 8, machines=8, network=60e6)
     assert 1 < predict(report(), few).sharing < 8

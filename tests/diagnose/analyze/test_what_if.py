@@ -14,7 +14,7 @@ from penstock import cli
 from penstock.commands import what_if as command
 from penstock.diagnose.analyze import what_if
 from penstock.diagnose.analyze.model import Change, Prediction, predict
-from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.report import AnalysisReport, OperationTime
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
@@ -343,3 +343,35 @@ def test_too_many_ranges_are_refused_before_anything_is_predicted() -> None:
     options = [Values(name, (1, 2)) for name in ("cores", "jobs", "reuse")]
     with pytest.raises(PipelineError, match="--cores, --jobs, --reuse are 3 ranges"):
         prediction_rows(Forecast(report()), options)
+
+
+def test_a_device_that_prepares_a_share_never_exceeds_the_accelerator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    slow = report(storage=100e9, latency=0.0, prep=8e-3)
+    timed = (
+        OperationTime("source", "source", 0.2, 0.1),
+        OperationTime("decode", "map", 0.8, 0.4),
+        OperationTime("random_resized_crop", "map", 0.6, 0.3),
+        OperationTime("normalize", "map", 0.4, 0.2),
+        OperationTime("batch", "batch", 0.0, 0.0),
+    )
+    slow = replace(slow, operations=timed)
+    slow.save(path)
+    assert ask(path, "--device-prep", "1x,4x,1000x", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    speeds, shares = ([row[name] for row in rows] for name in ("speed", "device_share"))
+    assert speeds == sorted(speeds)
+    assert speeds[0] > predict(slow).speed
+    assert max(speeds) <= predict(slow).ingestion
+    # Half of the preparation stands below decode.
+    assert shares == sorted(shares)
+    assert max(shares) == pytest.approx(0.5)
+    assert predict(slow, Change(device_prep=4.0, cores=64, workers=64)).device_share < 0.01
+    assert ask(path, "--device-prep") == 0
+    shown = capsys.readouterr().out
+    assert "The device can do 50% of the preparation (all below decode)" in shown
+    assert "With half or twice 10x: " in shown
+    assert ask(path, "--device-prep", "0.1x") != 0
+    assert "give at least 0.5" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+"""Crops, resizes and flips of a tiny-batch, with the compiled kernel's filter and its bits.
+
+The filter truncates each product, so taps are gathered as integers; a matrix product would round
+differently. Positions and weights of the taps are computed on the host, as in ``native/filter.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.image.geometry import (
+    Box,
+    CenterCrop,
+    Frame,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from penstock.image.kernel import LONGEST_SIDE
+from penstock.image.on_device.parameters import Arrays, LeftToCpu
+from penstock.keyed import Key, Keyed
+
+FRAMINGS = (Resize, CenterCrop, RandomCrop, RandomResizedCrop)
+RESIZING = (Resize, RandomResizedCrop)
+
+ONE = 1 << 15
+"""The sum of the weights of an output pixel."""
+
+FEW_TAPS = 8
+"""Up to so many taps the kernel truncates each product to 7 fractional bits."""
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+class Axis(NamedTuple):
+    """The taps of one direction, for all pictures.
+
+    ``first``: int32 (n, count), the first pixel of the picture that each output pixel needs, or -1
+    for one that is filled. ``weights``: int32 (n, count, taps). ``taps``: int32 (n,); further
+    weights are 0. ``start``, ``stop``: int64 (n,), the pixels of the picture that are needed.
+    """
+
+    first: NDArray[np.int32]
+    weights: NDArray[np.int32]
+    taps: NDArray[np.int32]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+
+def resizing_axis(
+    boxes: NDArray[np.int64],
+    full: NDArray[np.int64],
+    parts: NDArray[np.int64],
+    flips: NDArray[np.bool_],
+) -> Axis:
+    """The taps of a resize. ``boxes``, ``parts``: (n, 2), start and length.
+
+    The same operations on doubles, in the same order, as ``reach`` and ``weigh`` in the kernel.
+    """
+    start, length = boxes[:, :1], boxes[:, 1:]
+    offset, counts = parts[:, :1], parts[:, 1:]
+    scale = length / full[:, None]
+    support = np.maximum(scale, 1.0)
+    numbers = np.arange(int(counts.max()))[None]
+    # Columns beyond the last one of a picture repeat it.
+    numbers = np.minimum(numbers, counts - 1)
+    centre = (offset + numbers + 0.5) * scale
+    low = np.maximum(np.floor(centre - support - 0.5).astype(np.int64) + 1, 0)
+    high = np.minimum(np.ceil(centre + support - 0.5).astype(np.int64), length)
+    origin, stop = low[:, :1], high[:, -1:]
+    inputs = stop - origin
+    taps = np.minimum(np.ceil(2 * support).astype(np.int64), inputs)
+    first = np.minimum(low, origin + inputs - taps)
+    places = first[..., None] + np.arange(int(taps.max()))
+    inside = (places >= low[..., None]) & (places < high[..., None])
+    weights = np.where(inside, support[..., None] - np.abs(places + 0.5 - centre[..., None]), 0.0)
+    running = weights.cumsum(axis=2)
+    unit = ONE / running[..., -1:]
+    upto = (running * unit + 0.5).astype(np.int32)
+    whole = np.diff(upto, axis=2, prepend=np.int32(0))
+    first += start
+    if flips.any():
+        columns = np.arange(first.shape[1])[None]
+        columns = np.where(flips[:, None], np.maximum(counts - 1 - columns, 0), columns)
+        first = np.take_along_axis(first, columns, axis=1)
+        whole = np.take_along_axis(whole, columns[..., None], axis=1)
+    return Axis(
+        first.astype(np.int32),
+        whole,
+        taps[:, 0].astype(np.int32),
+        (origin + start)[:, 0],
+        (stop + start)[:, 0],
+    )
+
+
+def copying_axis(maps: Sequence[NDArray[np.int64]]) -> Axis:
+    """The taps of a copy. ``maps``: of each picture, the pixel that each output pixel copies."""
+    count = max(map(len, maps))
+    first = np.stack([np.pad(places, (0, count - len(places)), mode="edge") for places in maps])
+    kept = first >= 0
+    start = np.where(kept, first, LONGEST_SIDE).min(axis=1)
+    stop = first.max(axis=1) + 1
+    nothing = ~kept.any(axis=1)
+    start[nothing], stop[nothing] = 0, 1
+    weights = np.full((*first.shape, 1), ONE, np.int32)
+    return Axis(first.astype(np.int32), weights, np.ones(len(maps), np.int32), start, stop)
+
+
+@dataclass
+class IndexMaps:
+    """The source of each row and column of one picture, while crops and flips are applied."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    fill: tuple[int, ...] | None = None
+
+    def pad(self, sides: tuple[int, int, int, int], mode: str, fill: tuple[int, ...]) -> None:
+        left, top, right, bottom = sides
+        if not (left or top or right or bottom):
+            return
+        if mode == "constant":
+            if self.fill not in (None, fill):
+                raise LeftToCpu("two paddings have different colours")
+            self.fill = fill
+            options: dict[str, Any] = {"mode": "constant", "constant_values": -1}
+        else:
+            options = {"mode": mode}
+            if mode == "reflect" and (
+                max(top, bottom) >= len(self.rows) or max(left, right) >= len(self.columns)
+            ):
+                raise LeftToCpu("the padding is wider than the picture that it mirrors")
+        self.rows = np.pad(self.rows, (top, bottom), **options)
+        self.columns = np.pad(self.columns, (left, right), **options)
+
+    def cut(self, box: Box) -> None:
+        top, left, height, width = box
+        self.rows = self.rows[top : top + height]
+        self.columns = self.columns[left : left + width]
+
+
+def _levels(fill: Sequence[float]) -> tuple[int, ...]:
+    return tuple(map(round, fill if len(fill) == 3 else tuple(fill) * 3))
+
+
+class Framed(NamedTuple):
+    """One picture: a frame or a copy, and whether it is flipped (down, across)."""
+
+    frame: Frame | None
+    maps: IndexMaps | None
+    flip: tuple[bool, bool]
+
+    @property
+    def size(self) -> Size:
+        if self.frame is not None:
+            return self.frame.size
+        assert self.maps is not None
+        return len(self.maps.rows), len(self.maps.columns)
+
+
+@dataclass(frozen=True)
+class FramingStage:
+    """Crops and at most one resize, then flips: one gather of taps for the whole tiny-batch.
+
+    ``parts``: the operations, each with the generators of its stage.
+    """
+
+    parts: tuple[tuple[Any, Keyed], ...]
+    frames: bool = field(default=True, init=False)
+
+    def draw_one(self, key: Key, size: Size) -> Framed:
+        """Draw the parameters of one sample. Raises ``LeftToCpu``."""
+        frame = Frame.of(*size)
+        flip = [False, False]
+        for operation, keyed in self.parts:
+            params: Any = None
+            if operation.random:
+                params = operation.draw(keyed.at(key), (*frame.size, 3))
+            if isinstance(operation, RandomFlip):
+                flip[0 if operation.vertical else 1] ^= params
+                continue
+            following = operation.frame(frame, params)
+            if following is None:
+                if any(isinstance(each, RESIZING) for each, _ in self.parts):
+                    raise LeftToCpu(
+                        f"{operation.name} pads a picture of {size[0]} x {size[1]} that is resized "
+                        "too"
+                    )
+                return self._copied(key, size)
+            frame = following
+        if min(frame.size) < 1 or max(*size, *frame.full) > LONGEST_SIDE:
+            raise LeftToCpu(f"the kernel does not resize {size} to {frame.full}")
+        return Framed(frame, None, (flip[0], flip[1]))
+
+    def _copied(self, key: Key, size: Size) -> Framed:
+        copy = IndexMaps(np.arange(size[0]), np.arange(size[1]))
+        for operation, keyed in self.parts:
+            shape = (len(copy.rows), len(copy.columns), 3)
+            params: Any = operation.draw(keyed.at(key), shape) if operation.random else None
+            if isinstance(operation, RandomFlip):
+                if params and operation.vertical:
+                    copy.rows = copy.rows[::-1]
+                elif params:
+                    copy.columns = copy.columns[::-1]
+            elif isinstance(operation, RandomCrop):
+                fill = _levels(operation._fill)
+                copy.pad(params.padding, operation.padding_mode, fill)
+                copy.cut(params.box)
+            else:
+                height, width = operation._pair
+                down, across = max(0, height - shape[0]), max(0, width - shape[1])
+                sides = (across // 2, down // 2, across - across // 2, down - down // 2)
+                copy.pad(sides, "constant", (0, 0, 0))
+                top, left = operation._corner(len(copy.rows), len(copy.columns))
+                copy.cut(Box(top, left, height, width))
+        return Framed(None, copy, (False, False))
+
+    def pack(self, drawn: Sequence[Framed], sizes: Sequence[Size]) -> dict[str, NDArray[Any]]:
+        """The arrays of all samples."""
+        count = len(drawn)
+        down, across = self._axes(drawn)
+        fill = np.zeros((count, 3), np.int32)
+        for number, one in enumerate(drawn):
+            if one.maps is not None and one.maps.fill is not None:
+                fill[number] = one.maps.fill
+        out = np.array([one.size for one in drawn], np.int64).reshape(count, 2)
+        return {
+            "down_first": down.first,
+            "down_weights": down.weights,
+            "across_first": across.first,
+            "across_weights": across.weights,
+            "taps": np.stack([down.taps, across.taps], axis=1),
+            "fill": fill,
+            "out": np.concatenate([offsets_of(out)[:, None], out], axis=1),
+            "region": np.stack(
+                [down.start, across.start, down.stop - down.start, across.stop - across.start],
+                axis=1,
+            ).astype(np.int32),
+        }
+
+    def _axes(self, drawn: Sequence[Framed]) -> tuple[Axis, Axis]:
+        framed = [number for number, one in enumerate(drawn) if one.frame is not None]
+        copied = [number for number, one in enumerate(drawn) if one.maps is not None]
+        axes: list[Axis] = []
+        for axis in (0, 1):
+            parts = []
+            if framed:
+                frames = [drawn[number].frame for number in framed]
+                boxes = np.array([(f.box[axis], f.box[2 + axis]) for f in frames if f])
+                full = np.array([f.full[axis] for f in frames if f])
+                kept = np.array([(f.part[axis], f.part[2 + axis]) for f in frames if f])
+                flips = np.array([drawn[number].flip[axis] for number in framed])
+                parts.append(resizing_axis(boxes, full, kept, flips))
+            if copied:
+                copies = [drawn[number].maps for number in copied]
+                parts.append(
+                    copying_axis([c.columns if axis else c.rows for c in copies if c is not None])
+                )
+            axes.append(
+                parts[0] if len(parts) == 1 else _joined(parts[0], parts[1], framed + copied)
+            )
+        return axes[0], axes[1]
+
+    def run(self, backend: Any, pictures: Any, arrays: Arrays, host: Arrays, final: Any) -> Any:
+        return backend.frame(pictures, arrays, host, final)
+
+
+def _joined(first: Axis, second: Axis, order: list[int]) -> Axis:
+    """Both axes as one, with picture ``order[i]`` at place ``i`` of the two together."""
+    count = max(first.first.shape[1], second.first.shape[1])
+    taps = max(first.weights.shape[2], second.weights.shape[2])
+    back = np.argsort(order)
+
+    def padded(array: NDArray[Any], *lengths: int) -> NDArray[Any]:
+        pads = [(0, 0)] + [
+            (0, want - have) for want, have in zip(lengths, array.shape[1:], strict=True)
+        ]
+        return np.pad(array, pads)
+
+    return Axis(
+        np.concatenate([padded(part.first, count) for part in (first, second)])[back],
+        np.concatenate([padded(part.weights, count, taps) for part in (first, second)])[back],
+        np.concatenate([first.taps, second.taps])[back],
+        np.concatenate([first.start, second.start])[back],
+        np.concatenate([first.stop, second.stop])[back],
+    )
+
+
+def offsets_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The offsets of pictures of these sizes (n, 2), packed one after the other."""
+    offsets = np.zeros(len(sizes), np.int64)
+    offsets[1:] = (sizes[:-1, 0] * sizes[:-1, 1] * 3).cumsum()
+    return offsets
+
+
+def frames_of(drawn: Sequence[Framed]) -> NDArray[np.int32]:
+    """``DeviceParameters.frames``."""
+    rows = []
+    for one in drawn:
+        if one.frame is not None:
+            rows.append((*one.frame.box, *one.frame.full))
+        else:
+            rows.append((0, 0, *one.size, *one.size))
+    return np.array(rows, np.int32).reshape(len(drawn), 6)

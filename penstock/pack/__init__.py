@@ -1,0 +1,1 @@
+"""Packing: the samples of a deterministic pipeline written as tar shards."""

@@ -1,0 +1,110 @@
+"""Writes one tar shard and its indexes: all of it, or nothing under its name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from penstock.pack.members import Members
+from penstock.source.manifest import PackedShard, replace_file, sync_folder
+from penstock.source.tar_index import (
+    BLOCK,
+    NUMBERS,
+    IndexBuilder,
+    as_number,
+    dali_path,
+    sidecar_path,
+    write_dali,
+    write_index,
+)
+
+_RECORD = 20 * BLOCK
+"""Archives are padded to a multiple of it, as tar does."""
+
+
+def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) -> PackedShard:
+    """Write samples, each with its key, and return what was written.
+
+    The bytes depend on the samples only. The shard appears under its name as the last step, when it
+    and its indexes are on disk.
+    """
+    part = path.with_name(f".{path.name}.part")
+    builder = IndexBuilder(str(path))
+    digest = hashlib.sha256()
+    at, starts = 0, []
+    try:
+        with open(part, "wb", buffering=1 << 20) as file:
+
+            def put(content: bytes) -> None:
+                nonlocal at
+                file.write(content)
+                digest.update(content)
+                at += len(content)
+
+            for key, members in samples:
+                starts.append(at)
+                for extension, content in members.items():
+                    name = f"{key}.{extension}"
+                    put(header(name, len(content)))
+                    is_number = extension.rpartition(".")[2] in NUMBERS
+                    number = as_number(content) if is_number else None
+                    builder.add(name, at, len(content), number)
+                    put(content)
+                    put(bytes(-at % BLOCK))
+            end = at
+            put(bytes(2 * BLOCK))
+            put(bytes(-at % _RECORD))
+            file.flush()
+            os.fsync(file.fileno())
+        index = builder.index()
+        ours = io.BytesIO()
+        write_index(ours, index)
+        replace_file(Path(sidecar_path(str(path))), ours.getvalue())
+        replace_file(Path(dali_path(str(path))), write_dali(index).encode())
+        energon = np.array([*starts, end], dtype="<u8").tobytes()
+        replace_file(path.with_name(f"{path.name}.idx"), energon)
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return PackedShard(path.name, first, len(index), at, digest.hexdigest())
+
+
+def header(name: str, size: int) -> bytes:
+    """A tar header of a file; with an extended one before it if the name or size is too long."""
+    encoded = name.encode("utf-8", "surrogateescape")
+    if len(encoded) <= 100 and size < 8**11:
+        return _block(encoded, size, b"0")
+    record = b""
+    for key, value in ((b"path", encoded), (b"size", str(size).encode())):
+        record += _record(key, value)
+    head = _block(b"PaxHeader", len(record), b"x") + record + bytes(-len(record) % BLOCK)
+    return head + _block(encoded[:100], size if size < 8**11 else 0, b"0")
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    """A record of an extended header; its length counts its own digits."""
+    rest = b" " + key + b"=" + value + b"\n"
+    length = len(rest)
+    while len(str(length)) + len(rest) != length:
+        length = len(str(length)) + len(rest)
+    return str(length).encode() + rest
+
+
+def _block(name: bytes, size: int, kind: bytes) -> bytes:
+    block = bytearray(BLOCK)
+    block[: len(name)] = name
+    for start, width, number in ((100, 8, 0o644), (108, 8, 0), (116, 8, 0), (124, 12, size)):
+        block[start : start + width] = b"%0*o\0" % (width - 1, number)
+    block[136:148] = b"%011o\0" % 0  # the time: samples have none, and bytes must not depend on it
+    block[148:156] = b" " * 8
+    block[156:157] = kind
+    block[257:265] = b"ustar\x0000"
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)

@@ -1,0 +1,166 @@
+"""Trainers do with the drop-in what they do with torch's loader, and Penstock is at work inside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.torch import DataLoader
+from tests.torch.compat.datasets import Made, Stream, values
+
+
+def column(index: int) -> Any:
+    return torch.tensor([float(index)])
+
+
+def ours(loader: Any, used: Any, batches: int) -> None:
+    """Assert that Penstock has prepared that many batches of a trainer's loader."""
+    if loader is DataLoader:
+        assert isinstance(used, DataLoader)
+        assert used.stats().batches == batches
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = pytest.importorskip("accelerate")
+        found.state.AcceleratorState._reset_state(True)
+        found.state.GradientState._reset_state()
+        yield found
+        found.state.AcceleratorState._reset_state(True)
+        found.state.GradientState._reset_state()
+
+
+@pytest.mark.parametrize("first", ["loader", "accelerator"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_accelerate_prepares(accelerate: Any, first: str, shuffle: bool, loader: Any) -> None:
+    def seen(kind: Any) -> Any:
+        torch.manual_seed(1)
+        if first == "loader":
+            made = kind(Made(n=21), batch_size=4, shuffle=shuffle)
+            accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        else:
+            accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+            made = kind(Made(n=21), batch_size=4, shuffle=shuffle)
+        model, prepared = torch.nn.Linear(1, 1), accelerator.prepare(made)
+        steps, gathered = [], list[float]()
+        for batch in prepared:
+            with accelerator.accumulate(model):
+                steps.append((batch.tolist(), accelerator.sync_gradients))
+        for batch in prepared:
+            gathered += accelerator.gather_for_metrics(batch).tolist()
+        ours(kind, prepared, 12)
+        return steps, gathered, len(prepared)
+
+    steps, gathered, length = seen(loader)
+    assert (steps, gathered, length) == seen(torch.utils.data.DataLoader)
+    assert [synced for _, synced in steps] == [False, False, False, True, False, True]
+    assert sorted(gathered) == [float(i) for i in range(21)]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("dataset", [Made(n=10), Stream(10)], ids=["map", "stream"])
+def test_accelerate_skips_first_batches(
+    accelerate: Any, prepared: bool, dataset: Any, loader: Any
+) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    made = loader(dataset, batch_size=4)
+    if prepared:
+        made = accelerator.prepare(made)
+    skipping = accelerate.skip_first_batches(made, 1)
+    assert values(skipping) == [[4, 5, 6, 7], [8, 9]]
+    ours(loader, skipping, 3 if isinstance(dataset, Stream) else 2)
+
+
+def test_accelerate_saves_and_loads_its_state(accelerate: Any, tmp_path: Path, loader: Any) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = accelerator.prepare(loader(Made(n=8), batch_size=4, shuffle=True))
+    list(prepared)
+    accelerator.save_state(str(tmp_path))
+    expected = values(prepared)
+    accelerator.load_state(str(tmp_path))
+    assert values(prepared) == expected
+
+
+def test_accelerate_leaves_torchs_own_loaders_alone(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    DataLoader(Made())
+    prepared = accelerator.prepare(torch.utils.data.DataLoader(Made()))
+    assert type(prepared.base_dataloader) is torch.utils.data.DataLoader
+
+
+def test_accelerate_keeps_penstocks_own_arguments(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    made = DataLoader(Made(n=4), batch_size=2, random=False, cache="1MB", seed=3)
+    prepared = accelerator.prepare(made)
+    for _ in range(2):
+        assert len(values(prepared)) == 2
+    assert prepared.seed == 3
+    assert prepared.stats().caches[0].hits == 4
+
+
+@pytest.fixture
+def lightning(torchvision: Any) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield pytest.importorskip("lightning")
+
+
+def fit(lightning: Any, loader: Any, **options: Any) -> tuple[list[Any], Any]:
+    """The batches of a training, and the loader that the trainer has used."""
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            self.seen.append(batch.flatten().tolist())
+            return self.layer(batch).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    torch.manual_seed(1)
+    made, model = loader(Made(column, 12), batch_size=4, shuffle=True), Model()
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(model, made)
+    return model.seen, trainer.train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"), [({}, 6), ({"overfit_batches": 2}, 4), ({"limit_train_batches": 1}, 2)]
+)
+def test_lightning_fits(lightning: Any, options: Any, batches: int, loader: Any) -> None:
+    expected, _ = fit(lightning, torch.utils.data.DataLoader, **options)
+    seen, used = fit(lightning, loader, **options)
+    assert seen == expected
+    assert len(seen) == batches
+    ours(loader, used, batches)
+
+
+def test_lightning_fabric(lightning: Any, loader: Any) -> None:
+    def seen(kind: Any) -> Any:
+        torch.manual_seed(1)
+        fabric = lightning.Fabric(accelerator="cpu", devices=1)
+        made = fabric.setup_dataloaders(kind(Made(n=12), batch_size=4, shuffle=True))
+        batches = values(made)
+        ours(kind, made._dataloader, 3)
+        return batches
+
+    assert seen(loader) == seen(torch.utils.data.DataLoader)

@@ -1,0 +1,122 @@
+"""Batches have the values, types and containers that torch's collate makes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.torch.compat.datasets import Made
+
+Point = namedtuple("Point", "x y")
+
+
+class Marked(torch.Tensor):  # type: ignore[misc]
+    """A subclass of tensors."""
+
+
+def marked(index: int) -> Any:
+    return torch.full((2,), float(index)).as_subclass(Marked)
+
+
+SAMPLES: dict[str, Any] = {
+    "float": float,
+    "int": int,
+    "bool": lambda i: i % 2 == 0,
+    "str": str,
+    "bytes": lambda i: b"%d" % i,
+    "tensor": lambda i: torch.full((2, 3), i),
+    "scalar tensor": lambda i: torch.tensor(i),
+    "bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
+    "half": lambda i: torch.full((2,), i, dtype=torch.float16),
+    "subclass": marked,
+    "array": lambda i: np.full((2,), i, dtype=np.float32),
+    "uint16": lambda i: np.full((2,), i, dtype=np.uint16),
+    "numpy scalar": np.float32,
+    "numpy int": np.int16,
+    "tuple": lambda i: (torch.ones(1) * i, i),
+    "list": lambda i: [i, float(i)],
+    "dict": lambda i: {"x": torch.ones(1) * i, "n": i},
+    "ordered dict": lambda i: OrderedDict(b=i, a=float(i)),
+    "named tuple": lambda i: Point(torch.ones(1), i),
+    "tuple with text": lambda i: (i, str(i), b"b"),
+    "dict with text": lambda i: {"s": str(i), "t": (str(i), i)},
+    "named tuple with text": lambda i: Point(str(i), i),
+    "list of text": lambda i: [str(i), "b"],
+    "nested": lambda i: ({"a": [i, (float(i), "s")]}, [torch.ones(2)]),
+    "empty tensor": lambda i: torch.ones(0),
+    "non-contiguous": lambda i: torch.arange(6).reshape(2, 3).T,
+    "other shapes": lambda i: [torch.ones(i // 2 + 1)],
+}
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_kinds_of_samples(kind: str, batch_size: Any, loader: Any) -> None:
+    make = SAMPLES[kind]
+    if batch_size is None:
+        convert = torch.utils.data._utils.collate.default_convert
+        expected = [convert(make(index)) for index in range(4)]
+    else:
+        collate = torch.utils.data.default_collate
+        expected = [collate([make(0), make(1)]), collate([make(2), make(3)])]
+    batches = list(loader(Made(make, 4), batch_size=batch_size))
+    assert len(batches) == len(expected)
+    for batch, right in zip(batches, expected, strict=True):
+        same(batch, right)
+
+
+@pytest.mark.parametrize("kind", ["tuple with text", "nested", "subclass", "bfloat16", "dict"])
+def test_kinds_of_samples_from_a_worker(kind: str, loader: Any) -> None:
+    if loader is torch.utils.data.DataLoader:
+        pytest.skip("torch says what is right without a worker")
+    make = SAMPLES[kind]
+    (batch,) = loader(Made(make, 3), batch_size=3, num_workers=1)
+    same(batch, torch.utils.data.default_collate([make(0), make(1), make(2)]))
+
+
+@pytest.mark.parametrize("value", [None, object()], ids=["None", "object"])
+def test_what_torch_cannot_collate_is_a_type_error(value: Any, loader: Any) -> None:
+    with pytest.raises(TypeError):
+        list(loader(Made(lambda _: value), batch_size=2))
+
+
+def test_shapes_that_do_not_stack_are_a_runtime_error(loader: Any) -> None:
+    with pytest.raises(RuntimeError, match="equal size"):
+        list(loader(Made(lambda i: torch.ones(i + 1)), batch_size=2))
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_collate_function_decides_the_form(batch_size: Any, loader: Any) -> None:
+    made = loader(Made(n=2), batch_size=batch_size, collate_fn=lambda x: ("made", x))
+    assert list(made) == ([("made", [0.0, 1.0])] if batch_size else [("made", 0.0), ("made", 1.0)])
+
+
+def test_batches_can_be_changed_in_place_and_kept(loader: Any) -> None:
+    kept = []
+    for batch in loader(Made(n=6), batch_size=2):
+        batch += 1
+        kept.append(batch)
+    assert [batch.tolist() for batch in kept] == [[1, 2], [3, 4], [5, 6]]
