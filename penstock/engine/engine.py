@@ -337,7 +337,7 @@ class Engine:
         with self._lock:
             if self._to_open:
                 self._open_in_worker()
-            self._schedule.loop_waits = self._slots.learning
+            self._schedule.hurried = self._slots.learning
             piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
                 self.starved, self._idle = self.starved and away > 0, True

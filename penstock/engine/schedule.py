@@ -275,7 +275,7 @@ class Schedule:
         self._handing = handing
         self._tiny_batch = tiny_batch
         self._cuts = cuts
-        self.loop_waits = False
+        self.hurried = False
         """The training loop takes batches as soon as they are finished; set by the engine."""
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._guess = 1
@@ -315,7 +315,7 @@ class Schedule:
         waiting = sum([piece.count for piece in self._waiting])
         running = sum([piece.count for piece in self._running.values()])
         unfinished = next(iter(self._left.values())) > 0  # the oldest batch
-        urgent = unfinished or self.loop_waits
+        urgent = unfinished or self.hurried
         mean = sum(self._recent) / len(self._recent)
         demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
         return piece_size(left, min(self._recent), demand)

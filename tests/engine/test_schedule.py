@@ -301,7 +301,7 @@ def test_a_finished_batch_does_not_make_pieces_longer_for_a_loop_that_waits() ->
         schedule.done(piece.id, 4e-3 * piece.count)
     schedule.open(1, 48)
     relaxed = schedule.piece_size(48)
-    schedule.loop_waits = True  # it takes the finished batch at once, and then needs the next
+    schedule.hurried = True  # it takes the finished batch at once, and then needs the next
     assert schedule.piece_size(48) < relaxed
 
 
@@ -404,7 +404,7 @@ class Simulation:
         for depth in (1, 2):
             for worker, tasks in enumerate(self.tasks):
                 if len(tasks) + waiting.count(worker) < depth:
-                    self.schedule.loop_waits = not self.step
+                    self.schedule.hurried = not self.step
                     piece = self.schedule.take(worker)
                     if piece is not None:
                         tasks.append(piece)
