@@ -164,11 +164,11 @@ class Loader:
         self._feed: Feed | None = None
         self._convert = self._custom.convert
         """What is left to do with each batch of the feed; ``None``: nothing."""
+        self._engine: Engine | None = None
+        """The feed, if it is an engine. Its workers publish the status of the loader."""
         self._direct: Engine | None = None
-        """The feed, if it is an engine whose batches have the form in which the loop gets them."""
-        self._quick: Engine | None = None
-        """The feed, if it is an engine whose batches need only the work that is done ahead."""
-        self._pid = os.getpid()
+        """The engine, if its batches have the form in which the loop gets them."""
+        self._pid, self._forks = os.getpid(), _forks
         self._closed = False
         self._cursor = Cursor()
         self._settled = False
@@ -348,50 +348,8 @@ class Loader:
         self._loaded_dealing = None
         self._cursor = Cursor(epoch)
 
-    def _next(self, epoch: _Epoch) -> Any:
-        if epoch.number != self._epoch_count:
-            raise RuntimeError(
-                "this epoch is over, because another loop over the loader has begun, or "
-                "set_epoch() or load_state_dict() was called. A loader runs one epoch at a time: "
-                "make a second loader to iterate the data twice at once."
-            )
-        if self._closed or os.getpid() != self._pid:
-            self._check_usable()
-        if self._unverified is not None:
-            self._verify(self._unverified)
-        feed, plan, publisher = self._feed, self._plan, self._publisher
-        if feed is None or self._feed_cursor is not self._cursor:
-            feed = self._running_feed()
-        engine = self._direct
-        while epoch.left != 0:
-            try:
-                # An engine whose batches need no more work is asked directly: every call here is
-                # paid by the training loop.
-                ready = None if engine is None else engine.take_ready()
-                if ready is None:
-                    ready = self._wait_for_batch(feed, epoch)
-            except BaseException:
-                self._feed_cursor = None
-                publisher.moved(self)
-                raise
-            if ready is None:
-                break
-            if ready.ended:
-                plan.ended(ready.batch_keys)
-                continue
-            self._cursor = self._feed_cursor = plan.after(self._cursor, ready.batch_keys)
-            if epoch.left is not None:
-                epoch.left -= 1
-            if ready.rows < plan.fewest_rows:
-                continue
-            if epoch.stated is not None:
-                self._check_stated_length(epoch)
-            quick = self._quick
-            if quick is None or publisher.reported_waiting or not quick.working:
-                publisher.moved(self)
-            if self._gil_watch is not None:
-                self._watch_gil(self._gil_watch)
-            return ready.value
+    def _end_epoch(self) -> None:
+        """The last batch of the epoch was delivered."""
         epoch_over = self._cursor.epoch
         self._echoing.end(self._meter, self._assembly.work.road.stops, self.choice.workers)
         self._go_to_epoch(epoch_over + 1)
@@ -399,7 +357,6 @@ class Loader:
         begun_early = batches is not None and batches.goes_on_after(epoch_over)
         self._feed_cursor = self._cursor if begun_early else None
         self._publisher.moved(self)
-        raise StopIteration
 
     def _skip(self, epoch: _Epoch) -> None:
         if epoch.number != self._epoch_count or epoch.left == 0:
@@ -424,12 +381,9 @@ class Loader:
 
     def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch of a feed whose batches need more work; ``None`` after the last."""
-        ahead, convert, engine = self._ahead, self._convert, self._quick
+        ahead, convert = self._ahead, self._convert
 
         def take() -> Ready | None:
-            ready = None if engine is None else engine.take_ready()
-            if ready is not None:
-                return ready
             ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
             if ready is None or not ready.rows or convert is None:
                 return ready
@@ -474,7 +428,7 @@ class Loader:
             "len() of the loader was called), but it goes on. If there are several workers, each "
             "reads the whole stream unless it divides itself: see get_worker_info() of torch.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
     def _running_feed(self) -> Feed:
@@ -707,7 +661,7 @@ class Loader:
     def _end_feed(self) -> None:
         if self._feed is not None:
             self._finalizer()
-            self._feed = self._direct = self._quick = None
+            self._feed = self._engine = self._direct = None
             if self._together is not None:
                 self._device_state, self._together = self._together.state_dict(), None
 
@@ -744,7 +698,7 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
-        self._convert, self._direct, self._quick = self._custom.convert, None, None
+        self._convert, self._engine, self._direct = self._custom.convert, None, None
         deliver = self._custom.deliver
         division = self._divide(self.pipeline)
         if deliver is not None and self._ahead is not None:
@@ -765,17 +719,15 @@ class Loader:
             plan = self._device_plan
             if plan is not None and plan.begin is not None:
                 self._together = plan.begin(self._device_state)
-            engine = self._assembly.engine(
+            engine = self._engine = self._assembly.engine(
                 register=None if deliver is None else deliver.register,
                 together=self._together,
                 in_order=self.options.in_order,
                 convert=convert,
                 after_task=after_task,
             )
-            if not self._echoing.repeats_batches:
-                self._quick = engine
-                if self._ahead is None:
-                    self._direct = engine
+            if self._ahead is None and not self._echoing.repeats_batches:
+                self._direct = engine
             return engine
         from penstock.node.share import attach
 
@@ -825,10 +777,65 @@ class _Epoch:
             self._loader._skip(self)
 
     def __next__(self) -> Any:
-        if self._loader is None:
+        # The training loop pays for every call here, and for each more than usual: after its step
+        # the CPU's caches have other code and data. So this is one function.
+        loader = self._loader
+        if loader is None:
             raise StopIteration
-        try:
-            return self._loader._next(self)
-        except StopIteration:
-            self._loader = None
-            raise
+        if self.number != loader._epoch_count:
+            raise RuntimeError(
+                "this epoch is over, because another loop over the loader has begun, or "
+                "set_epoch() or load_state_dict() was called. A loader runs one epoch at a time: "
+                "make a second loader to iterate the data twice at once."
+            )
+        if loader._closed or loader._forks != _forks:
+            loader._check_usable()
+        if loader._unverified is not None:
+            loader._verify(loader._unverified)
+        feed = loader._feed
+        if feed is None or loader._feed_cursor is not loader._cursor:
+            feed = loader._running_feed()
+        engine, direct = loader._engine, loader._direct
+        plan, publisher = loader._plan, loader._publisher
+        while self.left != 0:
+            try:
+                # An engine whose batches need no more work is asked directly.
+                ready = None if direct is None else direct.take_ready()
+                if ready is None:
+                    ready = loader._wait_for_batch(feed, self)
+            except BaseException:
+                loader._feed_cursor = None
+                publisher.moved(loader)
+                raise
+            if ready is None:
+                break
+            if ready.ended:
+                plan.ended(ready.batch_keys)
+                continue
+            loader._cursor = loader._feed_cursor = plan.after(loader._cursor, ready.batch_keys)
+            if self.left is not None:
+                self.left -= 1
+            if ready.rows < plan.fewest_rows:
+                continue
+            if self.stated is not None:
+                loader._check_stated_length(self)
+            if engine is None or publisher.reported_waiting or not engine.working:
+                publisher.moved(loader)
+            if loader._gil_watch is not None:
+                loader._watch_gil(loader._gil_watch)
+            return ready.value
+        self._loader = None
+        loader._end_epoch()
+        raise StopIteration
+
+
+_forks = 0
+"""How often this process has become a fork of another one."""
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -26,11 +26,9 @@ from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.objects.address import is_url, local_path
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
-from penstock.stops.cache import make_cache
 from penstock.stops.echo import Echo, make_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
-from penstock.stops.refurbish import make_refurbish
 from penstock.stops.road import Road, draws_globally
 from penstock.stops.stop import Fields, Stop
 from penstock.store.encoding import DEFAULT as DEFAULT_ENCODING
@@ -100,6 +98,8 @@ class Pipeline:
         """
         self._check_above_batch("cache()")
         self._check_indexed("cache()")
+        from penstock.stops.cache import make_cache
+
         return self._with(make_cache(budget, str(where)))
 
     def refurbish(
@@ -133,6 +133,8 @@ class Pipeline:
         """
         self._check_above_batch("refurbish()")
         self._check_indexed("refurbish()")
+        from penstock.stops.refurbish import make_refurbish
+
         return self._with(make_refurbish(reuse, size, str(where), encode))
 
     def echo(

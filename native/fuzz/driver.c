@@ -536,6 +536,7 @@ static void run_program_on(Bytes file) {
     Place place = {f.part.height, f.part.width, out};
     int kind = run_program(&program, sample, input, place, &shared_index, &memory, &framed);
     demand(kind == FINE || kind == LEFT, "an unexpected outcome of a program");
+    shrink_memory(&memory); /* as workers do after each sample */
     place.at = again;
     demand(run_program(&program, sample, input, place, &shared_index, &memory, &framed) == kind,
            "another outcome of the same program");
@@ -628,6 +629,7 @@ static void run_sound_on(Bytes file) {
   Made made = {0}, again = {0};
   int kind = run_sound_head(&program, sample, input, &memory, &made, spent);
   demand(kind == FINE || kind == LEFT, "an unexpected outcome of a program of sounds");
+  shrink_memory(&memory);
   demand(run_sound_head(&program, sample, input, &memory, &again, spent) == kind,
          "another outcome of the same program of sounds");
   if (kind == FINE) {

@@ -17,7 +17,6 @@ from penstock.engine.keepers import Keepers, Prepare
 from penstock.engine.pools.choose import Choice, choose, fits_a_crew, gil_enabled, make_pool
 from penstock.engine.pools.gil_watch import GilWatch
 from penstock.engine.pools.launch import ChooseStart, as_program
-from penstock.engine.pools.native_road import can_be_native
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Work, WorkerInit
 from penstock.engine.schedule import Schedule
@@ -78,7 +77,11 @@ class Recipe:
         )
         road = self.pipeline.road(self.options.seed)
         stacked = batching_of(self.pipeline).collate is None
-        if not watched or not fits_a_crew(road) or can_be_native(road, stacked=stacked):
+        if not watched or not fits_a_crew(road):
+            return None
+        from penstock.engine.pools.native_road import can_be_native
+
+        if can_be_native(road, stacked=stacked):
             return None
         return GilWatch()
 

@@ -7,9 +7,10 @@ the engine owns the lock, the slots and the waiting.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.engine.feed import Queue, Ready
@@ -28,11 +29,16 @@ from penstock.engine.schedule import (
     batches_ahead,
     batches_ahead_of_sharers,
     batches_for_lenders,
+    refill_from,
 )
 from penstock.engine.slot_policy import SlotPolicy
 from penstock.engine.slots import Layout, Ring
 from penstock.order.plan import BatchKeys
 from penstock.stats import Meter
+
+STOCK = 2
+"""Finished batches that a loop which never waited of late should find next, for the pool to rest.
+If it takes them all meanwhile, it wakes the pool."""
 
 WATCH_EVERY = 1.0
 """Seconds between two looks for workers that hang, while the loop waits."""
@@ -50,7 +56,7 @@ class Engine:
       order in which batches are handed out.
     - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
       worker that completes the batch.
-    - ``after_task``: called after each task, by the thread that reports it.
+    - ``after_task``: called after tasks, by the thread that reports them.
     - ``schedule``: deals pieces to a device too; without it there is none.
     """
 
@@ -111,6 +117,10 @@ class Engine:
         """Tasks wait for a slot. The training loop releases slots without a notification."""
         self._idle = True
         """A worker found no task, so it waits to be notified. The others come for more tasks."""
+        self._refill = 0
+        """See ``refill_from``."""
+        self._rests = False
+        """The pool was told that the loop has batches for a while."""
         self.working = False
         """When a batch was last handed out, workers had tasks or were about to get some. So one of
         them will finish a task, and can do what need not be done by the training loop."""
@@ -142,10 +152,10 @@ class Engine:
         self.meter.start()
 
     def take_ready(self) -> Ready | None:
-        """The next batch if a worker has completed it; ``None``: ``next`` says what there is.
+        """The next batch if a worker has completed it; ``None``: ``next`` waits for it.
 
-        It does the same as ``next``, in few calls. The training loop pays for each of them, and for
-        each more than usual: after its step the CPU's caches have other code and data.
+        It does the same as the rest of ``next``, in few calls. The training loop pays for each of
+        them, and more than usual: after its step the CPU's caches have other code and data.
         """
         meter = self.meter
         started = meter.clock()
@@ -163,12 +173,14 @@ class Engine:
             if self._slots.learning:
                 self._slots.record_request(ready=True)
             self._to_open = True
-            more = self._schedule.shared or not self._all_opened
+            more = self._schedule.shared or (
+                not self._all_opened and len(open_batches) <= self._refill
+            )
             notify = self.starved or (self._idle and more)
             if notify:
                 self._idle = False
             self.working = self.pool.size > 0 and (
-                notify or bool(self._tasks) or not (self._idle or self._all_opened)
+                notify or bool(self._tasks) or not self._all_opened
             )
         if notify:
             self.pool.notify()
@@ -187,6 +199,9 @@ class Engine:
 
     def next(self) -> Ready | None:
         """Wait for the next batch and return it; ``None`` after the last."""
+        ready = self.take_ready()
+        if ready is not None:
+            return ready
         started = self.meter.clock()
         self._schedule.loop_waits(True)
         try:
@@ -292,7 +307,8 @@ class Engine:
             elif batch.error is not None:
                 opened = False
             elif self._any_thread:
-                self._to_open, opened = True, not self._all_opened
+                self._to_open = True
+                opened = not self._all_opened and len(self._open_batches) <= self._refill
             else:
                 opened = self._open()
             if batch is None:
@@ -301,9 +317,11 @@ class Engine:
             # Workers may have lacked slots that the loop has released meanwhile.
             more = opened or (batch is not None and self._schedule.shared)
             notify = self.starved or (more and self._idle)
+            if batch is None and self._rests:
+                notify, self._rests = True, False
             self._idle = self._idle and not notify
             self.working = self.pool.size > 0 and (
-                notify or bool(self._tasks) or not (self._idle or self._all_opened)
+                notify or bool(self._tasks) or not self._all_opened
             )
         if notify:
             self.pool.notify()
@@ -319,6 +337,7 @@ class Engine:
         with self._lock:
             if self._to_open:
                 self._open_in_worker()
+            self._schedule.hurried = self._slots.learning
             piece = self._schedule.take_away(away) if away else self._schedule.take(worker)
             if piece is None:
                 self.starved, self._idle = self.starved and away > 0, True
@@ -344,6 +363,16 @@ class Engine:
         with self._lock:
             return self._schedule.left_over()
 
+    def relaxed(self) -> bool:
+        with self._lock:
+            first = list(itertools.islice(self._open_batches.values(), STOCK))
+            self._rests = (
+                not self._slots.learning
+                and len(first) == STOCK
+                and all(batch.complete for batch in first)
+            )
+            return self._rests
+
     def take_for_device(self) -> Task | None:
         with self._lock:
             piece = self._schedule.take_device()
@@ -367,36 +396,17 @@ class Engine:
         self.pool.notify()
 
     def done(self, task: int, outcome: Outcome) -> None:
+        self.done_all([(task, outcome)])
+
+    def done_all(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
         opened = False
         with self._lock:
-            self.meter.worked(outcome.report.busy)
-            found = self._settle_task(task, outcome)
-            if found is None:
-                return
-            batch, piece = found
-            if outcome.error is not None:
-                self._fail(batch, outcome.error)
-                self._keepers.discard(outcome.report.offers)
-            elif outcome.changed:
-                self._redo_whole(batch)
-                self._keepers.discard(outcome.report.offers)
-                opened = True
-            elif piece.kind == "probe":
-                last = self._schedule.done(piece.id, outcome.report.busy)
-                opened = self._probed(batch, piece, outcome, last=last)
-            elif outcome.part is not None:
-                batch.add_report(piece, outcome.report)
-                self._schedule.host_done(piece.id, outcome.part, outcome.report.busy)
-                self._wakes += 1  # the loop may give it to the device
-                opened = True
-            else:
-                if piece.kind != "device":  # the report of its rows is that of the CPU's part
-                    batch.add_report(piece, outcome.report)
-                if piece.kind in ("whole", "pull"):
-                    batch.value = outcome.value
-                if self._schedule.done(piece.id, outcome.report.busy):
-                    batch.finish(self._schedule.on_device(piece.batch))
-                    self._make_view(batch)
+            for task, outcome in outcomes:
+                try:
+                    opened |= self._take_in(task, outcome)
+                except Exception as error:  # the other outcomes are still wanted
+                    self.broken(error)
+            # Once for all of them: a loop that wakes takes the GIL from the thread that reports.
             if opened or self._finished() is not None:
                 self._progressed()
         if opened:
@@ -408,6 +418,39 @@ class Engine:
             self.broken(error)
         if self._after_task is not None:
             self._after_task()
+
+    def _take_in(self, task: int, outcome: Outcome) -> bool:
+        """Use the outcome of a task. Returns whether there are new tasks."""
+        report = outcome.report
+        self.meter.worked(report.busy)
+        found = self._settle_task(task, outcome)
+        if found is None:
+            return False
+        batch, piece = found
+        if outcome.error is not None:
+            self._fail(batch, outcome.error)
+            self._keepers.discard(report.offers)
+        elif outcome.changed:
+            self._redo_whole(batch)
+            self._keepers.discard(report.offers)
+            return True
+        elif piece.kind == "probe":
+            last = self._schedule.done(piece.id, report.busy)
+            return self._probed(batch, piece, outcome, last=last)
+        elif outcome.part is not None:
+            batch.add_report(piece, report)
+            self._schedule.host_done(piece.id, outcome.part, report.busy)
+            self._wakes += 1  # the loop may give it to the device
+            return True
+        else:
+            if piece.kind != "device":  # the report of its rows is that of the CPU's part
+                batch.add_report(piece, report)
+            if piece.kind in ("whole", "pull"):
+                batch.value = outcome.value
+            if self._schedule.done(piece.id, report.busy):
+                batch.finish(self._schedule.on_device(piece.batch))
+                self._make_view(batch)
+        return False
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         with self._lock:
@@ -451,15 +494,20 @@ class Engine:
             return batches_ahead_of_sharers(nbytes, rows, self._schedule.local_workers)
         # Threads share the memory of the loop, where one more large batch costs more than a worker
         # that waits.
-        samples = self._schedule.samples_in_demand if self.pool.own_process else 0
-        return batches_ahead(nbytes, rows, samples)
+        return (
+            self._schedule.batches_ahead(nbytes, rows)
+            if self.pool.own_process
+            else batches_ahead(nbytes)
+        )
 
     def _open(self) -> bool:
         """Open batches up to the prefetch depth. Returns whether there are new tasks."""
         self._to_open = False
         self._schedule.workers = max(1, self.pool.size)
         opened, depth = False, self._depth()
-        while len(self._open_batches) < depth and not self._probing():
+        self._refill = refill_from(depth)
+        probing = self._probing()
+        while len(self._open_batches) < depth and not probing:
             batch_keys = self._pending or next(self._upcoming, None)
             if batch_keys is None:
                 self._all_opened = True
@@ -467,7 +515,7 @@ class Engine:
             kind = self._kind(batch_keys)
             self._pending = batch_keys if kind == "probe" else None
             self._open_batch(batch_keys, kind)
-            opened = True
+            opened, probing = True, kind == "probe"
         return opened
 
     def _open_in_worker(self) -> None:

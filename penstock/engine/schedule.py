@@ -28,6 +28,10 @@ HANDING, HANDING_TO_THREADS, HANDING_SHARE = 80e-6, 10e-6, 0.01
 that all workers together cost it at most ``HANDING_SHARE`` of a core: whatever it spends on them
 holds up the training loop."""
 
+HANDING_EACH, LONGEST_PIECE = 5e-6, 0.4
+"""Seconds of the training process that a sample of a piece may cost, and the longest time that a
+piece may take to keep to that. Longer ones would often be unfinished where a batch is needed."""
+
 SMALL, GROUP = 200e-6, 64
 """A sample that takes longer than ``SMALL`` seconds runs alone, or in the group size that a stop
 prefers, so that it stays in the CPU's cache on its way from decoding to its row. Faster samples run
@@ -46,29 +50,37 @@ AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
 Two batches of 38 MB are as fast as four, because workers share a batch and are never idle between
 two, and they take 75 MB less."""
 
-MOST_AHEAD = 16
-"""Batches that are prepared ahead where workers are many and batches small."""
+MOST_AHEAD, MEMORY_AHEAD = 64, 2 * LARGE
+"""Batches that are prepared ahead where workers are many and batches small, and the memory for each
+worker that they may take. A worker process takes several times that memory itself."""
 
-HELD = 4
-"""Pieces for each worker in the open batches: one it works on, one it has in advance, one that
-waits, and one that is done in a batch that is not finished yet. With fewer, workers become idle."""
+HELD = 3
+"""Pieces for each worker that are not done: one it works on, one it has in advance, and one that
+waits. With fewer, workers become idle. Where memory allows it, the open batches have one more: it
+is done, in a batch that is not finished yet."""
 
 SMALLEST = 4
 """The smallest piece that is cut because little is left is a fourth of a long one."""
+
+REST, LONGEST_REST, REST_FROM = 0.6, 0.1, 4
+"""See ``rest``. Fewer than ``REST_FROM`` workers report too seldom for resting to save anything."""
 
 TaskKind = Literal["rows", "whole", "probe", "pull", "host", "device"]
 """``host`` is what CPU workers do of a tiny-batch for the device, ``device`` is the rest of it."""
 
 
-def piece_seconds(workers: int, handing: float = HANDING_TO_THREADS) -> float:
+def piece_seconds(workers: int, handing: float = HANDING_TO_THREADS, cost: float = 0.0) -> float:
     """The time that a piece should take where nothing is about to run out.
 
-    ``handing``: seconds of the training process for each piece.
+    ``handing``: seconds of the training process for each piece. ``cost``: seconds per sample.
 
     >>> piece_seconds(1), round(piece_seconds(12, HANDING), 3)
     (0.004, 0.096)
+    >>> round(piece_seconds(12, HANDING, cost=0.02), 3), piece_seconds(12, HANDING, cost=1.0)
+    (0.32, 0.4)
     """
-    return max(PIECE_SECONDS, workers * handing / HANDING_SHARE)
+    few = min(LONGEST_PIECE, cost * handing / HANDING_EACH)
+    return max(PIECE_SECONDS, workers * handing / HANDING_SHARE, few)
 
 
 class Demand(NamedTuple):
@@ -115,7 +127,8 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
     if demand is None:
         wanted = least
     else:
-        wanted = piece_seconds(demand.workers, demand.handing) / max(cost, demand.mean)
+        mean = max(cost, demand.mean)
+        wanted = piece_seconds(demand.workers, demand.handing, mean) / mean
         if demand.urgent:
             shared = max(demand.waiting / demand.workers, wanted / SMALLEST)
             wanted = min(wanted, demand.open / (HELD * demand.workers), shared)
@@ -165,18 +178,45 @@ def batches_for_lenders(rows: int, workers: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0) -> int:
+def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0, workers: int = 0) -> int:
     """The default for ``prefetch``: how many batches of this size are prepared ahead.
 
-    ``rows``: samples of a batch. ``samples``: how many keep all workers busy. Where the usual
-    number of batches has fewer, more are prepared ahead, in no more memory.
+    ``rows``: samples of a batch. ``samples``: how many keep all ``workers`` busy. Where the usual
+    number of batches has fewer, more are prepared ahead, up to ``MEMORY_AHEAD`` for each worker.
 
-    >>> batches_ahead(1 << 20), batches_ahead(9 << 20), batches_ahead(1 << 20, rows=32, samples=400)
-    (4, 2, 13)
+    >>> batches_ahead(1 << 20), batches_ahead(9 << 20)
+    (4, 2)
+    >>> batches_ahead(1 << 20, 32, 400, workers=12), batches_ahead(40 << 20, 32, 400, workers=12)
+    (13, 4)
     """
     usual = AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
-    in_memory = AHEAD * LARGE // max(1, nbytes)
+    in_memory = workers * MEMORY_AHEAD // max(1, nbytes)
     return max(usual, min(MOST_AHEAD, in_memory, math.ceil(samples / max(1, rows))))
+
+
+def rest(ahead: int, cost: float, *, relaxed: bool = False) -> float:
+    """Seconds for which worker processes may be left alone.
+
+    Each message that wakes the training process alone costs it several times as much as one of many
+    that it finds together. But no worker may run out of tasks meanwhile, unless the training loop
+    has batches for a while (``relaxed``).
+
+    ``ahead``: samples that the worker with the fewest has in advance. ``cost``: seconds per sample,
+    of the cheapest recent ones.
+
+    >>> round(rest(8, 4e-3), 4), rest(1000, 4e-3), rest(0, 4e-3), rest(0, 4e-3, relaxed=True)
+    (0.0192, 0.1, 0.0, 0.1)
+    """
+    return LONGEST_REST if relaxed else min(LONGEST_REST, REST * ahead * cost)
+
+
+def refill_from(depth: int) -> int:
+    """The number of open batches at which idle workers are woken to open more, up to ``depth``.
+
+    >>> refill_from(1), refill_from(4), refill_from(36)
+    (0, 3, 27)
+    """
+    return depth - max(1, depth // 4)
 
 
 @dataclass(slots=True)
@@ -235,6 +275,8 @@ class Schedule:
         self._handing = handing
         self._tiny_batch = tiny_batch
         self._cuts = cuts
+        self.hurried = False
+        """The training loop takes batches as soon as they are finished; set by the engine."""
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._guess = 1
         """Samples of a piece while nothing is known of their cost: two pieces for each worker."""
@@ -272,18 +314,23 @@ class Schedule:
             return min(left, max(1, self._guess))
         waiting = sum([piece.count for piece in self._waiting])
         running = sum([piece.count for piece in self._running.values()])
-        urgent = next(iter(self._left.values())) > 0  # the oldest batch is not finished
+        unfinished = next(iter(self._left.values())) > 0  # the oldest batch
+        urgent = unfinished or self.hurried
         mean = sum(self._recent) / len(self._recent)
         demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
         return piece_size(left, min(self._recent), demand)
 
-    @property
-    def samples_in_demand(self) -> int:
-        """Samples that open batches should have, so that no worker is ever idle; 0: any number."""
+    def batches_ahead(self, nbytes: int, rows: int) -> int:
+        """Batches to prepare ahead for worker processes, so that none of them is ever idle."""
+        return batches_ahead(nbytes, rows, self._samples_in_demand(), self.local_workers)
+
+    def _samples_in_demand(self) -> int:
+        """Samples that open batches should have; 0: any number."""
         if self.workers <= AHEAD or not self._recent or self._tiny_batch is not None:
             return 0  # each worker has a batch to work on
-        seconds = HELD * self.workers * piece_seconds(self.workers, self._handing)
-        return math.ceil(seconds / max(1e-9, min(self._recent)))
+        cost = max(1e-9, min(self._recent))
+        seconds = (HELD + 1) * self.workers * piece_seconds(self.workers, self._handing, cost)
+        return math.ceil(seconds / cost)
 
     def take(self, worker: int) -> Piece | None:
         """The next piece for this worker; ``None`` if there is none."""

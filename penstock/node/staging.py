@@ -348,10 +348,11 @@ class StagingEngine(Engine):
         self._keepers.handed_out(batch_keys, ())
         self._keepers.catch_up()
 
-    def done(self, task: int, outcome: Outcome) -> None:
-        super().done(task, outcome)
-        self._uncount(task)
-        self._go_on()
+    def done_all(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        super().done_all(outcomes)
+        for task, _ in outcomes:
+            self._uncount(task)
+            self._go_on()
 
     def _go_on(self) -> None:
         """Deliver a finished batch, if there is one, then open another in its place."""

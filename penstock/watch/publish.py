@@ -16,11 +16,11 @@ from penstock.host.at_exit import Closes, close_at_exit
 from penstock.host.process import command, started
 from penstock.stats import Clock
 from penstock.watch import running
-from penstock.watch.live_directory import LiveDirectory, ReportFile
-from penstock.watch.snapshot import Snapshot, Standing, to_json
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
+    from penstock.watch.live_directory import LiveDirectory, ReportFile
+    from penstock.watch.snapshot import Snapshot, Standing
 
 EVERY = 0.5
 """Seconds between two reports: often enough for people, too seldom to slow training down."""
@@ -147,6 +147,8 @@ class Publisher:
                 self._begin(loader)
             if self._pulse.stopped:
                 return
+            from penstock.watch.snapshot import to_json
+
             self._pulse.begin()
             self._write(to_json(snapshot_of(loader, self._number, queue, waiting=waiting)))
             self._pulse.end()
@@ -160,6 +162,9 @@ class Publisher:
         if not config.live():
             self._pulse.stop()
             return
+        # Imported here: workers have started by now, and prepare the first batch meanwhile.
+        from penstock.watch.live_directory import LiveDirectory
+
         self._directory = LiveDirectory()
         self._directory.snapshots()  # removes the files of dead processes
         self._file = self._directory.report_file(self._number)
@@ -188,6 +193,8 @@ def snapshot_of(
     loader: Loader, number: int, queue: Queue | None = None, *, waiting: bool = False
 ) -> Snapshot:
     """The status of a loader at this moment."""
+    from penstock.watch.snapshot import Snapshot
+
     pid, now = os.getpid(), time.time()
     return Snapshot(
         pid=pid,
@@ -203,6 +210,8 @@ def snapshot_of(
 
 def standing_of(loader: Loader, queue: Queue) -> Standing:
     """Where a loader is, and what lies ready for it."""
+    from penstock.watch.snapshot import Standing
+
     options = loader.options
     return Standing(
         name=repr(loader),

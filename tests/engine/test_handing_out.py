@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 import threading
 import time
@@ -13,7 +15,9 @@ import pytest
 
 import penstock as ps
 from penstock.engine.engine import Engine
+from penstock.engine.feed import Queue
 from penstock.engine.open_batch import OpenBatch, Summary
+from penstock.engine.pools import processes
 from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.messages import TasksSent
 from penstock.engine.pools.runner import Runner, TaskReport, WorkerInfo
@@ -201,6 +205,93 @@ def test_workers_are_notified_only_if_one_of_them_found_no_task(
         assert len(notified) == at_first + 1
 
 
+def test_outcomes_that_are_reported_together_wake_the_loop_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken: list[int] = []
+    numbers = ps.from_dataset(np.arange(12 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(workers=0, shuffle=False) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        feed = loader._feed
+        assert isinstance(feed, Engine)
+        runner = Runner(feed.work, WorkerInfo(0, 1, 0, process=False))
+        tasks = list(iter(lambda: feed.take(0), None))
+        monkeypatch.setattr(Engine, "_progressed", lambda self: woken.append(1))
+        feed.done_all([(task.id, runner.run(task)) for task in tasks])
+        assert len(woken) == 1
+        finished = feed.queue().finished
+        assert finished >= 2
+        for number in range(1, 1 + finished):
+            assert next(epoch).tolist() == list(range(number * ROWS, (number + 1) * ROWS))
+
+
+def test_an_outcome_that_cannot_be_used_does_not_lose_the_others() -> None:
+    numbers = ps.from_dataset(np.arange(12 * ROWS), random=False).batch(ROWS)
+    with numbers.loader(workers=0, shuffle=False) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        feed = loader._feed
+        assert isinstance(feed, Engine)
+        runner = Runner(feed.work, WorkerInfo(0, 1, 0, process=False))
+        tasks = list(iter(lambda: feed.take(0), None))
+        outcomes: list[Any] = [(task.id, runner.run(task)) for task in tasks]
+        outcomes.insert(0, (-1, None))
+        feed.done_all(outcomes)
+        assert feed.queue().finished >= 2
+        with pytest.raises(AttributeError):
+            next(epoch)
+
+
+def test_a_loop_that_runs_out_of_batches_wakes_a_pool_that_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rested: list[bool] = []
+
+    def forever(ahead: int, cost: float, *, relaxed: bool) -> float:
+        rested.append(relaxed)
+        return 3600.0 if relaxed else 0.0
+
+    monkeypatch.setattr(processes, "rest", forever)
+    monkeypatch.setattr(processes, "REST_FROM", 1)
+
+    def ready(queue: Queue) -> bool:
+        return queue.ready and queue.finished >= 4
+
+    data = np.arange(100 * ROWS)
+    with (
+        ps.from_dataset(data, random=False)
+        .batch(ROWS)
+        .loader(kind="processes", workers=2, prefetch=8) as loader
+    ):
+        delivered: list[int] = []
+        for number, batch in enumerate(loader):
+            delivered += batch.tolist()
+            while number < 40 and not ready(loader.queue()) and True not in rested:
+                time.sleep(1e-3)
+        assert sorted(delivered) == data.tolist()
+        assert True in rested
+
+
+def test_a_pool_can_rest_whatever_the_number_of_its_descriptor_is() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("this process may not have 2000 open files")
+    ends = list(os.pipe())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        os.dup2(ends[0], 1999)
+        ends.append(1999)
+        os.write(ends[1], b"x")  # the loop wants something: it must not rest
+        pool = object.__new__(processes.ProcessPool)
+        pool._wake = (1999, ends[1])
+        pool._rest(3600.0)
+    finally:
+        for fd in ends:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 MOST_CALLS = 33
 """Calls of Python and C functions that a ready batch may cost the loop: 21 to 29 when this was
 written, 35 to 42 without ``Engine.take_ready``, and more than 100 when the loop made the arrays,
@@ -264,8 +355,9 @@ def test_a_ready_batch_costs_the_loop_few_calls_while_a_cache_is_filled(
     assert admitting
 
 
+@pytest.mark.parametrize("echo", [1, 2])
 def test_workers_report_while_the_loop_finds_batches_ready(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, echo: int
 ) -> None:
     reporting: list[threading.Thread] = []
     monkeypatch.setattr(Pulse, "due", lambda self: True)
@@ -275,6 +367,8 @@ def test_workers_report_while_the_loop_finds_batches_ready(
         lambda *_, **__: reporting.append(threading.current_thread()),
     )
     numbers = ps.from_dataset(np.arange(40 * ROWS), random=False).batch(ROWS)
+    if echo > 1:
+        numbers = numbers.echo(echo)
     with numbers.loader(kind="threads", workers=2) as loader:
         epoch = iter(loader)
         next(epoch)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.schedule import (
     AHEAD,
+    AHEAD_OF_LARGE,
     HANDING,
+    HANDING_EACH,
     HANDING_SHARE,
     HELD,
-    LARGE,
+    LONGEST_PIECE,
+    LONGEST_REST,
+    MEMORY_AHEAD,
     MOST_AHEAD,
     PIECE_SECONDS,
     SMALLEST,
     Demand,
     Piece,
     Schedule,
-    batches_ahead,
     piece_seconds,
     piece_size,
+    refill_from,
+    rest,
 )
 
 
@@ -218,7 +227,9 @@ def test_all_workers_together_cost_the_training_process_a_stated_share_of_a_core
     pieces_a_second = workers / (size * cost)
     assert pieces_a_second * HANDING <= HANDING_SHARE * 1.6
     # Nor are pieces longer than that takes, or than one sample.
-    assert size == 1 or size * cost <= 1.01 * piece_seconds(workers, HANDING) + cost
+    assert size == 1 or size * cost <= 1.01 * piece_seconds(workers, HANDING, cost) + cost
+    # Nor does a sample cost much, however long it takes, unless that makes pieces very long.
+    assert HANDING / size <= 1.1 * HANDING_EACH or (size + 1) * cost >= LONGEST_PIECE
 
 
 @given(
@@ -249,7 +260,7 @@ def test_pieces_shrink_when_the_loop_is_about_to_wait_and_little_is_left() -> No
 
 def test_all_workers_get_pieces_of_what_is_open() -> None:
     few = PLENTY._replace(open=12 * 12, waiting=12 * 12)
-    assert piece_size(256, 4e-3, few) == 3
+    assert piece_size(256, 4e-3, few) == 4
     # But a piece is not cut into less than is worth handing out.
     assert piece_size(256, 0.2e-3, few) == round(256 / round(256 / (PIECE_SECONDS / 0.2e-3)))
 
@@ -257,7 +268,7 @@ def test_all_workers_get_pieces_of_what_is_open() -> None:
 def test_long_pieces_follow_the_mean_cost_and_short_ones_the_least() -> None:
     # A cache has most samples: a piece of 64 cheap ones could have to read 64 others.
     assert piece_size(1000, 1e-3, PLENTY._replace(mean=1e-3)) > 90
-    assert piece_size(1000, 1e-3, PLENTY._replace(mean=8e-3)) == 12
+    assert piece_size(1000, 1e-3, PLENTY._replace(mean=8e-3)) == 16
     # Interrupted workers seem slow, and smaller pieces would only add to the load.
     assert piece_size(1000, 1e-3, PLENTY._replace(mean=1.0)) == 4
 
@@ -283,6 +294,17 @@ def test_a_finished_batch_that_the_loop_has_not_taken_makes_pieces_longer() -> N
     assert tight <= schedule.piece_size(48) < relaxed
 
 
+def test_a_finished_batch_does_not_make_pieces_longer_for_a_loop_that_waits() -> None:
+    schedule = Schedule(12, handing=HANDING)
+    schedule.open(0, 24)
+    while (piece := schedule.take(0)) is not None:
+        schedule.done(piece.id, 4e-3 * piece.count)
+    schedule.open(1, 48)
+    relaxed = schedule.piece_size(48)
+    schedule.hurried = True  # it takes the finished batch at once, and then needs the next
+    assert schedule.piece_size(48) < relaxed
+
+
 @given(rows=st.integers(1, 60), size=st.integers(1, 70), cost=st.floats(1e-7, 1.0))
 def test_a_given_tiny_batch_is_the_size_of_every_piece(rows: int, size: int, cost: float) -> None:
     schedule = Schedule(3, handing=HANDING, tiny_batch=size)
@@ -299,18 +321,140 @@ def test_small_batches_are_opened_further_ahead_for_many_workers() -> None:
     few, many = Schedule(AHEAD, handing=HANDING), Schedule(3 * AHEAD, handing=HANDING)
     for schedule in (few, many):
         schedule.open(0, 8)
-        assert schedule.samples_in_demand == 0  # nothing is known yet
+        assert schedule.batches_ahead(1000, 8) == AHEAD  # nothing is known yet
         piece = schedule.take(0)
         assert piece is not None
         schedule.done(piece.id, piece.count * 4e-3)
-    assert few.samples_in_demand == 0
-    wanted = many.samples_in_demand
-    assert wanted == pytest.approx(HELD * 12 * piece_seconds(12, HANDING) / 4e-3, abs=1)
-    assert batches_ahead(1000, 8, wanted) == MOST_AHEAD
-    assert batches_ahead(1000, 128, wanted) == 9
-    assert batches_ahead(1000, 512, wanted) == AHEAD
-    # Not in more memory than the usual number of large batches takes.
-    assert batches_ahead(LARGE // 2, 8, wanted) == 2 * AHEAD
+    assert few.batches_ahead(1000, 8) == AHEAD
+    wanted = (HELD + 1) * 12 * piece_seconds(12, HANDING) / 4e-3
+    assert many.batches_ahead(1000, 8) == MOST_AHEAD
+    assert many.batches_ahead(1000, 128) == math.ceil(wanted / 128) == 9
+    assert many.batches_ahead(1000, 512) == AHEAD
+    # In a stated amount of memory for each worker.
+    assert many.batches_ahead(MEMORY_AHEAD // 2, 8) == 2 * 12
+    assert many.batches_ahead(MEMORY_AHEAD * 20, 8) == AHEAD_OF_LARGE
+
+
+# Resting.
+
+
+@given(ahead=st.integers(0, 10**4), cost=st.floats(0.0, 10.0))
+def test_nobody_rests_until_a_worker_has_run_out_of_tasks(ahead: int, cost: float) -> None:
+    assert 0.0 <= rest(ahead, cost) <= min(LONGEST_REST, ahead * cost)
+    assert rest(ahead, cost, relaxed=True) == LONGEST_REST
+
+
+class Simulation:
+    """A pool of worker processes on a virtual clock: which messages there are, and who is idle.
+
+    Each worker has up to two tasks. The pool handles all messages that it finds, gives out tasks
+    and rests. The training loop takes a batch as soon as it is finished, or ``step`` seconds after
+    the one before.
+    """
+
+    def __init__(self, workers: int, rows: int, nbytes: int, cost: float, step: float) -> None:
+        self.schedule = Schedule(workers, handing=HANDING)
+        self.tasks: list[list[Piece]] = [[] for _ in range(workers)]
+        self.rows, self.nbytes, self.cost, self.step = rows, nbytes, cost, step
+        self.ends: list[tuple[float, int]] = []  # when each busy worker has done its task
+        self.reports: list[tuple[int, Piece]] = []
+        self.complete: set[int] = set()
+        self.opened = self.taken = self.messages = self.wakes = 0
+        self.now = self.rests_until = self.loop_free = 0.0
+        self.random = random.Random(7)
+
+    def run(self, batches: int) -> float:
+        """Share of the time in which workers were busy, once all have begun."""
+        self.take_batches()
+        self.give_out()
+        while self.taken < batches:
+            times = [self.ends[0][0]] if self.ends else []
+            if self.taken in self.complete:
+                times.append(max(self.loop_free, self.now))
+            if self.reports:
+                times.append(max(self.rests_until, self.now))
+            self.now = min(times)
+            if self.ends and self.ends[0][0] <= self.now:
+                _, worker = heapq.heappop(self.ends)
+                self.reports.append((worker, self.tasks[worker].pop(0)))
+                self.begin(worker)
+            elif self.reports and self.rests_until <= self.now:
+                self.handle()
+            else:
+                self.take_batches()
+        return self.taken * self.rows * self.cost / (len(self.tasks) * self.now)
+
+    def begin(self, worker: int) -> None:
+        if self.tasks[worker]:
+            seconds = self.cost * self.tasks[worker][0].count * self.random.uniform(0.8, 1.2)
+            heapq.heappush(self.ends, (self.now + seconds, worker))
+
+    def handle(self) -> None:
+        self.wakes += 1
+        self.messages += len(self.reports)
+        for _, piece in self.reports:
+            if self.schedule.done(piece.id, self.cost * piece.count):
+                self.complete.add(piece.batch)
+        self.reports.clear()
+        self.give_out()
+        self.take_batches()
+
+    def give_out(self) -> None:
+        waiting = [worker for worker, _ in self.reports]
+        for depth in (1, 2):
+            for worker, tasks in enumerate(self.tasks):
+                if len(tasks) + waiting.count(worker) < depth:
+                    self.schedule.hurried = not self.step
+                    piece = self.schedule.take(worker)
+                    if piece is not None:
+                        tasks.append(piece)
+                        if len(tasks) == 1:
+                            self.begin(worker)
+        ahead = min(sum(piece.count for piece in tasks[1:]) for tasks in self.tasks)
+        relaxed = bool(self.step) and {self.taken, self.taken + 1} <= self.complete
+        self.rests_until = self.now + rest(ahead, self.cost, relaxed=relaxed)
+
+    def take_batches(self) -> None:
+        while self.taken in self.complete and self.loop_free <= self.now:
+            self.complete.remove(self.taken)
+            self.schedule.end(self.taken)
+            self.taken += 1
+            self.loop_free = self.now + self.step
+        depth = self.schedule.batches_ahead(self.nbytes, self.rows)
+        if self.opened - self.taken <= refill_from(depth):
+            while self.opened - self.taken < depth:
+                self.schedule.open(self.opened, self.rows)
+                self.opened += 1
+            if not all(self.tasks):
+                self.give_out()
+
+
+PHOTO = 224 * 224 * 3
+
+
+@pytest.mark.parametrize(
+    ("workers", "rows", "row_nbytes", "messages", "together"),
+    [
+        (12, 32, PHOTO, 1.5, 3.0),
+        (12, 32, 4 * PHOTO, 6.0, 3.0),
+        (12, 256, PHOTO, 16.0, 3.0),
+        (32, 64, PHOTO, 3.5, 8.0),
+    ],
+)
+def test_messages_are_few_and_come_together_and_no_worker_is_idle(
+    workers: int, rows: int, row_nbytes: int, messages: float, together: float
+) -> None:
+    pool = Simulation(workers, rows, rows * row_nbytes, cost=4e-3, step=0.0)
+    assert pool.run(400) > 0.95
+    assert pool.messages / pool.taken <= messages
+    assert pool.messages / pool.wakes >= together
+
+
+def test_a_loop_that_takes_its_time_is_seldom_disturbed() -> None:
+    pool = Simulation(12, 32, 32 * PHOTO, cost=4e-3, step=0.02)
+    pool.run(400)
+    assert pool.now < 1.05 * 400 * 0.02, "it never waited"
+    assert pool.messages / pool.wakes >= 3
 
 
 def test_other_machines_get_what_the_workers_here_leave() -> None:

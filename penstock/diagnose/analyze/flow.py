@@ -20,7 +20,6 @@ from penstock.engine.schedule import (
     HANDING_TO_THREADS,
     Piece,
     Schedule,
-    batches_ahead,
     group_size,
 )
 
@@ -172,7 +171,7 @@ class _Simulation:
         """Open as many batches as the engine prepares ahead."""
         depth, nbytes, rows = self.flow.ahead, self.flow.batch_bytes, self.flow.batch
         if nbytes:
-            depth = max(depth, batches_ahead(nbytes, rows, self.pieces.samples_in_demand))
+            depth = max(depth, self.pieces.batches_ahead(nbytes, rows))
         while self.opened < len(self.ends) + depth:
             self.pieces.open(self.opened, rows)
             self.opened += 1

@@ -8,8 +8,6 @@ from typing import Literal
 
 from penstock.engine.pools.inline import InlinePool
 from penstock.engine.pools.launch import ChooseStart
-from penstock.engine.pools.native_road import can_be_native, native_road
-from penstock.engine.pools.native_threads import NativePool
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.processes import ProcessPool, crew_sizes
 from penstock.engine.pools.runner import Work, WorkerInit
@@ -99,6 +97,8 @@ def choose(
         return Choice("processes", count, 'kind="processes"')
     if drawer:
         return Choice("processes", count, f"{drawer} may draw from the global generators")
+    from penstock.engine.pools.native_road import can_be_native
+
     if can_be_native(road, stacked=collate is None):
         return Choice("threads", count, "the compiled kernel runs every stage, without the GIL")
     holder = _gil_holder(road, collate)
@@ -149,8 +149,12 @@ def make_pool(
     if choice.kind == "none":
         return InlinePool(work, seed)
     if choice.kind == "threads":
+        from penstock.engine.pools.native_road import native_road
+
         road = native_road(work.road, stacked=work.collate is None)
         if road is not None:
+            from penstock.engine.pools.native_threads import NativePool
+
             return NativePool(work, choice.workers, seed, road)
         return ThreadPool(work, choice.workers, seed)
     if choice.kind == "crew":

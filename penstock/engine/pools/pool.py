@@ -6,7 +6,7 @@ do. To the engine, pools of all kinds look the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Protocol
 
 from penstock.engine.pools.runner import Outcome, Task
@@ -30,6 +30,12 @@ class Desk(Protocol):
     def left_over(self) -> int:
         """Samples that the workers of this machine leave to those of other machines."""
 
+    def relaxed(self) -> bool:
+        """Whether the training loop has batches for a while.
+
+        Then outcomes may be reported a little later. The loop notifies the pool if it has to wait.
+        """
+
     def take_for_device(self) -> Task | None:
         """The next task for a device that prepares a part of each batch; ``None`` if there is
         none at present."""
@@ -39,6 +45,9 @@ class Desk(Protocol):
 
     def done(self, task: int, outcome: Outcome) -> None:
         """Report the outcome of a task."""
+
+    def done_all(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        """Report the outcomes of several tasks, for about the cost of one."""
 
     def lost(self, task: int, *, guilty: bool, reason: str) -> None:
         """Report that the worker died while working on this task (``guilty``), or before it."""

@@ -15,6 +15,7 @@ import math
 import mmap
 import multiprocessing.util  # noqa: F401  its exit hook must be registered before ours
 import os
+import select
 import selectors
 import signal
 import socket
@@ -26,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.engine.pools.launch import (
     ChooseStart,
@@ -51,13 +52,16 @@ from penstock.engine.pools.messages import (
 )
 from penstock.engine.pools.pool import Desk
 from penstock.engine.pools.restarts import MOST_KILLED, FailedStarts, killed_from_outside
-from penstock.engine.pools.runner import Task, Work, WorkerInfo, WorkerInit
+from penstock.engine.pools.runner import Outcome, Task, Work, WorkerInfo, WorkerInit
 from penstock.engine.pools.threads import WARN_AFTER
 from penstock.engine.pools.wire import MappedSlots, Wire
-from penstock.engine.pools.zygote import Zygote
+from penstock.engine.schedule import RECENT, REST_FROM, rest
 from penstock.engine.slots import Slot, shared_file
 from penstock.errors import PipelineError, WorkerError
 from penstock.serialize import Packed, pack
+
+if TYPE_CHECKING:
+    from penstock.engine.pools.zygote import Zygote
 
 TASKS_AHEAD = 2
 """Tasks that each thread of a worker has: one to work on, and the next, so that it never waits."""
@@ -65,14 +69,6 @@ TASKS_AHEAD = 2
 CREW_THREADS = 4
 """Threads of a worker process of a crew. Decoding, cropping and augmenting a photograph holds the
 GIL for about a fifth of its time: more threads than this would wait for each other."""
-
-REST, LONGEST_REST = 0.4, 0.04
-"""The thread of the pool rests after it has received messages, for this share of the time that a
-task takes and at most this many seconds, while all workers have tasks in advance: so messages
-collect."""
-
-REST_FROM = 4
-"""Tasks that workers do at the same time, from which on resting saves anything."""
 
 MOST_NEW_SLOTS = 6
 """Slots new to a worker in one message, which has room for 8 descriptors."""
@@ -172,6 +168,11 @@ class _WorkerHandle:
         """The tasks that its threads work on, with the time since which they may do."""
         return [(task, since) for task, since in self.tasks.values() if since is not None]
 
+    def ahead(self) -> int:
+        """Samples that each of its threads has in advance, besides the task that it works on."""
+        waiting = [len(task.keys) for task, since in self.tasks.values() if since is None]
+        return sum(waiting) // self.threads
+
     def knows(self, slot: Slot) -> None:
         """Record that the worker maps this slot, until the ring frees it."""
         number, freed = slot.id, self.freed
@@ -218,8 +219,10 @@ class ProcessPool:
         """The threads of each worker process."""
         self._pinned = not work.road.source.indexed
         """Some tasks are for one worker only."""
-        self._pace = 0.0
-        """Seconds that recent tasks took."""
+        self._paces: deque[float] = deque(maxlen=RECENT)
+        """Seconds that a sample of each recent task took."""
+        self._done: list[tuple[int, Outcome]] = []
+        """Outcomes that were received and not reported yet; for the thread of the pool alone."""
         self.restarts = 0
         self._work = work
         self._seed = seed
@@ -511,6 +514,8 @@ class ProcessPool:
         if self._zygote is not None and self._zygote.gone:
             self._end_zygote()
         if self._zygote is None:
+            from penstock.engine.pools.zygote import Zygote
+
             self._zygote = Zygote(self._work_fd)
         return self._zygote.fork(first, threads, self.size, self._seed, theirs)
 
@@ -643,6 +648,7 @@ class ProcessPool:
                     elif worker.wire.socket.fileno() not in readable:
                         self._bury(worker)  # only now: its last messages came first
             finally:
+                self._report_done()
                 self._serve(served)
             now = self._clock()
             due = [number for number, at in self._due.items() if at <= now]
@@ -669,11 +675,18 @@ class ProcessPool:
             if self._closing:
                 return
             self._fill(desk, workers)
-            ready = [worker for worker in self._workers.values() if worker.ready]
-            busy = all(len(worker.tasks) > worker.threads for worker in ready)
+            ahead = [worker.ahead() for worker in self._workers.values() if worker.ready]
+        relaxed = desk.relaxed()
         del desk
-        if busy and not self._due and self.size >= REST_FROM:
-            time.sleep(min(LONGEST_REST, REST * self._pace))
+        if self.size >= REST_FROM and self._paces and not self._due:
+            self._rest(rest(min(ahead, default=0), min(self._paces), relaxed=relaxed))
+
+    def _rest(self, seconds: float) -> None:
+        """Let messages collect, unless the training loop wants something."""
+        if seconds and self._wake is not None:
+            wake = select.poll()  # select() refuses descriptors from 1024 on
+            wake.register(self._wake[0], select.POLLIN)
+            wake.poll(1e3 * seconds)
 
     def _receive_from(self, worker: _WorkerHandle) -> bool:
         """Handle a message of this worker. Returns whether the worker has finished a task."""
@@ -721,13 +734,20 @@ class ProcessPool:
                 del worker.tasks[task.id]
                 self._assign(worker, task, tasks)
                 self._send(worker, tasks)
-        self._pace = message.busy
+        if message.rows:
+            self._paces.append(message.busy / message.rows)
+        self._done.append((message.id, outcome_of(message)))
+
+    def _report_done(self) -> None:
+        """Report all outcomes that were received, so that the training loop is woken once."""
+        done, self._done = self._done, []
         desk = self._desk()
-        if desk is not None:
-            desk.done(message.id, outcome_of(message))
+        if desk is not None and done:
+            desk.done_all(done)
 
     def _bury(self, worker: _WorkerHandle) -> None:
         """Deal the tasks of a dead worker again, and start another worker in its place."""
+        self._report_done()
         with self._lock:
             if self._closing or self._selector is None:
                 return

@@ -227,7 +227,7 @@ class MappedSlots:
     Both ends of a wire follow this rule, so the sender knows which descriptors it need not send.
     """
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, limit: int = 128) -> None:
         self._limit = limit
         self._order: dict[int, None] = {}
 
