@@ -107,6 +107,8 @@ def test_stats_print_as_an_aligned_table() -> None:
         "waiting    25% of the time, 2.5 s",
         "workers    2 threads, busy 60% of the time",
         "prepared   600 samples here, 300 by helper-1, 100 by helper-2",
+        "device     cuda:0, 25% of the samples (25 of 100 tiny-batches); t = -2; spatial; "
+        "3.0 MB over the bus, buffers 400.0 KB",
         "cache      400 hits, 600 misses (40% hits); holds 600 samples, 30.0 MB of 40.0 MB",
         "refurbish  700 reused, 300 fresh; keeps 500 samples, 4.0 MB",
         "echo       1,000 delivered from 500 fresh, factor 2 in this epoch",

@@ -283,7 +283,12 @@ class OwnOrder(_Loop):
 def raise_failed(prepared: Prepared, error: SampleError) -> NoReturn:
     """Raise what the script gets for a sample that failed."""
     failed, cause = prepared.failed(error), error.__cause__
-    raise failed from (None if failed is cause else cause)
+    try:
+        raise failed from (None if failed is cause else cause)
+    finally:
+        # The traceback of the exception has this frame. Names that lead back to the exception would
+        # keep it, and the loader, until the garbage collector runs.
+        del failed, cause, error
 
 
 def original_exception(error: SampleError) -> BaseException:

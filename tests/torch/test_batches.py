@@ -41,12 +41,14 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def test_the_signature_is_that_of_pipeline_loader_with_device_and_pin_memory() -> None:
+def test_the_signature_is_that_of_pipeline_loader_with_arguments_for_devices() -> None:
     of_pipeline = dict(inspect.signature(Pipeline.loader).parameters)
     of_torch = dict(inspect.signature(penstock.torch.loader).parameters)
     del of_pipeline["self"]
-    assert list(of_torch)[:3] == ["pipeline", "device", "pin_memory"]
-    del of_torch["pipeline"], of_torch["device"], of_torch["pin_memory"]
+    own = ["pipeline", "device", "device_prep", "device_normalize", "pin_memory"]
+    assert list(of_torch)[:5] == own
+    for name in own:
+        del of_torch[name]
     # These are found out if they are not given.
     for name in ("rank", "world"):
         given, found = of_pipeline.pop(name), of_torch.pop(name)
