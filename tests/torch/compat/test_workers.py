@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,15 @@ def test_worker_init_fn_runs_once_in_each_worker(loader: Any, tmp_path: Path) ->
         with (tmp_path / str(worker)).open("a") as file:
             file.write("x")
 
-    made = loader(Made(lambda i: float(i), 8), num_workers=2, worker_init_fn=init)
+    def make(index: int) -> float:
+        # Otherwise one worker could prepare all samples before the other has begun. Not the first:
+        # Penstock prepares it alone.
+        limit = time.monotonic() + 60
+        while index and len(list(tmp_path.iterdir())) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        return float(index)
+
+    made = loader(Made(make, 8), num_workers=2, worker_init_fn=init)
     assert samples(made) == [float(i) for i in range(8)]
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "x", "1": "x"}
 
