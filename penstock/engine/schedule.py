@@ -114,10 +114,10 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
 
     >>> steady = Demand(12, HANDING, mean=4e-3, open=1024, waiting=512, urgent=True)
     >>> piece_size(256, 4e-3, steady)
-    21
+    23
     >>> few = steady._replace(waiting=60)
     >>> piece_size(256, 4e-3, steady._replace(open=432)), piece_size(60, 4e-3, few)
-    (9, 6)
+    (12, 6)
     >>> piece_size(60, 4e-3, few._replace(urgent=False))
     30
     """
