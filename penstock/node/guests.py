@@ -253,7 +253,9 @@ class _Guest:
     def prepare(self, peer: str, task: RemoteTask) -> RemoteRows:
         """The rows of a tiny-batch. Waits for them. Raises Refuse."""
         with self._lock:
-            self._used = self._clock()
+            # Calls that are refused do not keep it: a reason that may pass is looked at again.
+            if self._refusal is None:
+                self._used = self._clock()
         self._built.wait(LONGEST_WAIT)
         if len(task.caches) != len(self._loans) and self._refusal is None:
             raise Refuse("failed", f"the pipeline has {len(self._loans)} caches here")
