@@ -291,14 +291,22 @@ class LateCourier:
 
     def publish(self, digest: str, content: bytes) -> None: ...
 
+    asked = 0
+
     def fetch(self, digest: str, *, timeout: float) -> bytes | None:
+        self.asked += 1
         raise CourierLate("the keeper of this machine does not answer: timed out")
 
     def withdraw(self, digest: str) -> None: ...
 
 
 def test_a_courier_that_is_late_is_asked_again_later(machine: Machine) -> None:
-    machine.recipes.add_courier(LateCourier())
-    refusal = machine.refusal(1, recipe=RecipeName("other", "00"))
-    assert refusal.kind == "busy"
-    assert "timed out" in refusal.reason
+    courier = LateCourier()
+    machine.recipes.add_courier(courier)
+    for _ in range(4):  # the other machine asks again and again
+        refusal = machine.refusal(1, recipe=RecipeName("other", "00"))
+        assert refusal.kind == "busy"
+        assert "timed out" in refusal.reason
+        machine.clock.now += 20.0
+        machine.guests.tick()
+    assert courier.asked == 2
