@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from penstock.engine.feed import Queue, Ready
 from penstock.engine.keepers import Keepers
@@ -59,6 +60,9 @@ class Engine:
     - ``after_task``: called after tasks, by the thread that reports them.
     - ``schedule``: deals pieces to a device too; without it there is none.
     """
+
+    epochs_in_order: ClassVar[bool] = True
+    """The batches are those of one loop. A node's may be of jobs that are epochs apart."""
 
     def __init__(
         self,
@@ -512,6 +516,9 @@ class Engine:
             if batch_keys is None:
                 self._all_opened = True
                 break
+            if self._too_early(batch_keys):
+                self._pending = batch_keys
+                break
             kind = self._kind(batch_keys)
             self._pending = batch_keys if kind == "probe" else None
             self._open_batch(batch_keys, kind)
@@ -525,6 +532,18 @@ class Engine:
         except Exception as error:
             self._failure = self._failure or error
             self._progress.notify_all()
+
+    def _too_early(self, batch_keys: BatchKeys) -> bool:
+        """Whether a batch is more than one epoch ahead of the oldest open one.
+
+        Stores have room for two versions of a sample: that of an epoch and that of the next one.
+        """
+        oldest = next(iter(self._open_batches.values()), None)
+        return (
+            self.epochs_in_order
+            and oldest is not None
+            and batch_keys.epoch > oldest.batch_keys.epoch + 1
+        )
 
     def _probing(self) -> bool:
         """Whether the layout, which all later batches need, is still being learnt."""

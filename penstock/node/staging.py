@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from penstock.engine.engine import Engine
 from penstock.engine.feed import Ready
@@ -192,6 +192,8 @@ class StagingEngine(Engine):
 
     ``guest``: it prepares for another machine, with workers that jobs of this one leave.
     """
+
+    epochs_in_order: ClassVar[bool] = False
 
     def __init__(
         self,
