@@ -205,8 +205,8 @@ def test_each_batch_is_prepared_once_on_two_nodes_and_equals_that_of_a_loader_al
     pipeline = data.batch(BATCH) if kind == "rows" else data.batch(BATCH, collate=stacked)
     expected = alone(pipeline, 3)
     assert run(nodes, [pipeline, pipeline], 3) == [expected, expected]
-    # Jobs want up to eight batches ahead, so each node may have prepared the first ones of the second
-    # epoch before the nodes met.
+    # Jobs want up to eight batches ahead, so each node may have prepared the first ones of the
+    # second epoch before the nodes met.
     later = {name: count for name, count in nodes.prepared.items() if name[1] == 2}
     assert len(later) == LENGTH
     assert set(later.values()) == {1}
