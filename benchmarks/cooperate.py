@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import thread_time
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,16 +57,7 @@ Way = Literal[
     "with threshold",
     "all of it",
 ]
-WAYS: tuple[Way, ...] = (
-    "CPU alone",
-    "device alone",
-    "device decodes",
-    "CPU decodes",
-    "plain",
-    "affinity",
-    "with threshold",
-    "all of it",
-)
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True)

@@ -469,7 +469,8 @@ class Cooperation:
         whole: bool = False,
         seconds: float | None = None,
     ) -> bool:
-        """A part is finished. False: it was given to somebody else meanwhile; drop the result.
+        """A part is finished. Returns false if the caller must drop the result: the part was lost
+        meanwhile, and handed out again.
 
         ``whole``: the CPU did not only its part of a device task, but all of it. ``seconds``: the
         time it took, if not all since it was handed out.

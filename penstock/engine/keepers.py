@@ -197,7 +197,10 @@ class Keepers:
         return (number, index, cost) if cost else None
 
     def some_here(self, count: int) -> list[int] | None:
-        """Samples that need not be read, at most so many; ``None`` if there will never be any."""
+        """At most ``count`` samples that are in a cache of this machine.
+
+        ``None``: there are none, and the caches are full, so that none will be added.
+        """
         divisions = self.divisions
         here = next(filter(None, (division.some_here(count) for division in divisions[::-1])), [])
         return None if not here and self.full else here

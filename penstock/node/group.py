@@ -198,7 +198,7 @@ class Group:
             def found(first: int) -> None:
                 self._begin(peer, message, first if first < length else 0)
 
-            # Nobody here is in this epoch, but perhaps somebody on another machine.
+            # No member on this machine is in this epoch. Members on other machines may be.
             if not goes_along and span.find_position(peer.part, message.epoch, found):
                 return
         self._begin(peer, message, message.first)

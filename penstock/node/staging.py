@@ -402,7 +402,7 @@ class StagingEngine(Engine):
         """Admit its samples now, before ``deliver`` gives back what was borrowed for the batch.
 
         Another machine may wait for a sample that was read here. If the batch were given back
-        first, that machine would be told to read the sample, too.
+        first, this node would answer that machine that it has to read the sample itself.
         """
         super()._note_handed_out(batch)
         self._keepers.catch_up()

@@ -32,8 +32,8 @@ _BLOCKS_KEPT = 8
 _WALKS_KEPT = 64
 
 AUTO_SHARDS = 8
-"""Shards in the window of ``"auto"``. Samples of so many shards are mixed at any time; see
-docs/order.md for how far samples travel."""
+"""Shards in the window of ``"auto"``: at any time, samples of this number of shards are mixed.
+docs/order.md shows how far samples travel."""
 
 
 @dataclass(frozen=True)

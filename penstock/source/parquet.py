@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import threading
 from bisect import bisect_right
@@ -21,9 +20,8 @@ from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.listing import Listing
 from penstock.source.names import Names
+from penstock.source.shard_paths import ShardNames, shard_paths
 from penstock.source.source import FileSamples, Source
-
-_Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ParquetSource(Source):
@@ -42,12 +40,13 @@ class ParquetSource(Source):
     runs_user_code: ClassVar[bool] = False
 
     def __init__(
-        self, paths: _Paths, columns: Sequence[str] | None = None, *, keep: int | str = "256MB"
+        self, paths: ShardNames, columns: Sequence[str] | None = None, *, keep: int | str = "256MB"
     ) -> None:
         pq = _parquet()
         if isinstance(columns, str):
             columns = [columns]
-        self._paths = _resolve(paths)
+        # Query engines name their temporary and bookkeeping files with these prefixes.
+        self._paths = shard_paths(paths, (".parquet",), "Parquet", hidden="._")
         self._keep = size(keep, "keep")
         # For each row group its file and its number there, and the index after its last row.
         self._place: list[tuple[int, int]] = []
@@ -313,33 +312,6 @@ def _parquet() -> Any:
     except ImportError as error:
         raise MissingExtraError.of("from_parquet", "pyarrow", "parquet") from error
     return pq
-
-
-def _resolve(paths: _Paths) -> list[str]:
-    found: list[str] = []
-    for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        text = os.path.abspath(os.path.expanduser(os.fspath(given)))
-        if os.path.isdir(text):
-            pattern = os.path.join(glob.escape(text), "**", "*.parquet")
-            # Names with these prefixes are temporary and bookkeeping files of query engines.
-            names = [n for n in glob.glob(pattern, recursive=True) if _visible(n, text)]
-        elif os.path.exists(text):
-            names = [text]
-        else:
-            names = [name for name in glob.glob(text, recursive=True) if os.path.isfile(name)]
-        if not names:
-            raise SourceError(
-                f"{text} is not a Parquet file, not a folder that holds one, and not a pattern "
-                "that matches one. Check the path."
-            )
-        found.extend(sorted(names))
-    if not found:
-        raise SourceError("The list of Parquet files is empty; give at least one path.")
-    return found
-
-
-def _visible(path: str, top: str) -> bool:
-    return not any(part[0] in "._" for part in os.path.relpath(path, top).split(os.sep))
 
 
 def _footer(pq: Any, path: str) -> Any:

@@ -45,24 +45,30 @@ def _choices(text: str) -> list[str] | None:
     return [f"{n:0{width}d}" for n in range(first, last + step, step)]
 
 
-def shard_paths(names: ShardNames, suffixes: Sequence[str], kind: str) -> list[str]:
-    """The absolute paths of shards. A folder stands for all files below it with these suffixes."""
+def shard_paths(
+    names: ShardNames, suffixes: Sequence[str], kind: str, *, hidden: str = ""
+) -> list[str]:
+    """The absolute paths of shards. A folder stands for all files below it with these suffixes.
+
+    ``hidden``: files and folders of it whose names begin with one of these characters are left out.
+    """
     found: list[str] = []
     for given in [names] if isinstance(names, (str, os.PathLike)) else names:
         text = os.fspath(given)
         for one in [text] if os.path.exists(text) else braces(text):
-            found += _matching(os.path.abspath(os.path.expanduser(one)), suffixes, kind)
+            found += _matching(os.path.abspath(os.path.expanduser(one)), suffixes, kind, hidden)
     if not found:
         raise SourceError(f"The list of {kind} files is empty; give at least one path.")
     return found
 
 
-def _matching(path: str, suffixes: Sequence[str], kind: str) -> list[str]:
+def _matching(path: str, suffixes: Sequence[str], kind: str, hidden: str) -> list[str]:
     if os.path.isdir(path):
         matches = [
             name
             for name in glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
             if name.endswith(tuple(suffixes)) and os.path.isfile(name)
+            if not any(part[0] in hidden for part in os.path.relpath(name, path).split(os.sep))
         ]
     elif os.path.exists(path):
         matches = [path]

@@ -104,7 +104,7 @@ class Division(Protocol):
         """
 
     def some_here(self, count: int) -> list[int]:
-        """Samples that are on this machine, at most so many."""
+        """At most ``count`` of the samples that are on this machine."""
 
     def known(self) -> list[int]:
         """The samples that are here, and those of this machine that are on others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,6 @@ from penstock.torch import DataLoader
 ROWS, BYTES = 8, 8 * 100 * 8
 DATA = np.random.default_rng(0).random((80, 100))
 PIPELINE = ps.from_dataset(DATA, random=False).batch(ROWS)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    monkeypatch.setattr(delivery, "make_device", lambda wanted, index: device)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    yield device
-    device.close()
-    assert device.faults == []
-    assert device.registered == {}, "memory was unmapped while it was registered"
-    assert not [t for t in threading.enumerate() if t.name.startswith("penstock-ahead")]
 
 
 POOLS: list[dict[str, Any]] = [

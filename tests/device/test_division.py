@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,18 +34,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.mkdir(exist_ok=True)
         (place / f"{number:02}.jpg").write_bytes(encode(picture(40, 50, number)))
     return folder
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
-    device = FakeDevice()
-    monkeypatch.setattr(delivery, "make_device", lambda wanted, index: device)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    yield device
-    device.close()
-    assert device.faults == []
-    assert device.registered == {}, "memory was unmapped while it was registered"
-    assert not [t for t in threading.enumerate() if t.name.startswith("penstock-ahead")]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ ONE = 1 << 15
 """The sum of the weights of an output pixel."""
 
 FEW_TAPS = 8
-"""Up to so many taps the kernel truncates each product to 7 fractional bits."""
+"""With at most this number of taps the kernel truncates each product to 7 fractional bits."""
 
 Size = tuple[int, int]
 """Height and width."""

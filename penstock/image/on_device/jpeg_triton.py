@@ -64,7 +64,8 @@ def decode(
 ) -> Ragged:
     """Like ``jpeg.decode``, for a device that Triton compiles for.
 
-    A program does so many ``blocks``, or ``count`` pixels; both are powers of two.
+    ``blocks``: blocks that one program of the first kernel transforms. ``count``: pixels that one
+    program of the second kernel converts. Both are powers of two.
     """
     parts = jpeg.split(packed, coefficients)
     host = coefficients.pictures

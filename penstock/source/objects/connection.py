@@ -56,7 +56,7 @@ class _Lost(Exception):
 
 
 class _ThreadConnection:
-    """A connection that is closed when nobody uses it any more: that of a thread that has ended."""
+    """The connection of one thread. It is closed when the thread ends."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.pid = os.getpid()

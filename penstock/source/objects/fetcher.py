@@ -153,7 +153,9 @@ class Fetching:
 
         def arrived(done: asyncio.Task[Any]) -> None:
             if not done.cancelled():
-                done.exception()  # so that a failure that nobody asks for is not logged
+                # asyncio logs the failure of a task unless somebody has looked at it. An object
+                # that is fetched ahead may never be asked for.
+                done.exception()
             self._window.arrived(number)
             self._fill()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 TRIES, LONGEST = 8, 120.0
 """Requests for one object, and seconds from the first to the last, before the error is reported.
@@ -73,37 +72,6 @@ class Hedging:
             return False
         self.repeated += 1
         return True
-
-
-class ByteRange(NamedTuple):
-    """Bytes ``start`` to before ``end`` of an object."""
-
-    start: int
-    end: int
-
-
-def coalesced(
-    ranges: Sequence[ByteRange], gap: int, most: int
-) -> list[tuple[ByteRange, list[int]]]:
-    """Requests that cover these ranges of one object, each with the numbers of its ranges.
-
-    Ranges at most ``gap`` bytes apart become one request of at most ``most`` bytes: reading a few
-    bytes that nobody wants is faster than another request.
-
-    >>> coalesced([ByteRange(0, 10), ByteRange(900, 950), ByteRange(12, 20)], gap=4, most=100)
-    [(ByteRange(start=0, end=20), [0, 2]), (ByteRange(start=900, end=950), [1])]
-    """
-    requests: list[tuple[ByteRange, list[int]]] = []
-    for number in sorted(range(len(ranges)), key=lambda number: ranges[number]):
-        start, end = ranges[number]
-        if requests:
-            (first, last), members = requests[-1]
-            reach = max(last, end)
-            if start - last <= gap and (reach - first <= most or end <= last):
-                requests[-1] = ByteRange(first, reach), [*members, number]
-                continue
-        requests.append((ByteRange(start, end), [number]))
-    return requests
 
 
 class Window:

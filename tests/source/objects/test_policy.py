@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from penstock.source.objects.policy import (
     LONGEST,
     TRIES,
-    ByteRange,
     Hedging,
     Window,
-    coalesced,
     pause_before,
 )
 
@@ -43,29 +41,6 @@ def test_a_late_request_is_judged_by_recent_ones() -> None:
     for _ in range(Hedging.RECENT):
         hedging.record(0.5)
     assert (before, hedging.delay()) == (0.1, 1.0)
-
-
-ranges = st.lists(
-    st.tuples(st.integers(0, 2000), st.integers(1, 200)).map(
-        lambda pair: ByteRange(pair[0], pair[0] + pair[1])
-    ),
-    max_size=30,
-)
-
-
-@given(ranges, st.integers(0, 100), st.integers(1, 500))
-def test_coalesced_requests_cover_each_range_once(
-    given_ranges: list[ByteRange], gap: int, most: int
-) -> None:
-    requests = coalesced(given_ranges, gap, most)
-    covered = [number for _, members in requests for number in members]
-    assert sorted(covered) == list(range(len(given_ranges)))
-    for request, members in requests:
-        for number in members:
-            assert request.start <= given_ranges[number].start
-            assert given_ranges[number].end <= request.end
-        longest = max(given_ranges[number].end - given_ranges[number].start for number in members)
-        assert request.end - request.start <= max(most, longest)
 
 
 @given(
