@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import audio, image
+    from penstock.combine.mix import mix
     from penstock.diagnose.analyze.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
@@ -47,6 +48,7 @@ __all__ = [
     "from_parquet",
     "from_tar",
     "image",
+    "mix",
     "progress",
 ]
 
@@ -65,6 +67,7 @@ _MODULES = {
     "from_mds": "penstock.pipeline",
     "from_parquet": "penstock.pipeline",
     "from_tar": "penstock.pipeline",
+    "mix": "penstock.combine.mix",
     "progress": "penstock.progress_bar",
 }
 

@@ -35,10 +35,14 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
     order = options.order
     if order is not None:
         order_name = f"{type(order).__name__} {_fingerprint_or_none(lambda: fingerprint(order))}"
+    order_name = order_name or ("shuffled" if options.shuffle else "sequential")
+    parts = pipeline.source.parts
+    if parts is not None:
+        order_name += f", mixed {_fingerprint_or_none(lambda: fingerprint(parts))}"
     return {
         "version": VERSION,
         "seed": options.seed,
-        "order": order_name or ("shuffled" if options.shuffle else "sequential"),
+        "order": order_name,
         "stops": stops,
         "dealing": dealing_of(pipeline, options),
     }

@@ -44,10 +44,7 @@ def plan_of(
     if sampling is not None and options.world == 1:
         plan = sampling(len(source), batch.size, batch.drop_last)
     else:
-        order = options.chosen_order
-        over = getattr(order, "over", None)
-        if over is not None:
-            order = over(source.shards, type(source).__name__)
+        order = source.ordered(options.chosen_order)
         for stop in stops:
             order = stop.order(order)
         echo = echo_in(pipeline.stops)

@@ -6,8 +6,9 @@ from penstock.order.deal import Deal, Occurrences, replica_numbers
 from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
+from penstock.order.mixed import Mixed, Part
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
-from penstock.order.plan import BatchKeys, Plan
+from penstock.order.plan import BatchKeys, Plan, Progress
 from penstock.order.reservoir import Reservoir
 from penstock.order.sampled import Sampled
 from penstock.order.streams import Streams
@@ -22,9 +23,12 @@ __all__ = [
     "EchoedBatches",
     "Generations",
     "MidEpoch",
+    "Mixed",
     "Occurrences",
     "Order",
+    "Part",
     "Plan",
+    "Progress",
     "Reservoir",
     "Sampled",
     "Sequential",

@@ -33,6 +33,7 @@ ROOMS = [
     "image",
     "audio",
     "pipeline",
+    "combine",
     "diversity",
     "engine",
     "device",
@@ -165,6 +166,7 @@ def test_the_public_names() -> None:
         "from_parquet",
         "from_tar",
         "image",
+        "mix",
         "progress",
     ]
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
