@@ -631,8 +631,9 @@ class Loader:
         options, ranks = self.options, self._custom.ranks
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
         device = "" if self._device_plan is None else f", {self._device_plan.why}"
+        size = self._batch.size if self._batch.budget is None else self._batch.described
         return (
-            f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
+            f"<Loader of {data}, batches of {size}, seed {options.seed}, {part}, "
             f"{self.choice}{self._delivery_note()}{device}>"
         )
 

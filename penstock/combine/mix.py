@@ -13,7 +13,7 @@ from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.operation import ArraySpec
-from penstock.order import Mixed, Order, Part
+from penstock.order import Mixed, MixPart, Order
 from penstock.order.mixed import Weight, part_seed
 from penstock.order.order import whole
 from penstock.pipeline import Pipeline, fused
@@ -60,7 +60,9 @@ def mix(
         )
     made = [_part(name, given) for name, given in parts.items()]
     source = MixSource(made, samples)
-    Mixed(source.order_parts(_First()), source.samples)  # raises PipelineError for a wrong weight
+    Mixed(
+        source.order_parts(_LengthOnly()), source.samples
+    )  # raises PipelineError for a wrong weight
     fields = _common_fields({part.name: part.pipeline for part in made})
     branches: list[Branch] = []
     for part, start in zip(made, source.starts, strict=False):
@@ -82,7 +84,7 @@ class _Given:
     order: Order | None
 
 
-class _First:
+class _LengthOnly:
     """An order that only says its length, to check the other arguments."""
 
     def indices(self, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -145,10 +147,10 @@ class MixSource(Source):
         for number, places in self._by_part(indices):
             self.sources[number].will_need(indices[places] - self.starts[number])
 
-    def order_parts(self, order: Order) -> tuple[Part, ...]:
+    def order_parts(self, order: Order) -> tuple[MixPart, ...]:
         """The parts of the order, given the order of the loader."""
         return tuple(
-            Part(
+            MixPart(
                 part.name,
                 len(source),
                 part.weight,

@@ -30,6 +30,9 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
     ]
     if pipeline.batching is not None and pipeline.batching.collate is not None:
         stops.append(["collate", _fingerprint_or_none(pipeline.batching.fingerprint)])
+    if pipeline.batching is not None and pipeline.batching.budget is not None:
+        found = _fingerprint_or_none(pipeline.batching.budget_fingerprint)
+        stops.append(["batches by length", found])
     if pipeline.echoed is not None:
         stops.append(["echo of batches", _fingerprint_or_none(pipeline.echoed.fingerprint)])
     order = options.order

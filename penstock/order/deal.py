@@ -14,7 +14,7 @@ from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
-from penstock.order.plan import BatchKeys, Plan, Progress
+from penstock.order.plan import BatchKeys, PartProgress, Plan
 
 _EPOCHS_KEPT = 2
 """Epochs whose sequence is kept: the current one, and the next one if it begins early."""
@@ -164,7 +164,7 @@ class Deal(Plan):
         # The training loop pays for this with every batch: no other Python function is called.
         return tuple.__new__(Cursor, (epoch, min(position, total), delivered + 1))
 
-    def progress(self, cursor: Cursor) -> list[Progress]:
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
         of_mix = getattr(self.order, "progress", None)
         return [] if of_mix is None else of_mix(cursor.epoch, cursor.position)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.order.cursor import Cursor
 from penstock.order.deal import Deal
-from penstock.order.plan import BatchKeys, Begin, Plan, Progress
+from penstock.order.plan import BatchKeys, Begin, PartProgress, Plan
 
 
 class MidEpoch(Plan):
@@ -75,7 +75,7 @@ class MidEpoch(Plan):
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
         self.plan.check_state(epoch_state)
 
-    def progress(self, cursor: Cursor) -> list[Progress]:
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
         return self.plan.progress(cursor)
 
     def begin_at(self, epoch: int, first: int) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError
 from penstock.order.deal import replica_numbers
 from penstock.order.order import Order, check, length_of, whole
-from penstock.order.plan import Progress
+from penstock.order.plan import PartProgress
 
 _Indices = NDArray[np.int64]
 
@@ -97,7 +97,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Part:
+class MixPart:
     """One source of a mix: ``n`` samples, and the order of one pass over them."""
 
     name: str
@@ -129,7 +129,7 @@ class Part:
         return not callable(self.weight) and not isinstance(self.weight, (Sequence, np.ndarray))
 
 
-class _Phase(NamedTuple):
+class _WeightPhase(NamedTuple):
     """A run of epochs with the same weights.
 
     ``first``: its first epoch; ``before``: samples of each source that were dealt before it.
@@ -149,15 +149,15 @@ class Mixed:
     where the last one ended. A sample that comes again within an epoch has another replica number.
 
     >>> from penstock.order import Sequential
-    >>> web, code = Part("web", 6, 3.0, Sequential()), Part("code", 2, 1.0, Sequential())
+    >>> web, code = MixPart("web", 6, 3.0, Sequential()), MixPart("code", 2, 1.0, Sequential())
     >>> order = Mixed((web, code), samples=8)
     >>> [order.indices(8, seed=0, epoch=epoch).tolist() for epoch in range(2)]
     [[0, 1, 6, 2, 3, 4, 7, 5], [0, 1, 6, 2, 3, 4, 7, 5]]
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MixPart, ...]
     samples: int
-    _phases: list[_Phase] = field(default_factory=list, init=False, repr=False, compare=False)
+    _phases: list[_WeightPhase] = field(default_factory=list, init=False, repr=False, compare=False)
     _weighed: dict[int, tuple[float, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -216,13 +216,13 @@ class Mixed:
             replicas += again * most
         return indices, replicas if replicas.any() else None
 
-    def progress(self, epoch: int, position: int) -> list[Progress]:
+    def progress(self, epoch: int, position: int) -> list[PartProgress]:
         """What was dealt of each source when ``position`` samples of an epoch were."""
         phase, shares, base = self._phase(epoch)
         start, now = shares.counts(base), shares.counts(base + position)
         total = sum(phase.weights)
         return [
-            Progress(
+            PartProgress(
                 part.name,
                 phase.weights[i] / total,
                 now[i] - start[i],
@@ -274,11 +274,11 @@ class Mixed:
             self._weighed[epoch] = found
         return found
 
-    def _phase(self, epoch: int) -> tuple[_Phase, Shares, int]:
+    def _phase(self, epoch: int) -> tuple[_WeightPhase, Shares, int]:
         """The phase of an epoch, its shares, and the place in the phase where the epoch begins."""
         fixed = all(part.fixed for part in self.parts)
         weights = self._weights(0 if fixed else epoch)
-        phase = _Phase(self._weights(0), 0, (0,) * len(self.parts))
+        phase = _WeightPhase(self._weights(0), 0, (0,) * len(self.parts))
         known = [p for p in self._phases if p.first <= epoch]
         if known:
             phase = known[-1]
@@ -287,7 +287,7 @@ class Mixed:
                 continue
             dealt = _shares(phase.weights).counts((e - phase.first) * self.samples)
             before = tuple(a + b for a, b in zip(phase.before, dealt, strict=True))
-            phase = _Phase(self._weights(e), e, before)
+            phase = _WeightPhase(self._weights(e), e, before)
             if not self._phases or self._phases[-1].first < e:
                 self._phases.append(phase)
         return phase, _shares(weights), (epoch - phase.first) * self.samples
@@ -301,7 +301,7 @@ def _shares(weights: tuple[float, ...]) -> Shares:
     return Shares(weights)
 
 
-def _of_pass(part: Part, seed: int, number: int, places: _Indices) -> tuple[_Indices, Any]:
+def _of_pass(part: MixPart, seed: int, number: int, places: _Indices) -> tuple[_Indices, Any]:
     """The samples at these places of a pass, and how often each came in it before."""
     at = getattr(part.order, "at", None)
     if at is not None:
@@ -310,7 +310,7 @@ def _of_pass(part: Part, seed: int, number: int, places: _Indices) -> tuple[_Ind
     return indices[places], 0 if copies is None else copies[places]
 
 
-def _most_copies(part: Part, seed: int, number: int) -> int:
+def _most_copies(part: MixPart, seed: int, number: int) -> int:
     if hasattr(part.order, "at"):
         return 1
     copies = _listed_pass(_ById(part.order), part.n, seed, number)[1]

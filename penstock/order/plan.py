@@ -32,7 +32,7 @@ class BatchKeys(NamedTuple):
     stream: int | None = None
 
 
-class Progress(NamedTuple):
+class PartProgress(NamedTuple):
     """What was dealt of one source of a mix, to all ranks together.
 
     - ``share``: its share by weight in this epoch, 0 to 1.
@@ -130,7 +130,7 @@ class Plan:
         """The deal that has exactly these batches; ``None`` if no deal has."""
         return None
 
-    def progress(self, cursor: Cursor) -> list[Progress]:
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
         """What was dealt of each source of a mix up to the cursor; empty for other orders."""
         return []
 

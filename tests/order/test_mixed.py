@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.order import Cursor, Deal, Mixed, Part, Sequential, Shuffled, Weighted
+from penstock.order import Cursor, Deal, Mixed, MixPart, Sequential, Shuffled, Weighted
 from penstock.order.mixed import Shares
 
 weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=6)
@@ -36,7 +36,7 @@ def test_every_run_of_places_has_its_share_of_each_source(
 
 def mixed(samples: int, *weights: object, lengths: tuple[int, ...] = (20, 7, 3)) -> Mixed:
     parts = zip("abc", lengths, weights, strict=False)
-    return Mixed(tuple(Part(name, n, w, Shuffled()) for name, n, w in parts), samples)  # type: ignore[arg-type]
+    return Mixed(tuple(MixPart(name, n, w, Shuffled()) for name, n, w in parts), samples)  # type: ignore[arg-type]
 
 
 def test_each_source_goes_through_its_own_passes() -> None:
@@ -130,7 +130,7 @@ def test_any_batch_can_be_resumed_with_another_world_and_ranks_have_exact_shares
 
 def test_orders_without_at_and_with_repeats_serve_as_passes() -> None:
     weighted = Weighted([1.0, 3.0, 0.0, 2.0], samples=6)
-    parts = (Part("a", 4, 1, weighted), Part("b", 3, 1, Sequential()))
+    parts = (MixPart("a", 4, 1, weighted), MixPart("b", 3, 1, Sequential()))
     order = Mixed(parts, samples=24)
     indices, replicas = order.keys_at(7, 0, 0, np.arange(24))
     assert replicas is not None
@@ -152,4 +152,4 @@ def test_wrong_arguments_are_refused() -> None:
             return np.arange(n)
 
     with pytest.raises(PipelineError, match="NoLength, the order of 'a' in a mix, has no method"):
-        Mixed((Part("a", 3, 1, NoLength()),), 3)
+        Mixed((MixPart("a", 3, 1, NoLength()),), 3)

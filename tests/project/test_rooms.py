@@ -56,6 +56,7 @@ ROOMS = [
 ALLOWED = {
     ("pipeline", "loader"),
     ("pipeline", "pack"),
+    ("pipeline", "combine"),
     ("pipeline", "diagnose"),
     ("pipeline", "diversity"),
     ("diversity", "diagnose"),
