@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import audio, image
     from penstock.combine.mix import mix
+    from penstock.combine.sequences import cu_seqlens, pack_sequences
     from penstock.diagnose.analyze.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
@@ -41,6 +42,7 @@ __all__ = [
     "Weighted",
     "analyze",
     "audio",
+    "cu_seqlens",
     "from_dataset",
     "from_files",
     "from_folder",
@@ -49,6 +51,7 @@ __all__ = [
     "from_tar",
     "image",
     "mix",
+    "pack_sequences",
     "progress",
 ]
 
@@ -61,6 +64,7 @@ _MODULES = {
     "Reservoir": "penstock.order",
     "Weighted": "penstock.order",
     "analyze": "penstock.diagnose.analyze.analyze",
+    "cu_seqlens": "penstock.combine.sequences",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",
@@ -68,6 +72,7 @@ _MODULES = {
     "from_parquet": "penstock.pipeline",
     "from_tar": "penstock.pipeline",
     "mix": "penstock.combine.mix",
+    "pack_sequences": "penstock.combine.sequences",
     "progress": "penstock.progress_bar",
 }
 

@@ -160,6 +160,7 @@ def test_the_public_names() -> None:
         "Weighted",
         "analyze",
         "audio",
+        "cu_seqlens",
         "from_dataset",
         "from_files",
         "from_folder",
@@ -168,6 +169,7 @@ def test_the_public_names() -> None:
         "from_tar",
         "image",
         "mix",
+        "pack_sequences",
         "progress",
     ]
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
