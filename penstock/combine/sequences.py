@@ -93,8 +93,8 @@ def pack_sequences(
             f"The lengths of pack_sequences() are {lengths.dtype} of shape {lengths.shape}, but "
             f"there are {len(documents.source)} documents. Give a whole number for each."
         )
-    packing = (_split if split else _whole_documents)(lengths.astype(np.int64), length, seed)
-    rows = len(packing.ends)
+    plan = (_split if split else _whole_documents)(lengths.astype(np.int64), length, seed)
+    rows = len(plan.ends)
     if drop_last and split and rows and int(lengths.sum()) % length:
         rows -= 1
     if rows == 0:
@@ -102,7 +102,7 @@ def pack_sequences(
             f"pack_sequences() makes no row of {length} tokens: the documents have "
             f"{int(lengths.sum())} tokens together. Give a smaller length."
         )
-    return Pipeline(SequenceSource(reader, packing, rows, length, pad))
+    return Pipeline(SequenceSource(reader, plan, rows, length, pad))
 
 
 def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
@@ -130,7 +130,7 @@ def cu_seqlens(segment_ids: Any) -> tuple[Any, int]:
     return ends, longest
 
 
-class _Packing:
+class _RowPlan:
     """Which pieces of documents make up each row.
 
     Piece i is ``counts[i]`` tokens of document ``documents[i]`` from ``starts[i]`` on. The pieces
@@ -155,7 +155,7 @@ def _shuffled(count: int, seed: int | None) -> _Indices:
     return Keyed(seed, "sequences").fresh(Key(0)).permutation(count).astype(np.int64)
 
 
-def _split(lengths: _Indices, length: int, seed: int | None) -> _Packing:
+def _split(lengths: _Indices, length: int, seed: int | None) -> _RowPlan:
     """All documents joined, and cut into rows."""
     order = _shuffled(len(lengths), seed)
     order = order[lengths[order] > 0]
@@ -167,7 +167,7 @@ def _split(lengths: _Indices, length: int, seed: int | None) -> _Packing:
     place = ends.searchsorted(begins, side="right")
     starts = begins - np.concatenate(([0], ends))[place] if len(ends) else begins
     rows = np.arange(length, total + length, length)
-    return _Packing(
+    return _RowPlan(
         order[place] if len(ends) else order,
         starts,
         cuts - begins,
@@ -175,7 +175,7 @@ def _split(lengths: _Indices, length: int, seed: int | None) -> _Packing:
     )
 
 
-def _whole_documents(lengths: _Indices, length: int, seed: int | None) -> _Packing:
+def _whole_documents(lengths: _Indices, length: int, seed: int | None) -> _RowPlan:
     """Documents kept whole: the longest first, each into the fullest row that has room for it."""
     order = _shuffled(len(lengths), seed)
     order = order[lengths[order] > 0]
@@ -211,7 +211,7 @@ def _whole_documents(lengths: _Indices, length: int, seed: int | None) -> _Packi
             rows_with[left].append(row)
     sequence = by_length[np.argsort(row_of[by_length], kind="stable")]
     ends = np.cumsum(np.bincount(row_of, minlength=made))
-    return _Packing(documents[sequence], starts[sequence], counts[sequence], ends)
+    return _RowPlan(documents[sequence], starts[sequence], counts[sequence], ends)
 
 
 class _Documents:
@@ -269,11 +269,11 @@ class SequenceSource(Source):
     """Rows of tokens; see ``pack_sequences``."""
 
     def __init__(
-        self, documents: _Documents, packing: _Packing, rows: int, length: int, pad: int
+        self, documents: _Documents, plan: _RowPlan, rows: int, length: int, pad: int
     ) -> None:
-        self._documents, self._packing, self._rows = documents, packing, rows
+        self._documents, self._plan, self._rows = documents, plan, rows
         self._length, self._pad = length, pad
-        first, _, _ = packing.row(0)[0]
+        first, _, _ = plan.row(0)[0]
         self._dtype = documents.read([first])[0].dtype
         # Class variables in Source; here they depend on the documents.
         self.__dict__["threadsafe"] = documents.threadsafe
@@ -284,7 +284,7 @@ class SequenceSource(Source):
         return self._rows
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        rows = [self._packing.row(int(index)) for index in indices]
+        rows = [self._plan.row(int(index)) for index in indices]
         wanted = list(dict.fromkeys(piece[0] for row in rows for piece in row))
         documents = dict(zip(wanted, self._documents.read(wanted), strict=True))
         return [self._row(row, documents) for row in rows]
@@ -312,14 +312,14 @@ class SequenceSource(Source):
         return {"tokens": tokens, "position_ids": positions, "segment_ids": segments}
 
     def name(self, index: int) -> str:
-        document, start, _ = self._packing.row(index)[0]
+        document, start, _ = self._plan.row(index)[0]
         source = self._documents.pipeline.source
         return f"row {index}, which begins with token {start} of {source.name(document)}"
 
     def identity(self) -> str:
-        pipeline, packing = self._documents.pipeline, self._packing
+        pipeline, plan = self._documents.pipeline, self._plan
         stops = [stop.fingerprint() for stop in pipeline.stops]
-        pieces = (packing.documents, packing.starts, packing.counts, packing.ends)
+        pieces = (plan.documents, plan.starts, plan.counts, plan.ends)
         how = (self._documents.on, self._length, self._pad, self._rows)
         return fingerprint(("sequences", pipeline.source.identity(), stops, pieces, how))
 

@@ -190,9 +190,11 @@ class Budgeted(Plan):
 
     @property
     def ahead(self) -> bool:
-        return True
+        return bool(getattr(self.order, "ahead", True))
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
+        if not self.ahead and not cursor.position:
+            self._epochs.pop(cursor.epoch, None)  # it may have been counted too early
         epoch = self._epoch(cursor.epoch)
         self._check(cursor, len(epoch.batches))
         return self._dealt(cursor, epoch)

@@ -80,8 +80,8 @@ class Deal(Plan):
 
     @property
     def ahead(self) -> bool:
-        """Orders are pure functions, so the next epoch can be dealt at any time."""
-        return True
+        """Orders are pure functions, so the next epoch can be dealt early, unless one objects."""
+        return bool(getattr(self.order, "ahead", True))
 
     @property
     def as_deal(self) -> Deal:
@@ -93,6 +93,8 @@ class Deal(Plan):
             total = self._total(cursor.epoch)
             dealt = self._even(self._left(cursor, total))
             return self._computed_as_needed(cursor, self.order, total, dealt)
+        if not self.ahead and not cursor.position:
+            self._sequences.pop(cursor.epoch, None)  # it may have been counted too early
         sequence = self._sequence(cursor.epoch)
         left = self._left(cursor, len(sequence))
         dealt = self._even(left)

@@ -175,6 +175,11 @@ class Mixed:
         ours = all(type(p.order).__module__.partition(".")[0] == "penstock" for p in self.parts)
         return not ours or any(callable(part.weight) for part in self.parts)
 
+    @property
+    def ahead(self) -> bool:
+        """Whether the orders of all parts allow it."""
+        return all(getattr(part.order, "ahead", True) for part in self.parts)
+
     def indices(self, n: int, seed: int, epoch: int) -> _Indices:
         return self.keys_at(n, seed, epoch, np.arange(self.samples, dtype=np.int64))[0]
 

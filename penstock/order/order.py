@@ -27,7 +27,8 @@ class Order(Protocol):
     must have every sample exactly once. ``keys_at`` is ``at`` for orders that repeat samples: it
     returns replica numbers, too, and gets places past the end, for padding. ``over(shards, name)``
     returns the order for a source with these shards. An attribute ``blocks = True`` lets ranks be
-    dealt contiguous runs of the sequence.
+    dealt contiguous runs of the sequence. With ``ahead = False`` an epoch is asked for only after
+    the epoch before it has ended: for orders that read what the training loop wrote.
 
     >>> class Backwards:
     ...     def indices(self, n, seed, epoch):
