@@ -32,6 +32,20 @@ class BatchKeys(NamedTuple):
     stream: int | None = None
 
 
+class PartProgress(NamedTuple):
+    """What was dealt of one source of a mix, to all ranks together.
+
+    - ``share``: its share by weight in this epoch, 0 to 1.
+    - ``samples``: its samples in this epoch so far.
+    - ``passes``: how often all its samples were dealt, since the first epoch.
+    """
+
+    name: str
+    share: float
+    samples: int
+    passes: float
+
+
 class Begin(Protocol):
     """Chooses the first batch of an epoch of ``length`` batches (``None``: length unknown).
 
@@ -115,6 +129,10 @@ class Plan:
     def as_deal(self) -> Deal | None:
         """The deal that has exactly these batches; ``None`` if no deal has."""
         return None
+
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
+        """What was dealt of each source of a mix up to the cursor; empty for other orders."""
+        return []
 
     def begin_by(self, begin: Begin) -> None:
         """Let ``begin`` choose the first batch of each epoch, if the plan can begin anywhere."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.operation import Spec
+from penstock.order import Order
 from penstock.source.listing import Listing
 from penstock.source.ranges import FileRanges
 
@@ -125,6 +126,16 @@ class Source:
         Samples of a shard are stored one after the other, so that reading them in their order is
         faster than at random. ``Reservoir`` needs it.
         """
+        return None
+
+    def ordered(self, order: Order) -> Order:
+        """The order in which a loader asks for samples, given the order that the user chose."""
+        over = getattr(order, "over", None)
+        return order if over is None else over(self.shards, type(self).__name__)
+
+    @property
+    def parts(self) -> Mapping[str, Any] | None:
+        """What decides the shares of the parts of a mix, for checkpoints; ``None``: no mix."""
         return None
 
     def will_need(self, indices: NDArray[np.int64]) -> None:
