@@ -29,7 +29,7 @@ class Conditions:
 
     - ``latency``: seconds before each answer; ``slow_share`` of them take ``slow_latency`` instead.
     - ``bandwidth``: bytes a second for all connections together; 0: no limit.
-    - ``fault``: called with the path of each GET; returns a fault or ``None``.
+    - ``fault``: called with the path of each GET and PUT; returns a fault or ``None``.
     """
 
     latency: float = 0.0
@@ -158,7 +158,7 @@ class ObjectServer:
             await asyncio.sleep(now.slow_latency if slow else now.latency)
         if "list-type" in query:
             return await self._send(writer, 200, self._listing(query).encode(), {})
-        fault = now.fault(path) if method == "GET" else None
+        fault = now.fault(path) if method in ("GET", "PUT") else None
         if fault == "stall":
             await asyncio.sleep(3600)
         if fault == "reset":

@@ -20,7 +20,7 @@ from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.compressed import is_compressed
 from penstock.source.objects.protocol import StorageOptions
 from penstock.source.packed_folder import PackedFolder, folder_at
-from penstock.source.shards import Parts, ShardSource, open_shards
+from penstock.source.shards import ShardParts, ShardSource, open_shards
 from penstock.source.source import FileSamples
 
 _INDEX = "index.json"
@@ -265,9 +265,9 @@ class MdsSource(ShardSource):
             for content, index in zip(contents, wanted.tolist(), strict=True)
         ]
 
-    def parts(self, indices: NDArray[np.int64]) -> Parts:
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
         begins, stops = self._begins[indices], self._stops[indices]
-        return Parts(self._ends.searchsorted(indices, side="right"), begins, stops - begins)
+        return ShardParts(self._ends.searchsorted(indices, side="right"), begins, stops - begins)
 
     def _decode(self, data: bytes, index: int) -> dict[str, Any]:
         """A sample: the sizes of values that have no fixed one, then all values."""
@@ -315,7 +315,7 @@ class MdsSource(ShardSource):
         counts = self.shards
         files = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         sizes = self._stops - self._begins - fixed
-        way = self._files.contents(Parts(files, self._begins + before, sizes))
+        way = self._files.contents(ShardParts(files, self._begins + before, sizes))
         return FileSamples(
             None,
             content.name,
@@ -340,7 +340,9 @@ class MdsSource(ShardSource):
         else:
             starts = self._stops[indices] - sum(other.size or 0 for other in self._all[place:])
         shards = self._ends.searchsorted(indices, side="right")
-        found = self._files.read(list(Parts(shards, starts, np.full_like(starts, size)).rows()))
+        found = self._files.read(
+            list(ShardParts(shards, starts, np.full_like(starts, size)).rows())
+        )
         values: NDArray[Any] = np.frombuffer(b"".join(found), _NUMBERS[column.kind])
         return values
 

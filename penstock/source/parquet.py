@@ -21,7 +21,7 @@ from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.objects.protocol import StorageOptions
 from penstock.source.ranges import FilePart, RangeReader
 from penstock.source.shard_paths import ShardNames
-from penstock.source.shards import Parts, ShardSource, open_shards
+from penstock.source.shards import ShardParts, ShardSource, open_shards
 from penstock.source.source import FileSamples
 
 
@@ -258,11 +258,11 @@ class ParquetSource(ShardSource):
         """Row groups, which are read as a whole; workers keep some of them."""
         return np.array(self._ends, dtype=np.int64).searchsorted(indices, side="right"), self._keep
 
-    def parts(self, indices: NDArray[np.int64]) -> Parts:
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
         ends = np.array(self._ends, dtype=np.int64)
         groups = dict.fromkeys(ends.searchsorted(indices, side="right").tolist())
         rows = [(self._place[group][0], *part) for group in groups for part in self._chunks[group]]
-        return Parts(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+        return ShardParts(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
     def _peek(self, column: str) -> bytes:
         """The first bytes of the first row; nothing if it cannot be read."""

@@ -28,8 +28,8 @@ _THREADS = 8
 """Threads that load indexes: on a cold disk each of them mostly waits."""
 
 
-class Parts(NamedTuple):
-    """Parts of shards: for each the number of its shard, its offset and its size."""
+class ShardParts(NamedTuple):
+    """ShardParts of shards: for each the number of its shard, its offset and its size."""
 
     shards: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Shards(Protocol):
         """These parts (shard, offset, size), in this order. Raises SourceError."""
         ...
 
-    def will_need(self, parts: Parts) -> None:
+    def will_need(self, parts: ShardParts) -> None:
         """Say that these parts are read soon. May do nothing."""
         ...
 
@@ -74,7 +74,7 @@ class Shards(Protocol):
         """What identifies the contents of shards that have no listing."""
         ...
 
-    def contents(self, parts: Parts) -> dict[str, Any]:
+    def contents(self, parts: ShardParts) -> dict[str, Any]:
         """How the compiled kernel gets at contents: arguments for ``FileSamples``."""
         ...
 
@@ -107,7 +107,7 @@ class LocalShards:
                 out[place] = content
         return out
 
-    def will_need(self, parts: Parts) -> None:
+    def will_need(self, parts: ShardParts) -> None:
         by_shard: dict[int, list[FilePart]] = {}
         for shard, offset, size in parts.rows():
             by_shard.setdefault(shard, []).append((offset, size))
@@ -125,7 +125,7 @@ class LocalShards:
     def versions(self) -> Any:
         return None
 
-    def contents(self, parts: Parts) -> dict[str, Any]:
+    def contents(self, parts: ShardParts) -> dict[str, Any]:
         return {"ranges": FileRanges(Listing(Names(self._plain)), *parts)}
 
     def ahead(self, source: ShardSource) -> FetchedAhead | None:
@@ -137,7 +137,7 @@ class ShardSource(Source):
 
     _files: Shards
 
-    def parts(self, indices: NDArray[np.int64]) -> Parts:
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
         """The parts that are read for these samples, in their order."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from penstock.source.objects.address import is_url
 from penstock.source.objects.protocol import StorageOptions
 from penstock.source.packed_folder import folder_at
 from penstock.source.shard_paths import ShardNames
-from penstock.source.shards import Parts, ShardSource, open_shards
+from penstock.source.shards import ShardParts, ShardSource, open_shards
 from penstock.source.source import FileSamples
 from penstock.source.tar_index import (
     MOST_EXTENSIONS,
@@ -210,15 +210,15 @@ class TarSource(ShardSource):
                 "with decoders=, or decoders=None to get bytes."
             ) from error
 
-    def parts(self, indices: NDArray[np.int64]) -> Parts:
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
         parts = [part for part in self._parts if len(part.kinds) and part.numbers is None]
         shards = self._ends.searchsorted(indices, side="right")
         if not parts:
-            return Parts(shards[:0], indices[:0], indices[:0])
+            return ShardParts(shards[:0], indices[:0], indices[:0])
         there = np.stack([part.kinds[indices] >= 0 for part in parts], axis=1)
         offsets = np.stack([part.offsets[indices] for part in parts], axis=1)
         sizes = np.stack([part.sizes[indices] for part in parts], axis=1)
-        return Parts(np.repeat(shards, there.sum(axis=1)), offsets[there], sizes[there])
+        return ShardParts(np.repeat(shards, there.sum(axis=1)), offsets[there], sizes[there])
 
     def file_samples(self) -> FileSamples | None:
         """The samples, if one field is bytes and the others are numbers."""
@@ -238,7 +238,7 @@ class TarSource(ShardSource):
             content.name,
             {part.name: partial(self._numbers, part) for part in others if part.name is not None},
             [str(part.name) for part in self._parts] if self._as_dict else (),
-            **self._files.contents(Parts(files, content.offsets, content.sizes)),
+            **self._files.contents(ShardParts(files, content.offsets, content.sizes)),
         )
 
     def _numbers(self, part: _TarField, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -247,7 +247,7 @@ class TarSource(ShardSource):
             return part.numbers[indices]
         values = np.empty(len(indices), dtype=np.int64)
         shards = self._ends.searchsorted(indices, side="right")
-        chosen = Parts(shards, part.offsets[indices], part.sizes[indices])
+        chosen = ShardParts(shards, part.offsets[indices], part.sizes[indices])
         for place, content in enumerate(self._files.read(list(chosen.rows()))):
             number = as_number(content)
             if number is None:

@@ -25,7 +25,7 @@ from penstock.source.ranges import FilePart, RangeReader
 from penstock.source.shard_paths import braces
 
 if TYPE_CHECKING:
-    from penstock.source.shards import Parts, ShardSource
+    from penstock.source.shards import ShardParts, ShardSource
 
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -75,7 +75,7 @@ class RemoteShards:
         found = iter(self._fetcher.read(wanted, partial=partial) if wanted else ())
         return [next(found) if row[2] else b"" for row in rows]
 
-    def will_need(self, parts: Parts) -> None:
+    def will_need(self, parts: ShardParts) -> None:
         """Nothing: samples are fetched ahead in the order of batches, see ``ahead``."""
 
     @contextmanager
@@ -92,7 +92,7 @@ class RemoteShards:
             (self._fetcher.root, self._names, self._sizes, self._etags, self._version)
         )
 
-    def contents(self, parts: Parts) -> dict[str, Any]:
+    def contents(self, parts: ShardParts) -> dict[str, Any]:
         def read(indices: NDArray[np.int64]) -> list[Any]:
             chosen = type(parts)(*(column[indices] for column in parts))
             found = self._read(chosen.rows(), partial=True)
@@ -103,7 +103,7 @@ class RemoteShards:
     def ahead(self, source: ShardSource) -> RemoteSamples:
         return RemoteSamples(self, source)
 
-    def expect(self, parts: Parts) -> None:
+    def expect(self, parts: ShardParts) -> None:
         """Fetch these parts ahead, in this order."""
         self._fetcher.expect(self._wanted(*row) for row in parts.rows() if row[2])
 
@@ -162,7 +162,7 @@ class RemoteSamples:
 
 
 class RemoteRanges:
-    """Parts of one object."""
+    """ShardParts of one object."""
 
     far = True
     block = _BLOCK
