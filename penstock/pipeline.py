@@ -317,8 +317,11 @@ class Pipeline:
         per_shard: int | Literal["auto"] = "auto",
         workers: int | Literal["auto"] = "auto",
         on_progress: Callable[[int, int], None] | None = None,
+        storage: Mapping[str, str] | None = None,
     ) -> PackReport:
         """Write all samples as tar shards into the folder ``to``, which ``from_tar`` reads.
+
+        ``to`` may be the URL of a folder in a bucket. ``storage``: see ``from_folder``.
 
         No stage may be random. WebDataset and DALI read the shards, too. Finished shards are kept
         when packing is interrupted: call it again to go on. ``per_shard`` is the number of samples
@@ -336,7 +339,14 @@ class Pipeline:
         """
         from penstock.pack.pack import pack
 
-        return pack(self, to, per_shard=per_shard, workers=workers, on_progress=on_progress)
+        return pack(
+            self,
+            to,
+            per_shard=per_shard,
+            workers=workers,
+            on_progress=on_progress,
+            storage=storage,
+        )
 
     @property
     def fields(self) -> Fields:
@@ -516,11 +526,21 @@ def from_files(
     return Pipeline(FilesSource(paths, labels))
 
 
-def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None = None) -> Pipeline:
-    """Rows of Parquet files as dicts of their columns."""
+def from_parquet(
+    paths: Path | Sequence[Path],
+    *,
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
+) -> Pipeline:
+    """Rows of Parquet files as dicts of their columns.
+
+    ``paths`` is a file, a folder, a pattern, a URL of one of these, or a list. ``storage``,
+    ``version``: see ``from_folder``.
+    """
     from penstock.source.parquet import ParquetSource
 
-    return Pipeline(ParquetSource(paths, columns))
+    return Pipeline(ParquetSource(paths, columns, storage, version))
 
 
 def from_tar(
@@ -528,6 +548,8 @@ def from_tar(
     *,
     fields: str | Sequence[str] | Mapping[str, str] | None = None,
     decoders: Mapping[str, Callable[[bytes], Any] | None] | Literal["auto"] | None = "auto",
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
 ) -> Pipeline:
     """Samples of tar shards, as WebDataset writes them: members with one name are one sample.
 
@@ -536,20 +558,30 @@ def from_tar(
     tuple, ``{"image": "jpg;png", "label": "cls"}`` for a dict, ``"jpg"`` for its bytes alone; by
     default a dict of all. Whole numbers (cls), text (txt), json and npy are decoded; ``decoders``
     adds functions of bytes by extension, and ``decoders=None`` leaves all contents as bytes.
+
+    All of these may be URLs: ``"s3://bucket/train-{000..146}.tar"``. ``storage``, ``version``: see
+    ``from_folder``.
     """
     from penstock.source.tar import TarSource
 
-    return Pipeline(TarSource(paths, fields, decoders))
+    return Pipeline(TarSource(paths, fields, decoders, storage, version))
 
 
-def from_mds(folder: Path, *, columns: Sequence[str] | None = None) -> Pipeline:
+def from_mds(
+    folder: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
+) -> Pipeline:
     """Samples of MosaicML Streaming's shards (MDS) as dicts of their columns.
 
-    ``folder`` holds ``index.json``. JPEG and PNG columns are bytes, for ``ps.image.decode``.
+    ``folder`` holds ``index.json``; it may be a URL. JPEG and PNG columns are bytes, for
+    ``ps.image.decode``. ``storage``, ``version``: see ``from_folder``.
     """
     from penstock.source.mds import MdsSource
 
-    return Pipeline(MdsSource(folder, columns))
+    return Pipeline(MdsSource(folder, columns, storage, version))
 
 
 def from_dataset(

@@ -22,6 +22,8 @@ class BatchKeys(NamedTuple):
     - ``replicas``: the replica number of each sample; ``None`` if all are 0.
     - ``spent``: with echo, the samples whose last copy is in this batch.
     - ``stream``: for a stream, the worker whose own stream gives this batch.
+    - ``entering``: samples that an order takes into its window with this batch, in the sequence
+      in which storage should read them. A hint: batches do not depend on it.
     """
 
     epoch: int
@@ -30,6 +32,7 @@ class BatchKeys(NamedTuple):
     replicas: NDArray[np.int64] | None
     spent: NDArray[np.int64] | None = None
     stream: int | None = None
+    entering: NDArray[np.int64] | None = None
 
 
 class PartProgress(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from penstock.operation import Spec
 from penstock.order import Order
 from penstock.source.listing import Listing
 from penstock.source.ranges import FileRanges
-
-if TYPE_CHECKING:
-    from penstock.source.objects.remote import RemoteObjects
 
 Numbers = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Returns the values of a field that holds numbers, for these indices."""
@@ -65,6 +62,22 @@ class FileSamples:
             return list(zip(*columns.values(), strict=True))
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
+
+
+class FetchedAhead(Protocol):
+    """Samples of an object store, fetched ahead of the workers in the order of the batches."""
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Fetch these samples ahead, in this order, after those announced before."""
+
+    def hold(self, samples: int) -> None:
+        """An order keeps a window of this number of samples: make room for them."""
+
+    def forget(self) -> None:
+        """Samples that were announced are not needed any more."""
+
+    def stats(self) -> Any:
+        """What was fetched so far."""
 
 
 class Source:
@@ -142,11 +155,8 @@ class Source:
         """Say that these samples are read soon, so that storage can begin. May do nothing."""
 
     @property
-    def objects(self) -> RemoteObjects | None:
-        """The objects of a store that hold the samples, one each; ``None`` for other sources.
-
-        They are fetched ahead of the workers, in the order of the batches.
-        """
+    def objects(self) -> FetchedAhead | None:
+        """Fetches samples of an object store ahead of the workers; ``None`` for other sources."""
         return None
 
     def fields(self) -> dict[str | int, Spec] | Spec:
