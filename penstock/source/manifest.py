@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.host.text import many
+from penstock.store.ledger import Provenance
 
 NAME = "pack.json"
 _VERSION = 1
@@ -87,6 +89,19 @@ def read_manifest(folder: Path) -> Manifest | None:
             f"{path} cannot be read as the manifest of a packed folder ({error}). If it is another "
             "program's, pack into another folder; if it is damaged, pack again."
         ) from error
+
+
+def provenance_of(folder: Path, manifest: Manifest, origin: str = "", data: str = "") -> Provenance:
+    """What the ledger says of a packed folder. ``origin`` and ``data``: of what was packed."""
+    return Provenance(
+        kind="packed",
+        identity=manifest.fingerprint,
+        place=str(folder.absolute()),
+        origin=origin,
+        data=data,
+        made_by=(*manifest.made_by, f"packed into {many(len(manifest.shards), 'shard')}"),
+        versions=manifest.versions,
+    )
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
 from penstock.source.compressed import plain_file
 from penstock.source.listing import Listing
-from penstock.source.manifest import read_manifest
+from penstock.source.manifest import provenance_of, read_manifest
 from penstock.source.names import Names
 from penstock.source.ranges import FileRanges, LocalRanges
 from penstock.source.shard_paths import ShardNames, shard_paths
@@ -31,8 +32,10 @@ from penstock.source.tar_index import (
     TarIndex,
     as_number,
     load_index,
+    note_kept,
     too_many_extensions,
 )
+from penstock.store.ledger import Ledger
 
 Decoder = Callable[[bytes], Any]
 TarFields = str | Sequence[str] | Mapping[str, str] | None
@@ -125,7 +128,9 @@ class TarSource(Source):
         self.__dict__["runs_user_code"] = bool(own)
         with ThreadPoolExecutor(min(_THREADS, len(self._paths))) as pool:
             self._plain = list(pool.map(plain_file, self._paths))
+            started = time.perf_counter()
             indexes = list(pool.map(lambda path: load_index(LocalRanges(path)), self._plain))
+        note_kept(self._plain, time.perf_counter() - started)
         self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
         if not self._ends[-1]:
             raise SourceError(
@@ -379,6 +384,7 @@ def _packed_fields(folder: Path) -> TarFields:
             f"{folder} is not packed to the end: it has {done:,} of {manifest.samples:,} samples. "
             "Pack again, which goes on where it stopped; or give fields= to read what there is."
         )
+    Ledger().use(provenance_of(folder, manifest))
     fields: TarFields = manifest.tar_fields()
     return fields
 

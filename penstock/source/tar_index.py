@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from penstock import config
 from penstock.errors import PenstockError, SourceError
 from penstock.host.private_dir import own_directory
+from penstock.host.text import many
 from penstock.source.names import Names
 from penstock.source.ranges import RangeReader
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.source")
 
@@ -384,6 +386,25 @@ def load_index(reader: RangeReader) -> TarIndex:
     if place is not None:
         _keep(place, index)
     return index
+
+
+def note_kept(paths: Sequence[str], seconds: float) -> None:
+    """Note in the ledger the indexes that are kept of these shards, and how long reading took."""
+    places = [place for path in paths if (place := _place(path)) is not None and place.exists()]
+    if not places:
+        return
+    top = paths[0] if len(paths) == 1 else os.path.commonpath([*map(os.path.dirname, paths)])
+    names = tuple(place.name for place in places)
+    made = Provenance(
+        kind="index",
+        identity=hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest(),
+        place=str(places[0].parent),
+        files=names,
+        origin=top,
+        made_by=(f"{many(len(names), 'index', 'indexes')} of shards in {top}",),
+        line=f"index {top}",
+    )
+    Ledger().note(made, seconds)
 
 
 def sidecar_path(path: str) -> str:

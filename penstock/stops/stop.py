@@ -192,6 +192,11 @@ class Stop:
         """The call that adds it to a pipeline, for the ``repr`` of the pipeline."""
         return f".map({self.name})"
 
+    @property
+    def full_call(self) -> str:
+        """The same call with all parameters, for records of what made something."""
+        return self.as_call
+
     def output(self, fields: Fields) -> Fields:
         """The fields of its output, given those of its input. Raises PipelineError if these do not
         fit."""

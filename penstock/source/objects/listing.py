@@ -23,6 +23,7 @@ from penstock.source.listing import REPORT_EVERY
 from penstock.source.names import Names
 from penstock.source.objects.address import Address
 from penstock.source.objects.connection import Fetcher
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.source")
 
@@ -53,12 +54,28 @@ def list_objects(address: Address, fetcher: Fetcher, version: str | None) -> Obj
     own_directory(directory)
     name = fingerprint(("listing", address.root, address.path, version))
     kept = directory / f"{name}.npz"
+    started = time.perf_counter()
     with _locked(directory / f"{name}.lock"):
         found = _load(kept, None if version is not None else FRESH)
         if found is None:
             found = _listed(address, fetcher)
             _save(kept, found)
-        return found
+            expires = None if version is not None else time.time() + FRESH
+        else:
+            expires = None if version is not None else kept.stat().st_mtime + FRESH
+    url = address.url(address.path).rstrip("/")
+    made = Provenance(
+        kind="listing",
+        identity=name,
+        place=str(directory),
+        files=(kept.name, f"{name}.lock"),
+        origin=url,
+        data=version or "",
+        made_by=(f"a listing of {url}, {len(found):,} objects",),
+        expires=expires,
+    )
+    Ledger().note(made, time.perf_counter() - started)
+    return found
 
 
 def _listed(address: Address, fetcher: Fetcher) -> ObjectList:
