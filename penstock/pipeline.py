@@ -26,7 +26,7 @@ from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.objects.address import is_url, local_path
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
-from penstock.stops.echo import Echo, make_echo
+from penstock.stops.echo import Echo, make_echo, make_stream_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.road import Road, draws_globally
@@ -143,7 +143,8 @@ class Pipeline:
         """Use every sample from above ``factor`` times; below ``batch``, every batch.
 
         Above a random map, below it, or below ``batch`` are the three kinds of data echoing.
-        Copies are spread over ``window`` samples, below ``batch`` over ``window`` batches. With a
+        Copies are spread over ``window`` samples, by default over 32 batches and at most 8192
+        samples; below ``batch`` over ``window`` batches, by default 4. With a
         factor of 1.5, half of the samples, chosen at random, are used once more. ``"auto"`` follows
         the measured ratio of the times above and below the echo, epoch by epoch.
 
@@ -156,7 +157,14 @@ class Pipeline:
         >>> [batch.tolist() for batch in q.loader(workers=0, shuffle=False)]
         [[0, 1], [0, 1], [2, 3], [2, 3]]
         """
-        self._check_indexed("echo()")
+        if not self.source.indexed and self.batching is None:
+            return self._with(make_stream_echo(factor, window))
+        if not self.source.indexed:
+            raise PipelineError(
+                "echo() below batch() on a stream: copies of batches are spread over an epoch, and "
+                "the length of a stream is not known. Put echo() above batch().",
+                code="iterable-dataset",
+            )
         if self.batching is None:
             return self._with(make_echo(factor, window, of="samples"))
         above = (*self.stops, *((self.echoed,) if self.echoed is not None else ()))
@@ -186,7 +194,9 @@ class Pipeline:
                 "one of them."
             )
         how = Pad(pad) if pad is not None else collate
-        return replace(self, batching=Batch(size, drop_last, how, version))
+        batching = Batch(size, drop_last, how, version)
+        stops = tuple(stop.for_batches(batching.size) for stop in self.stops)
+        return replace(self, stops=stops, batching=batching)
 
     def loader(
         self,

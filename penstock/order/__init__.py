@@ -3,7 +3,7 @@
 from penstock.order.balanced import Balanced
 from penstock.order.cursor import Cursor
 from penstock.order.deal import Deal, Occurrences, replica_numbers
-from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
+from penstock.order.echo import Echoed, EchoedBatches, EchoSequence, StreamCopies
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.order import Order, Sequential, Shuffled, Weighted, check
@@ -29,6 +29,7 @@ __all__ = [
     "Sampled",
     "Sequential",
     "Shuffled",
+    "StreamCopies",
     "Streams",
     "Weighted",
     "check",

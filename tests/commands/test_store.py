@@ -365,7 +365,7 @@ def test_show_draws_the_ancestry_and_lists_the_uses(recorded: Provenance, ask: A
         "          .map(resize(size=64))",
         "          .cache(1.0 GB, where='disk')",
     ]
-    assert lines[-1].split()[1:3] == [os.path.abspath(sys.argv[0]), str(os.getpid())]
+    assert lines[-1].split()[2] == str(os.getpid())
     assert "made by  not known" in ask("show", "bbbb")[1]
 
 
