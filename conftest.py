@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import warnings
@@ -19,6 +20,10 @@ import psutil
 import pytest
 
 from tests.support.torchvision import load as load_torchvision
+
+# What tests keep on disk is not mixed with what the user keeps.
+_kept = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+os.environ.setdefault("PENSTOCK_CACHE_DIR", _kept.name)
 
 # Before anything imports Triton: its kernels then run on CPU tensors, without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")

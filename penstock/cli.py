@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("penstock.commands.run", "run a script with Penstock in its torch DataLoaders"),
     "status": ("penstock.commands.status", "show what the node of this machine is doing"),
     "stop": ("penstock.commands.stop", "stop the node of this machine"),
-    "store": ("penstock.commands.store", "list, verify and clear stored samples"),
+    "store": ("penstock.commands.store", "show what is kept on disk, what made it, and remove it"),
     "top": ("penstock.commands.top", "show the running loaders of this machine, live"),
     "watch": ("penstock.commands.watch", "show the same on a web page, with charts over time"),
     "what-if": (

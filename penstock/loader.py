@@ -517,10 +517,10 @@ class Loader:
             chosen = state.get("refurbish")
             pipeline = placed(self._written, chosen)
         mine = self._describe(pipeline)
-        check_state(state, mine)
+        check_state(state, mine, pipeline.stops)
         if self._data.pending and parts_of_data(state).get("all") is not None:
             mine["data"] = self._data.complete(RESUME_WAIT)
-            check_state(state, mine)
+            check_state(state, mine, pipeline.stops)
         cursor = Cursor.from_dict(state["cursor"])
         first = int(state.get("first_batch") or 0)
         dealing = None

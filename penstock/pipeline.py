@@ -29,7 +29,7 @@ from penstock.source.folder import IMAGE_EXTENSIONS
 from penstock.source.objects.address import is_url, local_path
 from penstock.source.source import Source
 from penstock.stops.batch import Batch, Collate, Pad
-from penstock.stops.echo import Echo, make_echo
+from penstock.stops.echo import Echo, make_echo, make_stream_echo
 from penstock.stops.field import On
 from penstock.stops.map import Map, make_map, name_of
 from penstock.stops.road import Road, draws_globally
@@ -149,7 +149,8 @@ class Pipeline:
         """Use every sample from above ``factor`` times; below ``batch``, every batch.
 
         Above a random map, below it, or below ``batch`` are the three kinds of data echoing.
-        Copies are spread over ``window`` samples, below ``batch`` over ``window`` batches. With a
+        Copies are spread over ``window`` samples, by default over 32 batches and at most 8192
+        samples; below ``batch`` over ``window`` batches, by default 4. With a
         factor of 1.5, half of the samples, chosen at random, are used once more. ``"auto"`` follows
         the measured ratio of the times above and below the echo, epoch by epoch.
 
@@ -162,7 +163,14 @@ class Pipeline:
         >>> [batch.tolist() for batch in q.loader(workers=0, shuffle=False)]
         [[0, 1], [0, 1], [2, 3], [2, 3]]
         """
-        self._check_indexed("echo()")
+        if not self.source.indexed and self.batching is None:
+            return self._with(make_stream_echo(factor, window))
+        if not self.source.indexed:
+            raise PipelineError(
+                "echo() below batch() on a stream: copies of batches are spread over an epoch, and "
+                "the length of a stream is not known. Put echo() above batch().",
+                code="iterable-dataset",
+            )
         if self.batching is None:
             return self._with(make_echo(factor, window, of="samples"))
         above = (*self.stops, *((self.echoed,) if self.echoed is not None else ()))
@@ -226,7 +234,7 @@ class Pipeline:
                     + ". Give the number of samples in a batch, or tokens= and by=, the lengths "
                     "of the samples: an array, the name of a field or a function."
                 )
-            return replace(self, batching=Batch(size, drop_last, how, version))
+            return self._batched(Batch(size, drop_last, how, version))
         self._check_indexed("batch(by=...)")
         if drop_last:
             raise PipelineError(
@@ -243,7 +251,11 @@ class Pipeline:
                 f"{len(self.source)} samples. Give one length for each sample."
             )
         budget.check(self.source.name)
-        return replace(self, batching=Batch(budget.expected_rows, False, how, version, budget))
+        return self._batched(Batch(budget.expected_rows, False, how, version, budget))
+
+    def _batched(self, batching: Batch) -> Pipeline:
+        stops = tuple(stop.for_batches(batching.size) for stop in self.stops)
+        return replace(self, stops=stops, batching=batching)
 
     def loader(
         self,

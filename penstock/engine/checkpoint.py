@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import FingerprintError, StateError
 from penstock.fingerprint import fingerprint
 from penstock.options import Options
 from penstock.pipeline import Pipeline
-from penstock.stops.stop import names_of
+from penstock.stops.stop import Stop, names_of
 
 VERSION = 3
 """The format of checkpoints. Version 1 had other names for its entries. Version 2 is read too: its
@@ -64,8 +64,13 @@ def _fingerprint_or_none(find: Callable[[], str | None]) -> str | None:
         return None
 
 
-def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise StateError if a checkpoint is of another pipeline, other data or another seed."""
+def check_state(
+    state: Mapping[str, Any], mine: Mapping[str, Any], stops: Sequence[Stop] = ()
+) -> None:
+    """Raise StateError if a checkpoint is of another pipeline, other data or another seed.
+
+    ``stops``: of the pipeline, which may know what has changed in one of them.
+    """
     if not isinstance(state, Mapping) or "cursor" not in state or "stops" not in state:
         raise StateError(
             f"load_state_dict() got {_shown(state)}, which is not the state of a loader. Give it "
@@ -77,7 +82,7 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             f"reads versions {_READ[0]} to {VERSION}. Resume with the release that wrote it, or "
             "start anew."
         )
-    differing = differences(state, mine)
+    differing = differences(state, mine, stops)
     if differing:
         raise StateError(
             "the checkpoint does not belong to this loader: " + "; ".join(differing) + ". "
@@ -85,7 +90,9 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         )
 
 
-def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+def differences(
+    theirs: Mapping[str, Any], mine: Mapping[str, Any], stops: Sequence[Stop] = ()
+) -> list[str]:
     """A phrase for each difference between two descriptions."""
     found = []
     for entry in ("seed", "order", "samples", "on_error", "directory"):
@@ -100,7 +107,8 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
         return [*found, f"the stops were {names[0]} and are {names[1]}"]
     for (name, old), (_, new) in zip(before, now, strict=True):
         if _differ(old, new):
-            found.append(f"{name} has changed (its code or its parameters)")
+            known = [phrase for stop in stops if (phrase := stop.difference(str(old)))]
+            found.append(next(iter(known), f"{name} has changed (its code or its parameters)"))
     return found
 
 

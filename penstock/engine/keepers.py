@@ -7,10 +7,11 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.fingerprint import fingerprint
 from penstock.keyed import Keys
 from penstock.options import Options
 from penstock.order import BatchKeys, Generations
@@ -23,6 +24,9 @@ from penstock.store import RunDir, ThreadClaims
 from penstock.store.admission import index_of
 from penstock.store.partitioned import Division
 from penstock.store.shared import SharedStores
+
+if TYPE_CHECKING:
+    from penstock.store.ledger import StoreUse
 
 Prepare = Callable[[Sequence[int]], list[Any]]
 """Prepares samples by index, and leaves out bad ones."""
@@ -63,7 +67,9 @@ class Keepers:
         self._places: list[int] = []
         """The places of the stops that keep samples on the road."""
         self._catching_up = threading.RLock()
+        self._uses: list[StoreUse] = []
         road = pipeline.road(options.seed)
+        identity = cache(pipeline.source.identity)
         stacks = pipeline.batching is not None and pipeline.batching.collate is None
         ranks = options.world if options.share is None else 1
         stops: list[Stop] = []
@@ -83,7 +89,7 @@ class Keepers:
                     seed=options.seed,
                     shared=shared,
                     lends=preserved and stop.in_memory and not shared,
-                    made_of=_identity_above(pipeline, number),
+                    made_of=_identity_above(pipeline, number, identity),
                     prepare=prepare,
                     claims=lambda: self._new_claims(shared),
                     shared_stores=shared_stores,
@@ -93,6 +99,11 @@ class Keepers:
                 keeper = stop.make_keeper(opening)
                 self._keepers.append(keeper)
                 self._places.append(place)
+                if keeper.store.persistent and keeper.store.place is not None:
+                    parents = tuple(use.made.identity for use in self._uses)
+                    self._uses.append(
+                        _use_of(pipeline, number, place, keeper.store.place, identity(), parents)
+                    )
                 stop = keeper.stop
             stops.append(stop)
         self.road = replace(road, stops=tuple(stops))
@@ -241,6 +252,12 @@ class Keepers:
         """Open the stores before any worker uses them."""
         for keeper in self._keepers:
             keeper.open()
+        for use in self._uses:
+            use.begin()
+        if self._uses:
+            from penstock.store.catalogue import collect_by_policy
+
+            collect_by_policy()
 
     def handed_out(
         self, batch: BatchKeys, offers: Sequence[Offer], tally: Sequence[Any] = ()
@@ -276,6 +293,8 @@ class Keepers:
         """Tell the divisions how long samples took that no machine had."""
         if not tally:
             return
+        for use in self._uses:
+            use.count(tally)
         samples, seconds = tally[0], tally[1]
         for keeper, place in zip(self._keepers, self._places, strict=True):
             # Stage 0 is the source, so the stage above a stop has the number of its place.
@@ -340,6 +359,8 @@ class Keepers:
         self.catch_up()
         for keeper in self._keepers:
             keeper.close()
+        for use in self._uses:
+            use.end()
         for file in self._claims:
             file.unlink(missing_ok=True)
 
@@ -353,19 +374,53 @@ def _lacking(
     return [index for index in indices if index not in found]
 
 
-def _identity_above(pipeline: Pipeline, number: int) -> Callable[[], object]:
+def _identity_above(
+    pipeline: Pipeline, number: int, identity: Callable[[], str]
+) -> Callable[[], object]:
     """Returns the identity of what the stop with this number keeps: the source and stops above it.
 
     The stops count as written: joining several of them into one step changes no sample.
+    ``identity``: returns that of the source.
     """
     above = _stops_above(pipeline, number)
-    return lambda: (pipeline.source.identity(), [stop.fingerprint() for stop in above])
+    return lambda: (identity(), [stop.fingerprint() for stop in above])
 
 
 def _stops_above(pipeline: Pipeline, number: int) -> tuple[Stop, ...]:
     """The stops above the one with this number of those that keep samples."""
     places = [place for place, stop in enumerate(pipeline.stops) if stop.keeps]
     return pipeline.stops[: places[number]]
+
+
+def _use_of(
+    pipeline: Pipeline,
+    number: int,
+    stop_place: int,
+    directory: Path,
+    data: str,
+    parents: tuple[str, ...],
+) -> StoreUse:
+    """The use of the store of the stop with this number, for the ledger.
+
+    ``data``: the identity of the source. ``parents``: of the stores above it.
+    """
+    from penstock.store.ledger import Provenance, StoreUse
+
+    above = _stops_above(pipeline, number)
+    stop = pipeline.stops[len(above)]
+    origin = pipeline.source.origin()
+    made = Provenance(
+        kind=stop.name,
+        identity=directory.name,
+        place=str(directory),
+        origin=origin,
+        data=data,
+        made_by=(type(pipeline.source).__name__, *(one.full_call for one in (*above, stop))),
+        # Without a known origin two data sets could look the same.
+        line=fingerprint((stop.name, origin, [one.name for one in above])) if origin else "",
+        parents=parents,
+    )
+    return StoreUse(made, number, stop_place)
 
 
 def _preparer(above: Road) -> Prepare:

@@ -9,7 +9,7 @@ from penstock.options import Options
 from penstock.order import Budgeted, Deal, Echoed, EchoedBatches, MidEpoch, Plan, Streams
 from penstock.pipeline import Pipeline, batching_of
 from penstock.source.stream import StreamSource
-from penstock.stops.echo import Echo, echo_in
+from penstock.stops.echo import Echo, echo_in, stream_copies_of
 from penstock.stops.stop import Stop
 
 Sampling = Callable[[int, int, bool], Plan]
@@ -39,7 +39,13 @@ def plan_of(
     batch, source = batching_of(pipeline), pipeline.source
     if isinstance(source, StreamSource):
         options.check_stream()
-        return Streams(workers, batch.size, drop_last=batch.drop_last, length=source.length)
+        copies = stream_copies_of(pipeline.stops, options.seed)
+
+        def length() -> int | None:
+            samples = source.length()
+            return samples if samples is None or copies is None else copies.total(samples)
+
+        return Streams(workers, batch.size, drop_last=batch.drop_last, length=length)
     plan: Plan
     if sampling is not None and options.world == 1:
         plan = sampling(len(source), batch.size, batch.drop_last)

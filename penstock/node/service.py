@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ class Service:
         self.groups: dict[str, Group] = {}
         self.peers: dict[int, Peer] = {}
         self.workers = WorkerLimit(workers)
-        self.shared_stores = SharedStores()
+        self.shared_stores = SharedStores(clock=clock)
         self.cluster: ClusterService | None = None
         self.guests: Guests | None = None
         """Prepares samples for jobs on other machines."""
@@ -107,6 +107,7 @@ class Service:
         """The node stays until then: the process that kept it in its cluster may come back."""
         self._courier: KeeperCourier | None = None
         self._idle = idle
+        self._releasing: threading.Thread | None = None
         self._clock = clock
         self._last_number = 0
         self._ending = False
@@ -168,6 +169,8 @@ class Service:
                 group.close()
             for closing, _ in self._closing:
                 closing.join()
+            if self._releasing is not None:
+                self._releasing.join()
             self.shared_stores.close()
             if self.guests is not None:
                 self.guests.close()
@@ -199,8 +202,26 @@ class Service:
         if ended:
             self._closing = [pair for pair in self._closing if pair not in ended]
             self._divide_budget()
+        self._release_unused()
         trim(self.directory.log)
         self._reserve()
+
+    def _release_unused(self) -> None:
+        """Free the caches that only jobs needed which have ended, and no new job has asked for."""
+        if self._releasing is not None and self._releasing.is_alive():
+            return
+        stores = [self.shared_stores, *([] if self.cluster is None else [self.cluster.stores])]
+        idle = [one for one in stores if one.unused(self._idle)]
+        if idle:
+            # In a thread: freeing many samples takes a while, and members must not wait.
+            self._releasing = threading.Thread(
+                target=self._drop_unused, args=(idle,), name="penstock-release"
+            )
+            self._releasing.start()
+
+    def _drop_unused(self, stores: Sequence[SharedStores]) -> None:
+        for one in stores:
+            one.drop_unused(self._idle)
 
     # Connections.
 

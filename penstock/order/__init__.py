@@ -4,7 +4,7 @@ from penstock.order.balanced import Balanced
 from penstock.order.budget import Budget, Budgeted
 from penstock.order.cursor import Cursor
 from penstock.order.deal import Deal, Occurrences, replica_numbers
-from penstock.order.echo import Echoed, EchoedBatches, EchoSequence
+from penstock.order.echo import Echoed, EchoedBatches, EchoSequence, StreamCopies
 from penstock.order.generations import Generations
 from penstock.order.mid_epoch import MidEpoch
 from penstock.order.mixed import Mixed, MixPart
@@ -36,6 +36,7 @@ __all__ = [
     "Sampled",
     "Sequential",
     "Shuffled",
+    "StreamCopies",
     "Streams",
     "Weighted",
     "check",

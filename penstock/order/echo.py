@@ -151,6 +151,65 @@ class EchoSequence:
 
 
 @dataclass(frozen=True)
+class StreamCopies:
+    """The copies of the samples of a stream: every sample ``factor`` times, block by block.
+
+    A stream is cut into blocks of as many samples as have room for all their copies in ``window``
+    places; the places of each block are shuffled. So the copy at a place depends on the place, the
+    epoch and the number of the stream only, and a worker holds one block at a time. The fraction of
+    a factor is drawn at random for each sample.
+
+    >>> copies = StreamCopies(2, window=4, seed=0)
+    >>> copies.per_block
+    2
+    >>> sorted(copies.block(0, epoch=0, number=0, samples=2))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+
+    factor: float
+    window: int
+    seed: int
+
+    @property
+    def per_block(self) -> int:
+        """The number of samples in a block; the last block of a stream may have fewer."""
+        return max(1, self.window // math.ceil(self.factor))
+
+    def block(self, stream: int, epoch: int, number: int, samples: int) -> list[tuple[int, int]]:
+        """The deliveries of a block of this many samples: (number of the sample in it, copy)."""
+        counts = self._counts(stream, epoch, number)[:samples]
+        total = int(counts.sum())
+        owners = np.repeat(np.arange(samples), counts)
+        copies = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = self._generator(stream, epoch, number, _WINDOWS).permutation(total)
+        return list(zip(owners[places].tolist(), copies[places].tolist(), strict=True))
+
+    def start(self, stream: int, epoch: int, place: int) -> tuple[int, int]:
+        """The number of the block in which a place is, and the place within it."""
+        if float(self.factor).is_integer():
+            return divmod(place, self.per_block * int(self.factor))
+        number = 0
+        while place >= (total := int(self._counts(stream, epoch, number).sum())):
+            place, number = place - total, number + 1
+        return number, place
+
+    def total(self, samples: int) -> int | None:
+        """The number of copies of so many samples; ``None`` if the factor is no whole number."""
+        return samples * int(self.factor) if float(self.factor).is_integer() else None
+
+    def _counts(self, stream: int, epoch: int, number: int) -> NDArray[np.int64]:
+        fraction, least = math.modf(self.factor)
+        counts = np.full(self.per_block, int(least), dtype=np.int64)
+        if fraction:
+            counts += self._generator(stream, epoch, number, _COUNTS).random(len(counts)) < fraction
+        return counts
+
+    def _generator(self, stream: int, epoch: int, number: int, use: int) -> np.random.Generator:
+        keyed = Keyed(self.seed, f"order/echo/stream/{use}")
+        return keyed.fresh(Key(index=number, epoch=epoch, replica=stream))
+
+
+@dataclass(frozen=True)
 class Echoed(Plan):
     """The batches of one rank when samples are echoed.
 

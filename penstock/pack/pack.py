@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +24,13 @@ from penstock.options import Options, is_whole
 from penstock.pack.members import Form, Members
 from penstock.pack.shard_writer import write_shard
 from penstock.pipeline import Pipeline
-from penstock.source.manifest import Manifest, read_manifest
+from penstock.source.manifest import Manifest, provenance_of, read_manifest
 from penstock.source.objects.protocol import StorageOptions
 from penstock.source.packed_folder import PackedFolder, folder_at
 from penstock.source.tar import KEY, TarSource
 from penstock.source.tar_index import split_name
 from penstock.stops.road import draws_globally
+from penstock.store.ledger import Ledger, versions
 
 SHARD_BYTES = 256_000_000
 """The size of shards if the user gives none: large enough that opening one costs nothing beside
@@ -193,7 +192,8 @@ class _Packing:
         self._prefix, self._folder, self._storage = prefix, folder, storage
         self._workers, self._on_progress = workers, on_progress
         self._count = len(prefix.source)
-        made_of = fingerprint((prefix.source.identity(), [s.fingerprint() for s in prefix.stops]))
+        self._data = prefix.source.identity()
+        made_of = fingerprint((self._data, [s.fingerprint() for s in prefix.stops]))
         self._manifest = self._begin(made_of, per_shard)
         self._form = Form(self._manifest.form, self._manifest.fields)
         self._writing = 0.0
@@ -202,10 +202,10 @@ class _Packing:
         """The manifest of the folder, or a new one."""
         old = read_manifest(self._folder)
         if old is None:
-            lines = repr(self._prefix).splitlines()
-            made_by = [line.strip() for line in lines]
+            stops = [stop.full_call for stop in self._prefix.stops]
+            made_by = [type(self._prefix.source).__name__, *stops]
             size = 0 if per_shard == "auto" else per_shard
-            return Manifest(made_of, made_by, _versions(), self._count, size)
+            return Manifest(made_of, made_by, versions(), self._count, size)
         if old.fingerprint != made_of:
             raise StoreError(
                 f"{self._folder.shown} holds the samples of another pipeline or of other data "
@@ -236,6 +236,10 @@ class _Packing:
                     written += 1
                 busy = loader.stats().pool.busy
         cost = busy + self._writing
+        if written and self._folder.path is not None:
+            origin = self._prefix.source.origin()
+            made = provenance_of(self._folder.path, manifest, origin, self._data)
+            Ledger().note(made, cost)
         return PackReport(
             self._folder.shown,
             self._count,
@@ -345,13 +349,6 @@ def key_of(sample: Any, index: int) -> str:
     if isinstance(key, str) and split_name(f"{key}.x") == (key, "x") and not key.split()[1:]:
         return key
     return f"{index:09d}"
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("penstock", "numpy"):
-        versions[package] = importlib.metadata.version(package)
-    return versions
 
 
 # ----------------------------------------------------------------------------------------- check

@@ -11,6 +11,7 @@ import lzma
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock import config
 from penstock.errors import MissingExtraError, SourceError
 from penstock.host.private_dir import own_directory
 from penstock.source.listing import unreadable
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.source")
 
@@ -62,9 +64,21 @@ def plain_file(path: str) -> str:
     about = f"{os.path.realpath(path)}\0{stats.st_size}\0{stats.st_mtime_ns}"
     name = hashlib.blake2b(os.fsencode(about), digest_size=16).hexdigest()
     place = config.disk_dir() / "decompressed" / name
+    made = Provenance(
+        kind="decompressed",
+        identity=name,
+        place=str(place.parent),
+        files=(name,),
+        origin=path,
+        made_by=(f"a decompressed copy of {path}",),
+        line=f"decompressed {os.path.realpath(path)}",
+    )
+    ledger, started = Ledger(), time.perf_counter()
+    ledger.hold(made.key)
     if not place.exists():
         _log.warning("penstock: %s is decompressed to %s, once", path, place)
         _decompress(path, place, opener)
+    ledger.note(made, time.perf_counter() - started)
     return str(place)
 
 

@@ -77,6 +77,9 @@ class Folder(Source):
         self.classes = sorted(folders) if classes else None
         self._scan_classes(wanted)
 
+    def origin(self) -> str:
+        return self.root if "://" in self.root else os.path.abspath(self.root)
+
     @property
     def class_to_idx(self) -> dict[str, int] | None:
         if self.classes is None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.host.text import many
 from penstock.source.packed_folder import PackedFolder
+from penstock.store.ledger import Provenance
 
 NAME = "pack.json"
 _VERSION = 1
@@ -82,3 +85,16 @@ def read_manifest(folder: PackedFolder) -> Manifest | None:
             f"{path} cannot be read as the manifest of a packed folder ({error}). If it is another "
             "program's, pack into another folder; if it is damaged, pack again."
         ) from error
+
+
+def provenance_of(folder: Path, manifest: Manifest, origin: str = "", data: str = "") -> Provenance:
+    """What the ledger says of a packed folder. ``origin`` and ``data``: of what was packed."""
+    return Provenance(
+        kind="packed",
+        identity=manifest.fingerprint,
+        place=str(folder.absolute()),
+        origin=origin,
+        data=data,
+        made_by=(*manifest.made_by, f"packed into {many(len(manifest.shards), 'shard')}"),
+        versions=manifest.versions,
+    )

@@ -259,13 +259,13 @@ class MdsSource(ShardSource):
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"sample {wanted.max()} is out of range: there are {len(self)}")
-        contents = self._files.read(list(self.parts(wanted).rows()))
+        contents = self._files.read(list(self.shard_parts(wanted).rows()))
         return [
             self._decode(content, index)
             for content, index in zip(contents, wanted.tolist(), strict=True)
         ]
 
-    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+    def shard_parts(self, indices: NDArray[np.int64]) -> ShardParts:
         begins, stops = self._begins[indices], self._stops[indices]
         return ShardParts(self._ends.searchsorted(indices, side="right"), begins, stops - begins)
 

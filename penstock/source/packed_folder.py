@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 
 
 class PackedFolder(Protocol):
-    """Files of one folder, each of which is there whole or not at all. ``shown``: its name."""
+    """Files of one folder, each of which is there whole or not at all.
+
+    ``shown``: its name. ``path``: where it is on this machine; ``None`` if it is in a bucket.
+    """
 
     shown: str
+
+    @property
+    def path(self) -> Path | None: ...
 
     def read(self, name: str) -> bytes | None:
         """The content of a small file; ``None`` if there is none."""
@@ -127,6 +133,8 @@ class RemoteFolder:
 
     Stores show an object when all of it has arrived, so an upload is one step.
     """
+
+    path: Path | None = None
 
     PART = 8 << 20
     """Bytes that are read at a time for a checksum."""

@@ -258,7 +258,7 @@ class ParquetSource(ShardSource):
         """Row groups, which are read as a whole; workers keep some of them."""
         return np.array(self._ends, dtype=np.int64).searchsorted(indices, side="right"), self._keep
 
-    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+    def shard_parts(self, indices: NDArray[np.int64]) -> ShardParts:
         ends = np.array(self._ends, dtype=np.int64)
         groups = dict.fromkeys(ends.searchsorted(indices, side="right").tolist())
         rows = [(self._place[group][0], *part) for group in groups for part in self._chunks[group]]

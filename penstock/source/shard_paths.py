@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from penstock.errors import SourceError
 
@@ -13,6 +14,17 @@ ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder that all these paths or URLs are in, for people.
+
+    >>> common_folder(["s3://bucket/train/a.tar", "s3://bucket/tests/b.tar"])
+    's3://bucket'
+    """
+    folders = [path.split("/")[:-1] for path in paths]
+    pairs = zip(min(folders), max(folders), strict=False)
+    return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def braces(pattern: str) -> Iterator[str]:

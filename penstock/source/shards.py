@@ -137,7 +137,7 @@ class ShardSource(Source):
 
     _files: Shards
 
-    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+    def shard_parts(self, indices: NDArray[np.int64]) -> ShardParts:
         """The parts that are read for these samples, in their order."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class ShardSource(Source):
         return self._files.ahead(self)
 
     def will_need(self, indices: NDArray[np.int64]) -> None:
-        self._files.will_need(self.parts(indices))
+        self._files.will_need(self.shard_parts(indices))
 
 
 def open_shards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -100,6 +101,13 @@ class Source:
     def read(self, indices: Sequence[int]) -> list[Any]:
         """The samples at these indices, in this order."""
         raise NotImplementedError
+
+    def origin(self) -> str:
+        """Where the data is, for people: a folder, a file or a URL; empty if that is not known."""
+        listing = self.listing
+        if listing is None or not len(listing):
+            return ""
+        return os.path.commonpath([os.path.abspath(listing.path(i)) for i in listing.sample()])
 
     def name(self, index: int) -> str:
         """A name for the sample that users recognise: a path, or a row of a file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.manifest import read_manifest
+from penstock.source.manifest import provenance_of, read_manifest
 from penstock.source.names import Names
 from penstock.source.objects.address import is_url
 from penstock.source.objects.protocol import StorageOptions
@@ -31,8 +32,10 @@ from penstock.source.tar_index import (
     TarIndex,
     as_number,
     load_index,
+    note_kept,
     too_many_extensions,
 )
+from penstock.store.ledger import Ledger
 
 Decoder = Callable[[bytes], Any]
 TarFields = str | Sequence[str] | Mapping[str, str] | None
@@ -122,9 +125,11 @@ class TarSource(ShardSource):
         own = [decode for decode in self._decoders.values() if decode not in (None, *ours)]
         self.__dict__["threadsafe"] = not own
         self.__dict__["runs_user_code"] = bool(own)
-        numbers = range(len(files.paths))
-        with files.making_index(), ThreadPoolExecutor(min(files.threads, len(numbers))) as pool:
-            indexes = list(pool.map(lambda number: load_index(files.reader(number)), numbers))
+        started = time.perf_counter()
+        readers = [files.reader(number) for number in range(len(files.paths))]
+        with files.making_index(), ThreadPoolExecutor(min(files.threads, len(readers))) as pool:
+            indexes = list(pool.map(load_index, readers))
+        note_kept(readers, time.perf_counter() - started)
         self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
         if not self._ends[-1]:
             raise SourceError(
@@ -210,7 +215,7 @@ class TarSource(ShardSource):
                 "with decoders=, or decoders=None to get bytes."
             ) from error
 
-    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+    def shard_parts(self, indices: NDArray[np.int64]) -> ShardParts:
         parts = [part for part in self._parts if len(part.kinds) and part.numbers is None]
         shards = self._ends.searchsorted(indices, side="right")
         if not parts:
@@ -343,7 +348,8 @@ def _packed_fields(folder: str | os.PathLike[str], storage: StorageOptions | Non
         return None  # refused with the names of the shards
     if is_url(folder) and _is_shard(str(folder)):
         return None
-    manifest = read_manifest(folder_at(folder, storage))
+    place = folder_at(folder, storage)
+    manifest = read_manifest(place)
     if manifest is None:
         return None
     if not manifest.complete:
@@ -352,6 +358,8 @@ def _packed_fields(folder: str | os.PathLike[str], storage: StorageOptions | Non
             f"{folder} is not packed to the end: it has {done:,} of {manifest.samples:,} samples. "
             "Pack again, which goes on where it stopped; or give fields= to read what there is."
         )
+    if place.path is not None:
+        Ledger().use(provenance_of(place.path, manifest))
     fields: TarFields = manifest.tar_fields()
     return fields
 

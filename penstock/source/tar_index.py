@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from penstock import config
 from penstock.errors import PenstockError, SourceError
 from penstock.host.private_dir import own_directory
+from penstock.host.text import many
 from penstock.source.names import Names
 from penstock.source.ranges import RangeReader
+from penstock.source.shard_paths import common_folder
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.source")
 
@@ -389,6 +392,26 @@ def load_index(reader: RangeReader) -> TarIndex:
     if place is not None:
         _keep(place, index)
     return index
+
+
+def note_kept(readers: Sequence[RangeReader], seconds: float) -> None:
+    """Note in the ledger the indexes that are kept of these shards, and how long reading took."""
+    places = [place for reader in readers if (place := _place(reader)) and place.exists()]
+    if not places:
+        return
+    paths = [reader.path for reader in readers]
+    top = paths[0] if len(paths) == 1 else common_folder(paths)
+    names = tuple(place.name for place in places)
+    made = Provenance(
+        kind="index",
+        identity=hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest(),
+        place=str(places[0].parent),
+        files=names,
+        origin=top,
+        made_by=(f"{many(len(names), 'index', 'indexes')} of shards in {top}",),
+        line=f"index {top}",
+    )
+    Ledger().note(made, seconds)
 
 
 def sidecar_path(path: str) -> str:

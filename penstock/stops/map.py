@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
@@ -37,6 +37,20 @@ class Map(Stop):
     @property
     def name(self) -> str:
         return self.label or name_of(self.function)
+
+    @property
+    def full_call(self) -> str:
+        function = self.function
+        if not isinstance(function, Operation):
+            version = "" if self.version is None else f", version={self.version!r}"
+            return f".map({self.name}{version})"
+        given = [
+            f"{one.name}={value!r}"
+            for one in fields(cast(Any, function))  # operations are dataclasses
+            if one.init and one.repr
+            if repr(value := getattr(function, one.name)) != repr(one.default)
+        ]
+        return f".map({self.name}({', '.join(given)}))"
 
     @property
     def threadsafe(self) -> bool:  # type: ignore[override]

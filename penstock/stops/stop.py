@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.keyed import Key, Keys
 from penstock.operation import Operation, Spec
-from penstock.order import Order
+from penstock.order import Order, StreamCopies
 from penstock.stats import Tally
 
 Upstream = Callable[[Keys], list[Any]]
@@ -197,6 +197,24 @@ class Stop:
     def as_call(self) -> str:
         """The call that adds it to a pipeline, for the ``repr`` of the pipeline."""
         return f".map({self.name})"
+
+    @property
+    def full_call(self) -> str:
+        """The same call with all parameters, for records of what made something."""
+        return self.as_call
+
+    def for_batches(self, size: int) -> Stop:
+        """The stop in a pipeline with this batch size."""
+        return self
+
+    def difference(self, old: str) -> str:
+        """What differs from the stop whose fingerprint is ``old``, and what to do; empty if only
+        the fingerprints tell."""
+        return ""
+
+    def stream_copies(self, seed: int) -> StreamCopies | None:
+        """How it repeats the samples of a stream; ``None`` if it does not."""
+        return None
 
     def output(self, fields: Fields) -> Fields:
         """The fields of its output, given those of its input. Raises PipelineError if these do not

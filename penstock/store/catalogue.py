@@ -1,14 +1,18 @@
-"""The catalogue of stores on disk and in memory: find, measure, verify and remove them.
+"""The catalogue of everything kept on disk and in memory: find, measure, verify, collect, remove.
 
-It is for a process that has none of them open: LMDB must not open the same store twice.
+Finding stores ``deep``, and verifying them, is for a process that has none of them open: LMDB must
+not open the same store twice.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +23,16 @@ from penstock.store import guard as guards
 from penstock.store import opening
 from penstock.store.environment import SampleTable
 from penstock.store.guard import Guard
+from penstock.store.ledger import KeptRecord, Ledger, Provenance
 from penstock.store.opening import DATA, PIECES, SAMPLES
+from penstock.store.retention import NEVER, Candidate, Policy, choose
 from penstock.store.rundir import stale
 from penstock.store.value import pack_key, read_header, unpack_key
+
+_log = logging.getLogger("penstock.store")
+
+STORES = ("cache", "refurbish")
+"""The kinds of kept things that are stores of samples. The others are plain files."""
 
 _VALUES_PER_TRANSACTION = 64
 """Values verified in one transaction. While it lasts, writers cannot reuse the pages it sees."""
@@ -32,11 +43,12 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """A store in the catalogue. ``samples`` is ``None`` if they cannot be counted.
+    """A kept thing in the catalogue: a store, or files. ``samples`` is ``None`` if they cannot be
+    counted; of files it is their number.
 
     ``users``: the processes that have it open, as far as they are known. ``void``: why its content
-    will not be used again; empty if it will. The fields are those of ``penstock store list
-    --json``.
+    will not be used again; empty if it will. ``record``: its entry in the ledger; ``None`` if it is
+    not there. The fields are those of ``penstock store list --json``.
     """
 
     place: Path
@@ -49,6 +61,35 @@ class StoreInfo:
     in_use: bool
     users: tuple[int, ...] = ()
     void: str = ""
+    record: KeptRecord | None = None
+
+    @property
+    def pinned(self) -> bool:
+        return self.record is not None and self.record.pinned
+
+    @property
+    def is_store(self) -> bool:
+        """Whether it is a store of samples, not plain files."""
+        return self.record is None or self.record.made.kind in STORES
+
+    @property
+    def candidate(self) -> Candidate:
+        """What a policy needs to know of it."""
+        made = None if self.record is None else self.record.made
+        return Candidate(
+            str(self.place) if made is None else made.key,
+            self.kind,
+            self.identity,
+            "" if made is None else made.line,
+            self.nbytes,
+            # The time of a store without a record is not known; its last use is.
+            self.last_use if self.record is None else self.record.created,
+            self.last_use,
+            0 if self.record is None else self.record.opened,
+            self.in_use,
+            self.pinned,
+            None if made is None else made.expires,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +116,95 @@ class Proof:
         return not self.damaged and not self.wrong
 
 
-def on_disk(places: Iterable[Path] | None = None) -> list[StoreInfo]:
-    """The stores in these directories; by default in the directory of disk stores."""
-    roots = [config.disk_dir() / "stores"] if places is None else places
-    return [info for root in roots for place in _stores_in(root) if (info := _look(place))]
+def on_disk(places: Iterable[Path] | None = None, *, deep: bool = True) -> list[StoreInfo]:
+    """What is kept in these directories; by default everything in the ledger and in the directory
+    of disk stores.
+
+    ``deep``: stores are opened to count their samples.
+    """
+    ledger = Ledger()
+    records = ledger.records()
+    stores = {
+        os.path.realpath(record.made.place): record
+        for record in records.values()
+        if record.made.kind in STORES
+    }
+    if places is None:
+        roots = [config.disk_dir() / "stores", *map(Path, stores)]
+    else:
+        roots = list(places)
+    found: dict[str, StoreInfo] = {}
+    for root in roots:
+        for place in _stores_in(root):
+            name = os.path.realpath(place)
+            if name not in found and (info := _look(place, deep=deep)):
+                found[name] = _with_record(info, stores.get(name))
+    if places is None:
+        _forget_missing(ledger, records)
+    within = None if places is None else [Path(os.path.realpath(place)) for place in roots]
+    files = [
+        _look_at_files(ledger, key, record)
+        for key, record in records.items()
+        if record.made.kind not in STORES and _is_within(record.made, within)
+    ]
+    return [*found.values(), *(info for info in files if info is not None)]
+
+
+def _with_record(info: StoreInfo, record: KeptRecord | None) -> StoreInfo:
+    if record is None or record.made.identity != info.identity:
+        return info
+    last_use = max(info.last_use, record.last_use)
+    return replace(info, record=record, kind=record.made.kind, last_use=last_use)
+
+
+def _is_within(made: Provenance, roots: list[Path] | None) -> bool:
+    place = Path(os.path.realpath(made.place))
+    return roots is None or any(place.is_relative_to(root) for root in roots)
+
+
+def _forget_missing(ledger: Ledger, records: dict[str, KeptRecord]) -> None:
+    """Forget things that somebody has removed by hand. A pin is a wish, so it is remembered."""
+    for key, record in records.items():
+        if not record.pinned and not any(map(os.path.lexists, record.made.paths)):
+            ledger.forget(key)
+            with suppress(OSError), ledger.alone(key) as (alone, _):
+                if alone:
+                    ledger.drop_lock(key)
+
+
+def _look_at_files(ledger: Ledger, key: str, record: KeptRecord) -> StoreInfo | None:
+    """The entry of a thing that is plain files; ``None`` if they are gone."""
+    sizes = [size for path in record.made.paths if (size := _size_of(path)) is not None]
+    if not sizes:
+        return None
+    try:
+        with ledger.alone(key) as (alone, users):
+            pass
+    except OSError:
+        alone, users = True, ()
+    made = record.made
+    place = made.paths[0] if len(made.paths) == 1 else Path(made.place)
+    return StoreInfo(
+        place=place,
+        where="disk",
+        identity=made.identity,
+        kind=made.kind,
+        samples=len(sizes),
+        nbytes=sum(sizes),
+        last_use=record.last_use,
+        in_use=not alone,
+        users=users,
+        record=record,
+    )
+
+
+def _size_of(path: Path) -> int | None:
+    """Bytes on disk of a file, or of the files in a directory; ``None`` if there is none."""
+    try:
+        stat = path.lstat()
+    except OSError:
+        return None
+    return _occupied(path) if path.is_dir() else stat.st_blocks * 512
 
 
 def in_memory() -> tuple[list[StoreInfo], list[Leftover]]:
@@ -101,6 +227,8 @@ def verify(store: StoreInfo, progress: ProgressCallback | None = None) -> Proof:
     """
     if store.void:
         return Proof(0, 0, store.void)
+    if not store.is_store and store.record is not None:
+        return _verify_files(store.record, progress)
     values = damaged = 0
     wrong = ""
     lmdb = opening.load()
@@ -128,6 +256,23 @@ def verify(store: StoreInfo, progress: ProgressCallback | None = None) -> Proof:
     return Proof(values, damaged, wrong)
 
 
+def _verify_files(record: KeptRecord, progress: ProgressCallback | None) -> Proof:
+    """Read the files. Listings and indexes are archives with checksums; others have only a size."""
+    paths, damaged = record.made.paths, 0
+    for number, path in enumerate(paths, start=1):
+        try:
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    damaged += archive.testzip() is not None
+            elif record.made.kind in ("listing", "index") and path.exists():
+                damaged += 1
+        except (OSError, zipfile.BadZipFile):
+            damaged += 1
+        if progress is not None:
+            progress(number, len(paths))
+    return Proof(len(paths), damaged)
+
+
 def remove(place: Path) -> bool:
     """Remove a store. If a running process has it open, remove nothing and return false."""
     if not guards.is_store(place):
@@ -143,6 +288,70 @@ def remove(place: Path) -> bool:
         return True
     finally:
         guard.close()
+
+
+def discard(info: StoreInfo) -> bool:
+    """Remove a kept thing and its record; false, and nothing is removed, if it is in use.
+
+    Packed shards are never removed: they are files that somebody has asked for by name.
+    """
+    record, ledger = info.record, Ledger()
+    if info.kind in NEVER or info.where == "memory":
+        return False
+    if info.is_store:
+        if not remove(info.place):
+            return False
+    elif record is not None:
+        with ledger.alone(record.made.key) as (alone, _):
+            if not alone:
+                return False
+            for path in record.made.paths:
+                path.unlink(missing_ok=True)
+            ledger.drop_lock(record.made.key)
+    if record is not None:
+        ledger.forget(record.made.key)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A thing that a policy removes, and why. ``done``: it was removed."""
+
+    info: StoreInfo
+    reason: str
+    done: bool
+
+
+def collect(policy: Policy, now: float, *, dry: bool = False) -> list[Removal]:
+    """Remove what the policy chooses. ``dry``: only say what that is.
+
+    A thing that is opened between the choice and its removal stays: removing needs its lock.
+    """
+    kept = {info.candidate.key: info for info in on_disk(deep=False)}
+    chosen = choose([info.candidate for info in kept.values()], policy, now)
+    removals = []
+    for candidate, reason in chosen:
+        info = kept[candidate.key]
+        removals.append(Removal(info, reason, not dry and discard(info)))
+    return removals
+
+
+def collect_by_policy() -> None:
+    """Carry out the policy of this user, as every process does that opens a store on disk."""
+    try:
+        removals = collect(Ledger().policy(), time.time())
+    except (OSError, StoreError) as error:
+        _log.warning("penstock: kept data cannot be collected: %s", error)
+        return
+    for removal in removals:
+        if removal.done:
+            _log.warning(
+                "penstock: removed %s (%s, %s): %s",
+                removal.info.place,
+                removal.info.kind or "store",
+                config.show_size(removal.info.nbytes),
+                removal.reason,
+            )
 
 
 def _stores_in(root: Path) -> list[Path]:
@@ -164,10 +373,10 @@ def _is_own(place: Path) -> bool:
     return True
 
 
-def _look(place: Path, owner: Path | None = None) -> StoreInfo | None:
+def _look(place: Path, owner: Path | None = None, *, deep: bool = True) -> StoreInfo | None:
     """The entry of a store; ``None`` if it was removed just now.
 
-    ``owner`` is the run directory of a store in memory.
+    ``owner`` is the run directory of a store in memory. ``deep``: its samples are counted.
     """
     try:
         guard = Guard(place)
@@ -186,7 +395,9 @@ def _look(place: Path, owner: Path | None = None) -> StoreInfo | None:
             identity, void = state.identity, opening.state_problem(state)
     finally:
         guard.close()
-    samples, kind = (None, "") if void else _content(place, in_use=in_use, memory=owner is not None)
+    samples, kind = None, ""
+    if deep and not void:
+        samples, kind = _content(place, in_use=in_use, memory=owner is not None)
     return StoreInfo(
         place=place,
         where="disk" if owner is None else "memory",

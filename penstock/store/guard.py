@@ -133,14 +133,7 @@ class Guard:
 
     def holders(self) -> tuple[int, ...]:
         """The processes that have the store open, as far as the kernel lists them."""
-        try:
-            stat, locks = os.fstat(self._fd), Path("/proc/locks").read_text()
-        except OSError:
-            return ()
-        device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
-        held = [words for line in locks.splitlines() if (words := line.split())[1] == "FLOCK"]
-        pids = {int(words[4]) for words in held if words[5] == device}
-        return tuple(sorted(pid for pid in pids if pid > 0))
+        return holders_of(self._fd)
 
     def read(self) -> StoreState | None:
         """The state; ``None`` if there is no state file, ValueError if it cannot be parsed."""
@@ -227,6 +220,18 @@ class Guard:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def holders_of(fd: int) -> tuple[int, ...]:
+    """The processes that hold a lock on an open file, as far as the kernel lists them."""
+    try:
+        stat, locks = os.fstat(fd), Path("/proc/locks").read_text()
+    except OSError:
+        return ()
+    device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    held = [words for line in locks.splitlines() if (words := line.split())[1] == "FLOCK"]
+    pids = {int(words[4]) for words in held if words[5] == device}
+    return tuple(sorted(pid for pid in pids if pid > 0))
 
 
 def is_store(place: Path) -> bool:

@@ -42,6 +42,7 @@ class HeapStore:
 
     cost = staticmethod(cost)
     persistent = False
+    place = None
 
     def __init__(self, budget: int, *, overshoot: int | None = None) -> None:
         self.budget = budget

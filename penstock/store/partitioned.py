@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -224,6 +225,10 @@ class PartitionedStore:
     @property
     def corrupt(self) -> int:
         return self.own.corrupt + self.arrivals.corrupt
+
+    @property
+    def place(self) -> Path | None:
+        return self.own.place
 
     @property
     def persistent(self) -> bool:

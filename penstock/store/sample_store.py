@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.store.heap_store import HeapStore
@@ -37,6 +38,10 @@ class SampleStore(Protocol):
     @property
     def corrupt(self) -> int:
         """Number of damaged values that this process has found and dropped."""
+
+    @property
+    def place(self) -> Path | None:
+        """Its directory; ``None`` if it is in the memory of this process."""
 
     @property
     def persistent(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from penstock.order import Generations
@@ -14,18 +15,23 @@ from penstock.store.sample_store import SampleStore
 class SharedStores:
     """Stores by the identity of their content, for all pipelines of one process.
 
-    A store that no pipeline uses any more is kept for the next one, until a new store is needed.
+    A store that no pipeline uses any more is kept for the next one, until a new store is needed or
+    ``drop_unused`` is called.
 
     ``divide``: divides every store over several machines.
     """
 
-    def __init__(self, divide: Divide | None = None) -> None:
+    def __init__(
+        self, divide: Divide | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.admitting = threading.Lock()
         """Held while a pipeline decides which samples stay in a store."""
         self._lock = threading.Lock()
         self._stores: dict[str, SampleStore] = {}
         self._users: dict[str, int] = {}
         self._admissions: dict[int, Admission] = {}
+        self._clock = clock
+        self._unused_since: dict[str, float] = {}
         self._divide = divide
         self._divisions: dict[int, Division] = {}
 
@@ -67,6 +73,7 @@ class SharedStores:
                 self._stores[identity] = own
                 self._users[identity] = 0
             self._users[identity] += 1
+            self._unused_since.pop(identity, None)
             return self._stores[identity]
 
     @property
@@ -90,19 +97,38 @@ class SharedStores:
             for identity, shared in self._stores.items():
                 if shared is store:
                     self._users[identity] -= 1
-                    if not keep and not self._users[identity]:
-                        self._drop(identity)
+                    if not self._users[identity]:
+                        self._unused_since[identity] = self._clock()
+                        if not keep:
+                            self._end(self._take_out(identity))
                     return True
         return False
 
-    def _drop_unused(self) -> None:
-        for identity in [identity for identity, users in self._users.items() if users == 0]:
-            self._drop(identity)
+    def unused(self, seconds: float) -> bool:
+        """Whether there is a store that no pipeline has used for this long."""
+        before = self._clock() - seconds
+        with self._lock:
+            return any(since <= before for since in self._unused_since.values())
 
-    def _drop(self, identity: str) -> None:
-        store = self._stores.pop(identity)
-        del self._users[identity]
-        self._end(store)
+    def drop_unused(self, seconds: float) -> None:
+        """Destroy the stores that no pipeline has used for this long.
+
+        Freeing a large store takes a while; other pipelines do not wait for it.
+        """
+        before = self._clock() - seconds
+        with self._lock:
+            idle = [name for name, since in self._unused_since.items() if since <= before]
+            stores = [self._take_out(identity) for identity in idle]
+        for store in stores:
+            self._end(store)
+
+    def _drop_unused(self) -> None:
+        for identity in list(self._unused_since):
+            self._end(self._take_out(identity))
+
+    def _take_out(self, identity: str) -> SampleStore:
+        del self._users[identity], self._unused_since[identity]
+        return self._stores.pop(identity)
 
     def _end(self, store: SampleStore) -> None:
         self._admissions.pop(id(store), None)
@@ -121,3 +147,4 @@ class SharedStores:
                 self._end(store)
             self._stores.clear()
             self._users.clear()
+            self._unused_since.clear()

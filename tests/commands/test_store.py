@@ -14,7 +14,8 @@ import pytest
 from penstock import cli, config
 from penstock.commands.store import age, listed, verified
 from penstock.store import LmdbStore, RunDir, memory_store
-from penstock.store.catalogue import Leftover, Proof, StoreInfo
+from penstock.store.catalogue import Leftover, Proof, StoreInfo, on_disk
+from penstock.store.ledger import Ledger, Provenance
 
 MB = 1_000_000
 
@@ -113,6 +114,7 @@ def test_the_list_can_be_printed_as_json(
         "in_use",
         "users",
         "void",
+        "record",
     ]
     assert found["leftovers"] == []
 
@@ -320,3 +322,103 @@ def test_an_empty_list_says_so() -> None:
 )
 def test_the_result_of_verifying_is_one_line(proof: Proof, words: str) -> None:
     assert words in verified(INFO, proof)
+
+
+# What is known of a thing, and policies.
+
+
+@pytest.fixture
+def recorded(stores: Path) -> Provenance:
+    """The first store with a record, and packed shards from which it was made."""
+    packed = stores.parent / "packed"
+    packed.mkdir()
+    ledger = Ledger(clock=lambda: 1000.0)
+    ledger.note(Provenance("packed", "eeee5555", str(packed), origin="/photos"), 7.0)
+    made = Provenance(
+        "cache",
+        "aaaa1111",
+        str(stores / "aaaa1111"),
+        origin=str(packed),
+        data="0123456789abcdef",
+        made_by=("TarSource", ".map(resize(size=64))", ".cache(1.0 GB, where='disk')"),
+    )
+    use = ledger.begin(made)
+    assert use is not None
+    ledger.end(made.key, use, hits=300, saved=90.0, cost=0.3)
+    return made
+
+
+def test_show_draws_the_ancestry_and_lists_the_uses(recorded: Provenance, ask: Ask) -> None:
+    code, shown, _ = ask("show", "aaaa")
+    assert code == 0
+    size = config.show_size(next(one.nbytes for one in on_disk() if one.identity == "aaaa1111"))
+    lines = shown.splitlines()
+    assert lines[0] == "cache aaaa1111"
+    assert f"  data      {recorded.origin} (identity 0123456789ab)" in lines
+    assert "  saved     1 min 30 s of workers in 300 hits, 300.00 ms each" in lines
+    start = lines.index("ancestry")
+    assert lines[start + 1 : start + 7] == [
+        "  /photos",
+        "  └─ packed eeee5555, 0 B",
+        f"     └─ cache aaaa1111, {size}  <- this",
+        "          TarSource",
+        "          .map(resize(size=64))",
+        "          .cache(1.0 GB, where='disk')",
+    ]
+    assert lines[-1].split()[2] == str(os.getpid())
+    assert "made by  not known" in ask("show", "bbbb")[1]
+
+
+def test_du_adds_up_by_kind_and_by_data(recorded: Provenance, ask: Ask) -> None:
+    _, shown, _ = ask("du")
+    rows = [line.split() for line in shown.splitlines()]
+    size = config.show_size(sum(one.nbytes for one in on_disk()))
+    assert ["cache", "2", *size.split(), "0", "B", "0", "B", "1", "min", "30", "s"] in rows
+    assert ["/photos", "1", "0", "B", "0", "B", "0", "B", "0.00", "s"] in rows
+    assert f"{size} in all" in shown
+
+
+def test_a_pinned_store_is_not_cleared_unless_it_is_named(
+    recorded: Provenance, stores: Path, ask: Ask
+) -> None:
+    assert ask("pin", "aaaa1111")[1].startswith("pinned  aaaa1111")
+    assert "pinned" in ask("list")[1]
+    assert ask("clear", "--all")[0] == 0
+    assert names(stores) == ["aaaa1111"]
+    assert (stores.parent / "packed").is_dir()
+    ask("pin", "--off", "aaaa1111")
+    ask("clear", "--all")
+    assert names(stores) == []
+    assert [one.made.identity for one in Ledger().records().values()] == ["eeee5555"]
+
+
+def test_what_has_no_record_cannot_be_pinned(stores: Path, ask: Ask) -> None:
+    code, _, error = ask("pin", "bbbb2222")
+    assert code == 1
+    assert "bbbb2222 is not in the ledger" in error
+
+
+def test_packed_shards_are_not_cleared(recorded: Provenance, ask: Ask) -> None:
+    code, shown, _ = ask("clear", "eeee5555")
+    assert code == 1
+    assert "packed shards; remove" in shown
+
+
+def test_a_policy_is_set_shown_and_carried_out(
+    recorded: Provenance, stores: Path, ask: Ask, user: subprocess.Popen[str]
+) -> None:
+    _, shown, _ = ask("policy", "--budget", "0", "--unused", "none")
+    assert [line.split()[:2] for line in shown.splitlines()] == [
+        ["budget", "0"],
+        ["unused", "none"],
+        ["age", "none"],
+        ["obsolete", "7"],
+    ]
+    assert ask("policy")[1] == shown
+    _, shown, _ = ask("collect", "--dry-run")
+    assert "would remove  bbbb2222" in shown
+    assert names(stores) == ["aaaa1111", "bbbb2222"]
+    _, shown, _ = ask("collect")
+    assert "removed  bbbb2222" in shown
+    assert names(stores) == ["aaaa1111"]  # ``user`` has it open
+    assert ask("collect")[1] == "freed 0 B\n"

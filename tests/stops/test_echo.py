@@ -227,6 +227,148 @@ def test_wrong_arguments_and_places_are_refused_with_the_reason(make: Any, messa
         make(BASE)
 
 
-def test_a_stream_cannot_be_echoed() -> None:
-    with pytest.raises(PipelineError, match="stream"):
-        ps.from_dataset(lambda: iter(range(3))).echo(2)
+# Streams.
+
+
+def stream() -> Any:
+    return iter(np.arange(float(N)))
+
+
+STREAM = ps.from_dataset(stream, version="1")
+CALLS: list[float] = []
+
+
+def counted(value: Any) -> Any:
+    CALLS.append(float(value))
+    return value
+
+
+def _values(pipeline: ps.Pipeline, **options: Any) -> list[Any]:
+    with pipeline.loader(seed=3, **options) as loader:
+        return [plain(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 1.5])
+def test_every_sample_of_a_stream_is_used_as_often_as_the_factor_says(factor: float) -> None:
+    CALLS.clear()
+    pipeline = STREAM.map(counted, random=False).echo(factor, window=10).map(above).batch(8)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        rows = np.concatenate(list(loader))
+    assert sorted(CALLS) == list(range(N))  # the stages above run once for each sample
+    counts = Counter(rows[:, 0].tolist())
+    assert set(counts) == set(range(N))
+    assert set(counts.values()) <= {int(factor), -int(-factor // 1)}
+    # Each copy has its own random numbers below the echo.
+    assert len({tuple(row) for row in rows.tolist()}) == len(rows)
+
+
+class Counted:
+    def __iter__(self) -> Any:
+        return stream()
+
+    def __len__(self) -> int:
+        return N
+
+
+def test_the_length_of_an_echoed_stream_counts_its_copies() -> None:
+    data = ps.from_dataset(Counted(), version="1")
+    assert len(data.echo(3).batch(8).loader(workers=0)) == -(-3 * N // 8)
+    with pytest.raises(TypeError, match="no length"):
+        len(data.echo(1.5).batch(8).loader(workers=0))
+
+
+def test_copies_of_a_stream_are_spread_within_blocks() -> None:
+    rows = np.concatenate(list(STREAM.echo(2, window=20).batch(8).loader(workers=0, seed=3)))
+    blocks = [sorted(rows[start : start + 20].tolist()) for start in range(0, len(rows), 20)]
+    for number, block in enumerate(blocks):
+        first = 10 * number
+        assert block == sorted([*range(first, min(first + 10, N))] * 2)
+    assert rows.tolist() != sorted(rows.tolist())
+    together = STREAM.echo(2, window=1).batch(8).loader(workers=0, seed=3)
+    assert np.concatenate(list(together)).tolist() == sorted([*range(N)] * 2)
+
+
+@pytest.mark.parametrize("factor", [2, 1.5])
+def test_workers_change_nothing_of_an_echoed_stream(factor: float) -> None:
+    pipeline = STREAM.map(above).echo(factor, window=10).map(below).batch(8)
+    assert _values(pipeline, workers=0) == _values(pipeline, workers=1)
+
+
+@pytest.mark.parametrize("factor", [3, 1.5])
+@pytest.mark.parametrize("taken", [1, 4, 6])
+def test_an_echoed_stream_resumes_at_any_batch(factor: float, taken: int) -> None:
+    pipeline = STREAM.map(above).echo(factor, window=10).map(below).batch(8)
+    whole = _values(pipeline, workers=0)
+    with pipeline.loader(workers=0, seed=3) as loader:
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+    with pipeline.loader(workers=0, seed=3) as loader:
+        loader.load_state_dict(state)
+        assert [plain(batch) for batch in loader] == whole[taken:]
+
+
+def test_what_a_map_below_changes_in_place_does_not_reach_the_next_copy() -> None:
+    rows = np.concatenate(
+        list(STREAM.map(above).echo(2, window=1).map(below).batch(8).loader(workers=0, seed=3))
+    )
+    pairs = rows[: 2 * (len(rows) // 2)].reshape(-1, 2, 3)
+    assert (pairs[:, 0, :2] == pairs[:, 1, :2]).all()
+    assert (pairs[:, 0, 2] != pairs[:, 1, 2]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: STREAM.echo("auto"), "Give a number"),
+        (lambda: STREAM.batch(4).echo(2), "above batch"),
+        (lambda: STREAM.echo(2).echo(2), "second echo"),
+    ],
+)
+def test_what_a_stream_cannot_echo_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        make()
+
+
+# The default window.
+
+
+def test_the_default_window_follows_from_the_batch_size() -> None:
+    def window(size: int) -> str:
+        return BASE.echo(2).batch(size).explain()
+
+    assert "window of 256" in window(8)
+    assert "window of 2048" in window(64)
+    assert "window of 7" in BASE.echo(2, window=7).batch(64).explain()
+    rows = np.concatenate(list(ps.from_dataset(np.arange(4000.0)).echo(2).batch(64).loader(seed=0)))
+    batches = [Counter(rows[start : start + 64].tolist()) for start in range(0, len(rows), 64)]
+    together = sum(count - 1 for batch in batches for count in batch.values())
+    assert together / 4000 < 0.06  # with a window of 256 it is a quarter
+
+
+def test_a_checkpoint_of_the_old_default_window_resumes_the_same_or_says_what_to_give() -> None:
+    data = ps.from_dataset(np.arange(400.0))
+    for size in (8, 32):
+        with data.echo(2, window=256).batch(size).loader(workers=0, seed=1) as loader:
+            batches = iter(loader)
+            next(batches)
+            state = loader.state_dict()
+            rest = [batch.tolist() for batch in batches]
+        with data.echo(2).batch(size).loader(workers=0, seed=1) as loader:
+            if size == 32:
+                with pytest.raises(StateError, match=r"give echo\(\.\.\., window=256\)"):
+                    loader.load_state_dict(state)
+            else:
+                loader.load_state_dict(state)
+                assert [batch.tolist() for batch in loader] == rest
+
+
+def test_between_epochs_another_batch_size_may_change_the_default_window() -> None:
+    data = ps.from_dataset(np.arange(400.0))
+    with data.echo(2).batch(32).loader(workers=0, seed=1) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with data.echo(2).batch(64).loader(workers=0, seed=1) as loader:
+        loader.load_state_dict(state)
+        assert sorted(np.concatenate(list(loader)).tolist()) == sorted([*range(400)] * 2)

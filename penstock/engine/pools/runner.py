@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -29,6 +30,7 @@ from penstock.keyed import (
 from penstock.source.stream import StreamSource
 from penstock.stats import Tally
 from penstock.stops.batch import Collate, Misfit
+from penstock.stops.echo import stream_copies_of
 from penstock.stops.field import Field, On
 from penstock.stops.road import OpenRoad, Road, scope_of
 from penstock.stops.stop import Offer, Rows, StageFailure
@@ -197,10 +199,11 @@ class Runner:
         self._preferred_group = work.road.preferred_group
         self._cost = self._reading = 0.0
         self._began = clock()
-        self._stream: Iterator[Any] | None = None
+        self._stream: Iterator[tuple[int, int, Any]] | None = None
         self._streamed: tuple[int, int] | None = None
         self._stream_states: GlobalStates | None = None
         self._spare: SpareGenerators | None = None
+        self._copies = stream_copies_of(work.road.stops, info.seed)
         self._stops_draw = any(stop.global_random for stop in work.road.stops)
 
     def run(self, task: Task) -> Outcome:
@@ -344,12 +347,12 @@ class Runner:
         taken = 0
         with nullcontext() if self.info.process else preserved_globals():
             stream = self._open_stream(source, number, rows, epoch)
-            # Not ``for``: it calls __iter__ again, where an iterator of the user may start anew.
-            while taken < rows and (sample := next(stream, _END)) is not _END:
-                place = (number * rows + taken) * self.info.count + self.info.id
-                source.value = sample
+            while taken < rows and (delivery := next(stream, None)) is not None:
+                position, copy_number, source.value = delivery
+                place = position * self.info.count + self.info.id
+                keys = Keys(epoch, [place], [copy_number] if copy_number else None)
                 with self._stream_kept_apart(self._stops_draw):
-                    samples.extend(self._samples(Keys(epoch, [place]), report, taken))
+                    samples.extend(self._samples(keys, report, taken))
                 taken += 1
             self._streamed = (epoch, number + 1)
             if not self.info.process:
@@ -363,7 +366,7 @@ class Runner:
 
     def _open_stream(
         self, source: StreamSource, number: int, rows: int, epoch: int
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[int, int, Any]]:
         """The worker's stream at this batch, with the global generators as they are there.
 
         A stream may draw from the global generators. They are seeded once, where it starts. In
@@ -371,12 +374,33 @@ class Runner:
         """
         if self._stream is None or self._streamed != (epoch, number):
             seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
-            self._stream = source.open(skip=number * rows)
+            self._stream = self._deliveries(source, number * rows, epoch)
         elif self._stream_states is not None:
             self._stream_states.restore()
         # After an error the stream is somewhere within a batch, so it has to be opened again.
         self._streamed = self._stream_states = None
         return self._stream
+
+    def _deliveries(
+        self, source: StreamSource, place: int, epoch: int
+    ) -> Iterator[tuple[int, int, Any]]:
+        """The stream from a place on: (position in the stream, copy, sample)."""
+        # Not ``for`` over the stream: that calls __iter__ again, where an iterator of the user may
+        # start anew.
+        copies, me = self._copies, self.info.id
+        if copies is None:
+            samples = source.open(skip=place)
+            while (sample := next(samples, _END)) is not _END:
+                yield place, 0, sample
+                place += 1
+            return
+        number, within = copies.start(me, epoch, place)
+        samples = source.open(skip=number * copies.per_block)
+        while block := list(islice(samples, copies.per_block)):
+            first = number * copies.per_block
+            for owner, copy_number in copies.block(me, epoch, number, len(block))[within:]:
+                yield first + owner, copy_number, block[owner]
+            number, within = number + 1, 0
 
     def _stream_kept_apart(self, needed: bool) -> AbstractContextManager[None]:
         """Preserves the states of the stream from stops and a collate that draw globally too.

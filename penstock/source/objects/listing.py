@@ -22,6 +22,8 @@ from penstock.source.listing import REPORT_EVERY
 from penstock.source.names import Names
 from penstock.source.objects.address import Address
 from penstock.source.objects.connection import Fetcher
+from penstock.source.shard_paths import common_folder
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.source")
 
@@ -53,7 +55,8 @@ def list_objects(address: Address, fetcher: Fetcher, version: str | None) -> Obj
     listing is used again for ``FRESH`` seconds only.
     """
     name = fingerprint(("listing", address.root, address.path, version))
-    return _kept(name, version, lambda: _listed(address, fetcher))
+    url = address.url(address.path).rstrip("/")
+    return _kept(name, url, version, lambda: _listed(address, fetcher))
 
 
 def look_up_objects(
@@ -61,20 +64,36 @@ def look_up_objects(
 ) -> ObjectList:
     """Sizes and versions of objects with known paths, in this order. See ``list_objects``."""
     name = fingerprint(("objects", root, list(paths), version))
-    return _kept(name, version, lambda: look_up(paths, fetcher))
+    url = f"{root}/{common_folder(paths)}".rstrip("/")
+    return _kept(name, url, version, lambda: look_up(paths, fetcher))
 
 
-def _kept(name: str, version: str | None, make: Callable[[], ObjectList]) -> ObjectList:
+def _kept(name: str, url: str, version: str | None, make: Callable[[], ObjectList]) -> ObjectList:
     directory = config.disk_dir() / "listings"
     own_directory(directory)
     kept = directory / f"{name}.npz"
     # One process asks; the others wait and then find the result.
+    started = time.perf_counter()
     with locked(directory / f"{name}.lock"):
         found = _load(kept, None if version is not None else FRESH)
         if found is None:
             found = make()
             _save(kept, found)
-        return found
+            expires = None if version is not None else time.time() + FRESH
+        else:
+            expires = None if version is not None else kept.stat().st_mtime + FRESH
+    made = Provenance(
+        kind="listing",
+        identity=name,
+        place=str(directory),
+        files=(kept.name, f"{name}.lock"),
+        origin=url,
+        data=version or "",
+        made_by=(f"a listing of {url}, {len(found):,} objects",),
+        expires=expires,
+    )
+    Ledger().note(made, time.perf_counter() - started)
+    return found
 
 
 def look_up(paths: Sequence[str], fetcher: Fetcher) -> ObjectList:

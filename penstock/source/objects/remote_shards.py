@@ -131,7 +131,7 @@ class RemoteSamples:
         units = self._source.units(wanted)
         if units is not None:
             wanted = self._not_kept(wanted, *units)
-        self._shards.expect(self._source.parts(wanted))
+        self._shards.expect(self._source.shard_parts(wanted))
 
     def _not_kept(
         self, indices: NDArray[np.int64], units: NDArray[np.int64], keep: int
@@ -143,7 +143,7 @@ class RemoteSamples:
                 self._recent.move_to_end(unit)
                 continue
             chosen.append(index)
-            self._recent[unit] = int(self._source.parts(np.array([index])).sizes.sum())
+            self._recent[unit] = int(self._source.shard_parts(np.array([index])).sizes.sum())
             while len(self._recent) > 1 and sum(self._recent.values()) > keep:
                 self._recent.popitem(last=False)
         return np.array(chosen, dtype=np.int64)
@@ -151,7 +151,7 @@ class RemoteSamples:
     def hold(self, samples: int) -> None:
         count = min(samples, len(self._source))
         some = np.linspace(0, len(self._source) - 1, min(count, 1024)).astype(np.int64)
-        mean = int(self._source.parts(some).sizes.sum()) / max(1, len(some))
+        mean = int(self._source.shard_parts(some).sizes.sum()) / max(1, len(some))
         self._shards.allow(int(mean * count))
 
     def forget(self) -> None:

@@ -218,6 +218,6 @@ def test_what_cannot_be_a_shard_is_refused(server: ObjectServer, folder: Path) -
 
 def test_parquet_fetches_only_the_columns_that_are_read(server: ObjectServer, folder: Path) -> None:
     source = opened("parquet", server.url(), server.storage).source
-    parts = source.parts(np.arange(len(source)))  # type: ignore[attr-defined]
+    parts = source.shard_parts(np.arange(len(source)))  # type: ignore[attr-defined]
     assert 0 < parts.sizes.sum() < 5000
     assert source.read([0])[0]["text"] == b"text 0"
