@@ -196,6 +196,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             share = CLUSTER_SHARE
         _check(
             streaming=streaming,
+            shuffles_itself=isinstance(dataset, IterDataPipe),
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -846,6 +847,7 @@ def why_not_fork() -> str:
 def _check(
     *,
     streaming: bool,
+    shuffles_itself: bool,
     batch_size: int | None,
     shuffle: bool | None,
     sampler: object,
@@ -857,7 +859,10 @@ def _check(
     prefetch_factor: int | None,
     persistent_workers: bool,
 ) -> None:
-    """Refuse arguments that torch refuses, and those that Penstock does not support."""
+    """Refuse arguments that torch refuses, and those that Penstock does not support.
+
+    ``shuffles_itself``: a stream whose own shuffling torch turns on or off.
+    """
     if num_workers != "auto" and not _from(0, num_workers):
         refuse(f'num_workers is {num_workers!r}; give a whole number, 0 or more, or "auto".')
     if num_workers == 0 and not shared:
@@ -880,7 +885,7 @@ def _check(
         )
     if streaming:
         for name, given in (
-            ("shuffle", bool(shuffle)),
+            ("shuffle", bool(shuffle) and not shuffles_itself),
             ("sampler", bool(sampler)),
             ("batch_sampler", batch_sampler is not None),
         ):
