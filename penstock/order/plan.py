@@ -22,6 +22,10 @@ class BatchKeys(NamedTuple):
     - ``replicas``: the replica number of each sample; ``None`` if all are 0.
     - ``spent``: with echo, the samples whose last copy is in this batch.
     - ``stream``: for a stream, the worker whose own stream gives this batch.
+    - ``resumed``: for a stream that is opened anew, where it is to begin: the number of a batch,
+      and the packed state of the stream before that batch.
+    - ``reached``: of a delivered batch, the packed state of its stream after it; empty if the
+      stream has ended with it, ``None`` if it has no state.
     """
 
     epoch: int
@@ -30,6 +34,8 @@ class BatchKeys(NamedTuple):
     replicas: NDArray[np.int64] | None
     spent: NDArray[np.int64] | None = None
     stream: int | None = None
+    resumed: tuple[int, bytes] | None = None
+    reached: bytes | None = None
 
 
 class Begin(Protocol):

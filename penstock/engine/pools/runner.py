@@ -23,9 +23,12 @@ from penstock.keyed import (
     Keyed,
     Keys,
     SpareGenerators,
+    plain_states,
     preserved_globals,
+    restore_plain_states,
     seed_globals,
 )
+from penstock.serialize import pack, unpack
 from penstock.source.stream import StreamSource
 from penstock.stats import Tally
 from penstock.stops.batch import Collate, Misfit
@@ -94,7 +97,7 @@ class WorkerInfo:
 
 
 WorkerInit = Callable[[WorkerInfo, Work], None]
-"""Called in each worker before its first task."""
+"""Called in each worker where it starts, also if it never gets a task."""
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ class Task:
 
     ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
     stream. ``struck``: a worker died while it worked on it. ``part``: what CPU workers have done of
-    a task for the device.
+    a task for the device. ``resumed``: see ``BatchKeys``.
     """
 
     id: int
@@ -116,6 +119,7 @@ class Task:
     number: int = 0
     struck: bool = False
     part: Any = None
+    resumed: tuple[int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,7 @@ class TaskReport:
     - ``objects``: values of the fields that are text or bytes, by the number of the field. Of a
       probe: of all fields.
     - ``machine``: the other machine that has prepared the samples; empty for this one.
+    - ``reached``: see ``BatchKeys``.
     """
 
     rows: int = 0
@@ -151,6 +156,7 @@ class TaskReport:
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
     machine: str = ""
+    reached: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -191,6 +197,7 @@ class Runner:
         self.work = work
         self.info = info
         self._init = init
+        self._init_error: Exception | None = None
         self._clock = clock
         self._road = work.road.open(clock)
         self._head: OpenRoad | None = None
@@ -200,8 +207,19 @@ class Runner:
         self._stream: Iterator[Any] | None = None
         self._streamed: tuple[int, int] | None = None
         self._stream_states: GlobalStates | None = None
+        self._seeded: Any = None
+        """The states of the global generators where the stream was opened."""
         self._spare: SpareGenerators | None = None
         self._stops_draw = any(stop.global_random for stop in work.road.stops)
+
+    def set_up(self) -> None:
+        """Call the ``init`` hook, once. Its exception becomes that of the first task."""
+        init, self._init = self._init, None
+        if init is not None:
+            try:
+                init(self.info, self.work)
+            except Exception as error:
+                self._init_error = error
 
     def run(self, task: Task) -> Outcome:
         """Run a task in this thread. Exceptions become part of the outcome."""
@@ -216,7 +234,8 @@ class Runner:
                 value, report = self.whole(task.keys)
                 return Outcome(report, value)
             if task.kind == "pull":
-                value, report = self.pull(task.number, len(task.keys), task.keys.epoch)
+                number, rows = task.number, len(task.keys)
+                value, report = self.pull(number, rows, task.keys.epoch, task.resumed)
                 return Outcome(report, value)
             layout, report = self.probe(task.keys, task.first)
             return Outcome(report, layout=layout)
@@ -329,11 +348,13 @@ class Runner:
         report.offers += put
         return layout, report
 
-    def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, TaskReport]:
+    def pull(
+        self, number: int, rows: int, epoch: int, resumed: tuple[int, bytes] | None = None
+    ) -> tuple[Any, TaskReport]:
         """The next batch of the worker's own stream; no rows when the stream has ended.
 
         ``number``: of the batch in this stream. A worker that replaces a dead one skips the
-        batches before it.
+        batches before it. ``resumed``: a state of the stream to begin with.
         """
         report = self._begin()
         started = self._clock()
@@ -343,7 +364,7 @@ class Runner:
         samples: list[Any] = []
         taken = 0
         with nullcontext() if self.info.process else preserved_globals():
-            stream = self._open_stream(source, number, rows, epoch)
+            stream = self._open_stream(source, number, rows, epoch, resumed)
             # Not ``for``: it calls __iter__ again, where an iterator of the user may start anew.
             while taken < rows and (sample := next(stream, _END)) is not _END:
                 place = (number * rows + taken) * self.info.count + self.info.id
@@ -352,6 +373,7 @@ class Runner:
                     samples.extend(self._samples(Keys(epoch, [place]), report, taken))
                 taken += 1
             self._streamed = (epoch, number + 1)
+            report.reached = b"" if taken < rows else self._stream_state(source)
             if not self.info.process:
                 self._stream_states = GlobalStates()
             keys = Keys(epoch, list(range(taken)))
@@ -361,8 +383,23 @@ class Runner:
         report.taken = taken
         return batch, report
 
+    def _stream_state(self, source: StreamSource) -> bytes | None:
+        """The packed state of the stream, and of the global generators if it has drawn."""
+        state = source.state()
+        if state is None:
+            return None
+        drawn = plain_states()
+        if drawn != self._seeded:
+            state["random"] = drawn
+        return bytes(pack(state).tobytes())
+
     def _open_stream(
-        self, source: StreamSource, number: int, rows: int, epoch: int
+        self,
+        source: StreamSource,
+        number: int,
+        rows: int,
+        epoch: int,
+        resumed: tuple[int, bytes] | None,
     ) -> Iterator[Any]:
         """The worker's stream at this batch, with the global generators as they are there.
 
@@ -371,7 +408,15 @@ class Runner:
         """
         if self._stream is None or self._streamed != (epoch, number):
             seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
-            self._stream = source.open(skip=number * rows)
+            self._seeded = plain_states()
+            self._stream = None
+            if resumed is not None:
+                first, state = resumed[0], unpack(resumed[1])
+                self._stream = source.resume((number - first) * rows, state)
+                if self._stream is not None and "random" in state:
+                    restore_plain_states(state["random"])
+            if self._stream is None:
+                self._stream = source.open(skip=number * rows)
         elif self._stream_states is not None:
             self._stream_states.restore()
         # After an error the stream is somewhere within a batch, so it has to be opened again.
@@ -393,9 +438,10 @@ class Runner:
         return self._spare.preserved()
 
     def _begin(self, *, trial: bool = False) -> TaskReport:
-        if self._init is not None:
-            init, self._init = self._init, None
-            init(self.info, self.work)
+        self.set_up()
+        if self._init_error is not None:
+            error, self._init_error = self._init_error, None
+            raise error
         self._road.begin(trial=trial)
         self._began = self._clock()
         return TaskReport()
