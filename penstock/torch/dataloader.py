@@ -8,6 +8,7 @@ this class. Accelerate makes a plain one, so it has an integration: ``penstock.t
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import multiprocessing
 import os
@@ -44,12 +45,12 @@ from penstock.torch.delivering import delivering
 from penstock.torch.failed_sample import of_both_kinds
 from penstock.torch.iteration import Iteration, OwnOrder, torch_iterator
 from penstock.torch.ranks import (
-    SHARED_SEED,
     RankFinder,
     Undivided,
     given_rank,
     of_sampler,
     of_stream,
+    shared_seed,
 )
 from penstock.torch.sampler_plan import SamplerPlan, TorchDraws
 from penstock.torch.worker import TorchWorkerSetup
@@ -273,8 +274,10 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             elif self._own_sampler:
                 self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
             else:
-                shared_seed = SHARED_SEED if generator is None else generator.initial_seed() % 2**63
-                self._ranks = RankFinder(None if seed is not None else shared_seed, drop_in=True)
+                agreed = shared_seed
+                if generator is not None:
+                    agreed = functools.partial(int, generator.initial_seed() % 2**63)
+                self._ranks = RankFinder(None if seed is not None else agreed, drop_in=True)
         self._loop: weakref.ref[Any] | None = None
         self._make(self._first_seed())
         integrate()
@@ -301,7 +304,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             return 0
         if self.generator is not None:
             return int(self.generator.initial_seed() % 2**63)
-        return SHARED_SEED if divided else int(torch.initial_seed() % 2**63)
+        return shared_seed() if divided else int(torch.initial_seed() % 2**63)
 
     @property
     def _asks_for_own_order(self) -> bool:
