@@ -68,14 +68,14 @@ class SourceError(PenstockError):
 class SampleError(PenstockError):
     """A sample failed.
 
-    - ``index``: its position in the source.
+    - ``index``: its position in the source; -1 if unknown.
     - ``name``: its name for users, such as a path or a row of a file.
     - ``stage``: the stage that failed.
     - ``details``: the traceback in the worker.
     """
 
     def __init__(
-        self, message: str, *, index: int, name: str = "", stage: str = "", details: str = ""
+        self, message: str, *, index: int = -1, name: str = "", stage: str = "", details: str = ""
     ) -> None:
         super().__init__(message)
         self.index = index
@@ -105,11 +105,14 @@ class ShapeError(SampleError):
     """A sample does not have the shape of the others of its batch."""
 
 
-class DeadlySampleError(SampleError):
-    """A sample killed, or hung, the worker that prepared it, twice."""
+class DeadlySampleError(SampleError, RuntimeError):
+    """A sample killed, or hung, the worker that prepared it, twice.
+
+    It is a ``RuntimeError`` too, as torch raises for a worker that was killed or timed out.
+    """
 
 
-class WorkerError(PenstockError):
+class WorkerError(PenstockError, RuntimeError):
     """A worker could not start, died or hangs."""
 
 

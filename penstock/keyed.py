@@ -13,7 +13,7 @@ import hashlib
 import random as _python_random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple
@@ -292,6 +292,28 @@ class GlobalStates:
         np.random.set_state(self._numpy)
         if self._torch is not None:
             sys.modules["torch"].set_rng_state(self._torch)
+
+
+def plain_states() -> dict[str, Any]:
+    """The states that the global generators have now, as plain data for a checkpoint."""
+    kind, keys, *rest = np.random.get_state()
+    torch = sys.modules.get("torch")
+    return {
+        "python": _python_random.getstate(),
+        "numpy": (kind, np.asarray(keys).tobytes(), *rest),
+        "torch": None if torch is None else torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def restore_plain_states(states: Mapping[str, Any]) -> None:
+    """Give the global generators the states that ``plain_states`` returned."""
+    version, internal, gauss = states["python"]
+    _python_random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+    torch = sys.modules.get("torch")
+    if torch is not None and states["torch"] is not None:
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
 
 
 @contextmanager

@@ -238,7 +238,8 @@ sys.exit(sys.version_info >= (3, 11) and importlib.util.find_spec("triton") is N
                 flask-cors 'moto[s3]' prometheus_client protobuf webdataset
             # Without their dependencies, which would install another torch; all others are there.
             run "trainers for tests" pip_install --no-deps accelerate lightning \
-                lightning-utilities pytorch-lightning safetensors tensorboard torchmetrics
+                lightning-utilities pytorch-ignite pytorch-lightning regex safetensors \
+                tensorboard timm tokenizers torchmetrics transformers
         fi
         # The environment for development also serves the demo.
         printf '%s\n' "$wanted" | tee .venv/installed-demo ".venv/installed-$level" >/dev/null

@@ -161,6 +161,7 @@ class OpenBatch:
             number,
             piece.strikes > 0,
             piece.part,
+            self.batch_keys.resumed,
         )
 
     def add_report(self, piece: Piece, report: TaskReport) -> None:
@@ -201,6 +202,8 @@ class OpenBatch:
             self.placed = [(first, report.rows) for first, report in pieces]
         reports = [report for _, report in pieces]
         self.summary = Summary.of(reports)
+        if self.kind == "pull" and reports:
+            self.batch_keys = self.batch_keys._replace(reached=reports[0].reached)
         self.bad.extend([BadSample(*bad) for report in reports for bad in report.bad])
         if self.kind == "rows" and self.layout is not None and self.slot is not None:
             close_gaps(self.columns, pieces)

@@ -24,6 +24,10 @@ class BatchKeys(NamedTuple):
     - ``stream``: for a stream, the worker whose own stream gives this batch.
     - ``entering``: samples that an order takes into its window with this batch, in the sequence
       in which storage should read them. A hint: batches do not depend on it.
+    - ``resumed``: for a stream that is opened anew, where it is to begin: the number of a batch,
+      and the packed state of the stream before that batch.
+    - ``reached``: of a delivered batch, the packed state of its stream after it; empty if the
+      stream has ended with it, ``None`` if it has no state.
     """
 
     epoch: int
@@ -33,6 +37,8 @@ class BatchKeys(NamedTuple):
     spent: NDArray[np.int64] | None = None
     stream: int | None = None
     entering: NDArray[np.int64] | None = None
+    resumed: tuple[int, bytes] | None = None
+    reached: bytes | None = None
 
 
 class PartProgress(NamedTuple):

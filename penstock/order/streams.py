@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import StateError
 from penstock.order.cursor import Cursor
 from penstock.order.plan import BatchKeys, Plan
+from penstock.serialize import pack, unpack
 
 
 class Streams(Plan):
@@ -17,7 +18,8 @@ class Streams(Plan):
 
     ``BatchKeys.number`` counts the batches of one stream, ``BatchKeys.stream``. ``length`` returns
     the number of samples, or ``None`` if it is unknown. The plan remembers how many batches each
-    stream has delivered, because a cursor has only their sum.
+    stream has delivered, because a cursor has only their sum, and the last state of a stream that
+    has states.
 
     >>> streams = Streams(workers=2, rows=3)
     >>> dealt = streams.batches(Cursor())
@@ -42,16 +44,22 @@ class Streams(Plan):
         self._delivered = [0] * max(1, workers)
         self._turn = 0
         self._ended: set[int] = set()
+        self._states: dict[int, tuple[int, bytes]] = {}
+        """By stream, the number of a batch, and the packed state of the stream before it."""
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         if not cursor.batch:
             self._delivered = [0] * len(self._delivered)
             self._turn = 0
-        self._ended = set()
+            self._ended, self._states = set(), {}
+        else:
+            self._ended = set(self._ended)  # another deal may still be under way
         epoch = cursor.epoch if self.key_epoch is None else self.key_epoch
-        return self._deal(epoch, list(self._delivered), self._turn)
+        return self._deal(epoch, list(self._delivered), self._turn, dict(self._states))
 
-    def _deal(self, epoch: int, numbers: list[int], turn: int) -> Iterator[BatchKeys]:
+    def _deal(
+        self, epoch: int, numbers: list[int], turn: int, states: dict[int, tuple[int, bytes]]
+    ) -> Iterator[BatchKeys]:
         ended, workers = self._ended, len(numbers)
         while len(ended) < workers:
             stream, turn = turn % workers, turn + 1
@@ -60,7 +68,8 @@ class Streams(Plan):
             number = numbers[stream]
             numbers[stream] += 1
             indices = np.full(self._rows, stream, dtype=np.int64)
-            yield BatchKeys(epoch, number, indices, None, stream=stream)
+            resumed = states.pop(stream, None)
+            yield BatchKeys(epoch, number, indices, None, stream=stream, resumed=resumed)
 
     def ended(self, batch: BatchKeys) -> None:
         if batch.stream is not None:
@@ -81,10 +90,21 @@ class Streams(Plan):
         if batch.stream is not None:
             self._delivered[batch.stream] = batch.number + 1
             self._turn = batch.stream + 1
+            if batch.reached:
+                self._states[batch.stream] = batch.number + 1, batch.reached
+            elif batch.reached is not None:
+                self.ended(batch)
         return cursor._replace(batch=cursor.batch + 1)
 
     def epoch_state(self, epoch: int) -> dict[str, Any]:
-        state = {"delivered": list(self._delivered), "turn": self._turn}
+        state: dict[str, Any] = {"delivered": list(self._delivered), "turn": self._turn}
+        if self._ended:
+            state["ended"] = sorted(self._ended)
+        if self._states:
+            state["states"] = [
+                {"stream": stream, "batch": number, "state": unpack(packed)}
+                for stream, (number, packed) in sorted(self._states.items())
+            ]
         return state if self.key_epoch is None else {**state, "key_epoch": self.key_epoch}
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
@@ -108,4 +128,9 @@ class Streams(Plan):
         self.check_state(epoch_state)
         self._delivered = [int(count) for count in epoch_state["delivered"]]
         self._turn = int(epoch_state["turn"])
+        self._ended = set(epoch_state.get("ended", ()))
+        self._states = {
+            saved["stream"]: (saved["batch"], bytes(pack(saved["state"]).tobytes()))
+            for saved in epoch_state.get("states", ())
+        }
         self.key_epoch = epoch_state.get("key_epoch")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from penstock.errors import PipelineError
+from penstock.fingerprint import fingerprint
 from penstock.source.dataset import identity_of, is_iterable_dataset
 from penstock.source.source import Source
+
+_log = logging.getLogger("penstock.source")
 
 
 class StreamSource(Source):
     """A torch IterableDataset, another iterable, or a function that makes an iterator.
 
     Samples cannot be read by index, so the stages below it work on samples in the order in which
-    they come. It must start again, with the same samples, each time it is opened.
+    they come. It must start again, with the same samples, each time it is opened. If the dataset or
+    its iterator has ``state_dict`` and ``load_state_dict``, a position is saved and restored by
+    these; otherwise the samples before it are read again.
 
     >>> numbers = StreamSource(lambda: iter(range(5)))
     >>> list(numbers.open(skip=3)), list(numbers.open())
@@ -41,9 +47,15 @@ class StreamSource(Source):
         self.value: Any = None
         """The sample that ``read`` gives: a worker puts it there as it comes from the stream."""
         self._version = version
+        self._iterator: Any = None
+        self._resumed = False
 
-    def open(self, skip: int = 0) -> Iterator[Any]:
-        """A new iterator over the samples, without the first ``skip``."""
+    def open(self, skip: int = 0, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        """A new iterator over the samples, without the first ``skip``.
+
+        ``state``: what ``state`` returned, to begin after the sample that was the last one then.
+        """
+        self._restore_dataset(state)
         if hasattr(self.dataset, "__iter__"):
             samples = iter(self.dataset)
         else:
@@ -54,7 +66,54 @@ class StreamSource(Source):
                     "an iterator over the samples."
                 )
             samples = iter(made)
+        if state is not None and "iterator" in state:
+            samples.load_state_dict(state["iterator"])
+        self._iterator = samples
         return islice(samples, skip, None) if skip else samples
+
+    def resume(self, skip: int, state: Mapping[str, Any]) -> Iterator[Any] | None:
+        """Like ``open``; ``None`` if the dataset cannot load its own state: open it anew.
+
+        Datasets of Hugging Face return states of shuffled shards that workers cannot load.
+        """
+        if not hasattr(self.dataset, "_starting_state_dict"):
+            return self.open(skip, state)
+        try:
+            samples = self.open(skip, state)
+            first = list(islice(samples, 1))  # only now does such a dataset load the state
+        except Exception as error:
+            _log.warning(
+                "%s.load_state_dict() failed (%s: %s). All samples before are read again.",
+                *(self._kind(), type(error).__name__, error),
+            )
+            return None
+        return chain(first, samples)
+
+    def _restore_dataset(self, state: Mapping[str, Any] | None) -> None:
+        """Give the dataset its own part of a state, before an iterator is made."""
+        dataset, own = self.dataset, None if state is None else state.get("dataset")
+        if own is not None:
+            self._resumed = True
+            dataset.load_state_dict(own)
+            # Datasets of Hugging Face ignore a state of another epoch than theirs.
+            if isinstance(own, Mapping) and getattr(dataset, "epoch", None) != own.get("epoch"):
+                set_epoch = getattr(dataset, "set_epoch", None)
+                if set_epoch is not None and "epoch" in own:
+                    set_epoch(own["epoch"])
+        elif self._resumed:
+            self._resumed = False
+            if hasattr(dataset, "_starting_state_dict"):
+                # Datasets of Hugging Face begin every epoch with the state they were given last.
+                dataset.load_state_dict(None)
+
+    def state(self) -> dict[str, Any] | None:
+        """The states of the dataset and of the open iterator; ``None`` if they have none."""
+        found = {}
+        if _is_stateful(self._iterator):
+            found["iterator"] = self._iterator.state_dict()
+        if _is_stateful(self.dataset) and self._iterator is not self.dataset:
+            found["dataset"] = self.dataset.state_dict()
+        return {name: state for name, state in found.items() if state is not None} or None
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         return [self.value]
@@ -73,12 +132,20 @@ class StreamSource(Source):
         return f"sample {index} of {self._kind()}"
 
     def identity(self) -> str:
+        if self._version is None and _is_stateful(self.dataset):
+            # Its attributes have its position, so only its class says which data it is.
+            return fingerprint(("stateful dataset", type(self.dataset)))
         return identity_of(self.dataset, self._version)
 
     def _kind(self) -> str:
         if hasattr(self.dataset, "__iter__"):
             return type(self.dataset).__name__
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
+
+
+def _is_stateful(thing: Any) -> bool:
+    """Whether it saves and restores its position itself (torchdata's ``Stateful`` protocol)."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 def is_stream(dataset: Any) -> bool:

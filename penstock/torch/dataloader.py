@@ -8,6 +8,7 @@ this class. Accelerate makes a plain one, so it has an integration: ``penstock.t
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import multiprocessing
 import os
@@ -44,12 +45,12 @@ from penstock.torch.delivering import delivering
 from penstock.torch.failed_sample import of_both_kinds
 from penstock.torch.iteration import Iteration, OwnOrder, torch_iterator
 from penstock.torch.ranks import (
-    SHARED_SEED,
     RankFinder,
     Undivided,
     given_rank,
     of_sampler,
     of_stream,
+    shared_seed,
 )
 from penstock.torch.sampler_plan import SamplerPlan, TorchDraws
 from penstock.torch.worker import TorchWorkerSetup
@@ -196,6 +197,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             share = CLUSTER_SHARE
         _check(
             streaming=streaming,
+            shuffles_itself=isinstance(dataset, IterDataPipe),
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -272,8 +274,10 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             elif self._own_sampler:
                 self._ranks = of_sampler(sampler if batch_sampler is None else batch_sampler)
             else:
-                shared_seed = SHARED_SEED if generator is None else generator.initial_seed() % 2**63
-                self._ranks = RankFinder(None if seed is not None else shared_seed, drop_in=True)
+                agreed = shared_seed
+                if generator is not None:
+                    agreed = functools.partial(int, generator.initial_seed() % 2**63)
+                self._ranks = RankFinder(None if seed is not None else agreed, drop_in=True)
         self._loop: weakref.ref[Any] | None = None
         self._make(self._first_seed())
         integrate()
@@ -300,7 +304,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             return 0
         if self.generator is not None:
             return int(self.generator.initial_seed() % 2**63)
-        return SHARED_SEED if divided else int(torch.initial_seed() % 2**63)
+        return shared_seed() if divided else int(torch.initial_seed() % 2**63)
 
     @property
     def _asks_for_own_order(self) -> bool:
@@ -846,6 +850,7 @@ def why_not_fork() -> str:
 def _check(
     *,
     streaming: bool,
+    shuffles_itself: bool,
     batch_size: int | None,
     shuffle: bool | None,
     sampler: object,
@@ -857,7 +862,10 @@ def _check(
     prefetch_factor: int | None,
     persistent_workers: bool,
 ) -> None:
-    """Refuse arguments that torch refuses, and those that Penstock does not support."""
+    """Refuse arguments that torch refuses, and those that Penstock does not support.
+
+    ``shuffles_itself``: a stream whose own shuffling torch turns on or off.
+    """
     if num_workers != "auto" and not _from(0, num_workers):
         refuse(f'num_workers is {num_workers!r}; give a whole number, 0 or more, or "auto".')
     if num_workers == 0 and not shared:
@@ -880,7 +888,7 @@ def _check(
         )
     if streaming:
         for name, given in (
-            ("shuffle", bool(shuffle)),
+            ("shuffle", bool(shuffle) and not shuffles_itself),
             ("sampler", bool(sampler)),
             ("batch_sampler", batch_sampler is not None),
         ):

@@ -7,7 +7,9 @@ looked for when a loader is made.
 from __future__ import annotations
 
 import logging
+import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
@@ -25,9 +27,15 @@ ForOneProcess = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 """torch's samplers that draw from the whole dataset, in every process. ``SubsetRandomSampler`` is
 not one of them: its indices may be the part of a rank."""
 
-SHARED_SEED = 0
-"""The seed of loaders without one, if there are several ranks: they must agree on the order, and
-torch's initial seed may differ between them."""
+
+def shared_seed() -> int:
+    """The seed of loaders without one, if there are several ranks: they must agree on the order.
+
+    That of Lightning's ``seed_everything``, or 0, as for the ``DistributedSampler`` that Lightning
+    makes. torch's initial seed may differ between ranks, so torch's own samplers ignore it too.
+    """
+    given = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(given) if given.isdecimal() else 0
 
 
 class Origin(IntEnum):
@@ -86,12 +94,13 @@ class RankFinder:
     """The rank and world of a loader that divides its samples over the ranks.
 
     They are looked for at the first loop and the first ``len``, and again at the start of each
-    loop. ``seed``: that of several ranks, which must agree on the order, if the user gave none.
+    loop. ``seed``: returns that of several ranks, which must agree on the order, if the user gave
+    none.
     ``drop_in``: torch's loader in its place would give every rank all samples, so it is logged that
     this one does not.
     """
 
-    def __init__(self, seed: int | None = None, *, drop_in: bool = False) -> None:
+    def __init__(self, seed: Callable[[], int] | None = None, *, drop_in: bool = False) -> None:
         self._seed = seed
         self._drop_in = drop_in
         self._found: FoundRank | None = None
@@ -110,7 +119,7 @@ class RankFinder:
         self._warn_of_change(found)
         if reason != "state":
             self._used = found
-        seed = options.seed if self._seed is None or found.world == 1 else self._seed
+        seed = options.seed if self._seed is None or found.world == 1 else self._seed()
         return replace(options, rank=found.rank, world=found.world, seed=seed)
 
     def keep_seed(self) -> None:

@@ -36,6 +36,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in (*config.LAUNCHERS, ("LOCAL_RANK", "NODE_RANK")):
         for name in names:
             monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
 
 
 @pytest.fixture
@@ -261,6 +262,31 @@ def test_ranks_without_a_seed_agree_on_the_order(group: Group) -> None:
         with drop_in(shuffle=True, rank=rank, world=2) as loader:
             parts += seen(loader)
     assert sorted(parts) == list(range(12))
+
+
+def test_seed_everything_decides_the_order_of_ranks(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def orders(seed: str) -> list[list[int]]:
+        # Lightning's seed_everything sets this variable in every rank.
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        found = []
+        for rank in (0, 1):
+            group(rank, 2)
+            found.append(seen(drop_in(shuffle=True)))
+        return found
+
+    three = orders("3")
+    assert sorted(three[0] + three[1]) == list(range(12))
+    assert three == orders("3") != orders("4")
+    group(0, 2)
+    assert seen(drop_in(shuffle=True, seed=4)) == orders("4")[0]
+    group(0, 2)
+    generator = torch.Generator().manual_seed(4)
+    assert seen(drop_in(shuffle=True, generator=generator)) == orders("4")[0]
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    group(0, 2)
+    assert seen(drop_in(shuffle=True)) == orders("0")[0]
 
 
 @pytest.mark.parametrize("known", [True, False])

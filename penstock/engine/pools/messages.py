@@ -46,7 +46,7 @@ class TaskSent(NamedTuple):
 
     ``slot``: where its rows go; ``new_slot``: it is new to the worker, and its descriptor comes
     along with the message. ``layout``: packed, if it is not that of the last task. ``batch``: the
-    number of the batch in the worker's own stream, if it reads one.
+    number of the batch in the worker's own stream, if it reads one. ``resumed``: see ``BatchKeys``.
     """
 
     id: int
@@ -59,6 +59,7 @@ class TaskSent(NamedTuple):
     new_slot: bool
     layout: bytes | None
     batch: int
+    resumed: tuple[int, bytes] | None
 
 
 class TasksSent(NamedTuple):
@@ -86,7 +87,7 @@ class Particulars(NamedTuple):
     """What most outcomes do not have.
 
     ``nbytes``: size of the collated batch in the slot. ``objects``, ``layout`` and ``error`` are
-    packed.
+    packed. ``reached``: see ``BatchKeys``.
     """
 
     offers: list[Offer]
@@ -96,6 +97,7 @@ class Particulars(NamedTuple):
     layout: bytes | None
     changed: bool
     error: bytes | None
+    reached: bytes | None
 
 
 VOCABULARY = Vocabulary(
@@ -123,7 +125,7 @@ def done_message(task: int, outcome: Outcome, nbytes: int | None) -> TaskDone:
     report = outcome.report
     error, layout, objects = outcome.error, outcome.layout, report.objects
     more: list[Any] | None = None
-    unusual = (error, layout, nbytes) != (None, None, None) or outcome.changed
+    unusual = (error, layout, nbytes, report.reached) != (None,) * 4 or outcome.changed
     if unusual or report.offers or report.bad or objects:
         more = list(
             Particulars(
@@ -134,6 +136,7 @@ def done_message(task: int, outcome: Outcome, nbytes: int | None) -> TaskDone:
                 bytes(pack(layout).tobytes()) if layout is not None else None,
                 outcome.changed,
                 pack_error(error) if error is not None else None,
+                report.reached,
             )
         )
     return TaskDone(task, report.rows, report.taken, report.busy, report.tally, more)
@@ -149,6 +152,7 @@ def outcome_of(message: TaskDone) -> Outcome:
     report.bad = [(index, name, stage, error) for index, name, stage, error in more.bad]
     if more.objects is not None:
         report.objects = unpack(more.objects)
+    report.reached = more.reached
     return Outcome(
         report,
         value=InSlot(more.nbytes) if more.nbytes is not None else None,

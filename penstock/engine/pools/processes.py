@@ -611,6 +611,7 @@ class ProcessPool:
             new_slot,
             layout,
             task.number,
+            task.resumed,
         )
 
     def _read(self, starting: Iterable[int]) -> None:

@@ -24,9 +24,12 @@ from penstock.keyed import (
     Keyed,
     Keys,
     SpareGenerators,
+    plain_states,
     preserved_globals,
+    restore_plain_states,
     seed_globals,
 )
+from penstock.serialize import pack, unpack
 from penstock.source.stream import StreamSource
 from penstock.stats import Tally
 from penstock.stops.batch import Collate, Misfit
@@ -96,7 +99,7 @@ class WorkerInfo:
 
 
 WorkerInit = Callable[[WorkerInfo, Work], None]
-"""Called in each worker before its first task."""
+"""Called in each worker where it starts, also if it never gets a task."""
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ class Task:
 
     ``first``: the row of the first sample in ``columns``. ``number``: of the batch in its epoch or
     stream. ``struck``: a worker died while it worked on it. ``part``: what CPU workers have done of
-    a task for the device.
+    a task for the device. ``resumed``: see ``BatchKeys``.
     """
 
     id: int
@@ -118,6 +121,7 @@ class Task:
     number: int = 0
     struck: bool = False
     part: Any = None
+    resumed: tuple[int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ class TaskReport:
     - ``objects``: values of the fields that are text or bytes, by the number of the field. Of a
       probe: of all fields.
     - ``machine``: the other machine that has prepared the samples; empty for this one.
+    - ``reached``: see ``BatchKeys``.
     """
 
     rows: int = 0
@@ -153,6 +158,7 @@ class TaskReport:
     missing: list[int] = field(default_factory=list)
     objects: dict[int, list[Any]] = field(default_factory=dict)
     machine: str = ""
+    reached: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -193,6 +199,7 @@ class Runner:
         self.work = work
         self.info = info
         self._init = init
+        self._init_error: Exception | None = None
         self._clock = clock
         self._road = work.road.open(clock)
         self._head: OpenRoad | None = None
@@ -202,9 +209,20 @@ class Runner:
         self._stream: Iterator[tuple[int, int, Any]] | None = None
         self._streamed: tuple[int, int] | None = None
         self._stream_states: GlobalStates | None = None
+        self._seeded: Any = None
+        """The states of the global generators where the stream was opened."""
         self._spare: SpareGenerators | None = None
         self._copies = stream_copies_of(work.road.stops, info.seed)
         self._stops_draw = any(stop.global_random for stop in work.road.stops)
+
+    def set_up(self) -> None:
+        """Call the ``init`` hook, once. Its exception becomes that of the first task."""
+        init, self._init = self._init, None
+        if init is not None:
+            try:
+                init(self.info, self.work)
+            except Exception as error:
+                self._init_error = error
 
     def run(self, task: Task) -> Outcome:
         """Run a task in this thread. Exceptions become part of the outcome."""
@@ -219,7 +237,8 @@ class Runner:
                 value, report = self.whole(task.keys)
                 return Outcome(report, value)
             if task.kind == "pull":
-                value, report = self.pull(task.number, len(task.keys), task.keys.epoch)
+                number, rows = task.number, len(task.keys)
+                value, report = self.pull(number, rows, task.keys.epoch, task.resumed)
                 return Outcome(report, value)
             layout, report = self.probe(task.keys, task.first)
             return Outcome(report, layout=layout)
@@ -332,11 +351,13 @@ class Runner:
         report.offers += put
         return layout, report
 
-    def pull(self, number: int, rows: int, epoch: int) -> tuple[Any, TaskReport]:
+    def pull(
+        self, number: int, rows: int, epoch: int, resumed: tuple[int, bytes] | None = None
+    ) -> tuple[Any, TaskReport]:
         """The next batch of the worker's own stream; no rows when the stream has ended.
 
         ``number``: of the batch in this stream. A worker that replaces a dead one skips the
-        batches before it.
+        batches before it. ``resumed``: a state of the stream to begin with.
         """
         report = self._begin()
         started = self._clock()
@@ -346,7 +367,7 @@ class Runner:
         samples: list[Any] = []
         taken = 0
         with nullcontext() if self.info.process else preserved_globals():
-            stream = self._open_stream(source, number, rows, epoch)
+            stream = self._open_stream(source, number, rows, epoch, resumed)
             while taken < rows and (delivery := next(stream, None)) is not None:
                 position, copy_number, source.value = delivery
                 place = position * self.info.count + self.info.id
@@ -355,6 +376,7 @@ class Runner:
                     samples.extend(self._samples(keys, report, taken))
                 taken += 1
             self._streamed = (epoch, number + 1)
+            report.reached = b"" if taken < rows else self._stream_state(source)
             if not self.info.process:
                 self._stream_states = GlobalStates()
             keys = Keys(epoch, list(range(taken)))
@@ -364,8 +386,27 @@ class Runner:
         report.taken = taken
         return batch, report
 
+    def _stream_state(self, source: StreamSource) -> bytes | None:
+        """The packed state of the stream, and of the global generators if it has drawn.
+
+        ``None`` if it has none, or is inside a block of samples that are repeated: a resume then
+        skips what was delivered.
+        """
+        state = source.state() if self._copies is None else None
+        if state is None:
+            return None
+        drawn = plain_states()
+        if drawn != self._seeded:
+            state["random"] = drawn
+        return bytes(pack(state).tobytes())
+
     def _open_stream(
-        self, source: StreamSource, number: int, rows: int, epoch: int
+        self,
+        source: StreamSource,
+        number: int,
+        rows: int,
+        epoch: int,
+        resumed: tuple[int, bytes] | None,
     ) -> Iterator[tuple[int, int, Any]]:
         """The worker's stream at this batch, with the global generators as they are there.
 
@@ -374,7 +415,14 @@ class Runner:
         """
         if self._stream is None or self._streamed != (epoch, number):
             seed_globals(Keyed(self.info.seed, "stream").at(Key(self.info.id, epoch)))
-            self._stream = self._deliveries(source, number * rows, epoch)
+            self._seeded = plain_states()
+            samples = None
+            if resumed is not None and self._copies is None:
+                first, state = resumed[0], unpack(resumed[1])
+                samples = source.resume((number - first) * rows, state)
+                if samples is not None and "random" in state:
+                    restore_plain_states(state["random"])
+            self._stream = self._deliveries(source, number * rows, epoch, samples)
         elif self._stream_states is not None:
             self._stream_states.restore()
         # After an error the stream is somewhere within a batch, so it has to be opened again.
@@ -382,14 +430,17 @@ class Runner:
         return self._stream
 
     def _deliveries(
-        self, source: StreamSource, place: int, epoch: int
+        self, source: StreamSource, place: int, epoch: int, samples: Iterator[Any] | None
     ) -> Iterator[tuple[int, int, Any]]:
-        """The stream from a place on: (position in the stream, copy, sample)."""
+        """The stream from a place on: (position in the stream, copy, sample).
+
+        ``samples``: the stream, if it stands there already.
+        """
         # Not ``for`` over the stream: that calls __iter__ again, where an iterator of the user may
         # start anew.
         copies, me = self._copies, self.info.id
         if copies is None:
-            samples = source.open(skip=place)
+            samples = source.open(skip=place) if samples is None else samples
             while (sample := next(samples, _END)) is not _END:
                 yield place, 0, sample
                 place += 1
@@ -417,9 +468,10 @@ class Runner:
         return self._spare.preserved()
 
     def _begin(self, *, trial: bool = False) -> TaskReport:
-        if self._init is not None:
-            init, self._init = self._init, None
-            init(self.info, self.work)
+        self.set_up()
+        if self._init_error is not None:
+            error, self._init_error = self._init_error, None
+            raise error
         self._road.begin(trial=trial)
         self._began = self._clock()
         return TaskReport()

@@ -154,6 +154,7 @@ class _TaskLoop:
             self.layout,
             columns,
             message.batch,
+            resumed=message.resumed,
         )
 
     def _unmap(self, slot: int) -> None:
@@ -199,7 +200,10 @@ def serve(
         gc.collect()
     gc.freeze()
     GlobalPeek.watch()
-    _TaskLoop(wire, [Runner(work, info, init) for info in infos]).run()
+    runners = [Runner(work, info, init) for info in infos]
+    if len(runners) == 1:  # in a crew each thread does it for itself
+        runners[0].set_up()
+    _TaskLoop(wire, runners).run()
 
 
 def load_work(fd: int) -> tuple[Work, WorkerInit | None]:

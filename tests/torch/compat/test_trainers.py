@@ -164,3 +164,156 @@ def test_lightning_fabric(lightning: Any, loader: Any) -> None:
         return batches
 
     assert seen(loader) == seen(torch.utils.data.DataLoader)
+
+
+@pytest.fixture
+def transformers(accelerate: Any, torchvision: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def hugging_face_train(
+    transformers: Any, kind: Any, folder: Path, *, resume: bool = False, **options: Any
+) -> tuple[list[Any], Any]:
+    """The batches of a training by Hugging Face's Trainer, and the loader that it has used."""
+    seen: list[Any] = []
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            seen.append(x.flatten().tolist())
+            return {"loss": self.layer(x).mean()}
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc]
+        used: Any = None
+
+        def get_train_dataloader(self) -> Any:
+            made = kind(self.train_dataset, batch_size=4, shuffle=True)
+            self.used = self.accelerator.prepare(made)
+            return self.used
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=2,
+        save_steps=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        seed=1,
+        **options,
+    )
+    data = Made(lambda index: {"x": column(index), "labels": column(index)}, 12)
+    trainer = Trainer(model=Model(), args=arguments, train_dataset=data)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
+    return seen, trainer.used
+
+
+def test_hugging_face_trainer_trains_and_resumes(
+    transformers: Any, tmp_path: Path, loader: Any
+) -> None:
+    expected, _ = hugging_face_train(transformers, torch.utils.data.DataLoader, tmp_path / "torch")
+    seen, used = hugging_face_train(transformers, loader, tmp_path / "ours")
+    assert seen == expected
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(x for batch in epoch for x in batch) == [float(i) for i in range(12)]
+    assert seen[:3] != seen[3:]
+    ours(loader, used, 6)
+    rest, used = hugging_face_train(transformers, loader, tmp_path / "ours", resume=True)
+    assert rest == expected[2:]
+    if loader is DataLoader:
+        assert isinstance(used, DataLoader)
+
+
+def test_ignite_trains(loader: Any) -> None:
+    engine = pytest.importorskip("ignite.engine", reason="pytorch-ignite is not installed")
+
+    def seen(kind: Any) -> list[Any]:
+        torch.manual_seed(1)
+        batches: list[Any] = []
+        trainer = engine.Engine(lambda _, batch: batches.append(batch.tolist()))
+        made = kind(Made(n=10), batch_size=4, shuffle=True, num_workers=1)
+        state = trainer.run(made, max_epochs=2)
+        assert (state.epoch, state.iteration, state.epoch_length) == (2, 6, 3)
+        ours(kind, made, 6)
+        return batches
+
+    found = seen(loader)
+    assert found == seen(torch.utils.data.DataLoader)
+    assert sorted(x for batch in found[3:] for x in batch) == [float(i) for i in range(10)]
+
+
+def test_ignite_deterministic_engine_resumes_as_with_torch(loader: Any) -> None:
+    engine = pytest.importorskip("ignite.engine", reason="pytorch-ignite is not installed")
+    deterministic = pytest.importorskip("ignite.engine.deterministic")
+
+    def seen(kind: Any, state: Any = None) -> tuple[list[Any], Any]:
+        batches: list[Any] = []
+        trainer = deterministic.DeterministicEngine(lambda _, batch: batches.append(batch.tolist()))
+        saved: list[Any] = []
+        trainer.add_event_handler(
+            engine.Events.ITERATION_COMPLETED(once=4), lambda: saved.append(trainer.state_dict())
+        )
+        if state is not None:
+            trainer.load_state_dict(state)
+        made = kind(Made(n=12), batch_size=4, shuffle=True)
+        trainer.run(made, max_epochs=2)
+        return batches, saved[0] if saved else None
+
+    def both(kind: Any) -> Any:
+        torch.manual_seed(1)
+        whole, state = seen(kind)
+        torch.manual_seed(2)
+        return whole, seen(kind, state)[0]
+
+    whole, rest = both(loader)
+    assert (whole, rest) == both(torch.utils.data.DataLoader)
+    assert (len(whole), len(rest)) == (6, 2)
+
+
+def test_timm_creates_a_loader(
+    torchvision: Any, monkeypatch: pytest.MonkeyPatch, loader: Any
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("timm", reason="timm is not installed")
+        from timm.data import create_loader
+        from timm.data import loader as timm_loader
+
+    import numpy as np
+    from PIL import Image
+
+    class Photos(Made):
+        transform: Any = None
+
+        def __getitem__(self, index: int) -> Any:
+            photo = Image.fromarray(np.full((40, 40, 3), 9 * index, dtype=np.uint8))
+            return self.transform(photo), index
+
+    def seen(kind: Any) -> Any:
+        monkeypatch.setattr(torch.utils.data, "DataLoader", kind)
+        torch.manual_seed(1)
+        made = create_loader(
+            Photos(n=10),
+            input_size=(3, 32, 32),
+            batch_size=4,
+            is_training=True,
+            no_aug=True,
+            use_prefetcher=True,
+            num_workers=1,
+            device=torch.device("cpu"),
+            persistent_workers=False,
+        )
+        assert isinstance(made, timm_loader.PrefetchLoader)
+        epochs = [[(x.mean().item(), y.tolist()) for x, y in made] for _ in range(2)]
+        ours(kind, made.loader, 4)
+        return epochs
+
+    found = seen(loader)
+    assert found == seen(torch.utils.data.DataLoader)
+    # timm drops the last batch of a training epoch.
+    assert [len({y for _, ys in epoch for y in ys}) for epoch in found] == [8, 8]
+    assert found[0] != found[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +104,48 @@ def test_worker_init_fn_runs_once_in_each_worker(loader: Any, tmp_path: Path) ->
         with (tmp_path / str(worker)).open("a") as file:
             file.write("x")
 
-    def make(index: int) -> float:
-        # Otherwise one worker could prepare all samples before the other has begun. Not the first:
-        # Penstock prepares it alone.
-        limit = time.monotonic() + 60
-        while index and len(list(tmp_path.iterdir())) < 2 and time.monotonic() < limit:
-            time.sleep(0.01)
-        return float(index)
+    # More workers than samples: those without a task run it too.
+    made = loader(Made(n=1), num_workers=2, worker_init_fn=init)
+    loop = iter(made)
+    assert next(loop).tolist() == [0.0]
+    limit = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert list(loop) == []
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"0": "x", "1": "x"}
 
-    made = loader(Made(make, 8), num_workers=2, worker_init_fn=init)
-    assert samples(made) == [float(i) for i in range(8)]
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "x", "1": "x"}
+
+def test_an_exception_of_worker_init_fn_is_that_of_the_loop(loader: Any) -> None:
+    def init(_: int) -> None:
+        raise KeyError("no licence")
+
+    with pytest.raises(KeyError, match="no licence"):
+        next(iter(loader(Made(n=2), num_workers=1, worker_init_fn=init)))
+
+
+def test_a_worker_that_dies_is_a_runtime_error(loader: Any) -> None:
+    made = loader(Made(lambda _: os._exit(3), 2), num_workers=1)
+    with pytest.raises(RuntimeError):
+        next(iter(made))
+
+
+def test_a_worker_that_takes_too_long_is_a_runtime_error(loader: Any) -> None:
+    made = loader(Made(lambda _: time.sleep(60), 2), num_workers=1, timeout=0.1)
+    with pytest.raises(RuntimeError):
+        next(iter(made))
+
+
+@pytest.mark.parametrize("shuffle", [None, False, True])
+def test_datapipes_are_told_to_shuffle(loader: Any, shuffle: bool | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.utils.data.datapipes.iter import IterableWrapper
+
+        pipe = IterableWrapper(list(range(40))).shuffle()
+        found = samples(loader(pipe, shuffle=shuffle))
+    assert sorted(found) == list(range(40))
+    assert (found == list(range(40))) is (shuffle is False)
 
 
 def test_an_assigned_worker_init_fn(loader: Any, tmp_path: Path) -> None:
