@@ -76,6 +76,7 @@ class Deliver:
     - ``name``: the device, for the ``repr`` of the loader.
     - ``copies``: the loop gets copies of batches only.
     - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
+    - ``decode``: ``"device"`` if samples are decoded there, with other bits than on the CPU.
     """
 
     begin: Callable[[Rest | None], Background]
@@ -85,6 +86,7 @@ class Deliver:
     name: str = ""
     copies: bool = False
     plan: Callable[[Assembly], DevicePlan] | None = None
+    decode: Literal["exact", "device"] = "exact"
 
 
 @dataclass(frozen=True)
@@ -502,10 +504,28 @@ class Loader:
         }
 
     def _device_checkpoint(self) -> dict[str, Any]:
-        """What was learnt of the device. It affects speed only."""
+        """What was learnt of the device, which affects speed only, and whether it decodes."""
         together = self._together
         state = self._device_state if together is None else together.state_dict()
-        return {} if state is None else {"device": dict(state)}
+        found: dict[str, Any] = {} if state is None else {"device": dict(state)}
+        if self._decode != "exact":
+            found["decode"] = self._decode
+        return found
+
+    @property
+    def _decode(self) -> str:
+        """Who decodes samples, as far as it changes their bits."""
+        deliver = self._custom.deliver
+        return "exact" if deliver is None else deliver.decode
+
+    def _check_decode(self, state: Mapping[str, Any]) -> None:
+        theirs = state.get("decode", "exact")
+        if theirs != self._decode:
+            raise StateError(
+                f"the checkpoint was taken with decode={theirs!r}, and this loader has decode="
+                f"{self._decode!r}. The device decodes other pixels than the CPU. Resume with the "
+                "same decode=, or start anew."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the position that ``state_dict`` returned.
@@ -521,6 +541,7 @@ class Loader:
             pipeline = placed(self._written, chosen)
         mine = self._describe(pipeline)
         check_state(state, mine)
+        self._check_decode(state)
         if self._data.pending and parts_of_data(state).get("all") is not None:
             mine["data"] = self._data.complete(RESUME_WAIT)
             check_state(state, mine)

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from penstock.device.staging import Staging
 from penstock.device.work import DeviceWork, PackedPart
 from penstock.engine.pools.pool import Desk, Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport
+from penstock.errors import MissingExtraError
 from penstock.stops.stop import column_of
 
 _log = logging.getLogger("penstock.device")
@@ -54,6 +55,7 @@ class _Flight(NamedTuple):
 
     task: Task
     rows: DeviceRows
+    about: Any
     buffer: int
     source: torch.Tensor
     target: torch.Tensor
@@ -101,6 +103,8 @@ class DevicePool:
         self._buffers: list[torch.Tensor | None] = [None] * IN_FLIGHT
         self._free = list(range(IN_FLIGHT))
         self._flights: deque[_Flight] = deque()
+        self._giving = 0
+        """Threads that give the device a task."""
         self._notified = False
         self._closing = True
         self._thread: threading.Thread | None = None
@@ -207,7 +211,10 @@ class DevicePool:
         try:
             self._deal()
         finally:
-            # Memory must not be freed before the device is done with it, whatever it returns.
+            # Memory must not be freed before the device is done with it, whatever it returns. The
+            # thread of the loop may be about to give it one more task.
+            with self._wake:
+                self._wake.wait_for(lambda: not self._giving)
             for flight in list(self._flights):
                 with contextlib.suppress(Exception):
                     flight.event.wait()
@@ -216,6 +223,11 @@ class DevicePool:
         try:
             device = self._find()
             self._prepare(device)
+        except MissingExtraError as error:
+            desk = self._desk()
+            if desk is not None:
+                desk.broken(error)
+            return
         except Exception as error:
             self._lose(_reason(error))
             return
@@ -290,6 +302,7 @@ class DevicePool:
             if not self._free or self._closing or self.lost_because or device is None:
                 return False
             buffer = self._free.pop()
+            self._giving += 1
         task = None
         try:
             task = desk.take_for_device()
@@ -298,6 +311,10 @@ class DevicePool:
         except Exception as error:
             self._lose(_reason(error))
             return False
+        finally:
+            with self._wake:
+                self._giving -= 1
+                self._wake.notify_all()
         if task is None:
             with self._wake:
                 self._free.append(buffer)
@@ -342,7 +359,7 @@ class DevicePool:
             raise
         self.copied += source.nbytes
         task.part = None
-        flight = _Flight(task, rows, number, source, target, event, self._clock())
+        flight = _Flight(task, rows, about, number, source, target, event, self._clock())
         with self._wake:
             self._flights.append(flight)
 
@@ -359,11 +376,14 @@ class DevicePool:
             self._flights.popleft()
             self._free.append(flight.buffer)
             device = self._device
-        flight.rows.written[flight.task.first] = len(flight.task.keys)
         if device is not None:
             in_use, self._capacity = device.memory()
             self.most_in_use = max(self.most_in_use, in_use)
-        desk.done(flight.task.id, Outcome(TaskReport(rows=len(flight.task.keys))))
+        if self._work.failed(flight.about):
+            desk.lost(flight.task.id, guilty=False, reason="the device cannot decode it")
+        else:
+            flight.rows.written[flight.task.first] = len(flight.task.keys)
+            desk.done(flight.task.id, Outcome(TaskReport(rows=len(flight.task.keys))))
         self.local.notify()  # what is the CPU's may have changed
         if self._cooperation.sharing.mode == "temporal":
             desk.wake()  # the device has room for the next task
@@ -378,9 +398,10 @@ class DevicePool:
             self._wake.notify_all()
         name = "the device" if device is None else device.name
         _log.warning(
-            "%s prepares no more samples: %s. The CPU prepares all of them; batches are the same.",
+            "%s prepares no more samples: %s. The CPU prepares all of them; %s.",
             name,
             reason,
+            "batches are the same" if self._work.exact else f"note that {self._work.tolerance}",
         )
         desk = self._desk()
         if desk is not None:
