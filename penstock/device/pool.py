@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from penstock.device.rows import DeviceRows
 from penstock.device.shared_schedule import MemoryNeeds
 from penstock.device.staging import Staging
 from penstock.device.work import DeviceWork, PackedPart
+from penstock.engine.pools.joined import JoinedPool
 from penstock.engine.pools.pool import Desk, Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport
 from penstock.errors import MissingExtraError
@@ -63,7 +64,7 @@ class _Flight(NamedTuple):
     since: float
 
 
-class DevicePool:
+class DevicePool(JoinedPool):
     """A pool with the workers of ``local`` and one device. See ``Pool``.
 
     ``find``: returns the device; called in the thread of the pool, because that may take seconds.
@@ -85,10 +86,7 @@ class DevicePool:
         clock: Callable[[], float] = time.perf_counter,
         patience: float | None = None,
     ) -> None:
-        self.local = local
-        self.size = local.size
-        self.own_process = local.own_process
-        self.divides_tasks = local.divides_tasks
+        super().__init__(local)
         self._work = work
         self._cooperation = cooperation
         self._staging = staging
@@ -96,18 +94,12 @@ class DevicePool:
         self._samples = samples
         self._clock = clock
         self._patience = PATIENCE if patience is None else patience
-        self._desk: Callable[[], Desk | None] = lambda: None
-        self._wake = threading.Condition()
-        """Protects what follows. The engine is never called with it."""
         self._device: Device | None = None
         self._buffers: list[torch.Tensor | None] = [None] * IN_FLIGHT
         self._free = list(range(IN_FLIGHT))
         self._flights: deque[_Flight] = deque()
         self._giving = 0
         """Threads that give the device a task."""
-        self._notified = False
-        self._closing = True
-        self._thread: threading.Thread | None = None
         self.lost_because = ""
         """Why the device takes part no longer; empty if it does."""
         self.copied = 0
@@ -122,14 +114,6 @@ class DevicePool:
 
     # What the engine calls.
 
-    @property
-    def restarts(self) -> int:
-        return self.local.restarts
-
-    @property
-    def starting(self) -> bool:
-        return self.local.starting
-
     def start(self, desk: Desk) -> None:
         self._desk = weakref.ref(desk)
         self.local.start(desk)
@@ -137,15 +121,6 @@ class DevicePool:
             self._closing = False
             self._thread = threading.Thread(target=self._serve, name="penstock-device", daemon=True)
             self._thread.start()
-
-    def notify(self) -> None:
-        self.local.notify()
-        self._ring()
-
-    def _ring(self) -> None:
-        with self._wake:
-            self._notified = True
-            self._wake.notify_all()
 
     def help(self) -> bool:
         """In the temporal mode, give the device a task on the stream of the loop."""
@@ -157,13 +132,10 @@ class DevicePool:
             and self._give(desk, "loop")
         ):
             return True
-        return self.local.help()
-
-    def cancel(self, tasks: Collection[int]) -> None:
-        self.local.cancel(tasks)
+        return super().help()
 
     def watch(self, limit: float | None) -> None:
-        self.local.watch(limit)
+        super().watch(limit)
         with self._wake:
             since = self._flights[0].since if self._flights else None
         if since is not None and self._clock() - since > self._patience:
@@ -178,12 +150,6 @@ class DevicePool:
             return None
         prep = self.allocated + batches * self._batch_bytes
         return MemoryNeeds(prep, max(0, self.most_in_use - prep), self._capacity)
-
-    def outdated(self) -> bool:
-        return self.local.outdated()
-
-    def runs_here(self) -> bool:
-        return self.local.runs_here() or threading.current_thread() is self._thread
 
     def close(self, limit: float | None = None) -> set[int]:
         with self._wake:
