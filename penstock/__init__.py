@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock import audio, image
+    from penstock.combine.mix import mix
+    from penstock.combine.sequences import cu_seqlens, pack_sequences
     from penstock.diagnose.analyze.analyze import analyze
     from penstock.errors import PenstockError
     from penstock.loader import Loader
@@ -40,6 +42,7 @@ __all__ = [
     "Weighted",
     "analyze",
     "audio",
+    "cu_seqlens",
     "from_dataset",
     "from_files",
     "from_folder",
@@ -47,6 +50,8 @@ __all__ = [
     "from_parquet",
     "from_tar",
     "image",
+    "mix",
+    "pack_sequences",
     "progress",
 ]
 
@@ -59,12 +64,15 @@ _MODULES = {
     "Reservoir": "penstock.order",
     "Weighted": "penstock.order",
     "analyze": "penstock.diagnose.analyze.analyze",
+    "cu_seqlens": "penstock.combine.sequences",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",
     "from_mds": "penstock.pipeline",
     "from_parquet": "penstock.pipeline",
     "from_tar": "penstock.pipeline",
+    "mix": "penstock.combine.mix",
+    "pack_sequences": "penstock.combine.sequences",
     "progress": "penstock.progress_bar",
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from typing import Any, Literal, Protocol
 
 from penstock.device.division import DeviceDivision, Rest, undivided
@@ -42,7 +43,7 @@ from penstock.order.plan import Batches, Plan
 from penstock.pipeline import Pipeline, batching_of
 from penstock.serialize import pack
 from penstock.source.identity import DataIdentity
-from penstock.stats import Meter, Stats, device_line
+from penstock.stats import Meter, PartStats, Stats, device_line
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
@@ -619,7 +620,9 @@ class Loader:
         held = self._assembly.keepers.stats(self._meter.answered())
         held = self._echoing.counted(held, self._cursor.epoch)
         device = None if self._together is None else self._together.stats()
-        return self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held, device)
+        found = self._meter.snapshot(self.choice.kind, self.choice.workers, restarts, held, device)
+        parts = self._plan.progress(self._cursor)
+        return replace(found, mix=tuple(starmap(PartStats, parts))) if parts else found
 
     def explain(self) -> str:
         """The pipeline as it runs, and who runs it: workers, and a device that prepares its share.
@@ -653,8 +656,9 @@ class Loader:
         options, ranks = self.options, self._custom.ranks
         part = f"rank {options.rank} of {options.world}" if ranks is None else str(ranks)
         device = "" if self._device_plan is None else f", {self._device_plan.why}"
+        size = self._batch.size if self._batch.budget is None else self._batch.described
         return (
-            f"<Loader of {data}, batches of {self._batch.size}, seed {options.seed}, {part}, "
+            f"<Loader of {data}, batches of {size}, seed {options.seed}, {part}, "
             f"{self.choice}{self._delivery_note()}{device}>"
         )
 

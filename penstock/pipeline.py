@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
+from numpy.typing import NDArray
+
 from penstock.errors import PipelineError
 from penstock.operation import Operation
 from penstock.options import Kind, Options
-from penstock.order import Order
+from penstock.order import Budget, Order
+from penstock.order.budget import TooLong
 from penstock.source import (
     DatasetSource,
     FilesSource,
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from penstock.pack.pack import PackReport
 
 Path = str | PathLike[str]
+
+By = Sequence[float] | NDArray[Any] | str | int | Callable[[Any], float]
+"""The lengths of samples: one for each sample, or a field or a function of a sample."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,18 +172,39 @@ class Pipeline:
 
     def batch(
         self,
-        size: int,
+        size: int | None = None,
         *,
+        tokens: float | None = None,
+        by: By | None = None,
+        window: int | None = None,
+        too_long: TooLong = "raise",
         drop_last: bool = False,
         collate: Collate | None = None,
         pad: float | None = None,
+        lengths: bool = False,
         version: str | None = None,
     ) -> Pipeline:
-        """Make batches of ``size`` samples.
+        """Make batches of ``size`` samples, or of samples whose lengths add up to ``tokens``.
 
         Samples of one shape are stacked in place. ``pad`` is the value with which samples of
-        different sizes are padded. ``collate`` gets the list of samples and returns the batch;
-        ``version`` identifies its code if that cannot be fingerprinted.
+        different sizes are padded; with ``lengths=True`` the batch also has their lengths.
+        ``collate`` gets the list of samples and returns the batch; ``version`` identifies its code
+        if that cannot be fingerprinted.
+
+        ``by`` makes batches of samples of similar length: an array with the length of each sample,
+        the name of a field (a number, or something with a length), or a function of a sample. A
+        field or function is evaluated for all samples when ``batch`` is called, and the result is
+        kept on disk. ``tokens`` bounds the sum of the lengths of a batch, counted with padding if
+        ``pad`` is given; ``size`` may bound the number of samples too. ``window`` is the number of
+        samples that are sorted together, by default those of 64 batches. ``too_long`` says what
+        happens to a sample longer than ``tokens``: ``"raise"``, ``"drop"`` or ``"alone"``.
+
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> texts = [np.ones(n) for n in (5, 1, 4, 2, 5, 1)]
+        >>> p = ps.from_dataset(texts).batch(tokens=10, by=len, pad=0)
+        >>> [batch.shape for batch in p.loader(workers=0, shuffle=False)]
+        [(3, 2), (2, 5), (1, 5)]
         """
         self._check_above_batch("batch()")
         if pad is not None and collate is not None:
@@ -185,8 +212,38 @@ class Pipeline:
                 f"batch() got pad={pad!r} and a collate function: both make the batch. Give only "
                 "one of them."
             )
-        how = Pad(pad) if pad is not None else collate
-        return replace(self, batching=Batch(size, drop_last, how, version))
+        if lengths and pad is None:
+            raise PipelineError(
+                "batch() got lengths=True without pad: it is for padded batches. Give pad=0, or "
+                "return the lengths from your collate function."
+            )
+        how = Pad(pad, lengths) if pad is not None else collate
+        if by is None:
+            if tokens is not None or window is not None or too_long != "raise" or size is None:
+                raise PipelineError(
+                    "batch() got "
+                    + ("tokens, window or too_long without by" if size else "no size")
+                    + ". Give the number of samples in a batch, or tokens= and by=, the lengths "
+                    "of the samples: an array, the name of a field or a function."
+                )
+            return replace(self, batching=Batch(size, drop_last, how, version))
+        self._check_indexed("batch(by=...)")
+        if drop_last:
+            raise PipelineError(
+                "batch() got drop_last and by: batches of a budget have different sizes, and none "
+                "of them is incomplete. Leave drop_last out."
+            )
+        from penstock.combine.lengths import lengths_by
+
+        found = lengths_by(self, by)
+        budget = Budget(found, tokens, size, pad is not None, window, too_long)
+        if len(budget.lengths) != len(self.source):
+            raise PipelineError(
+                f"batch() got {len(budget.lengths)} lengths in by, but the source has "
+                f"{len(self.source)} samples. Give one length for each sample."
+            )
+        budget.check(self.source.name)
+        return replace(self, batching=Batch(budget.expected_rows, False, how, version, budget))
 
     def loader(
         self,
@@ -260,8 +317,11 @@ class Pipeline:
         per_shard: int | Literal["auto"] = "auto",
         workers: int | Literal["auto"] = "auto",
         on_progress: Callable[[int, int], None] | None = None,
+        storage: Mapping[str, str] | None = None,
     ) -> PackReport:
         """Write all samples as tar shards into the folder ``to``, which ``from_tar`` reads.
+
+        ``to`` may be the URL of a folder in a bucket. ``storage``: see ``from_folder``.
 
         No stage may be random. WebDataset and DALI read the shards, too. Finished shards are kept
         when packing is interrupted: call it again to go on. ``per_shard`` is the number of samples
@@ -279,7 +339,14 @@ class Pipeline:
         """
         from penstock.pack.pack import pack
 
-        return pack(self, to, per_shard=per_shard, workers=workers, on_progress=on_progress)
+        return pack(
+            self,
+            to,
+            per_shard=per_shard,
+            workers=workers,
+            on_progress=on_progress,
+            storage=storage,
+        )
 
     @property
     def fields(self) -> Fields:
@@ -310,7 +377,7 @@ class Pipeline:
             how = "stacked in place"
             if self.batching.collate is not None:
                 how = f"by {name_of(self.batching.collate)}"
-            lines.append(f"{'batch':<11} {self.batching.size} samples, {how}")
+            lines.append(f"{'batch':<11} {self.batching.described}, {how}")
         if self.echoed is not None:
             lines.append(f"{'echo':<11} {self.echoed.note}")
         return "\n".join(lines)
@@ -356,7 +423,9 @@ class Pipeline:
         for stop in self.stops:
             lines.append(stop.as_call)
         if self.batching is not None:
-            lines.append(f".batch({self.batching.size})")
+            batch = self.batching
+            by = f"tokens={batch.budget.limit}, by=..." if batch.budget else str(batch.size)
+            lines.append(f".batch({by})")
         if self.echoed is not None:
             lines.append(self.echoed.as_call)
         return "\n  ".join(lines)
@@ -457,11 +526,21 @@ def from_files(
     return Pipeline(FilesSource(paths, labels))
 
 
-def from_parquet(paths: Path | Sequence[Path], *, columns: Sequence[str] | None = None) -> Pipeline:
-    """Rows of Parquet files as dicts of their columns."""
+def from_parquet(
+    paths: Path | Sequence[Path],
+    *,
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
+) -> Pipeline:
+    """Rows of Parquet files as dicts of their columns.
+
+    ``paths`` is a file, a folder, a pattern, a URL of one of these, or a list. ``storage``,
+    ``version``: see ``from_folder``.
+    """
     from penstock.source.parquet import ParquetSource
 
-    return Pipeline(ParquetSource(paths, columns))
+    return Pipeline(ParquetSource(paths, columns, storage, version))
 
 
 def from_tar(
@@ -469,6 +548,8 @@ def from_tar(
     *,
     fields: str | Sequence[str] | Mapping[str, str] | None = None,
     decoders: Mapping[str, Callable[[bytes], Any] | None] | Literal["auto"] | None = "auto",
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
 ) -> Pipeline:
     """Samples of tar shards, as WebDataset writes them: members with one name are one sample.
 
@@ -477,20 +558,30 @@ def from_tar(
     tuple, ``{"image": "jpg;png", "label": "cls"}`` for a dict, ``"jpg"`` for its bytes alone; by
     default a dict of all. Whole numbers (cls), text (txt), json and npy are decoded; ``decoders``
     adds functions of bytes by extension, and ``decoders=None`` leaves all contents as bytes.
+
+    All of these may be URLs: ``"s3://bucket/train-{000..146}.tar"``. ``storage``, ``version``: see
+    ``from_folder``.
     """
     from penstock.source.tar import TarSource
 
-    return Pipeline(TarSource(paths, fields, decoders))
+    return Pipeline(TarSource(paths, fields, decoders, storage, version))
 
 
-def from_mds(folder: Path, *, columns: Sequence[str] | None = None) -> Pipeline:
+def from_mds(
+    folder: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    version: str | None = None,
+) -> Pipeline:
     """Samples of MosaicML Streaming's shards (MDS) as dicts of their columns.
 
-    ``folder`` holds ``index.json``. JPEG and PNG columns are bytes, for ``ps.image.decode``.
+    ``folder`` holds ``index.json``; it may be a URL. JPEG and PNG columns are bytes, for
+    ``ps.image.decode``. ``storage``, ``version``: see ``from_folder``.
     """
     from penstock.source.mds import MdsSource
 
-    return Pipeline(MdsSource(folder, columns))
+    return Pipeline(MdsSource(folder, columns, storage, version))
 
 
 def from_dataset(

@@ -140,6 +140,21 @@ class MachineStats:
     samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartStats:
+    """One source of a mix, as dealt to all ranks together.
+
+    - ``share``: its share by weight in this epoch, 0 to 1.
+    - ``samples``: its samples in this epoch so far.
+    - ``passes``: how often all its samples were dealt since the first epoch.
+    """
+
+    name: str
+    share: float
+    samples: int
+    passes: float
+
+
 class Held(NamedTuple):
     """The statistics of the stops that keep samples."""
 
@@ -213,7 +228,7 @@ class Stats:
     for the first batch; ``wait / elapsed`` is the share of time in which training stood still.
     ``refurbish`` and ``echo`` are ``None`` for a pipeline without that stage, ``device`` if no
     device prepares samples. ``machines``: the other machines that have prepared samples; the rest
-    was prepared on this one.
+    was prepared on this one. ``mix``: the sources of a mix.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -243,6 +258,7 @@ class Stats:
     echo: EchoStats | None = None
     machines: tuple[MachineStats, ...] = ()
     device: DeviceStats | None = None
+    mix: tuple[PartStats, ...] = ()
 
     @property
     def stall(self) -> float:
@@ -500,6 +516,10 @@ def _summary(stats: Stats) -> list[Cells]:
         fresh, factor = stats.echo.fresh, stats.echo.factor
         made = f"{stats.echo.delivered:,} delivered from {fresh:,} fresh"
         rows.append(("echo", f"{made}, factor {factor:g} in this epoch"))
+    for place, part in enumerate(stats.mix):
+        dealt = f"{many(part.samples, 'sample')} in this epoch ({part.share:.1%} by weight)"
+        text = f"{part.name}: {dealt}, {part.passes:,.2f} passes"
+        rows.append(("" if place else "mix", text))
     if stats.retries:
         rows.append(("retries", f"{many(stats.retries, 'task')} run again after a worker died"))
     if stats.corrupt:

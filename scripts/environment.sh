@@ -219,6 +219,8 @@ prepare() {
         run "build tools" pip_install hatchling editables
         if [[ $level == demo ]]; then
             run "Penstock" pip_install --no-build-isolation --editable '.[image]'
+            # Without its dependencies, which would install another torch.
+            run "torchvision" pip_install --no-deps pillow torchvision
         else
             # Builds of torch for CUDA bring the Triton that fits them. The others get this one, on
             # Python 3.11 and newer; without it the tests of its kernels are skipped.

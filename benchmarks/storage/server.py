@@ -1,6 +1,7 @@
-"""A small object server that speaks enough of S3 to be read from, with latency and faults.
+"""A small object server that speaks enough of S3 to read and write, with latency and faults.
 
-It serves the files of a folder as the objects of one bucket. Only for loopback.
+It serves the files of a folder as the objects of one bucket, and keeps objects that are put into
+it. Only for loopback.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
 import random
 import threading
 import time
@@ -27,7 +29,7 @@ class Conditions:
 
     - ``latency``: seconds before each answer; ``slow_share`` of them take ``slow_latency`` instead.
     - ``bandwidth``: bytes a second for all connections together; 0: no limit.
-    - ``fault``: called with the path of each GET; returns a fault or ``None``.
+    - ``fault``: called with the path of each GET and PUT; returns a fault or ``None``.
     """
 
     latency: float = 0.0
@@ -53,6 +55,7 @@ class ObjectServer:
         self.port = 0
         self._random = random.Random(seed)
         self._free_at = 0.0
+        self._etags: dict[tuple[str, int, int, int], str] = {}
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="object-server", daemon=True)
@@ -114,15 +117,36 @@ class ObjectServer:
                 first, *lines = head.split("\r\n")
                 method, target, _ = first.split(" ")
                 headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
-                if not await self._answer(method, target, headers, writer):
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if not await self._answer(method, target, headers, body, writer):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client has gone, or the server ends
         finally:
             writer.close()
 
+    def _etag(self, file: Path) -> str:
+        """The version of an object, which is worked out once: shards are large."""
+        stat = file.stat()
+        key = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        found = self._etags.get(key)
+        if found is None:
+            found = self._etags[key] = etag(file.read_bytes())
+        return found
+
+    def _write(self, file: Path, content: bytes) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f"{file.name}.part")
+        part.write_bytes(content)
+        part.replace(file)
+
     async def _answer(
-        self, method: str, target: str, headers: dict[str, str], writer: asyncio.StreamWriter
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        body: bytes,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         parts = urlsplit(target)
         path = unquote(parts.path).lstrip("/")
@@ -134,7 +158,7 @@ class ObjectServer:
             await asyncio.sleep(now.slow_latency if slow else now.latency)
         if "list-type" in query:
             return await self._send(writer, 200, self._listing(query).encode(), {})
-        fault = now.fault(path) if method == "GET" else None
+        fault = now.fault(path) if method in ("GET", "PUT") else None
         if fault == "stall":
             await asyncio.sleep(3600)
         if fault == "reset":
@@ -144,20 +168,24 @@ class ObjectServer:
             code = 500 if fault == "error" else 503
             return await self._send(writer, code, b"<Error><Code>Busy</Code></Error>", {})
         file = self.root / path.removeprefix(f"{self.bucket}/")
+        if method == "PUT":
+            self._write(file, body)
+            return await self._send(writer, 200, b"", {"ETag": self._etag(file)})
         try:
-            content = file.read_bytes()
             stat = file.stat()
+            tags = {"ETag": self._etag(file), "Last-Modified": _date(stat.st_mtime)}
         except OSError:
             return await self._send(writer, 404, b"<Error><Code>NoSuchKey</Code></Error>", {})
-        tags = {"ETag": etag(content), "Last-Modified": _date(stat.st_mtime)}
-        status = 200
+        status, first, last = 200, 0, stat.st_size - 1
         if "range" in headers:
             start, _, end = headers["range"].removeprefix("bytes=").partition("-")
-            last = int(end) if end else len(content) - 1
-            tags["Content-Range"] = f"bytes {start}-{last}/{len(content)}"
-            content, status = content[int(start) : last + 1], 206
+            first, last = int(start), min(int(end) if end else last, last)
+            tags["Content-Range"] = f"bytes {first}-{last}/{stat.st_size}"
+            status = 206
         if method == "HEAD":
-            return await self._send(writer, 200, b"", tags, length=len(content))
+            return await self._send(writer, 200, b"", tags, length=stat.st_size)
+        with open(file, "rb") as opened:
+            content = os.pread(opened.fileno(), last - first + 1, first)
         if fault == "truncate":
             await self._send(writer, status, content[: len(content) // 2], tags, len(content))
             writer.transport.close()
@@ -197,7 +225,7 @@ class ObjectServer:
         page, rest = found[:PAGE], len(found) > PAGE
         rows = "".join(
             f"<Contents><Key>{escape(quote(key) if 'encoding-type' in query else key)}</Key>"
-            f"<Size>{file.stat().st_size}</Size><ETag>{escape(etag(file.read_bytes()))}</ETag>"
+            f"<Size>{file.stat().st_size}</Size><ETag>{escape(self._etag(file))}</ETag>"
             f"<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for key, file in page
         )

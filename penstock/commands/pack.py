@@ -12,6 +12,7 @@ examples:
   penstock pack train.py --to packed                  the only pipeline in train.py
   penstock pack train.py:train --until decode --to d  its variable `train`, up to decode
   penstock pack train.py --until source --to raw      the files as they are
+  penstock pack train.py --to s3://bucket/packed      into a bucket; needs penstock[cloud]
   penstock pack --check packed                        compare shards with their checksums
 
 Run it again after an interruption: finished shards are kept. The file does not run as __main__, so
@@ -28,13 +29,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE.py[:NAME]", help="a Python file with a pipeline"
     )
-    parser.add_argument("--to", metavar="DIR", help="the folder for the shards")
+    parser.add_argument("--to", metavar="DIR", help="the folder for the shards, or its URL")
     parser.add_argument("--until", metavar="STAGE", help="pack the stages up to this one only")
     parser.add_argument(
         "--per-shard", type=int, metavar="N", help="samples in a shard (as many as make 256 MB)"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="number of workers (chosen)")
-    parser.add_argument("--check", metavar="DIR", help="verify a packed folder instead")
+    parser.add_argument("--check", metavar="DIR", help="verify a packed folder, or URL, instead")
+    parser.add_argument(
+        "--storage",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a setting of the store that the environment does not give, such as endpoint=URL",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.check is not None:
         with counting("checking") as on_progress:
-            result = check(arguments.check, on_progress)
+            result = check(arguments.check, on_progress, _settings(arguments.storage))
         sys.stdout.write(f"{result}\n")
         return 1 if result.wrong else 0
     if arguments.file is None or arguments.to is None:
@@ -62,6 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
             per_shard="auto" if arguments.per_shard is None else arguments.per_shard,
             workers="auto" if arguments.workers is None else arguments.workers,
             on_progress=on_progress,
+            storage=_settings(arguments.storage),
         )
     sys.stdout.write(f"{report}\n")
     return 0
+
+
+def _settings(given: list[str] | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    for one in given:
+        if "=" not in one:
+            raise PipelineError(f"--storage {one}: give NAME=VALUE, such as region=eu-west-1.")
+    return dict(one.split("=", 1) for one in given)

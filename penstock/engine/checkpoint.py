@@ -30,15 +30,22 @@ def describe(pipeline: Pipeline, options: Options, order_name: str = "") -> dict
     ]
     if pipeline.batching is not None and pipeline.batching.collate is not None:
         stops.append(["collate", _fingerprint_or_none(pipeline.batching.fingerprint)])
+    if pipeline.batching is not None and pipeline.batching.budget is not None:
+        found = _fingerprint_or_none(pipeline.batching.budget_fingerprint)
+        stops.append(["batches by length", found])
     if pipeline.echoed is not None:
         stops.append(["echo of batches", _fingerprint_or_none(pipeline.echoed.fingerprint)])
     order = options.order
     if order is not None:
         order_name = f"{type(order).__name__} {_fingerprint_or_none(lambda: fingerprint(order))}"
+    order_name = order_name or ("shuffled" if options.shuffle else "sequential")
+    parts = pipeline.source.parts
+    if parts is not None:
+        order_name += f", mixed {_fingerprint_or_none(lambda: fingerprint(parts))}"
     return {
         "version": VERSION,
         "seed": options.seed,
-        "order": order_name or ("shuffled" if options.shuffle else "sequential"),
+        "order": order_name,
         "stops": stops,
         "dealing": dealing_of(pipeline, options),
     }

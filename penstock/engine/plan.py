@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import PipelineError
 from penstock.options import Options
-from penstock.order import Deal, Echoed, EchoedBatches, MidEpoch, Plan, Streams
+from penstock.order import Budgeted, Deal, Echoed, EchoedBatches, MidEpoch, Plan, Streams
 from penstock.pipeline import Pipeline, batching_of
 from penstock.source.stream import StreamSource
 from penstock.stops.echo import Echo, echo_in
@@ -44,13 +44,24 @@ def plan_of(
     if sampling is not None and options.world == 1:
         plan = sampling(len(source), batch.size, batch.drop_last)
     else:
-        order = options.chosen_order
-        over = getattr(order, "over", None)
-        if over is not None:
-            order = over(source.shards, type(source).__name__)
+        order = source.ordered(options.chosen_order)
         for stop in stops:
             order = stop.order(order)
         echo = echo_in(pipeline.stops)
+        if batch.budget is not None:
+            plan = Budgeted(
+                order,
+                len(source),
+                options.seed,
+                batch.budget,
+                options.rank,
+                options.world,
+                options.tail,
+                shuffle=options.shuffle or options.order is not None,
+            )
+            if pipeline.echoed is None:
+                return MidEpoch(plan)
+            return EchoedBatches(plan, pipeline.echoed.dealt(options.seed, factors))
         deal = Deal(
             order=order,
             n=len(source),
@@ -86,6 +97,17 @@ def _check(pipeline: Pipeline, options: Options, sampling: Sampling | None) -> N
             "own, and the ranks would have different numbers of batches. Run with one rank, read "
             "the factor it chooses (loader.stats().echo.factor), and give that number to echo()."
         )
+    if batching_of(pipeline).budget is not None:
+        if echo_in(pipeline.stops) is not None:
+            raise PipelineError(
+                "echo() stands above batch(by=...): copies of a sample have its length and would "
+                "meet in one batch. Put echo() below batch() to repeat whole batches."
+            )
+        if sampling is not None:
+            raise PipelineError(
+                "batch(by=...) with a sampler: both would decide which samples are in a batch. "
+                "Leave one of them out."
+            )
     if sampling is not None and echo_in(pipeline.stops) is not None:
         raise PipelineError(
             "echo() stands above batch(), and the loader has a sampler: both would decide how "

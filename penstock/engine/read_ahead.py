@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from penstock.order.plan import BatchKeys
-
-if TYPE_CHECKING:
-    from penstock.source.objects.remote import RemoteObjects
+from penstock.source.source import FetchedAhead
 
 SAMPLES = 4096
 """Samples that are announced ahead of the batches that workers prepare. The fetcher limits itself
@@ -27,7 +24,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, batches: Iterator[BatchKeys], objects: RemoteObjects, lacking: Lacking, *, far: bool
+        self, batches: Iterator[BatchKeys], objects: FetchedAhead, lacking: Lacking, *, far: bool
     ) -> None:
         self._batches = batches
         self._objects = objects
@@ -66,12 +63,19 @@ class ReadAhead:
 
         Objects of the next epoch are not fetched before it begins: there may be none.
         """
-        indices = [] if self._first_known else self._lacking(given)
+        indices = [] if self._first_known else self._needed(given)
         for batch in list(self._waiting)[self._announced :]:
             if batch.epoch != given.epoch:
                 break
-            indices += self._lacking(batch)
+            indices += self._needed(batch)
             self._announced += 1
         self._first_known = self._announced > 0
         if indices:
             self._objects.expect(indices)
+
+    def _needed(self, batch: BatchKeys) -> list[int]:
+        """The samples to fetch for a batch: those that enter a window first, in sequence."""
+        if batch.entering is None:
+            return self._lacking(batch)
+        entering = batch._replace(indices=batch.entering, entering=None)
+        return self._lacking(entering) + self._lacking(batch)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.order import Deal
 from penstock.order.plan import BatchKeys
 from penstock.order.reservoir import Streamed
@@ -23,6 +26,9 @@ class WindowAhead:
 
     def __init__(self, batches: Iterator[BatchKeys], deal: Deal, source: Source) -> None:
         self._batches, self._deal, self._source = batches, deal, source
+        self._objects = source.objects
+        if self._objects is not None:
+            self._objects.hold(deal.order.streamed.window)  # type: ignore[attr-defined]
         self._streamed: Streamed = deal.order.streamed  # type: ignore[attr-defined]
         self._epoch = -1
         self._asked = 0
@@ -33,10 +39,16 @@ class WindowAhead:
 
     def __next__(self) -> BatchKeys:
         batch = next(self._batches)
-        self._ask(batch)
-        return batch
+        entering = self._entering(batch)
+        if self._objects is None:
+            if len(entering):
+                self._source.will_need(entering)
+            return batch
+        # The engine announces them: it knows which of them a cache has.
+        return batch._replace(entering=entering)
 
-    def _ask(self, batch: BatchKeys) -> None:
+    def _entering(self, batch: BatchKeys) -> NDArray[np.int64]:
+        """The samples to ask for with this batch."""
         streamed, lanes = self._streamed, self._streamed.lanes
         step = self._deal.batch_size * self._deal.world
         delivered = batch.number * step // lanes
@@ -44,10 +56,10 @@ class WindowAhead:
             self._epoch, self._asked = batch.epoch, delivered
         end = delivered + streamed.slots(0) + -(-step // lanes)
         end = min(end, self._asked + -(-_CATCH_UP * step // lanes), streamed.span(0)[1])
-        if end > self._asked:
-            first, self._asked = self._asked, end
-            indices = streamed.entering(self._deal.seed, batch.epoch, first, end)
-            self._source.will_need(indices)
+        if end <= self._asked:
+            return np.zeros(0, dtype=np.int64)
+        first, self._asked = self._asked, end
+        return streamed.entering(self._deal.seed, batch.epoch, first, end)
 
 
 def window_ahead(

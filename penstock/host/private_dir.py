@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import StoreError
@@ -57,3 +59,14 @@ def check_own(path: Path) -> None:
             f"{path} has mode {stat.S_IMODE(stats.st_mode):04o}: other users can open it. Run "
             f"chmod 700 {path}, or choose another place."
         )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process is in this context with the same file, which is created."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

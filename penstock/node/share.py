@@ -117,7 +117,9 @@ def attach(
 
 def _is_ours(deal: Deal | None) -> bool:
     """Whether the order is Penstock's own: a node runs no code of users in its own process."""
-    return deal is not None and type(deal.order).__module__.partition(".")[0] == "penstock"
+    if deal is None or getattr(deal.order, "runs_user_code", False):
+        return False
+    return type(deal.order).__module__.partition(".")[0] == "penstock"
 
 
 def _enter(cluster: str) -> EnterCluster:

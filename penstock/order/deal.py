@@ -14,7 +14,7 @@ from penstock.errors import PipelineError, StateError
 from penstock.keyed import Key, Keyed
 from penstock.order.cursor import Cursor
 from penstock.order.order import Order, check, length_of, whole
-from penstock.order.plan import BatchKeys, Plan
+from penstock.order.plan import BatchKeys, PartProgress, Plan
 
 _EPOCHS_KEPT = 2
 """Epochs whose sequence is kept: the current one, and the next one if it begins early."""
@@ -80,8 +80,8 @@ class Deal(Plan):
 
     @property
     def ahead(self) -> bool:
-        """Orders are pure functions, so the next epoch can be dealt at any time."""
-        return True
+        """Orders are pure functions, so the next epoch can be dealt early, unless one objects."""
+        return bool(getattr(self.order, "ahead", True))
 
     @property
     def as_deal(self) -> Deal:
@@ -89,10 +89,12 @@ class Deal(Plan):
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """This rank's batches from the cursor to the end of its epoch."""
-        if hasattr(self.order, "at"):
+        if hasattr(self.order, "at") or hasattr(self.order, "keys_at"):
             total = self._total(cursor.epoch)
             dealt = self._even(self._left(cursor, total))
             return self._computed_as_needed(cursor, self.order, total, dealt)
+        if not self.ahead and not cursor.position:
+            self._sequences.pop(cursor.epoch, None)  # it may have been counted too early
         sequence = self._sequence(cursor.epoch)
         left = self._left(cursor, len(sequence))
         dealt = self._even(left)
@@ -164,10 +166,14 @@ class Deal(Plan):
         # The training loop pays for this with every batch: no other Python function is called.
         return tuple.__new__(Cursor, (epoch, min(position, total), delivered + 1))
 
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
+        of_mix = getattr(self.order, "progress", None)
+        return [] if of_mix is None else of_mix(cursor.epoch, cursor.position)
+
     def _computed_as_needed(
         self, cursor: Cursor, order: Any, total: int, dealt: int
     ) -> Iterator[BatchKeys]:
-        """Batches of an order that has ``at``: its sequence is computed a few batches at a time."""
+        """Batches of an order that has ``at`` or ``keys_at``, computed a few at a time."""
         blocks = getattr(order, "blocks", False)
         stride = self.batch_size * self.world
         step, steps, ahead = 0, self._steps(dealt), 1
@@ -179,13 +185,19 @@ class Deal(Plan):
                 places = self._runs(cursor.epoch, start, stop)
             else:
                 places = np.arange(start + self.rank, stop, self.world, dtype=np.int64)
-            # Places past the end are padding: the sequence starts again, and every sample's
-            # replica number is the number of passes before.
-            passes = places // max(1, total)
-            indices = _frozen(order.at(self.n, self.seed, cursor.epoch, places % max(1, total)))
-            replicas = _frozen(passes) if passes.any() else None
+            if hasattr(order, "keys_at"):
+                indices, replicas = order.keys_at(self.n, self.seed, cursor.epoch, places)
+            else:
+                # Places past the end are padding: the sequence starts again, and every sample's
+                # replica number is the number of passes before.
+                passes = places // max(1, total)
+                indices = order.at(self.n, self.seed, cursor.epoch, places % max(1, total))
+                replicas = passes if passes.any() else None
             yield from self._cut(
-                Cursor(cursor.epoch, 0, cursor.batch + step), indices, replicas, count
+                Cursor(cursor.epoch, 0, cursor.batch + step),
+                _frozen(indices),
+                None if replicas is None else _frozen(replicas),
+                count,
             )
             step += count
             ahead = min(ahead * 2, max(1, _AHEAD // self.batch_size))

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.order.cursor import Cursor
 from penstock.order.deal import Deal
-from penstock.order.plan import BatchKeys, Begin, Plan
+from penstock.order.plan import BatchKeys, Begin, PartProgress, Plan
 
 
 class MidEpoch(Plan):
@@ -74,6 +74,9 @@ class MidEpoch(Plan):
 
     def check_state(self, epoch_state: Any, first: int = 0) -> None:
         self.plan.check_state(epoch_state)
+
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
+        return self.plan.progress(cursor)
 
     def begin_at(self, epoch: int, first: int) -> None:
         self.firsts[epoch] = first

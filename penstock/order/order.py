@@ -20,11 +20,15 @@ class Order(Protocol):
     """Which samples make up an epoch, and in which sequence. Implement it for your own scheme.
 
     An index may repeat and may be left out. The result must depend on the arguments only: every
-    rank computes it by itself, and computes it again after a resume. Two more methods are optional.
+    rank computes it by itself, and computes it again after a resume. More methods are optional.
     ``length(n)`` returns the number of indices of any epoch, so that they need not be computed to
     be counted. ``at(n, seed, epoch, places)`` returns the indices at some places of the sequence,
     so that the whole epoch need not be computed before the first batch; an order that has ``at``
-    must have every sample exactly once.
+    must have every sample exactly once. ``keys_at`` is ``at`` for orders that repeat samples: it
+    returns replica numbers, too, and gets places past the end, for padding. ``over(shards, name)``
+    returns the order for a source with these shards. An attribute ``blocks = True`` lets ranks be
+    dealt contiguous runs of the sequence. With ``ahead = False`` an epoch is asked for only after
+    the epoch before it has ended: for orders that read what the training loop wrote.
 
     >>> class Backwards:
     ...     def indices(self, n, seed, epoch):

@@ -22,6 +22,8 @@ class BatchKeys(NamedTuple):
     - ``replicas``: the replica number of each sample; ``None`` if all are 0.
     - ``spent``: with echo, the samples whose last copy is in this batch.
     - ``stream``: for a stream, the worker whose own stream gives this batch.
+    - ``entering``: samples that an order takes into its window with this batch, in the sequence
+      in which storage should read them. A hint: batches do not depend on it.
     """
 
     epoch: int
@@ -30,6 +32,21 @@ class BatchKeys(NamedTuple):
     replicas: NDArray[np.int64] | None
     spent: NDArray[np.int64] | None = None
     stream: int | None = None
+    entering: NDArray[np.int64] | None = None
+
+
+class PartProgress(NamedTuple):
+    """What was dealt of one source of a mix, to all ranks together.
+
+    - ``share``: its share by weight in this epoch, 0 to 1.
+    - ``samples``: its samples in this epoch so far.
+    - ``passes``: how often all its samples were dealt, since the first epoch.
+    """
+
+    name: str
+    share: float
+    samples: int
+    passes: float
 
 
 class Begin(Protocol):
@@ -115,6 +132,10 @@ class Plan:
     def as_deal(self) -> Deal | None:
         """The deal that has exactly these batches; ``None`` if no deal has."""
         return None
+
+    def progress(self, cursor: Cursor) -> list[PartProgress]:
+        """What was dealt of each source of a mix up to the cursor; empty for other orders."""
+        return []
 
     def begin_by(self, begin: Begin) -> None:
         """Let ``begin`` choose the first batch of each epoch, if the plan can begin anywhere."""

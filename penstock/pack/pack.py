@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +26,9 @@ from penstock.options import Options, is_whole
 from penstock.pack.members import Form, Members
 from penstock.pack.shard_writer import write_shard
 from penstock.pipeline import Pipeline
-from penstock.source.manifest import Manifest, PackedShard, read_manifest
+from penstock.source.manifest import Manifest, read_manifest
+from penstock.source.objects.protocol import StorageOptions
+from penstock.source.packed_folder import PackedFolder, folder_at
 from penstock.source.tar import KEY, TarSource
 from penstock.source.tar_index import split_name
 from penstock.stops.road import draws_globally
@@ -58,7 +58,7 @@ class PackReport:
       a packed sample, both as measured in this run; ``None`` if nothing was packed.
     """
 
-    folder: Path
+    folder: str
     samples: int
     shards: int
     written: int
@@ -108,6 +108,7 @@ def pack(
     per_shard: int | Literal["auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
     on_progress: PackProgress | None = None,
+    storage: StorageOptions | None = None,
 ) -> PackReport:
     """Write the samples of a pipeline as tar shards. See ``Pipeline.pack``."""
     if per_shard != "auto" and (not is_whole(per_shard) or per_shard < 1):
@@ -115,9 +116,9 @@ def pack(
             f'per_shard is {per_shard!r}; give a number of samples, 1 or more, or "auto".'
         )
     prefix = deterministic_prefix(pipeline)
-    folder = Path(to).expanduser().absolute()
+    folder = folder_at(to, storage)
     with _locked(folder):
-        return _Packing(prefix, folder, per_shard, workers, on_progress).run()
+        return _Packing(prefix, folder, storage, per_shard, workers, on_progress).run()
 
 
 def deterministic_prefix(pipeline: Pipeline) -> Pipeline:
@@ -146,19 +147,21 @@ def deterministic_prefix(pipeline: Pipeline) -> Pipeline:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other processes from packing into it."""
+def _locked(folder: PackedFolder) -> Iterator[None]:
+    """Make the folder, and keep other processes of this machine from packing into it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / ".pack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(folder.lock_file(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be written to: {error}. Give another folder.") from error
+        raise StoreError(
+            f"{folder.shown} cannot be written to: {error}. Give another folder."
+        ) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreError(
-                f"Another process is packing into {folder}. Wait for it, or give another folder."
+                f"Another process is packing into {folder.shown}. Wait for it, or give another "
+                "folder."
             ) from error
         yield
     finally:
@@ -181,12 +184,13 @@ class _Packing:
     def __init__(
         self,
         prefix: Pipeline,
-        folder: Path,
+        folder: PackedFolder,
+        storage: StorageOptions | None,
         per_shard: int | Literal["auto"],
         workers: int | Literal["auto"],
         on_progress: PackProgress | None,
     ) -> None:
-        self._prefix, self._folder = prefix, folder
+        self._prefix, self._folder, self._storage = prefix, folder, storage
         self._workers, self._on_progress = workers, on_progress
         self._count = len(prefix.source)
         made_of = fingerprint((prefix.source.identity(), [s.fingerprint() for s in prefix.stops]))
@@ -204,22 +208,19 @@ class _Packing:
             return Manifest(made_of, made_by, _versions(), self._count, size)
         if old.fingerprint != made_of:
             raise StoreError(
-                f"{self._folder} holds the samples of another pipeline or of other data (made by "
-                f"{' '.join(old.made_by)}). Give another folder, or remove this one first."
+                f"{self._folder.shown} holds the samples of another pipeline or of other data "
+                f"(made by {' '.join(old.made_by)}). Give another folder, or remove this one first."
             )
         if per_shard not in ("auto", old.per_shard):
             raise StoreError(
-                f"{self._folder} has shards of {old.per_shard} samples, and per_shard is "
+                f"{self._folder.shown} has shards of {old.per_shard} samples, and per_shard is "
                 f"{per_shard}. Leave per_shard out, or give another folder."
             )
-        old.shards = [shard for shard in old.shards if self._is_there(shard)]
+        sizes = self._folder.sizes([shard.name for shard in old.shards])
+        old.shards = [
+            shard for shard, size in zip(old.shards, sizes, strict=True) if size == shard.nbytes
+        ]
         return old
-
-    def _is_there(self, shard: PackedShard) -> bool:
-        try:
-            return (self._folder / shard.name).stat().st_size == shard.nbytes
-        except OSError:
-            return False
 
     def run(self) -> PackReport:
         started = time.perf_counter()
@@ -236,7 +237,7 @@ class _Packing:
                 busy = loader.stats().pool.busy
         cost = busy + self._writing
         return PackReport(
-            self._folder,
+            self._folder.shown,
             self._count,
             len(manifest.shards),
             written,
@@ -308,9 +309,10 @@ class _Packing:
                 yield sample
 
         started = time.perf_counter()
-        path = self._folder / f"shard-{number:06d}.tar"
+        name = f"shard-{number:06d}.tar"
+        path = f"{self._folder.shown}/{name}"
         try:
-            shard = write_shard(path, first, timed())
+            shard = write_shard(self._folder, name, first, timed())
             if shard.samples != count:
                 raise StoreError(
                     f"{path} got {shard.samples} samples for {count}: two neighbours have the same "
@@ -328,7 +330,7 @@ class _Packing:
 
     def _read_back(self) -> float:
         """Seconds to read a packed sample, in order, in this thread."""
-        source = TarSource(self._folder)
+        source = TarSource(self._folder.shown, storage=self._storage)
         count = min(_READ_BACK, len(source))
         source.read([0])
         started = time.perf_counter()
@@ -370,15 +372,21 @@ class PackCheck:
         return "\n".join(self.wrong)
 
 
-def check(folder: str | os.PathLike[str], on_progress: PackProgress | None = None) -> PackCheck:
+def check(
+    folder: str | os.PathLike[str],
+    on_progress: PackProgress | None = None,
+    storage: StorageOptions | None = None,
+) -> PackCheck:
     """Compare the shards of a packed folder with their checksums."""
-    place = Path(folder).expanduser().absolute()
+    place = folder_at(folder, storage)
     manifest = read_manifest(place)
     if manifest is None:
-        raise SourceError(f"{place} has no pack.json: it is not a folder that pack() has written.")
+        raise SourceError(
+            f"{place.shown} has no pack.json: it is not a folder that pack() has written."
+        )
     wrong: list[str] = []
     with ThreadPoolExecutor(config.cores()) as pool:
-        found = pool.map(lambda shard: _digest(place / shard.name), manifest.shards)
+        found = pool.map(lambda shard: place.digest(shard.name), manifest.shards)
         for number, (shard, digest) in enumerate(zip(manifest.shards, found, strict=True), 1):
             if digest is None:
                 wrong.append(f"{shard.name} is missing or cannot be read; pack again to write it")
@@ -391,17 +399,6 @@ def check(folder: str | os.PathLike[str], on_progress: PackProgress | None = Non
         wrong.append(f"only {done:,} of {manifest.samples:,} samples are packed; pack again")
     nbytes = sum(shard.nbytes for shard in manifest.shards)
     return PackCheck(len(manifest.shards), nbytes, tuple(wrong))
-
-
-def _digest(path: Path) -> str | None:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError:
-        return None
-    return digest.hexdigest()
 
 
 def until(pipeline: Pipeline, stage: str) -> Pipeline:

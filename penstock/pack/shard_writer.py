@@ -6,12 +6,12 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
 from penstock.pack.members import Members
-from penstock.source.manifest import PackedShard, replace_file, sync_folder
+from penstock.source.manifest import PackedShard
+from penstock.source.packed_folder import PackedFolder
 from penstock.source.tar_index import (
     BLOCK,
     NUMBERS,
@@ -27,17 +27,18 @@ _RECORD = 20 * BLOCK
 """Archives are padded to a multiple of it, as tar does."""
 
 
-def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) -> PackedShard:
+def write_shard(
+    folder: PackedFolder, name: str, first: int, samples: Iterable[tuple[str, Members]]
+) -> PackedShard:
     """Write samples, each with its key, and return what was written.
 
-    The bytes depend on the samples only. The shard appears under its name as the last step, when it
-    and its indexes are on disk.
+    The bytes depend on the samples only. The shard appears under its name as the last step, when
+    its indexes are there.
     """
-    part = path.with_name(f".{path.name}.part")
-    builder = IndexBuilder(str(path))
+    builder = IndexBuilder(f"{folder.shown}/{name}")
     digest = hashlib.sha256()
     at, starts = 0, []
-    try:
+    with folder.writing(name) as part:
         with open(part, "wb", buffering=1 << 20) as file:
 
             def put(content: bytes) -> None:
@@ -49,11 +50,11 @@ def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) 
             for key, members in samples:
                 starts.append(at)
                 for extension, content in members.items():
-                    name = f"{key}.{extension}"
-                    put(header(name, len(content)))
+                    member = f"{key}.{extension}"
+                    put(header(member, len(content)))
                     is_number = extension.rpartition(".")[2] in NUMBERS
                     number = as_number(content) if is_number else None
-                    builder.add(name, at, len(content), number)
+                    builder.add(member, at, len(content), number)
                     put(content)
                     put(bytes(-at % BLOCK))
             end = at
@@ -64,16 +65,10 @@ def write_shard(path: Path, first: int, samples: Iterable[tuple[str, Members]]) 
         index = builder.index()
         ours = io.BytesIO()
         write_index(ours, index)
-        replace_file(Path(sidecar_path(str(path))), ours.getvalue())
-        replace_file(Path(dali_path(str(path))), write_dali(index).encode())
-        energon = np.array([*starts, end], dtype="<u8").tobytes()
-        replace_file(path.with_name(f"{path.name}.idx"), energon)
-        os.replace(part, path)
-        sync_folder(path.parent)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return PackedShard(path.name, first, len(index), at, digest.hexdigest())
+        folder.put(sidecar_path(name), ours.getvalue())
+        folder.put(dali_path(name), write_dali(index).encode())
+        folder.put(f"{name}.idx", np.array([*starts, end], dtype="<u8").tobytes())
+    return PackedShard(name, first, len(index), at, digest.hexdigest())
 
 
 def header(name: str, size: int) -> bytes:

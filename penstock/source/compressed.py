@@ -41,6 +41,11 @@ _OPENERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def is_compressed(path: str) -> bool:
+    """Whether a file with this name has to be decompressed before it is read at random."""
+    return os.path.splitext(path)[1] in _OPENERS
+
+
 def plain_file(path: str) -> str:
     """The path of a file without compression: itself, or a copy that is made once.
 

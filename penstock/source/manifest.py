@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
+from penstock.source.packed_folder import PackedFolder
 
 NAME = "pack.json"
 _VERSION = 1
@@ -58,21 +57,17 @@ class Manifest:
             return next(iter(given.values()))
         return tuple(given.values()) if self.form == "tuple" else given
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: PackedFolder) -> None:
         """Replace the file in one step, so that a reader or a crash never sees half of it."""
         text = json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
-        replace_file(folder / NAME, text.encode())
+        folder.put(NAME, text.encode())
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: PackedFolder) -> Manifest | None:
     """The manifest of a folder; ``None`` if it has none."""
-    path = folder / NAME
-    try:
-        text = path.read_text()
-    except (FileNotFoundError, NotADirectoryError):
+    text, path = folder.read(NAME), f"{folder.shown}/{NAME}"
+    if text is None:
         return None
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error}.") from error
     try:
         state: Mapping[str, Any] = json.loads(text)
         if state["version"] != _VERSION:
@@ -87,23 +82,3 @@ def read_manifest(folder: Path) -> Manifest | None:
             f"{path} cannot be read as the manifest of a packed folder ({error}). If it is another "
             "program's, pack into another folder; if it is damaged, pack again."
         ) from error
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it."""
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names of a folder to disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.compressed import plain_file
-from penstock.source.listing import Listing
-from penstock.source.names import Names
-from penstock.source.ranges import FileRanges, LocalRanges
-from penstock.source.source import FileSamples, Source
+from penstock.source.compressed import is_compressed
+from penstock.source.objects.protocol import StorageOptions
+from penstock.source.packed_folder import PackedFolder, folder_at
+from penstock.source.shards import ShardParts, ShardSource, open_shards
+from penstock.source.source import FileSamples
 
 _INDEX = "index.json"
 _SIZE = 4
@@ -140,7 +141,7 @@ class MdsColumn:
         return _TEXT[kind](_text(content))
 
 
-class MdsSource(Source):
+class MdsSource(ShardSource):
     """Samples of MDS shards. A sample is a dict of its columns.
 
     ``folder`` holds ``index.json``. Text, numbers, arrays and JSON become Python objects; JPEG and
@@ -151,10 +152,15 @@ class MdsSource(Source):
     runs_user_code: ClassVar[bool] = False
 
     def __init__(
-        self, folder: str | os.PathLike[str], columns: Sequence[str] | str | None = None
+        self,
+        folder: str | os.PathLike[str],
+        columns: Sequence[str] | str | None = None,
+        storage: StorageOptions | None = None,
+        version: str | None = None,
     ) -> None:
-        self.folder = os.path.abspath(os.path.expanduser(folder))
-        shards = self._index()
+        place = folder_at(folder, storage)
+        self.folder = place.shown
+        shards = self._index(place)
         self._all = _columns(shards[0])
         for number, shard in enumerate(shards):
             if _columns(shard) != self._all:
@@ -163,24 +169,30 @@ class MdsSource(Source):
                     "all shards with the same columns and encodings."
                 )
         self._columns = self._choose([columns] if isinstance(columns, str) else columns)
-        found = [self._file(shard) for shard in shards]
-        self._paths = [listed for listed, _ in found]
-        self._plain = [plain for _, plain in found]
-        places = [
-            self._places(path, int(shard["samples"]))
-            for path, shard in zip(self._plain, shards, strict=True)
-        ]
+        names = place.names() if any(shard.get("zip_data") for shard in shards) else ()
+        paths = [self._file(shard, names) for shard in shards]
+        # By URL each shard is an object with this name. Local names are taken as they are.
+        suffixes = tuple({os.path.splitext(path)[1] for path in paths})
+        files = self._files = open_shards(paths, suffixes, "MDS", storage, version)
+        counts = [int(shard["samples"]) for shard in shards]
+        with ThreadPoolExecutor(min(files.threads, len(paths))) as pool:
+            places = list(pool.map(self._places, range(len(paths)), counts))
         self._begins = np.concatenate([place[:-1] for place in places])
         self._stops = np.concatenate([place[1:] for place in places])
         self._ends = np.cumsum([len(place) - 1 for place in places], dtype=np.int64)
         if not len(self._begins):
             raise SourceError(f"{self.folder} has no samples. Check the path.")
 
-    def _index(self) -> list[dict[str, Any]]:
-        path = os.path.join(self.folder, _INDEX)
+    def _index(self, folder: PackedFolder) -> list[dict[str, Any]]:
+        path = f"{self.folder}/{_INDEX}"
+        content = folder.read(_INDEX)
+        if content is None:
+            raise SourceError(
+                f"{self.folder} has no {_INDEX}, so it is not a folder of MDS shards. If the data "
+                "has splits, give the folder of one."
+            )
         try:
-            with open(path, encoding="utf-8") as file:
-                shards: list[dict[str, Any]] = json.load(file)["shards"]
+            shards: list[dict[str, Any]] = json.loads(content)["shards"]
             if not shards:
                 raise SourceError(f"{path} lists no shards. Check the path.")
             for shard in shards:
@@ -189,12 +201,7 @@ class MdsSource(Source):
                         f"{path} lists a shard of format {shard['format']!r}, version "
                         f"{shard['version']!r}; only MDS of version 2 can be read."
                     )
-        except FileNotFoundError as error:
-            raise SourceError(
-                f"{self.folder} has no {_INDEX}, so it is not a folder of MDS shards. If the data "
-                "has splits, give the folder of one."
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
                 f"{path} cannot be read as the index of MDS shards: {error}"
             ) from error
@@ -213,25 +220,23 @@ class MdsSource(Source):
             chosen.append(by_name[name])
         return chosen
 
-    def _file(self, shard: dict[str, Any]) -> tuple[str, str]:
-        """The file of a shard as it is in the folder, and without compression."""
-        raw = os.path.join(self.folder, shard["raw_data"]["basename"])
-        packed = shard.get("zip_data")
-        if os.path.exists(raw) or not packed:
-            return raw, raw
-        path = os.path.join(self.folder, packed["basename"])
-        plain = plain_file(path)
-        if plain == path:
+    def _file(self, shard: dict[str, Any], names: Container[str]) -> str:
+        """The file of a shard in the folder: uncompressed if there is such a file."""
+        raw, packed = shard["raw_data"]["basename"], shard.get("zip_data")
+        if raw in names or not packed:
+            return f"{self.folder}/{raw}"
+        path = f"{self.folder}/{packed['basename']}"
+        if not is_compressed(path):
             raise SourceError(
                 f"{path} is compressed with {shard.get('compression')!r}, which cannot be read; "
                 "zstd, gz and bz2 can. Decompress it beside the compressed file."
             )
-        return path, plain
+        return path
 
-    def _places(self, path: str, samples: int) -> NDArray[np.int64]:
+    def _places(self, number: int, samples: int) -> NDArray[np.int64]:
         """Where each sample of a shard begins, and where the last one ends."""
-        reader = LocalRanges(path)
-        size = reader.size()
+        reader = self._files.reader(number)
+        path, size = reader.path, reader.size()
         wanted = (samples + 2) * _SIZE
         remedy = "Copy it again from its origin."
         if size < wanted:
@@ -254,19 +259,15 @@ class MdsSource(Source):
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"sample {wanted.max()} is out of range: there are {len(self)}")
-        out: list[Any] = [None] * len(indices)
-        shards = self._ends.searchsorted(wanted, side="right")
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            chosen = wanted[places]
-            for place, data in zip(places.tolist(), self._read(shard, chosen), strict=True):
-                out[place] = self._decode(data, int(wanted[place]))
-        return out
+        contents = self._files.read(list(self.parts(wanted).rows()))
+        return [
+            self._decode(content, index)
+            for content, index in zip(contents, wanted.tolist(), strict=True)
+        ]
 
-    def _read(self, shard: int, indices: NDArray[np.int64]) -> list[bytes]:
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
         begins, stops = self._begins[indices], self._stops[indices]
-        ranges = list(zip(begins.tolist(), (stops - begins).tolist(), strict=True))
-        return LocalRanges(self._plain[shard]).read(ranges)
+        return ShardParts(self._ends.searchsorted(indices, side="right"), begins, stops - begins)
 
     def _decode(self, data: bytes, index: int) -> dict[str, Any]:
         """A sample: the sizes of values that have no fixed one, then all values."""
@@ -302,6 +303,9 @@ class MdsSource(Source):
         contents = [column for column in self._columns if isinstance(column.spec, BytesSpec)]
         others = [column for column in self._columns if column.kind in _NUMBERS]
         variable = [column for column in self._all if not column.size]
+        if self._files.listing is None and others:
+            # Each number would be a request of its own, also for samples that a cache has.
+            return None
         if len(contents) != 1 or variable != contents or len(others) + 1 != len(self._columns):
             return None
         content = contents[0]
@@ -311,19 +315,19 @@ class MdsSource(Source):
         counts = self.shards
         files = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         sizes = self._stops - self._begins - fixed
-        ranges = FileRanges(Listing(Names(self._plain)), files, self._begins + before, sizes)
+        way = self._files.contents(ShardParts(files, self._begins + before, sizes))
         return FileSamples(
             None,
             content.name,
             {column.name: partial(self._numbers, column, place) for column in others},
             [column.name for column in self._columns],
-            ranges=ranges,
+            **way,
             peek=partial(self._peek, before),
         )
 
     def _peek(self, before: int) -> bytes:
         try:
-            return LocalRanges(self._plain[0]).read([(int(self._begins[0]) + before, 12)])[0]
+            return self._files.reader(0).read([(int(self._begins[0]) + before, 12)])[0]
         except SourceError:
             return b""  # reported by the sample itself
 
@@ -335,40 +339,26 @@ class MdsSource(Source):
             starts = starts + sum(other.size or 0 for other in self._all[:place])
         else:
             starts = self._stops[indices] - sum(other.size or 0 for other in self._all[place:])
-        values = np.empty(len(indices), dtype=_NUMBERS[column.kind])
         shards = self._ends.searchsorted(indices, side="right")
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            ranges = [(start, size) for start in starts[places].tolist()]
-            parts = LocalRanges(self._plain[shard]).read(ranges)
-            values[places] = np.frombuffer(b"".join(parts), values.dtype)
+        found = self._files.read(
+            list(ShardParts(shards, starts, np.full_like(starts, size)).rows())
+        )
+        values: NDArray[Any] = np.frombuffer(b"".join(found), _NUMBERS[column.kind])
         return values
 
     def name(self, index: int) -> str:
         shard = int(self._ends.searchsorted(index, side="right"))
         row = index - (int(self._ends[shard - 1]) if shard else 0)
-        return f"sample {row} of {self._paths[shard]}"
-
-    @property
-    def listing(self) -> Listing:
-        return Listing(Names(self._paths))
+        return f"sample {row} of {self._files.paths[shard]}"
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
-        paths = [os.path.relpath(path, self.folder) for path in self._paths]
+        paths = [path.removeprefix(f"{self.folder}/") for path in self._files.paths]
         columns = [(column.name, column.encoding) for column in self._columns]
         return fingerprint(("mds", paths, stats, columns))
 
     @property
     def shards(self) -> NDArray[np.int64]:
         return self._ends - np.concatenate(([0], self._ends[:-1]))
-
-    def will_need(self, indices: NDArray[np.int64]) -> None:
-        shards = self._ends.searchsorted(indices, side="right")
-        for shard in np.unique(shards).tolist():
-            chosen = indices[shards == shard]
-            begins, stops = self._begins[chosen], self._stops[chosen]
-            ranges = list(zip(begins.tolist(), (stops - begins).tolist(), strict=True))
-            LocalRanges(self._plain[shard]).will_need(ranges)
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         return {column.name: column.spec for column in self._columns}

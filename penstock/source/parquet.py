@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import io
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -18,13 +18,14 @@ from penstock.config import size
 from penstock.errors import MissingExtraError, PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.listing import Listing
-from penstock.source.names import Names
-from penstock.source.shard_paths import ShardNames, shard_paths
-from penstock.source.source import FileSamples, Source
+from penstock.source.objects.protocol import StorageOptions
+from penstock.source.ranges import FilePart, RangeReader
+from penstock.source.shard_paths import ShardNames
+from penstock.source.shards import ShardParts, ShardSource, open_shards
+from penstock.source.source import FileSamples
 
 
-class ParquetSource(Source):
+class ParquetSource(ShardSource):
     """Rows of Parquet files. A sample is a dict of the values of its columns.
 
     ``paths`` is a file, a folder, a pattern, or a list of these. Bytes, text and numbers become
@@ -40,21 +41,32 @@ class ParquetSource(Source):
     runs_user_code: ClassVar[bool] = False
 
     def __init__(
-        self, paths: ShardNames, columns: Sequence[str] | None = None, *, keep: int | str = "256MB"
+        self,
+        paths: ShardNames,
+        columns: Sequence[str] | None = None,
+        storage: StorageOptions | None = None,
+        version: str | None = None,
+        *,
+        keep: int | str = "256MB",
     ) -> None:
         pq = _parquet()
         if isinstance(columns, str):
             columns = [columns]
         # Query engines name their temporary and bookkeeping files with these prefixes.
-        self._paths = shard_paths(paths, (".parquet",), "Parquet", hidden="._")
+        files = self._files = open_shards(
+            paths, (".parquet",), "Parquet", storage, version, hidden="._"
+        )
         self._keep = size(keep, "keep")
         # For each row group its file and its number there, and the index after its last row.
         self._place: list[tuple[int, int]] = []
         self._ends: list[int] = []
         nulls: set[str] = set()
         end = 0
-        for number, path in enumerate(self._paths):
-            metadata = _footer(pq, path)
+        # The parts of each row group that hold the columns: by URL they are fetched ahead.
+        self._chunks: list[list[FilePart]] = []
+        with ThreadPoolExecutor(min(files.threads, len(files.paths))) as pool:
+            footers = pool.map(partial(self._footer, pq), range(len(files.paths)))
+        for number, (path, metadata) in enumerate(zip(files.paths, footers, strict=True)):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
             if number == 0:
                 self._columns = _choose(schema, columns, path)
@@ -63,6 +75,7 @@ class ParquetSource(Source):
             nulls |= _with_nulls(metadata, self._types)
             for group in range(metadata.num_row_groups):
                 end += metadata.row_group(group).num_rows
+                self._chunks.append(_chunks(metadata.row_group(group), self._types))
                 self._place.append((number, group))
                 self._ends.append(end)
         if not end:
@@ -88,18 +101,15 @@ class ParquetSource(Source):
         self.__dict__.update(state)
         self._start()
 
-    def _shown(self) -> str:
-        more = f" (and {len(self._paths) - 1} more files)" if len(self._paths) > 1 else ""
-        return self._paths[0] + more
-
     def _check(self, path: str, schema: Any) -> None:
         for name, kind in self._types.items():
             place = schema.get_field_index(name)
             found = schema.field(place).type if place >= 0 else "missing"
             if found != kind:
                 raise SourceError(
-                    f"Column {name!r} is {found} in {path} and {kind} in {self._paths[0]}. Give "
-                    "files of one schema, or choose columns that all of them have with columns=."
+                    f"Column {name!r} is {found} in {path} and {kind} in {self._files.paths[0]}. "
+                    "Give files of one schema, or choose columns that all of them have with "
+                    "columns=."
                 )
 
     def __len__(self) -> int:
@@ -131,14 +141,14 @@ class ParquetSource(Source):
     def _decode(self, group: int) -> tuple[dict[str, Column], int]:
         pq = _parquet()
         number, place = self._place[group]
-        path = self._paths[number]
+        path = self._files.paths[number]
         footer = self._footers.get(number)
         if footer is None:
-            footer = self._footers[number] = _footer(pq, path)
+            footer = self._footers[number] = self._footer(pq, number)
         try:
             # A file object serves one thread at a time. Opening one costs little compared with
             # decoding, and the workers already use all cores.
-            with pq.ParquetFile(path, metadata=footer) as file:
+            with pq.ParquetFile(self._open(number, [group]), metadata=footer) as file:
                 table = file.read_row_group(place, columns=self._columns, use_threads=False)
             columns = {name: make_column(table.column(name)) for name in self._columns}
         except (OSError, ValueError) as error:
@@ -191,26 +201,75 @@ class ParquetSource(Source):
             if values is None:
                 spec = self._fields[column]
                 dtype = spec.dtype if isinstance(spec, ArraySpec) else None
-                parts = [self._read_column(path, column) for path in self._paths]
+                parts = self._read_column(column)
                 values = self._numbers[column] = np.concatenate(parts).astype(dtype)
         return values[indices]
 
-    def _read_column(self, path: str, column: str) -> NDArray[Any]:
+    def _read_column(self, column: str) -> list[NDArray[Any]]:
         pq = _parquet()
-        try:
-            with pq.ParquetFile(path) as file:
-                table = file.read(columns=[column], use_threads=False)
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
-        values: NDArray[Any] = table.column(column).to_numpy()
+        values = []
+        for number, source in enumerate(self._open_for(pq, column)):
+            path = self._files.paths[number]
+            try:
+                with pq.ParquetFile(source) as file:
+                    table = file.read(columns=[column], use_threads=False)
+            except (OSError, ValueError) as error:
+                raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
+            values.append(table.column(column).to_numpy())
         return values
+
+    def _open_for(self, pq: Any, column: str) -> Iterator[Any]:
+        """The files, with the pages of one column, which are fetched in one request."""
+        if self._files.listing is not None:
+            yield from self._files.paths
+            return
+        parts: list[tuple[int, int, int]] = []
+        for number in range(len(self._files.paths)):
+            footer, types = self._footer(pq, number), {column: self._types[column]}
+            for group in range(footer.num_row_groups):
+                parts += [(number, *part) for part in _chunks(footer.row_group(group), types)]
+        contents = self._files.read(parts)
+        for number in range(len(self._files.paths)):
+            yield FetchedFile(
+                self._files.reader(number),
+                {
+                    part[1:]: content
+                    for part, content in zip(parts, contents, strict=True)
+                    if part[0] == number
+                },
+            )
+
+    def _footer(self, pq: Any, number: int) -> Any:
+        try:
+            return pq.read_metadata(self._open(number, []))
+        except (OSError, ValueError) as error:
+            path = self._files.paths[number]
+            raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
+
+    def _open(self, number: int, groups: Sequence[int]) -> Any:
+        """A file for Arrow: its path, or one that fetches parts, with these row groups at hand."""
+        if self._files.listing is not None:
+            return self._files.paths[number]
+        ranges = [part for group in groups for part in self._chunks[group]]
+        contents = self._files.read([(number, *part) for part in ranges])
+        return FetchedFile(self._files.reader(number), dict(zip(ranges, contents, strict=True)))
+
+    def units(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Row groups, which are read as a whole; workers keep some of them."""
+        return np.array(self._ends, dtype=np.int64).searchsorted(indices, side="right"), self._keep
+
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+        ends = np.array(self._ends, dtype=np.int64)
+        groups = dict.fromkeys(ends.searchsorted(indices, side="right").tolist())
+        rows = [(self._place[group][0], *part) for group in groups for part in self._chunks[group]]
+        return ShardParts(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
     def _peek(self, column: str) -> bytes:
         """The first bytes of the first row; nothing if it cannot be read."""
         pq = _parquet()
         number, place = self._place[0]
         try:
-            with pq.ParquetFile(self._paths[number]) as file:
+            with pq.ParquetFile(self._open(number, [])) as file:
                 rows = next(file.iter_batches(1, row_groups=[place], columns=[column]))
             value: Any = make_column(rows.column(0))[0]
         except (OSError, ValueError, SourceError, StopIteration):
@@ -223,15 +282,10 @@ class ParquetSource(Source):
         before = group - place
         start = self._ends[before - 1] if before else 0
         first = self._ends[group - 1] if group else 0
-        return f"row {first + row - start} of {self._paths[number]}"
-
-    @property
-    def listing(self) -> Listing:
-        return Listing(Names(self._paths))
+        return f"row {first + row - start} of {self._files.paths[number]}"
 
     def identify(self, stats: NDArray[np.int64] | None) -> str:
-        top = os.path.commonpath([os.path.dirname(path) for path in self._paths])
-        paths = [os.path.relpath(path, top) for path in self._paths]
+        paths = self._relative_paths()
         types = [(name, str(kind)) for name, kind in self._types.items()]
         return fingerprint(("parquet", paths, stats, types))
 
@@ -314,11 +368,63 @@ def _parquet() -> Any:
     return pq
 
 
-def _footer(pq: Any, path: str) -> Any:
-    try:
-        return pq.read_metadata(path)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
+def _chunks(group: Any, types: dict[str, Any]) -> list[FilePart]:
+    """Where the columns of a row group are: their pages, with those of dictionaries."""
+    parts = []
+    for place in range(group.num_columns):
+        column = group.column(place)
+        path = column.path_in_schema
+        if not any(path == name or path.startswith(f"{name}.") for name in types):
+            continue
+        start = column.data_page_offset
+        if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+            start = column.dictionary_page_offset
+        parts.append((start, column.total_compressed_size))
+    return parts
+
+
+class FetchedFile(io.RawIOBase):
+    """A file of an object store for Arrow. What is at hand is not asked for again.
+
+    The end of the file, which Arrow reads first, is asked for in one request.
+    """
+
+    _END = 64 << 10
+
+    def __init__(self, reader: RangeReader, parts: dict[FilePart, bytes]) -> None:
+        self._reader, self._size, self._at = reader, reader.size(), 0
+        self._parts = [(offset, content) for (offset, _), content in parts.items()]
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._at + size, self._size)
+        content = self._take(self._at, end)
+        self._at = end
+        return content
+
+    def _take(self, start: int, end: int) -> bytes:
+        for offset, content in self._parts:
+            if offset <= start and end <= offset + len(content):
+                return content[start - offset : end - offset]
+        if start >= end:
+            return b""
+        first = start if end < self._size else min(start, max(0, self._size - self._END))
+        (content,) = self._reader.read([(first, end - first)])
+        self._parts.append((first, content))
+        return content[start - first :]
 
 
 def _choose(schema: Any, columns: Sequence[str] | None, path: str) -> list[str]:

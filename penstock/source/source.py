@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.operation import Spec
+from penstock.order import Order
 from penstock.source.listing import Listing
 from penstock.source.ranges import FileRanges
-
-if TYPE_CHECKING:
-    from penstock.source.objects.remote import RemoteObjects
 
 Numbers = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Returns the values of a field that holds numbers, for these indices."""
@@ -64,6 +62,22 @@ class FileSamples:
             return list(zip(*columns.values(), strict=True))
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
+
+
+class FetchedAhead(Protocol):
+    """Samples of an object store, fetched ahead of the workers in the order of the batches."""
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Fetch these samples ahead, in this order, after those announced before."""
+
+    def hold(self, samples: int) -> None:
+        """An order keeps a window of this number of samples: make room for them."""
+
+    def forget(self) -> None:
+        """Samples that were announced are not needed any more."""
+
+    def stats(self) -> Any:
+        """What was fetched so far."""
 
 
 class Source:
@@ -127,15 +141,22 @@ class Source:
         """
         return None
 
+    def ordered(self, order: Order) -> Order:
+        """The order in which a loader asks for samples, given the order that the user chose."""
+        over = getattr(order, "over", None)
+        return order if over is None else over(self.shards, type(self).__name__)
+
+    @property
+    def parts(self) -> Mapping[str, Any] | None:
+        """What decides the shares of the parts of a mix, for checkpoints; ``None``: no mix."""
+        return None
+
     def will_need(self, indices: NDArray[np.int64]) -> None:
         """Say that these samples are read soon, so that storage can begin. May do nothing."""
 
     @property
-    def objects(self) -> RemoteObjects | None:
-        """The objects of a store that hold the samples, one each; ``None`` for other sources.
-
-        They are fetched ahead of the workers, in the order of the batches.
-        """
+    def objects(self) -> FetchedAhead | None:
+        """Fetches samples of an object store ahead of the workers; ``None`` for other sources."""
         return None
 
     def fields(self) -> dict[str | int, Spec] | Spec:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,13 +17,14 @@ from numpy.typing import NDArray
 from penstock.errors import PipelineError, SourceError
 from penstock.fingerprint import fingerprint
 from penstock.operation import ArraySpec, BytesSpec, Spec
-from penstock.source.compressed import plain_file
-from penstock.source.listing import Listing
 from penstock.source.manifest import read_manifest
 from penstock.source.names import Names
-from penstock.source.ranges import FileRanges, LocalRanges
-from penstock.source.shard_paths import ShardNames, shard_paths
-from penstock.source.source import FileSamples, Source
+from penstock.source.objects.address import is_url
+from penstock.source.objects.protocol import StorageOptions
+from penstock.source.packed_folder import folder_at
+from penstock.source.shard_paths import ShardNames
+from penstock.source.shards import ShardParts, ShardSource, open_shards
+from penstock.source.source import FileSamples
 from penstock.source.tar_index import (
     MOST_EXTENSIONS,
     NUMBERS,
@@ -41,9 +41,6 @@ KEY = "__key__"
 """The field that is the name of the sample."""
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-
-_THREADS = 8
-"""Threads that load indexes: on a cold or remote disk each of them mostly waits."""
 
 
 def _array(content: bytes) -> NDArray[Any]:
@@ -97,7 +94,7 @@ class _TarField:
         return bool((self.kinds >= 0).all())
 
 
-class TarSource(Source):
+class TarSource(ShardSource):
     """Samples of tar shards: members with one name up to the first dot are one sample.
 
     ``fields`` says which extensions make up a sample: one (``"jpg"``: the sample is its bytes),
@@ -114,18 +111,20 @@ class TarSource(Source):
         paths: ShardNames,
         fields: TarFields = None,
         decoders: Mapping[str, Decoder | None] | str | None = "auto",
+        storage: StorageOptions | None = None,
+        version: str | None = None,
     ) -> None:
         if fields is None and isinstance(paths, (str, os.PathLike)):
-            fields = _packed_fields(Path(paths).expanduser())
-        self._paths = shard_paths(paths, SUFFIXES, "tar")
+            fields = _packed_fields(paths, storage)
+        files = self._files = open_shards(paths, SUFFIXES, "tar", storage, version)
         self._decoders = _decoders(decoders)
         ours = set(DECODERS.values())
         own = [decode for decode in self._decoders.values() if decode not in (None, *ours)]
         self.__dict__["threadsafe"] = not own
         self.__dict__["runs_user_code"] = bool(own)
-        with ThreadPoolExecutor(min(_THREADS, len(self._paths))) as pool:
-            self._plain = list(pool.map(plain_file, self._paths))
-            indexes = list(pool.map(lambda path: load_index(LocalRanges(path)), self._plain))
+        numbers = range(len(files.paths))
+        with files.making_index(), ThreadPoolExecutor(min(files.threads, len(numbers))) as pool:
+            indexes = list(pool.map(lambda number: load_index(files.reader(number)), numbers))
         self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
         if not self._ends[-1]:
             raise SourceError(
@@ -142,10 +141,6 @@ class TarSource(Source):
 
     threadsafe: ClassVar[bool] = True
     runs_user_code: ClassVar[bool] = False
-
-    def _shown(self) -> str:
-        more = f" (and {len(self._paths) - 1} more files)" if len(self._paths) > 1 else ""
-        return self._paths[0] + more
 
     def _part(self, name: str | int | None, given: str, table: _TarMembers) -> _TarField:
         if given == KEY:
@@ -174,32 +169,17 @@ class TarSource(Source):
         return int(self._ends[-1])
 
     def _shard(self, index: int) -> str:
-        return self._paths[int(self._ends.searchsorted(index, side="right"))]
+        return self._files.paths[int(self._ends.searchsorted(index, side="right"))]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         wanted = np.asarray(indices, dtype=np.int64)
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"sample {wanted.max()} is out of range: there are {len(self)}")
-        shards = self._ends.searchsorted(wanted, side="right")
         values: list[dict[Any, Any]] = [{} for _ in indices]
-        for shard in np.unique(shards).tolist():
-            self._read_shard(shard, np.flatnonzero(shards == shard).tolist(), wanted, values)
-        if self._single:
-            return [value[None] for value in values]
-        return values if self._as_dict else [tuple(value.values()) for value in values]
-
-    def _read_shard(
-        self,
-        shard: int,
-        places: list[int],
-        wanted: NDArray[np.int64],
-        values: list[dict[Any, Any]],
-    ) -> None:
-        """Read the samples of one shard into ``values``, at these places."""
-        ranges: list[tuple[int, int]] = []
+        shards = self._ends.searchsorted(wanted, side="right").tolist()
+        places: list[tuple[int, int, int]] = []
         reads: list[tuple[int, _TarField, int]] = []
-        for place in places:
-            index = int(wanted[place])
+        for place, index in enumerate(wanted.tolist()):
             for part in self._parts:
                 if part.extensions == (KEY,):
                     values[place][part.name] = self._keys[index]
@@ -208,24 +188,37 @@ class TarSource(Source):
                 elif part.kinds[index] >= 0:
                     values[place][part.name] = None  # keeps the order of the fields
                     reads.append((place, part, index))
-                    ranges.append((part.offsets.item(index), part.sizes.item(index)))
-        if not ranges:
-            return
-        contents = LocalRanges(self._plain[shard]).read(ranges)
+                    places.append((shards[place], part.offsets.item(index), part.sizes.item(index)))
+        contents = self._files.read(places)
         for (place, part, index), content in zip(reads, contents, strict=True):
-            kind = int(part.kinds[index])
-            decode = part.decoders[kind]
-            if decode is None:
-                values[place][part.name] = content
-                continue
-            try:
-                values[place][part.name] = decode(content)
-            except Exception as error:
-                raise SourceError(
-                    f"{self._keys[index]}.{part.extensions[kind]} in {self._paths[shard]} cannot "
-                    f"be decoded by {getattr(decode, '__name__', decode)}: {error}. Give another "
-                    "function with decoders=, or decoders=None to get bytes."
-                ) from error
+            values[place][part.name] = self._decoded(part, index, content)
+        if self._single:
+            return [value[None] for value in values]
+        return values if self._as_dict else [tuple(value.values()) for value in values]
+
+    def _decoded(self, part: _TarField, index: int, content: bytes) -> Any:
+        kind = int(part.kinds[index])
+        decode = part.decoders[kind]
+        if decode is None:
+            return content
+        try:
+            return decode(content)
+        except Exception as error:
+            raise SourceError(
+                f"{self._keys[index]}.{part.extensions[kind]} in {self._shard(index)} cannot be "
+                f"decoded by {getattr(decode, '__name__', decode)}: {error}. Give another function "
+                "with decoders=, or decoders=None to get bytes."
+            ) from error
+
+    def parts(self, indices: NDArray[np.int64]) -> ShardParts:
+        parts = [part for part in self._parts if len(part.kinds) and part.numbers is None]
+        shards = self._ends.searchsorted(indices, side="right")
+        if not parts:
+            return ShardParts(shards[:0], indices[:0], indices[:0])
+        there = np.stack([part.kinds[indices] >= 0 for part in parts], axis=1)
+        offsets = np.stack([part.offsets[indices] for part in parts], axis=1)
+        sizes = np.stack([part.sizes[indices] for part in parts], axis=1)
+        return ShardParts(np.repeat(shards, there.sum(axis=1)), offsets[there], sizes[there])
 
     def file_samples(self) -> FileSamples | None:
         """The samples, if one field is bytes and the others are numbers."""
@@ -238,15 +231,14 @@ class TarSource(Source):
             return None
         if not self._as_dict and not self._single and content.name != 0:
             return None
-        numbers = np.arange(len(self._paths), dtype=np.int64)
+        numbers = np.arange(len(self._files.paths), dtype=np.int64)
         files = np.repeat(numbers, np.diff(self._ends, prepend=0))
-        listing = Listing(Names(self._plain))
         return FileSamples(
             None,
             content.name,
             {part.name: partial(self._numbers, part) for part in others if part.name is not None},
             [str(part.name) for part in self._parts] if self._as_dict else (),
-            ranges=FileRanges(listing, files, content.offsets, content.sizes),
+            **self._files.contents(ShardParts(files, content.offsets, content.sizes)),
         )
 
     def _numbers(self, part: _TarField, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -255,23 +247,16 @@ class TarSource(Source):
             return part.numbers[indices]
         values = np.empty(len(indices), dtype=np.int64)
         shards = self._ends.searchsorted(indices, side="right")
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            chosen = indices[places]
-            ranges = list(
-                zip(part.offsets[chosen].tolist(), part.sizes[chosen].tolist(), strict=True)
-            )
-            for place, content in zip(
-                places.tolist(), LocalRanges(self._plain[shard]).read(ranges), strict=True
-            ):
-                number = as_number(content)
-                if number is None:
-                    raise SourceError(
-                        f"{self.name(int(indices[place]))}: {content[:40]!r} is not a whole number "
-                        f"that fits 64 bits, and the extension is {part.extensions[0]}. Give a "
-                        "function with decoders=, or decoders=None to get bytes."
-                    )
-                values[place] = number
+        chosen = ShardParts(shards, part.offsets[indices], part.sizes[indices])
+        for place, content in enumerate(self._files.read(list(chosen.rows()))):
+            number = as_number(content)
+            if number is None:
+                raise SourceError(
+                    f"{self.name(int(indices[place]))}: {content[:40]!r} is not a whole number "
+                    f"that fits 64 bits, and the extension is {part.extensions[0]}. Give a "
+                    "function with decoders=, or decoders=None to get bytes."
+                )
+            values[place] = number
         return values
 
     def name(self, index: int) -> str:
@@ -280,13 +265,8 @@ class TarSource(Source):
         extension = "" if part is None or kind < 0 else f".{part.extensions[kind]}"
         return f"{self._shard(index)}/{self._keys[index]}{extension}"
 
-    @property
-    def listing(self) -> Listing:
-        return Listing(Names(self._paths))
-
     def identify(self, stats: NDArray[np.int64] | None) -> str:
-        top = os.path.commonpath([os.path.dirname(path) for path in self._paths])
-        paths = [os.path.relpath(path, top) for path in self._paths]
+        paths = self._relative_paths()
         named = list(self._named.items())
         changed = {
             extension: decode
@@ -299,17 +279,6 @@ class TarSource(Source):
     @property
     def shards(self) -> NDArray[np.int64]:
         return np.diff(self._ends, prepend=0)
-
-    def will_need(self, indices: NDArray[np.int64]) -> None:
-        shards = self._ends.searchsorted(indices, side="right")
-        parts = [part for part in self._parts if len(part.kinds) and part.numbers is None]
-        for shard in np.unique(shards).tolist():
-            chosen = indices[shards == shard]
-            ranges: list[tuple[int, int]] = []
-            for part in parts:
-                some = chosen[part.kinds[chosen] >= 0]
-                ranges += zip(part.offsets[some].tolist(), part.sizes[some].tolist(), strict=True)
-            LocalRanges(self._plain[shard]).will_need(ranges)
 
     def fields(self) -> dict[str | int, Spec] | Spec:
         if self._single:
@@ -368,9 +337,13 @@ class _TarMembers:
         return [self.extensions[kind] for kind in self._kinds[first:last]]
 
 
-def _packed_fields(folder: Path) -> TarFields:
+def _packed_fields(folder: str | os.PathLike[str], storage: StorageOptions | None) -> TarFields:
     """The fields of a folder that ``pack`` wrote; ``None`` for other folders and for files."""
-    manifest = read_manifest(folder)
+    if not is_url(folder) and storage is not None:
+        return None  # refused with the names of the shards
+    if is_url(folder) and _is_shard(str(folder)):
+        return None
+    manifest = read_manifest(folder_at(folder, storage))
     if manifest is None:
         return None
     if not manifest.complete:
@@ -381,6 +354,11 @@ def _packed_fields(folder: Path) -> TarFields:
         )
     fields: TarFields = manifest.tar_fields()
     return fields
+
+
+def _is_shard(url: str) -> bool:
+    """Whether a URL names shards, and not a folder."""
+    return url.endswith(SUFFIXES) or any(sign in url for sign in "*?[{")
 
 
 def _named(fields: TarFields, table: _TarMembers) -> dict[str | int | None, str]:

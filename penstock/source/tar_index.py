@@ -7,6 +7,7 @@ and kept in a private directory, under the path, size and modification time of t
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import tempfile
@@ -30,9 +31,6 @@ _log = logging.getLogger("penstock.source")
 
 BLOCK = 512
 """Tar archives consist of blocks of this size: a header is one, contents are padded to it."""
-
-_WINDOW = 8 * BLOCK
-"""Bytes that are read at a time for headers: a small member and the header after it come along."""
 
 _LONGEST_HEADER = 1 << 20
 """Bytes of an extended header. Real ones have a few hundred; more means a damaged archive."""
@@ -187,12 +185,16 @@ class _TarHeaders:
         self._size = reader.size()
         self._start = 0
         self._window = b""
+        self._last = 0
+        """The size of the last member."""
 
     def at(self, offset: int, size: int) -> bytes:
         """Bytes of the archive, from the window if it has them."""
         start = offset - self._start
         if start < 0 or start + size > len(self._window):
-            length = min(max(size, _WINDOW), self._size - offset)
+            # A header and a small member come along. If members are large, only headers are read.
+            window = self._reader.block if self._last < self._reader.block // 4 else 8 * BLOCK
+            length = min(max(size, window), self._size - offset)
             if length < size:
                 raise self._cut_off(offset, size)
             (self._window,) = self._reader.read([(offset, length)])
@@ -235,6 +237,7 @@ class _TarHeaders:
                 if kind[0] in _FILES:
                     yield name or _short_name(block), content, size
                 name = size_given = None
+            self._last = size
             at = content + -(-size // BLOCK) * BLOCK
         if name is not None or size_given is not None:
             raise self._damaged(self._size, "a member is missing after its extended header")
@@ -351,12 +354,14 @@ def agrees(index: TarIndex, reader: RangeReader) -> bool:
     if int(ends.max()) > size or int(index.offsets.min()) < BLOCK:
         return False
     last = -(-int(ends[-1]) // BLOCK) * BLOCK
-    if last < size and reader.read([(last, min(BLOCK, size - last))])[0].strip(b"\0"):
+    looks = sorted({0, count // 3, 2 * count // 3, count - 1})
+    ranges = [(int(index.offsets[member]) - BLOCK, BLOCK) for member in looks]
+    after, *blocks = reader.read([(min(last, size), max(0, min(BLOCK, size - last))), *ranges])
+    if after.strip(b"\0"):
         return False  # members were added
-    for member in {0, count // 3, 2 * count // 3, count - 1}:
+    for member, block in zip(looks, blocks, strict=True):
         sample = int(index.ends.searchsorted(member, side="right"))
         name = f"{index.keys[sample]}.{index.extensions[index.kinds[member]]}"
-        (block,) = reader.read([(int(index.offsets[member]) - BLOCK, BLOCK)])
         try:
             found = int(block[124:136].strip(b"\0 ") or b"0", 8)
         except ValueError:
@@ -373,14 +378,14 @@ def agrees(index: TarIndex, reader: RangeReader) -> bool:
 
 def load_index(reader: RangeReader) -> TarIndex:
     """The index of a shard: kept before, in a sidecar, or read from all its headers."""
-    place = _place(reader.path)
+    place = _place(reader)
     kept = None if place is None else read_index(place)
     if kept is not None:
         return kept
     sidecar = _sidecar(reader)
-    if sidecar is not None:
+    if sidecar is not None and not reader.far:
         return sidecar
-    index = scan(reader)
+    index = sidecar or scan(reader)
     if place is not None:
         _keep(place, index)
     return index
@@ -393,10 +398,11 @@ def sidecar_path(path: str) -> str:
 
 def _sidecar(reader: RangeReader) -> TarIndex | None:
     ours, dalis = sidecar_path(reader.path), dali_path(reader.path)
-    for path, read in ((ours, read_index), (dalis, partial(_read_dali_file, reader.path))):
-        if not os.path.exists(path):
+    for path, read in ((ours, read_index), (dalis, partial(_read_dali, reader.path))):
+        content = reader.beside(path)
+        if content is None:
             continue
-        index = read(Path(path))
+        index = read(io.BytesIO(content))
         if index is not None and agrees(index, reader):
             return index
         _log.warning(
@@ -407,28 +413,23 @@ def _sidecar(reader: RangeReader) -> TarIndex | None:
     return None
 
 
-def _read_dali_file(shard: str, path: Path) -> TarIndex | None:
-    try:
-        return read_dali(path.read_text("utf-8", "surrogateescape"), shard)
-    except OSError:
-        return None
+def _read_dali(shard: str, file: IO[bytes]) -> TarIndex | None:
+    return read_dali(file.read().decode("utf-8", "surrogateescape"), shard)
 
 
-def _place(path: str) -> Path | None:
-    """The file in which the index of a shard is kept, or will be; ``None`` if it has no stats."""
-    try:
-        stats = os.stat(path)
-    except OSError:
+def _place(reader: RangeReader) -> Path | None:
+    """The file in which the index of a shard is kept, or will be; ``None`` if it has no version."""
+    about = reader.about()
+    if about is None:
         return None
-    about = f"{_VERSION}\0{os.path.realpath(path)}\0{stats.st_size}\0{stats.st_mtime_ns}"
-    name = hashlib.blake2b(os.fsencode(about), digest_size=16).hexdigest()
+    name = hashlib.blake2b(os.fsencode(f"{_VERSION}\0{about}"), digest_size=16).hexdigest()
     return config.disk_dir() / "indexes" / f"{name}.npz"
 
 
 _ARRAYS = ("ends", "kinds", "offsets", "sizes", "numbers", "known")
 
 
-def read_index(place: Path) -> TarIndex | None:
+def read_index(place: Path | IO[bytes]) -> TarIndex | None:
     """An index that ``write_index`` wrote; ``None`` if there is none, or it is damaged."""
     try:
         with np.load(place, allow_pickle=False) as kept:

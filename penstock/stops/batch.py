@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
+from penstock.order import Budget
 from penstock.tree import as_array, fill, flatten, leaves_like
 
 Collate = Callable[[list[Any]], Any]
@@ -18,12 +19,17 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """Cuts the order into batches of ``size``; ``collate`` is ``None`` for stacking in place."""
+    """Cuts the order into batches of ``size``; ``collate`` is ``None`` for stacking in place.
+
+    ``budget``: groups samples by their lengths; ``size`` is then about the number of samples in a
+    batch.
+    """
 
     size: int
     drop_last: bool = False
     collate: Collate | None = None
     version: str | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
@@ -42,6 +48,26 @@ class Batch:
         how = self.version if self.version is not None else self.collate
         return fingerprint(("batch", how))
 
+    def budget_fingerprint(self) -> str:
+        """Identifies which samples are in a batch, besides the order."""
+        budget = self.budget
+        if budget is None:
+            return fingerprint("no budget")
+        how = (budget.limit, budget.size, budget.padded, budget.window, budget.too_long)
+        return fingerprint(("budget", budget.lengths, how))
+
+    @property
+    def described(self) -> str:
+        """The size of a batch, for people."""
+        if self.budget is None:
+            return f"{self.size} samples"
+        budget, bounds = self.budget, []
+        if budget.limit is not None:
+            bounds.append(f"{budget.limit:g} tokens" + (" with padding" if budget.padded else ""))
+        if budget.size is not None:
+            bounds.append(f"{budget.size} samples")
+        return f"at most {' and '.join(bounds)}, of similar length"
+
 
 class Misfit(ValueError):
     """A sample that does not stack with the others; ``place``: its position among them."""
@@ -58,12 +84,24 @@ def stack(samples: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Pad:
-    """Stack samples whose arrays differ in size, padded with ``value`` at the end of each axis."""
+    """Stack samples whose arrays differ in size, padded with ``value`` at the end of each axis.
+
+    ``lengths``: the batch gets one more field, ``"lengths"`` in dicts and the last one in tuples:
+    the length of each sample before padding, along the first axis of its first array.
+    """
 
     value: float = 0
+    lengths: bool = False
 
     def __call__(self, samples: list[Any]) -> Any:
-        return _by_field(samples, self._pad_field)
+        batch = _by_field(samples, self._pad_field)
+        return self._with_lengths(batch, samples) if self.lengths else batch
+
+    def _with_lengths(self, batch: Any, samples: list[Any]) -> Any:
+        lengths = np.array([_length(place, sample) for place, sample in enumerate(samples)])
+        if isinstance(batch, Mapping):
+            return {**batch, "lengths": lengths}
+        return (*batch, lengths) if isinstance(batch, tuple) else (batch, lengths)
 
     def _pad_field(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         ndim = arrays[0].ndim
@@ -78,6 +116,14 @@ class Pad:
         for row, array in enumerate(arrays):
             out[row, ...][tuple(slice(0, n) for n in array.shape)] = array
         return out
+
+
+def _length(place: int, sample: Any) -> int:
+    for leaf in flatten(sample)[0]:
+        array = None if isinstance(leaf, (str, bytes)) else as_array(leaf)
+        if array is not None and array.ndim:
+            return int(array.shape[0])
+    raise Misfit(place, "it has no array, so lengths=True finds no length")
 
 
 def _by_field(samples: list[Any], join: Callable[[Sequence[NDArray[Any]]], NDArray[Any]]) -> Any:

@@ -73,8 +73,9 @@ class OpenRoad:
             self._source_step(),
             *(stop.step(context) for stop, context in zip(road.stops, contexts, strict=False)),
         ]
-        for number, step in enumerate(steps):
-            get = self._timed(number, step, get)
+        spans = [None, *(stop.span for stop in road.stops)]
+        for number, (step, span) in enumerate(zip(steps, spans, strict=True)):
+            get = self._timed(number, step, get, span)
         self.get = get
         """Returns the samples of some keys. Raises StageFailure."""
 
@@ -86,7 +87,9 @@ class OpenRoad:
         self.context.offers.clear()
         self.rows.clear()
 
-    def _timed(self, number: int, step: Step, upstream: Upstream) -> Upstream:
+    def _timed(
+        self, number: int, step: Step, upstream: Upstream, span: tuple[int, int] | None
+    ) -> Upstream:
         """A step joined to the one above it, with a timer and a counter."""
         tally, clock = self.context.tally, self._clock
 
@@ -97,7 +100,16 @@ class OpenRoad:
             tally.samples[number] += len(samples)
             return samples
 
-        return get
+        if span is None:
+            return get
+        first, end = span
+
+        def get_some(keys: Keys) -> list[Any]:
+            samples = get(keys)
+            tally.samples[number] -= sum([not first <= i < end for i in keys.indices])
+            return samples
+
+        return get_some
 
     def _source_step(self) -> Step:
         source, tally = self.road.source, self.context.tally

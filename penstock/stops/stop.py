@@ -159,6 +159,8 @@ class Stop:
     - ``measured``: one of its settings is ``"auto"``, chosen by measuring while training runs.
     - ``transparent``: it changes no sample (cache).
     - ``keeps``: it keeps samples in a store; it is a ``Hold``.
+    - ``span``: it works on samples with indices from the first to before the second of these only;
+      ``None``: on all.
     """
 
     threadsafe: ClassVar[bool] = True
@@ -169,6 +171,10 @@ class Stop:
     renews: ClassVar[bool] = False
     transparent: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        return None
 
     @property
     def random(self) -> bool:

@@ -17,7 +17,8 @@ from penstock.cli import main
 from penstock.errors import PipelineError, SourceError, StoreError
 from penstock.pack.members import Form
 from penstock.pack.pack import check, until
-from penstock.source.manifest import read_manifest, sync_folder
+from penstock.source.manifest import read_manifest
+from penstock.source.packed_folder import folder_at, sync_folder
 from penstock.source.ranges import LocalRanges
 from penstock.source.tar import TarSource
 from penstock.source.tar_index import load_index, scan, write_dali
@@ -129,7 +130,7 @@ def test_kill_9_while_packing_then_resume_gives_the_same_bytes(tmp_path: Path) -
     flag.touch()
     assert run("killed").returncode == -9
     # Samples come 8 at a time, so the shards of the first 16 are finished.
-    done = read_manifest(tmp_path / "killed")
+    done = read_manifest(folder_at(tmp_path / "killed"))
     assert done is not None
     assert [shard.first for shard in done.shards] == [0, 4, 8, 12]
     assert not done.complete
@@ -212,10 +213,10 @@ def test_a_full_disk_keeps_what_is_finished(
             raise OSError(28, "No space left on device")
         real(folder)
 
-    monkeypatch.setattr("penstock.pack.shard_writer.sync_folder", full)
+    monkeypatch.setattr("penstock.source.packed_folder.sync_folder", full)
     with pytest.raises(StoreError, match=r"No space left.*finished shards are kept"):
         pipeline.pack(tmp_path / "p", per_shard=5)
-    monkeypatch.setattr("penstock.pack.shard_writer.sync_folder", real)
+    monkeypatch.setattr("penstock.source.packed_folder.sync_folder", real)
     assert not list((tmp_path / "p").glob(".shard*"))
     pipeline.pack(tmp_path / "p", per_shard=5)
     assert contents(tmp_path / "p") == contents(tmp_path / "whole")
@@ -294,7 +295,7 @@ def test_the_command_packs_up_to_a_stage(
 
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     ps.from_dataset(PAIRS).pack(tmp_path, per_shard=30)
-    manifest = read_manifest(tmp_path)
+    manifest = read_manifest(folder_at(tmp_path))
     assert manifest is not None
     (shard,) = manifest.shards
     assert shard.sha256 == hashlib.sha256((tmp_path / shard.name).read_bytes()).hexdigest()

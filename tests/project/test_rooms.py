@@ -33,6 +33,7 @@ ROOMS = [
     "image",
     "audio",
     "pipeline",
+    "combine",
     "diversity",
     "engine",
     "device",
@@ -55,6 +56,7 @@ ROOMS = [
 ALLOWED = {
     ("pipeline", "loader"),
     ("pipeline", "pack"),
+    ("pipeline", "combine"),
     ("pipeline", "diagnose"),
     ("pipeline", "diversity"),
     ("diversity", "diagnose"),
@@ -158,6 +160,7 @@ def test_the_public_names() -> None:
         "Weighted",
         "analyze",
         "audio",
+        "cu_seqlens",
         "from_dataset",
         "from_files",
         "from_folder",
@@ -165,6 +168,8 @@ def test_the_public_names() -> None:
         "from_parquet",
         "from_tar",
         "image",
+        "mix",
+        "pack_sequences",
         "progress",
     ]
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)

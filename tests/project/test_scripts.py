@@ -264,6 +264,7 @@ def test_the_installation_continues_without_the_kernel(machine: Machine, copy: P
         "PyTorch",
         "build tools",
         "Penstock",
+        "torchvision",
     ]
 
 
@@ -272,7 +273,7 @@ def test_no_packages_are_installed_for_a_kernel_that_is_switched_off(
 ) -> None:
     result = machine.run(f"{PREPARE} prepare demo", copy, PENSTOCK_NO_KERNEL="1")
     assert result.code == 0
-    assert result.output.splitlines()[1:] == ["PyTorch", "build tools", "Penstock"]
+    assert result.output.splitlines()[1:] == ["PyTorch", "build tools", "Penstock", "torchvision"]
 
 
 def test_programs_of_the_scripts_keep_compiled_modules(machine: Machine, copy: Path) -> None:

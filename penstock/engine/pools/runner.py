@@ -488,8 +488,11 @@ class Runner:
         except Misfit as misfit:
             present = [i for i in range(len(keys)) if i not in report.missing]
             index = keys.indices[present[misfit.place]]
+            of_mix = self.work.road.source.parts is not None
+            beside = f" ({self._name(keys.indices[present[0]])})" if of_mix else ""
             raise ShapeError(
-                f"{self._name(index)} (index {index}) does not fit into its batch: {misfit}. "
+                f"{self._name(index)} (index {index}) does not fit into its batch: "
+                f"{misfit}{beside}. "
                 "Bring all samples to one shape with a map (resize, crop), pad them with "
                 "batch(..., pad=0), or give batch() a collate function.",
                 index=index,

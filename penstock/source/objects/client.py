@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from penstock.source.objects.address import Address
@@ -47,6 +48,9 @@ class ObjectClient(Protocol):
 
     async def head(self, path: str) -> ListedObject:
         """Size and version of one object."""
+
+    async def put(self, file: str, path: str) -> None:
+        """Write a file of this machine to an object, in one step."""
 
     def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         """All objects whose path begins with ``prefix/``, page by page."""
@@ -113,6 +117,12 @@ class _Obstore:
             raise self._failure(error) from error
         return ListedObject(path, int(meta["size"]), meta["e_tag"] or "")
 
+    async def put(self, file: str, path: str) -> None:
+        try:
+            await self._obstore.put_async(self._store, path, Path(file))
+        except Exception as error:
+            raise self._failure(error) from error
+
     async def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         if not self._listable:
             text = (
@@ -175,6 +185,9 @@ class _Fsspec:
 
     async def head(self, path: str) -> ListedObject:
         return _found(path, await self._call(lambda: self._files.info(self._url(path))))
+
+    async def put(self, file: str, path: str) -> None:
+        await self._call(lambda: self._files.put_file(file, self._url(path)))
 
     async def list(self, prefix: str) -> AsyncIterator[list[ListedObject]]:
         top = self._url(prefix)

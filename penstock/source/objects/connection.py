@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import penstock
-from penstock.errors import PipelineError, SourceError
+from penstock.errors import PipelineError, SourceError, StoreError
 from penstock.source.objects.protocol import (
     FRAME,
     FetchFailure,
@@ -114,10 +114,40 @@ class Fetcher:
                     self._refuse(one.path, content)
         return contents
 
+    def read_whole(self, path: str) -> bytes | None:
+        """The content of a small object; ``None`` if it does not exist. Raises SourceError."""
+        wanted = WantedObject(path)
+        (found,) = self.read([wanted], partial=True)
+        if isinstance(found, FetchFailure):
+            if found.kind == "missing":
+                return None
+            self._refuse(path, found)
+        content: bytes = found
+        return content
+
+    def upload(self, file: str, path: str) -> None:
+        """Write a file of this machine to an object. Raises StoreError."""
+
+        def send(connection: socket.socket) -> list[Any]:
+            _send(connection, ["put", self.root, file, path])
+            return _receive(connection)[0]
+
+        header = self._ask(send)
+        if header[0] == "failed":
+            url = f"{self.root}/{path}"
+            raise StoreError(
+                f"{url} cannot be written: {header[3]}. Check the credentials of this environment "
+                "and their permissions, and the network."
+            )
+
     def expect(self, wanted: Iterable[WantedObject]) -> None:
         """Announce objects that will be read, in this order, after those announced before."""
         rows = [list(one) for one in wanted]
         self._ask(lambda connection: _send(connection, ["expect", self.root, rows]))
+
+    def allow(self, nbytes: int) -> None:
+        """Let the fetcher hold this number of bytes more than usual."""
+        self._ask(lambda connection: _send(connection, ["allow", nbytes]))
 
     def forget(self) -> None:
         """What was announced will not be read."""

@@ -13,11 +13,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from penstock.source.objects.client import ObjectClient, ObjectFailure, connect
-from penstock.source.objects.policy import Hedging, Window, pause_before
+from penstock.source.objects.policy import Hedging, Neighbours, Window, pause_before
 from penstock.source.objects.protocol import (
     FRAME,
     LONGEST_HEADER,
@@ -38,6 +39,10 @@ an object store."""
 
 REQUESTS = 384
 """Requests on their way at once: 3,800 objects a second with a latency of 100 ms."""
+
+GAP, LONGEST = 16 << 10, 2 << 20
+"""Ranges of one object with at most ``GAP`` bytes between them become one request of at most
+``LONGEST`` bytes. At 1 GB/s the gap takes 16 us, and a request 2 ms: little beside any latency."""
 
 GUESS = 128 << 10
 """Bytes of an object of unknown size, until some were fetched."""
@@ -68,11 +73,17 @@ class Fetching:
         self._clock = clock
         self._clients: dict[str, ObjectClient] = {}
         self._options: dict[str, StorageOptions] = {}
+        self._budget = budget
         self._window = Window(budget, requests)
+        self._ranges = Neighbours(GAP, LONGEST)
         self._hedging: dict[str, Hedging] = {}
         self._numbers: dict[ObjectKey, int] = {}
         self._keys: dict[int, ObjectKey] = {}
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._contents: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, asyncio.Task[Any]] = {}
+        """The request of each object that is on its way. Several ranges may share one."""
+        self._readers: Counter[int] = Counter()
+        """How many wait for each object."""
         self._next = 0
         self._mean = float(GUESS)
         self.requests = 0
@@ -101,29 +112,71 @@ class Fetching:
 
     def expect(self, root: str, wanted: list[WantedObject]) -> None:
         """These objects will be needed, in this order."""
-        self._window.expect((self._number((root, one)), self._size(one)) for one in wanted)
+        numbers = [self._number((root, one)) for one in wanted]
+        self._window.expect(zip(numbers, map(self._size, wanted), strict=True))
+        self._fill()
+
+    def allow(self, more: int) -> None:
+        """Hold this number of bytes more than usual: a window of samples stays for long."""
+        self._window.allow(self._budget + more)
         self._fill()
 
     def forget(self) -> None:
-        """What was announced is not needed any more."""
-        for number in self._window.forget():
-            task = self._tasks.pop(number, None)
-            if task is not None:
-                task.cancel()
+        """What was announced is not needed any more, except where somebody waits for it."""
+        waiting, held = self._window.forget()
+        for number in waiting:
             self._end(number)
+        for number in held:
+            if number not in self._readers:
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        content, request = self._contents.pop(number, None), self._requests.get(number)
+        if content is not None:
+            content.cancel()
+        self._end(number)
+        if request is not None and request not in self._requests.values():
+            request.cancel()
 
     async def get(self, root: str, wanted: WantedObject) -> Any:
         """An object, fetched ahead or now. Raises ObjectFailure."""
-        number = self._number((root, wanted))
-        if self._window.demand(number, self._size(wanted)):
-            self._begin(number)
-        task = self._tasks[number]
-        try:
-            return await asyncio.shield(task)
-        finally:
-            self._tasks.pop(number, None)
+        return await self.get_all(root, [wanted])[0]
+
+    def get_all(self, root: str, wanted: Sequence[WantedObject]) -> list[asyncio.Future[Any]]:
+        """Objects, fetched ahead or now. Ranges of one object side by side are fetched together."""
+        numbers = [self._number((root, one)) for one in wanted]
+        needed = dict(zip(numbers, map(self._size, wanted), strict=True))
+        for number, size in needed.items():
+            if self._window.demand(number, size):
+                self._begin(self._with_neighbours(number, needed))
+        self._make_room(needed)
+        return [self._reader(number) for number in numbers]
+
+    def _make_room(self, needed: Collection[int]) -> None:
+        """Drop what seems not to be needed any more, for what is."""
+        for number in self._window.surplus():
+            content = self._contents.get(number)
+            wanted = number in needed or number in self._readers
+            if not wanted and content is not None and content.done():
+                self._drop(number)
+
+    def _reader(self, number: int) -> asyncio.Future[Any]:
+        """A content for somebody who waits for it. It is dropped when it was handed over."""
+        self._readers[number] += 1
+        waiting = asyncio.shield(self._contents[number])
+
+        def taken(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled():
+                done.exception()  # else asyncio logs it, if the reader has gone meanwhile
+            self._readers[number] -= 1
+            if not self._readers[number]:
+                del self._readers[number]
+            self._contents.pop(number, None)
             self._end(number)
             self._fill()
+
+        waiting.add_done_callback(taken)
+        return waiting
 
     def _size(self, wanted: WantedObject) -> int:
         return int(self._mean) if wanted.length == UNKNOWN else wanted.length
@@ -134,42 +187,75 @@ class Fetching:
             number = self._numbers[key] = self._next
             self._keys[number] = key
             self._next += 1
+            root, wanted = key
+            if wanted.start != UNKNOWN:
+                self._ranges.add(number, (root, wanted.path), wanted.start, wanted.end)
         return number
 
     def _end(self, number: int) -> None:
         self._window.taken(number)
+        self._ranges.remove(number)
+        self._requests.pop(number, None)
         key = self._keys.pop(number, None)
         if key is not None:
             self._numbers.pop(key, None)
 
     def _fill(self) -> None:
         while (number := self._window.start()) is not None:
-            self._begin(number)
+            self._begin(self._with_neighbours(number, {}))
 
-    def _begin(self, number: int) -> None:
-        root, wanted = self._keys[number]
-        task = asyncio.ensure_future(self._fetch(root, wanted))
-        self._tasks[number] = task
+    def _with_neighbours(self, number: int, needed: dict[int, int]) -> list[int]:
+        """An object, and the ranges beside it that are fetched with it."""
+        together = [number]
+        for other in self._ranges.beside(number):
+            size = self._size(self._keys[other][1])
+            if not self._window.join(other, size, now=other in needed):
+                break
+            together.append(other)
+        for one in together:
+            self._ranges.remove(one)
+        return together
+
+    def _begin(self, numbers: list[int]) -> None:
+        """Make the request for these objects: one, or ranges of one object side by side."""
+        root, wanted = self._keys[numbers[0]]
+        ranges = [self._keys[number][1] for number in numbers]
+        if len(numbers) > 1:
+            start, end = min(one.start for one in ranges), max(one.end for one in ranges)
+            wanted = wanted._replace(start=start, end=end)
+        request = asyncio.ensure_future(self._fetch(root, wanted))
+        contents = [asyncio.get_running_loop().create_future() for _ in numbers]
+        for number, content in zip(numbers, contents, strict=True):
+            self._contents[number] = content
+            self._requests[number] = request
 
         def arrived(done: asyncio.Task[Any]) -> None:
-            if not done.cancelled():
-                # asyncio logs the failure of a task unless somebody has looked at it. An object
-                # that is fetched ahead may never be asked for.
-                done.exception()
-            self._window.arrived(number)
+            for number in numbers:
+                if self._requests.get(number) is done:
+                    del self._requests[number]
+            _hand_over(done, wanted, ranges, contents)
+            self._window.arrived(numbers[0])
             self._fill()
 
-        task.add_done_callback(arrived)
+        request.add_done_callback(arrived)
 
     async def _fetch(self, root: str, wanted: WantedObject) -> Any:
+        content = await self._again(lambda: self._hedged(root, wanted))
+        self.bytes += len(content)
+        self._mean += (len(content) - self._mean) / 64
+        return content
+
+    async def put(self, root: str, file: str, path: str) -> None:
+        """Write a file of this machine to an object. Raises ObjectFailure."""
+        await self._again(lambda: self._clients[root].put(file, path))
+
+    async def _again(self, request: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to a request, which is made again if it fails."""
         started, attempt = self._clock(), 0
         while True:
             attempt += 1
             try:
-                content = await self._hedged(root, wanted)
-                self.bytes += len(content)
-                self._mean += (len(content) - self._mean) / 64
-                return content
+                return await request()
             except ObjectFailure as error:
                 if not error.again:
                     raise
@@ -214,6 +300,33 @@ class Fetching:
             raise ObjectFailure(failure, again=True) from None
         self._hedging[root].record(self._clock() - started)
         return content
+
+
+def _hand_over(
+    request: asyncio.Task[Any],
+    wanted: WantedObject,
+    ranges: list[WantedObject],
+    contents: list[asyncio.Future[Any]],
+) -> None:
+    """Divide the answer to a request between the ranges that it is for."""
+    error = None if request.cancelled() else request.exception()
+    for one, content in zip(ranges, contents, strict=True):
+        if content.done():  # nobody needs it any more
+            continue
+        if request.cancelled():
+            content.cancel()
+        elif error is not None:
+            content.set_exception(error)
+            # asyncio logs the failure unless somebody has looked at it. An object that is fetched
+            # ahead may never be asked for.
+            content.exception()
+        elif len(ranges) == 1:
+            content.set_result(request.result())
+        else:
+            # A copy: a view would keep the whole answer in memory until its last range is taken.
+            view = memoryview(request.result())
+            first = one.start - wanted.start
+            content.set_result(bytes(view[first : first + one.length]))
 
 
 class Server:
@@ -277,6 +390,8 @@ class Server:
                 self._fetching.expect(root, [WantedObject(*row) for row in rows])
             elif kind == "forget":
                 self._fetching.forget()
+            elif kind == "allow":
+                self._fetching.allow(*arguments)
             elif kind == "get":
                 root, rows = arguments
                 await self._send_objects(root, rows, send)
@@ -288,6 +403,10 @@ class Server:
                 async for page in self._fetching.client(root).list(prefix):
                     await send(["page", [list(one) for one in page]])
                 await send(["end"])
+            elif kind == "put":
+                root, file, path = arguments
+                await self._fetching.put(root, file, path)
+                await send(["written"])
             elif kind == "stats":
                 found = self._fetching
                 await send(
@@ -302,22 +421,28 @@ class Server:
     async def _send_objects(self, root: str, rows: list[Any], send: Any) -> None:
         """The objects as they arrive, each with its number in the request."""
 
-        async def one(number: int, row: Any) -> None:
+        async def one(number: int, fetched: asyncio.Future[Any]) -> None:
             try:
-                content = await self._fetching.get(root, WantedObject(*row))
+                content = await fetched
             except ObjectFailure as error:
                 await send(["failed", number, *error.failure])
             else:
                 await send(["object", number], content)
 
-        await asyncio.gather(*(one(number, row) for number, row in enumerate(rows)))
+        found = self._fetching.get_all(root, [WantedObject(*row) for row in rows])
+        await asyncio.gather(*(one(number, fetched) for number, fetched in enumerate(found)))
 
     async def _send_heads(self, root: str, paths: list[str], send: Any) -> None:
         client, limit = self._fetching.client(root), asyncio.Semaphore(REQUESTS)
 
         async def one(path: str) -> list[Any]:
             async with limit:
-                return list(await client.head(path))
+                try:
+                    return list(await client.head(path))
+                except ObjectFailure as error:
+                    kind, text = error.failure
+                    named = FetchFailure(kind, f"{path}: {text}")
+                    raise ObjectFailure(named, again=error.again) from error
 
         await send(["page", await asyncio.gather(*map(one, paths))])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 import zipfile
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock import config
 from penstock.fingerprint import fingerprint
-from penstock.host.private_dir import own_directory
+from penstock.host.private_dir import locked, own_directory
 from penstock.source.listing import REPORT_EVERY
 from penstock.source.names import Names
 from penstock.source.objects.address import Address
@@ -29,6 +28,10 @@ _log = logging.getLogger("penstock.source")
 FRESH = 60.0
 """Seconds for which a listing serves other processes: the ranks of a job, and the jobs of a search,
 start within that time. A bucket has no version by which an older listing could be trusted."""
+
+
+HEADS = 4096
+"""Objects whose sizes are asked for in one message."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,41 @@ def list_objects(address: Address, fetcher: Fetcher, version: str | None) -> Obj
     ``version``: names the state of the bucket. Its listing is made once and kept. Without it a
     listing is used again for ``FRESH`` seconds only.
     """
+    name = fingerprint(("listing", address.root, address.path, version))
+    return _kept(name, version, lambda: _listed(address, fetcher))
+
+
+def look_up_objects(
+    root: str, paths: Sequence[str], fetcher: Fetcher, version: str | None
+) -> ObjectList:
+    """Sizes and versions of objects with known paths, in this order. See ``list_objects``."""
+    name = fingerprint(("objects", root, list(paths), version))
+    return _kept(name, version, lambda: look_up(paths, fetcher))
+
+
+def _kept(name: str, version: str | None, make: Callable[[], ObjectList]) -> ObjectList:
     directory = config.disk_dir() / "listings"
     own_directory(directory)
-    name = fingerprint(("listing", address.root, address.path, version))
     kept = directory / f"{name}.npz"
-    with _locked(directory / f"{name}.lock"):
+    # One process asks; the others wait and then find the result.
+    with locked(directory / f"{name}.lock"):
         found = _load(kept, None if version is not None else FRESH)
         if found is None:
-            found = _listed(address, fetcher)
+            found = make()
             _save(kept, found)
         return found
+
+
+def look_up(paths: Sequence[str], fetcher: Fetcher) -> ObjectList:
+    """Sizes and versions of objects with known paths, as they are now."""
+    rows: list[tuple[str, int, str]] = []
+    for first in range(0, len(paths), HEADS):
+        rows += fetcher.heads(paths[first : first + HEADS])
+    return ObjectList(
+        Names(paths),
+        np.fromiter((size for _, size, _ in rows), np.int64, len(rows)),
+        Names(etag for _, _, etag in rows),
+    )
 
 
 def _listed(address: Address, fetcher: Fetcher) -> ObjectList:
@@ -131,17 +159,6 @@ def _load(kept: Path, longest: float | None) -> ObjectList | None:
         return None  # damaged: list again
     _log.info("penstock: using a listing of %s objects made %.0f s ago", len(found), age)
     return found
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process lists; the others wait and then find the result."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
 
 
 class ObjectTree:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 
 TRIES, LONGEST = 8, 120.0
 """Requests for one object, and seconds from the first to the last, before the error is reported.
@@ -77,8 +78,9 @@ class Hedging:
 class Window:
     """Which objects are fetched ahead of the need for them, in the order in which they are needed.
 
-    Objects are known by numbers of the caller. At most ``requests`` are on their way at once, and
-    what was fetched and not taken yet is at most ``budget`` bytes, or one object.
+    Objects, or ranges of them, are known by numbers of the caller. At most ``requests`` are on
+    their way at once, and what was fetched and not taken yet is at most ``budget`` bytes, or one
+    object.
 
     >>> window = Window(budget=100, requests=2)
     >>> window.expect([(1, 60), (2, 30), (3, 30)])
@@ -125,21 +127,108 @@ class Window:
         self._flying.add(number)
         self._bytes += size
 
+    def join(self, number: int, size: int, *, now: bool = False) -> bool:
+        """Fetch an object with the request for another. Returns whether it may be.
+
+        ``now``: it is needed now. Otherwise it must wait for its turn, and fit into the budget.
+        """
+        if number in self._held:
+            return False
+        if not now and (number not in self._waiting or self._bytes + size > self._budget):
+            return False
+        self._waiting.pop(number, None)
+        self._held[number] = size
+        self._bytes += size
+        return True
+
+    def allow(self, budget: int) -> None:
+        """Hold up to this number of bytes from now on."""
+        self._budget = budget
+
     def arrived(self, number: int) -> None:
         """The request for an object has ended."""
         self._flying.discard(number)
+
+    def surplus(self) -> Iterator[int]:
+        """What has been held longest, while that is more than the budget and nothing is under way.
+
+        Objects are mostly taken in their order. One that was announced and is never taken would
+        hold its part of the budget for ever.
+        """
+        for number in list(self._held):
+            if self._bytes <= self._budget:
+                return
+            if number not in self._flying:
+                yield number
 
     def taken(self, number: int) -> None:
         """An object was handed over, or given up: it takes no more room."""
         self._bytes -= self._held.pop(number, 0)
         self._flying.discard(number)
 
-    def forget(self) -> list[int]:
-        """Expect nothing any more. Returns what was fetched and is not needed."""
+    def forget(self) -> tuple[list[int], list[int]]:
+        """Expect nothing any more. Returns what was expected, and what was fetched."""
+        waiting = list(self._waiting)
         self._waiting.clear()
-        return list(self._held)
+        return waiting, list(self._held)
 
     @property
     def bytes_held(self) -> int:
         """Bytes of objects that are on their way or were not taken yet."""
         return self._bytes
+
+
+class Neighbours:
+    """Ranges of objects that wait to be fetched, so that ranges side by side become one request.
+
+    >>> ranges = Neighbours(gap=10, longest=100)
+    >>> for number, start in enumerate([0, 35, 70, 500]):
+    ...     ranges.add(number, "a", start, start + 30)
+    >>> list(ranges.beside(1))
+    [2, 0]
+    """
+
+    MOST = 64
+    """Ranges on either side of one that are looked at."""
+
+    def __init__(self, gap: int, longest: int) -> None:
+        self._gap, self._longest = gap, longest
+        self._places: dict[int, tuple[Hashable, int, int]] = {}
+        self._objects: dict[Hashable, list[tuple[int, int, int]]] = {}
+
+    def add(self, number: int, name: Hashable, start: int, end: int) -> None:
+        """A range of the object ``name`` waits."""
+        if number not in self._places:
+            self._places[number] = (name, start, end)
+            insort(self._objects.setdefault(name, []), (start, end, number))
+
+    def remove(self, number: int) -> None:
+        """A range does not wait any more."""
+        found = self._places.pop(number, None)
+        if found is None:
+            return
+        name, start, end = found
+        ranges = self._objects[name]
+        del ranges[bisect_left(ranges, (start, end, number))]
+        if not ranges:
+            del self._objects[name]
+
+    def beside(self, number: int) -> Iterator[int]:
+        """The ranges after and before this one with small gaps between, up to a total length."""
+        if number not in self._places:
+            return
+        name, start, end = self._places[number]
+        ranges = self._objects[name]
+        place = bisect_left(ranges, (start, end, number))
+        after = ranges[place + 1 : place + 1 + self.MOST]
+        before = ranges[max(0, place - self.MOST) : place]
+        for first, last, other in after:
+            if first > end + self._gap or max(end, last) - start > self._longest:
+                break
+            end = max(end, last)
+            yield other
+        for first, last, other in reversed(before):
+            if last + self._gap < start or end - first > self._longest:
+                break
+            start = first
+            yield other

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from penstock.fingerprint import fingerprint
 from penstock.source.names import Names
 from penstock.source.objects.connection import Fetcher
+from penstock.source.objects.listing import look_up
 from penstock.source.objects.protocol import UNKNOWN, FetchFailure, WantedObject
-
-HEADS = 4096
-"""Objects whose sizes are asked for in one message."""
 
 
 class RemoteObjects:
@@ -77,13 +75,11 @@ class RemoteObjects:
         return fingerprint(("objects", self._fetcher.root, self._paths, self._sizes, self._etags))
 
     def _look_up(self) -> None:
-        sizes, etags = np.empty(len(self), np.int64), list[str]()
-        for first in range(0, len(self), HEADS):
-            paths = [self._paths[i] for i in range(first, min(first + HEADS, len(self)))]
-            for place, (_, size, etag) in enumerate(self._fetcher.heads(paths), first):
-                sizes[place] = size
-                etags.append(etag)
-        self._sizes, self._etags = sizes, Names(etags)
+        found = look_up([self._paths[i] for i in range(len(self))], self._fetcher)
+        self._sizes, self._etags = found.sizes, found.etags
+
+    def hold(self, samples: int) -> None:
+        """These objects are samples of their own, which no order reads in sequence."""
 
     def stats(self) -> Any:
         """What the fetcher has done so far."""

@@ -40,6 +40,9 @@ class Memory:
         finally:
             self.flying -= 1
 
+    async def put(self, file: str, path: str) -> None:
+        raise NotImplementedError
+
     async def head(self, path: str) -> ListedObject:
         raise NotImplementedError
 

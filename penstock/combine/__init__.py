@@ -1,0 +1,1 @@
+"""Pipelines made of others: mixes of several, and rows of tokens packed from documents."""
