@@ -330,7 +330,7 @@ def compare(
 def run(options: Namespace) -> Result:
     tables, wrong, notes = [], [], []
     data: dict[str, Any] = {}
-    tiny = tiny_samples(options.batch)
+    tiny = options.tiny or tiny_samples(options.batch)
     for name, (pipeline, framed) in pipelines(options.data).items():
         progress(f"cooperate: measuring {options.measured} samples of {name}")
         costs = measure(pipeline, framed, options.measured, tiny, options.rounds)
@@ -363,6 +363,9 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cpus", type=count, default=4, help="CPU workers of the simulation (4)")
     parser.add_argument(
         "--measured", type=count, default=200, help="samples whose costs are measured (200)"
+    )
+    parser.add_argument(
+        "--tiny", type=count, help="samples of a tiny-batch (as many as a loader chooses)"
     )
 
 

@@ -77,6 +77,7 @@ class Deliver:
     - ``name``: the device, for the ``repr`` of the loader.
     - ``copies``: the loop gets copies of batches only.
     - ``plan``: decides whether the device prepares a share of each batch; ``None``: it does not.
+    - ``decode``: ``"device"`` if samples are decoded there, with other bits than on the CPU.
     """
 
     begin: Callable[[Rest | None], Background]
@@ -86,6 +87,7 @@ class Deliver:
     name: str = ""
     copies: bool = False
     plan: Callable[[Assembly], DevicePlan] | None = None
+    decode: Literal["exact", "device"] = "exact"
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Loader:
         """What is left to do with each batch of the feed; ``None``: nothing."""
         self._engine: Engine | None = None
         """The feed, if it is an engine. Its workers publish the status of the loader."""
+        self._plain: Engine | None = None
+        """The engine, if nothing but ``Ahead`` is left to do with its batches."""
         self._direct: Engine | None = None
         """The engine, if its batches have the form in which the loop gets them."""
         self._pid, self._forks = os.getpid(), _forks
@@ -382,7 +386,9 @@ class Loader:
 
     def _take(self, feed: Feed, epoch: _Epoch) -> Ready | None:
         """The next batch of a feed whose batches need more work; ``None`` after the last."""
-        ahead, convert = self._ahead, self._convert
+        ahead, convert, plain = self._ahead, self._convert, self._plain
+        if ahead is not None and plain is not None:
+            return ahead.next(plain.next, plain.ready, epoch.left, self._meter)
 
         def take() -> Ready | None:
             ready = self._echoing.next(feed.next, self._plan, self._cursor, self._meter)
@@ -393,10 +399,7 @@ class Loader:
         if ahead is None:
             return take()
 
-        def may_take(taken: int) -> bool:
-            return (epoch.left is None or epoch.left > taken) and feed.ready()
-
-        return ahead.next(take, may_take, self._meter)
+        return ahead.next(take, feed.ready, epoch.left, self._meter)
 
     def _watch_gil(self, watch: GilWatch) -> None:
         """Move the workers out of this process if they take the GIL from the training loop."""
@@ -451,6 +454,9 @@ class Loader:
             self._batches = Batches(self._plan, self._cursor, self._may_begin_early)
             batches = window_ahead(iter(self._batches), self._plan.as_deal, self.pipeline.source)
             feed.start(batches, any_thread=self._plan.ahead)
+            if self._ahead is not None:
+                plain = self._plain if self._plan.ahead else None
+                self._ahead.take_from(None if plain is None else plain.take_ready)
             self._feed_cursor = self._cursor
         return feed
 
@@ -499,10 +505,28 @@ class Loader:
         }
 
     def _device_checkpoint(self) -> dict[str, Any]:
-        """What was learnt of the device. It affects speed only."""
+        """What was learnt of the device, which affects speed only, and whether it decodes."""
         together = self._together
         state = self._device_state if together is None else together.state_dict()
-        return {} if state is None else {"device": dict(state)}
+        found: dict[str, Any] = {} if state is None else {"device": dict(state)}
+        if self._decode != "exact":
+            found["decode"] = self._decode
+        return found
+
+    @property
+    def _decode(self) -> str:
+        """Who decodes samples, as far as it changes their bits."""
+        deliver = self._custom.deliver
+        return "exact" if deliver is None else deliver.decode
+
+    def _check_decode(self, state: Mapping[str, Any]) -> None:
+        theirs = state.get("decode", "exact")
+        if theirs != self._decode:
+            raise StateError(
+                f"the checkpoint was taken with decode={theirs!r}, and this loader has decode="
+                f"{self._decode!r}. The device decodes other pixels than the CPU. Resume with the "
+                "same decode=, or start anew."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the position that ``state_dict`` returned.
@@ -518,6 +542,7 @@ class Loader:
             pipeline = placed(self._written, chosen)
         mine = self._describe(pipeline)
         check_state(state, mine, pipeline.stops)
+        self._check_decode(state)
         if self._data.pending and parts_of_data(state).get("all") is not None:
             mine["data"] = self._data.complete(RESUME_WAIT)
             check_state(state, mine, pipeline.stops)
@@ -664,8 +689,10 @@ class Loader:
 
     def _end_feed(self) -> None:
         if self._feed is not None:
+            if self._ahead is not None:
+                self._ahead.take_from(None)
             self._finalizer()
-            self._feed = self._engine = self._direct = None
+            self._feed = self._engine = self._plain = self._direct = None
             if self._together is not None:
                 self._device_state, self._together = self._together.state_dict(), None
 
@@ -702,7 +729,8 @@ class Loader:
             )
 
     def _make_feed(self) -> Feed:
-        self._convert, self._engine, self._direct = self._custom.convert, None, None
+        self._convert = self._custom.convert
+        self._engine = self._plain = self._direct = None
         deliver = self._custom.deliver
         division = self._divide(self.pipeline)
         if deliver is not None and self._ahead is not None:
@@ -730,8 +758,9 @@ class Loader:
                 convert=convert,
                 after_task=after_task,
             )
-            if self._ahead is None and not self._echoing.repeats_batches:
-                self._direct = engine
+            if not self._echoing.repeats_batches:
+                self._plain = engine
+                self._direct = engine if self._ahead is None else None
             return engine
         from penstock.node.share import attach
 
@@ -799,12 +828,17 @@ class _Epoch:
         feed = loader._feed
         if feed is None or loader._feed_cursor is not loader._cursor:
             feed = loader._running_feed()
-        engine, direct = loader._engine, loader._direct
+        engine, direct, ahead = loader._engine, loader._direct, loader._ahead
         plan, publisher = loader._plan, loader._publisher
         while self.left != 0:
             try:
                 # An engine whose batches need no more work is asked directly.
-                ready = None if direct is None else direct.take_ready()
+                if direct is not None:
+                    ready = direct.take_ready()
+                elif ahead is not None:
+                    ready = ahead.take_ready(self.left)
+                else:
+                    ready = None
                 if ready is None:
                     ready = loader._wait_for_batch(feed, self)
             except BaseException:

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -41,6 +41,7 @@ from penstock.cluster.transport import (
     PeerSlow,
     RemoteRows,
 )
+from penstock.engine.pools.joined import JoinedPool
 from penstock.engine.pools.pool import Desk, Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport, Work
 from penstock.engine.pools.wire import pack_integers
@@ -120,7 +121,7 @@ class _OpenCall(NamedTuple):
     keys: Keys
 
 
-class RemotePool:
+class RemotePool(JoinedPool):
     """A pool with the workers of ``local`` and those that other machines lend. See ``Pool``.
 
     ``kept``: the samples that go to other machines instead of being read there. ``clock`` and
@@ -139,28 +140,19 @@ class RemotePool:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.local = local
-        self.own_process = local.own_process
-        self.divides_tasks = local.divides_tasks
+        super().__init__(local)
         self._work = work
         self._lenders = lenders
         self._recipe = recipe
         self._kept = kept
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._desk: Callable[[], Desk | None] = lambda: None
-        self._lock = threading.Lock()
-        """Protects the decisions and the open calls. The engine is never called with it."""
-        self._wake = threading.Condition(self._lock)
         self._lending = Lending()
         self._calls: dict[int, _OpenCall] = {}
         self._copying = 0
         """Answers whose rows are being copied into slots."""
-        self._notified = False
-        self._closing = True
         self._round = 0
         """Counts the starts: a call of an earlier one is not wanted any more."""
-        self._thread: threading.Thread | None = None
         self._callers: ThreadPoolExecutor | None = None
         self._looked = -math.inf
         self._ways = recipe.ways
@@ -176,14 +168,6 @@ class RemotePool:
     def size(self) -> int:
         return self.local.size + self._lending.cores
 
-    @property
-    def restarts(self) -> int:
-        return self.local.restarts
-
-    @property
-    def starting(self) -> bool:
-        return self.local.starting
-
     def start(self, desk: Desk) -> None:
         self.local.start(desk)
         if self._thread is not None:
@@ -196,31 +180,6 @@ class RemotePool:
             target=self._deal_often, name="penstock-remote", daemon=True
         )
         self._thread.start()
-
-    def notify(self) -> None:
-        self.local.notify()
-        self._ring()
-
-    def _ring(self) -> None:
-        with self._wake:
-            self._notified = True
-            self._wake.notify_all()
-
-    def help(self) -> bool:
-        return self.local.help()
-
-    def cancel(self, tasks: Collection[int]) -> None:
-        # The engine holds its lock. It drops the answers of calls that are not wanted any more.
-        self.local.cancel(tasks)
-
-    def watch(self, limit: float | None) -> None:
-        self.local.watch(limit)
-
-    def outdated(self) -> bool:
-        return self.local.outdated()
-
-    def runs_here(self) -> bool:
-        return self.local.runs_here() or threading.current_thread() is self._thread
 
     def close(self, limit: float | None = None) -> set[int]:
         with self._wake:
@@ -243,7 +202,7 @@ class RemotePool:
 
     def status(self) -> dict[str, Any]:
         """What other machines have prepared, as plain data."""
-        with self._lock:
+        with self._wake:
             found = self._lending.stats()
             return {
                 "withheld": self._withheld,
@@ -266,7 +225,7 @@ class RemotePool:
 
     def _deal_often(self) -> None:
         while not self._closing:
-            with self._lock:
+            with self._wake:
                 self._notified = False
             starved = False
             try:
@@ -288,7 +247,7 @@ class RemotePool:
         lenders = self._lenders.lenders()
         desk = self._desk()
         left = desk.left_over() if desk is not None and lenders else 0
-        with self._lock:
+        with self._wake:
             self._lending.left(left, now)
             if ways != self._ways:
                 self._ways, self._withheld = ways, ""
@@ -298,7 +257,7 @@ class RemotePool:
         self._deal_again(calls, "its machine has left the cluster")
 
     def _give_up_late(self) -> None:
-        with self._lock:
+        with self._wake:
             late = self._lending.late(self._clock())
             calls = [self._calls.pop(number) for number in late if number in self._calls]
         for open_call in calls:
@@ -309,7 +268,7 @@ class RemotePool:
         """Make calls while machines take them. Returns whether tasks wait for a slot."""
         while not self._withheld:
             desk = self._desk()
-            with self._lock:
+            with self._wake:
                 if self._closing or desk is None:
                     return False
                 call = self._lending.next_call(self._clock())
@@ -365,14 +324,14 @@ class RemotePool:
         return Keys(0, [(self._rehearsed + i * step) % count for i in range(min(samples, count))])
 
     def _withhold(self, tasks: Sequence[Task]) -> None:
-        with self._lock:
+        with self._wake:
             self._withheld = "a tiny-batch has more bytes than one message may have"
         _log.info("no other machine prepares samples: %s", self._withheld)
         self._give_back(tasks, self._withheld)
 
     def _send(self, open_call: _OpenCall) -> None:
         call = open_call.call
-        with self._lock:
+        with self._wake:
             callers = self._callers
             if self._closing or callers is None:
                 return
@@ -392,7 +351,7 @@ class RemotePool:
         except PeerFault as fault:
             self._failed(open_call, fault, started)
         except ClusterError as error:
-            with self._lock:
+            with self._wake:
                 self._withheld = str(error)
             _log.warning("no other machine prepares samples: %s", error)
             self._failed(open_call, PeerLacks(str(error)), started)
@@ -403,7 +362,7 @@ class RemotePool:
     def _ask(self, open_call: _OpenCall) -> _ReceivedRows:
         call, keys = open_call.call, open_call.keys
         name = self._recipe.publish()
-        with self._lock:
+        with self._wake:
             deadline = self._lending.deadline(call.number)
         if deadline is None:
             raise PeerSlow("the call was given up before it was made")
@@ -432,7 +391,7 @@ class RemotePool:
         for task in open_call.tasks:
             if task.layout is not None:
                 rows.check(task.layout)
-        with self._lock:
+        with self._wake:
             if not self._is_wanted(open_call, started):
                 return
             self._calls.pop(open_call.call.number)
@@ -443,7 +402,7 @@ class RemotePool:
             with self._wake:
                 self._copying -= 1
                 self._wake.notify_all()
-        with self._lock:
+        with self._wake:
             measured = Measured(
                 len(open_call.keys),
                 rows.nbytes + int(rows.borrowed),
@@ -473,7 +432,7 @@ class RemotePool:
         # Another machine may have removed the pipeline; then this one writes it again.
         if failure == "recipe" and not self._withheld and self._recipe.missing():
             failure = "busy"
-        with self._lock:
+        with self._wake:
             if not self._is_wanted(open_call, started):
                 return
             self._calls.pop(call.number)
@@ -497,7 +456,7 @@ class RemotePool:
         self.local.notify()
 
     def _log_fault(self, lender: str, kind: str, reason: str) -> None:
-        with self._lock:
+        with self._wake:
             new = self._faults.get(lender) != kind
             self._faults[lender] = kind
         if new:  # and not again for every tiny-batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.device.delivery import DeviceFinder
 from penstock.device.preparation import Preparation
 from penstock.device.work import DeviceWork
-from penstock.engine.build import Assembly, DevicePlan, Together
+from penstock.engine.build import Assembly, DevicePlan, Together, layout_of
 from penstock.errors import PipelineError
 from penstock.pipeline import batching_of
 from penstock.stops.road import Road
@@ -21,8 +21,26 @@ DevicePrep = Literal["auto"] | bool
 ``True``: it is an error if it cannot."""
 
 
-def check_device_prep(device_prep: object, device: torch.device | None) -> None:
-    """Raise PipelineError for a value that ``device_prep`` cannot have."""
+Decoding = Literal["exact", "device"]
+"""``"exact"``: samples have the bits of the CPU, whoever decodes them. ``"device"``: a library of
+the device decodes JPEGs, with other bits."""
+
+
+def check_device_prep(
+    device_prep: object, device: torch.device | None, decode: object = "exact"
+) -> None:
+    """Raise PipelineError for values that ``device_prep`` and ``decode`` cannot have."""
+    if decode not in ("exact", "device"):
+        raise PipelineError(f'decode is {decode!r}; give "exact" or "device".')
+    if decode == "device":
+        if device is None or device.type == "cpu":
+            raise PipelineError(
+                f'decode="device" with device={"None" if device is None else str(device)!r}: there '
+                'is no accelerator to decode on. Give device="cuda", or leave decode= out.'
+            )
+        from penstock.image.on_device.whole_jpeg import check_installed
+
+        check_installed()
     if device_prep is not False and device_prep is not True and device_prep != "auto":
         raise PipelineError(f'device_prep is {device_prep!r}; give "auto", True or False.')
     if device_prep is True and (device is None or device.type == "cpu"):
@@ -32,12 +50,22 @@ def check_device_prep(device_prep: object, device: torch.device | None) -> None:
         )
 
 
-def planner(finder: DeviceFinder, device_prep: DevicePrep) -> Callable[[Assembly], DevicePlan]:
+def planner(
+    finder: DeviceFinder, device_prep: DevicePrep, decode: Decoding = "exact"
+) -> Callable[[Assembly], DevicePlan]:
     """Returns the function that decides for a loader with this device."""
+    decodes = decode == "device"
 
     def plan(assembly: Assembly) -> DevicePlan:
-        found = _obstacle(assembly) or find_work(assembly.work.road)
+        found = _obstacle(assembly, decodes=decodes) or (
+            find_work(assembly.work.road, decodes=decodes)
+        )
         if isinstance(found, str):
+            if decodes:
+                raise PipelineError(
+                    f'decode="device", but {found}. Change that, or leave decode= out: samples '
+                    "then have the bits of the CPU."
+                )
             if device_prep is True:
                 raise PipelineError(
                     f'device_prep=True, but {found}. Change that, or give device_prep="auto": '
@@ -57,12 +85,13 @@ def planner(finder: DeviceFinder, device_prep: DevicePrep) -> Callable[[Assembly
                 state=state,
             )
 
-        return DevicePlan(begin, f"{finder.name} prepares a share of each batch ({work.name})")
+        share = "a share of each batch" if work.exact else "all samples"
+        return DevicePlan(begin, f"{finder.name} prepares {share} ({work.name})")
 
     return plan
 
 
-def _obstacle(assembly: Assembly) -> str:
+def _obstacle(assembly: Assembly, *, decodes: bool) -> str:
     """Why no device can take part in this loader, whatever its operations; empty if it can."""
     choice, pipeline = assembly.choice, assembly.recipe.pipeline
     if choice.kind == "node":
@@ -73,11 +102,14 @@ def _obstacle(assembly: Assembly) -> str:
         return "batches are made by a collate function"
     if pipeline.echoed is not None:
         return "echo() repeats whole batches"
+    if decodes and layout_of(pipeline.fields, 1) is None:
+        # The CPU would prepare the first sample after each start, to learn the shape.
+        return "the shape or type of a field of samples is not known beforehand"
     return ""
 
 
-def find_work(road: Road) -> DeviceWork | str:
+def find_work(road: Road, *, decodes: bool = False) -> DeviceWork | str:
     """The part of a road that a device can run, or why there is none."""
     from penstock.device.image_work import image_work
 
-    return image_work(road)
+    return image_work(road, decodes=decodes)

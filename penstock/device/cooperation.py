@@ -16,6 +16,7 @@ no randomness here, so the simulator in ``benchmarks/simulate/fusionflow.py`` ru
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -262,6 +263,8 @@ class Cooperation:
     - ``device``: whether there is a device now.
     - ``most_begun``: mini-batches that may have rows on the device before they are handed out
       (``end``), apart from the oldest; this bounds its memory. ``None``: any number.
+    - ``alone``: the device prepares all tiny-batches, and the CPU only its part of them. Who
+      prepares a sample then never depends on time, as long as there is a device.
     - ``foresees``: the device takes no task that it would finish after the CPU could have done it,
       and none at all while it saves no CPU time (``Worth``).
 
@@ -276,13 +279,15 @@ class Cooperation:
         exact: bool = False,
         device: bool = True,
         most_begun: int | None = None,
+        alone: bool = False,
         foresees: bool = False,
     ) -> None:
         if workers < 1:
             raise PipelineError(f"workers={workers}: at least one CPU worker must take part")
         self.workers = workers
         self.exact = exact
-        self.foresees = foresees
+        self.alone = alone
+        self.foresees = foresees and not alone
         self.threshold = Threshold()
         self.sharing = Sharing()
         self.worth = Worth()
@@ -364,6 +369,8 @@ class Cooperation:
         """How many of the last tiny-batches of a mini-batch are the device's alone."""
         if not self._device or (self.foresees and self.worth.lacks_whole):
             return 0
+        if self.alone:
+            return sys.maxsize
         reserved = max(0, self.threshold.t)
         whole, device = self.worth.rate("whole"), self.worth.rate("device")
         if self.foresees and reserved and whole is not None and device:
@@ -440,7 +447,7 @@ class Cooperation:
         full = self._most_begun is not None and len(self._begun) >= self._most_begun
         if full and batch not in self._begun and batch != next(iter(self._open)):
             return False
-        return len(opened.waiting) > max(0, -self.threshold.t)
+        return len(opened.waiting) > (0 if self.alone else max(0, -self.threshold.t))
 
     def _staged(self) -> int:
         """Tiny-batches on their way to the device: being decoded, or decoded."""
@@ -536,7 +543,7 @@ class Cooperation:
     def _learn(self, opened: _MiniBatch, now: float) -> None:
         began = now if opened.began is None else opened.began
         last_end, self._last_end = self._last_end, now
-        if not self._device:
+        if not self._device or self.alone:
             return
         if self.foresees and not self.worth.positive:
             self._ended += 1

@@ -60,29 +60,32 @@ class FakeEvent:
         self.stream = stream
         self.number = number
         self.at = at
-        self._fired = threading.Event()
+        self.fired = False
+        """Whether it is done. Unlike ``done``, this does not tell the host so."""
+        # The loop waits for an event of each batch, so this is cheaper than ``threading.Event``.
+        self._pending = threading.Lock()
+        self._pending.acquire()
         self._error: BaseException | None = None
 
     def fire(self) -> None:
         self._error = self.stream.error
-        self._fired.set()
-
-    @property
-    def fired(self) -> bool:
-        """Whether it is done. Unlike ``done``, this does not tell the host so."""
-        return self._fired.is_set()
+        self.fired = True
+        self._pending.release()
 
     def passed(self) -> None:
         """Wait for it, as a stream does: an error is not its own."""
-        self._fired.wait()
+        if not self.fired:
+            with self._pending:
+                pass
 
     def done(self) -> bool:
-        if self._fired.is_set():
+        fired = self.fired
+        if fired:
             self.stream.seen = max(self.stream.seen, self.number)
-        return self._fired.is_set()
+        return fired
 
     def wait(self) -> None:
-        self._fired.wait()
+        self.passed()
         self.stream.seen = max(self.stream.seen, self.number)
         if self._error is not None:
             # A new one: a traceback would keep its frames, and their memory, alive.
@@ -242,12 +245,11 @@ class FakeDevice:
         self._take(nbytes)
         raw = self._shared_memory(nbytes) if self._shared and nbytes else np.empty(nbytes, np.uint8)
         raw.fill(POISON)
-        # The finalizer of the owner runs when the last view of the memory is gone.
-        owner = _Owner(raw)
+        # The owner is deleted when the last view of the memory is gone.
+        owner = _Owner(raw, self._free)
         target = torch.from_numpy(np.asarray(owner)).view(dtype).reshape(tuple(shape))
         with self._lock:
             self._buffers[raw.ctypes.data] = _FakeBuffer(raw, self._streams[stream])
-        weakref.finalize(owner, self._free, raw, raw.ctypes.data)
         return target, raw
 
     def _shared_memory(self, nbytes: int) -> Any:
@@ -428,10 +430,17 @@ class FakeDevice:
 
 
 class _Owner:
-    """Memory of the device as an array. Arrays made of it refer to it."""
+    """Memory of the device as an array. Arrays made of it refer to it.
 
-    def __init__(self, raw: Any) -> None:
+    Its end is that of the memory. It costs the loop less than ``weakref.finalize``.
+    """
+
+    def __init__(self, raw: Any, free: Callable[[Any, int], None]) -> None:
         self.__array_interface__ = raw.__array_interface__
+        self._raw, self._free, self._address = raw, free, raw.ctypes.data
+
+    def __del__(self) -> None:
+        self._free(self._raw, self._address)
 
 
 def _raising(error: BaseException) -> Callable[[], None]:

@@ -7,6 +7,8 @@ those that refurbish keeps, it sends the pixels that are needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.device.work import Allocate, DeviceWork, PackedPart
+from penstock.errors import SourceError
 from penstock.image import kernel
+from penstock.image.codec import Decode
 from penstock.image.coefficients import Coefficients, read_coefficients
+from penstock.image.on_device import whole_jpeg
 from penstock.image.on_device.jpeg import decode
 from penstock.image.on_device.parameters import DeviceParameters
 from penstock.image.on_device.program import DeviceProgram, NotOnDevice, device_program
@@ -66,6 +71,9 @@ class ImageOnDevice:
         self.on = on
         self._listing = listing
         self._known: NDArray[np.int64] | None = None
+
+    exact = True
+    tolerance = ""
 
     @property
     def name(self) -> str:
@@ -157,6 +165,9 @@ class ImageOnDevice:
         dtype = torch.from_numpy(np.empty(0, self.program.dtype)).dtype
         return packed, (samples, *self.program.shape), dtype
 
+    def failed(self, about: Any) -> bool:
+        return False
+
     def run(self, buffer: torch.Tensor, about: Any, rows: torch.Tensor) -> None:
         parameters, start, coefficients, regions = about
         packed = buffer[start:]
@@ -167,14 +178,132 @@ class ImageOnDevice:
         self.program.run(pictures, parameters, rows, buffer[: parameters.buffer.nbytes])
 
 
+@dataclass(eq=False)
+class _Files:
+    """What the host knows of a tiny-batch that the device decodes.
+
+    ``files``: ``None`` for pictures that the CPU has decoded; their pixels begin at ``start`` in
+    the buffer. ``damaged``: indices of samples that nobody can decode, found on the device.
+    """
+
+    keys: Keys
+    parameters: DeviceParameters
+    files: list[bytes | None]
+    start: int
+    damaged: list[int] = dataclass_field(default_factory=list)
+
+
+class ImageDecodedOnDevice(ImageOnDevice):
+    """A road from ``decode`` on, all of it on the device: ``decode="device"``.
+
+    Each sample takes a way that depends on its file alone. The CPU decodes what no library of the
+    device can, such as PNG, and the device does the rest for it too.
+    """
+
+    exact = False
+    tolerance = (
+        "the CPU decodes other pixels than the device: they differ by up to "
+        f"{whole_jpeg.TOLERANCE:g} grey levels on average"
+    )
+
+    def __init__(
+        self, program: DeviceProgram, above: int, on: str | int | None, listing: Listing | None
+    ) -> None:
+        super().__init__(program, above, on, listing)
+        self._library: whole_jpeg.JpegLibrary | None = None
+        self._damaged: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        return f"decode included; {self.tolerance}"
+
+    def usual_bytes(self) -> int:
+        return PARAMETERS
+
+    def pack(self, keys: Keys, values: Sequence[Any], allocate: Allocate) -> PackedPart | None:
+        if not self._damaged.isdisjoint(keys.indices):
+            return None  # the CPU reports it
+        sizes: list[tuple[int, int]] = []
+        files: list[bytes | None] = []
+        pictures: dict[int, NDArray[np.uint8]] = {}
+        for place, value in enumerate(values):
+            try:
+                sizes.append(self._size(value))
+                files.append(bytes(value))
+            except kernel.Unsupported:
+                try:
+                    pictures[place] = self._decoded(value)
+                except SourceError:
+                    return None
+                sizes.append(pictures[place].shape[:2])
+                files.append(None)
+        parameters = self.program.draw(keys, sizes)
+        if parameters.left:
+            return None
+        start = -(-parameters.buffer.nbytes // ALIGN) * ALIGN
+        parts = [
+            pictures[place][top : top + height, left : left + width].reshape(-1)
+            for place, (top, left, height, width) in enumerate(parameters.regions.tolist())
+            if place in pictures
+        ]
+        buffer = allocate(start + sum(part.nbytes for part in parts))
+        if parts:
+            np.concatenate(parts, out=buffer[start:])
+        buffer[: parameters.buffer.nbytes] = parameters.buffer
+        return PackedPart(buffer, _Files(keys, parameters, files, start))
+
+    def run(self, buffer: torch.Tensor, about: Any, rows: torch.Tensor) -> None:
+        if self._library is None:
+            self._library = whole_jpeg.library(buffer.device)
+        parameters: DeviceParameters = about.parameters
+        boxes = [tuple(box) for box in parameters.regions.tolist()]
+        mine = [place for place, file in enumerate(about.files) if file is not None]
+        decoded, numbers, _ = whole_jpeg.decode(
+            [about.files[place] for place in mine], [boxes[place] for place in mine], self._library
+        )
+        regions: dict[int, torch.Tensor] = {}
+        if decoded is not None:
+            regions = {mine[number]: decoded.picture(at) for at, number in enumerate(numbers)}
+        at = about.start
+        for place, (top, left, height, width) in enumerate(boxes):
+            nbytes = 3 * height * width
+            if about.files[place] is None:
+                regions[place] = buffer[at : at + nbytes]
+                at += nbytes
+            elif place not in regions:
+                try:  # the library cannot, but the CPU may
+                    whole = self._decoded(about.files[place])
+                except SourceError:
+                    about.damaged.append(about.keys.indices[place])
+                    return
+                region = np.ascontiguousarray(whole[top : top + height, left : left + width])
+                regions[place] = torch.from_numpy(region).to(buffer.device)
+        data = torch.cat([regions[place].reshape(-1) for place in range(len(boxes))])
+        places = parameters.regions
+        pictures = Ragged.packed(data, places[:, 2:], places[:, :2])
+        self.program.run(pictures, parameters, rows, buffer[: parameters.buffer.nbytes])
+
+    def failed(self, about: Any) -> bool:
+        self._damaged.update(about.damaged)
+        return bool(about.damaged)
+
+    def _decoded(self, value: Any) -> NDArray[np.uint8]:
+        """A whole picture, decoded by the CPU. Raises SourceError if it is damaged."""
+        picture: NDArray[np.uint8] = Decode(max_pixels=self.program.most_pixels).apply(value, None)
+        return picture
+
+
 def _jpeg(picture: NDArray[np.uint8]) -> bytes:
     import simplejpeg
 
     return bytes(simplejpeg.encode_jpeg(picture, quality=90, colorsubsampling="420"))
 
 
-def image_work(road: Road) -> DeviceWork | str:
-    """The part of a road that a device can run, or why there is none."""
+def image_work(road: Road, *, decodes: bool = False) -> DeviceWork | str:
+    """The part of a road that a device can run, or why there is none.
+
+    ``decodes``: it decodes JPEGs alone, with other pixels than the CPU.
+    """
     stops = road.stops
     first = max((place + 1 for place, stop in enumerate(stops) if stop.keeps), default=0)
     if first == len(stops):
@@ -189,6 +318,9 @@ def image_work(road: Road) -> DeviceWork | str:
             continue
         if not program.exact:
             return f"the device would make other bits than the CPU: {program.tolerance}"
+        if decodes and not program.decodes:
+            return f"{stops[above].name} gets pictures that are decoded already"
         files = road.source.file_samples()
-        return ImageOnDevice(program, above, on, None if files is None else files.listing)
+        made = ImageDecodedOnDevice if decodes else ImageOnDevice
+        return made(program, above, on, None if files is None else files.listing)
     return why

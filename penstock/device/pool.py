@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ from penstock.device.rows import DeviceRows
 from penstock.device.shared_schedule import MemoryNeeds
 from penstock.device.staging import Staging
 from penstock.device.work import DeviceWork, PackedPart
+from penstock.engine.pools.joined import JoinedPool
 from penstock.engine.pools.pool import Desk, Pool
 from penstock.engine.pools.runner import Outcome, Task, TaskReport
+from penstock.errors import MissingExtraError
 from penstock.stops.stop import column_of
 
 _log = logging.getLogger("penstock.device")
@@ -54,6 +56,7 @@ class _Flight(NamedTuple):
 
     task: Task
     rows: DeviceRows
+    about: Any
     buffer: int
     source: torch.Tensor
     target: torch.Tensor
@@ -61,7 +64,7 @@ class _Flight(NamedTuple):
     since: float
 
 
-class DevicePool:
+class DevicePool(JoinedPool):
     """A pool with the workers of ``local`` and one device. See ``Pool``.
 
     ``find``: returns the device; called in the thread of the pool, because that may take seconds.
@@ -83,10 +86,7 @@ class DevicePool:
         clock: Callable[[], float] = time.perf_counter,
         patience: float | None = None,
     ) -> None:
-        self.local = local
-        self.size = local.size
-        self.own_process = local.own_process
-        self.divides_tasks = local.divides_tasks
+        super().__init__(local)
         self._work = work
         self._cooperation = cooperation
         self._staging = staging
@@ -94,16 +94,12 @@ class DevicePool:
         self._samples = samples
         self._clock = clock
         self._patience = PATIENCE if patience is None else patience
-        self._desk: Callable[[], Desk | None] = lambda: None
-        self._wake = threading.Condition()
-        """Protects what follows. The engine is never called with it."""
         self._device: Device | None = None
         self._buffers: list[torch.Tensor | None] = [None] * IN_FLIGHT
         self._free = list(range(IN_FLIGHT))
         self._flights: deque[_Flight] = deque()
-        self._notified = False
-        self._closing = True
-        self._thread: threading.Thread | None = None
+        self._giving = 0
+        """Threads that give the device a task."""
         self.lost_because = ""
         """Why the device takes part no longer; empty if it does."""
         self.copied = 0
@@ -118,14 +114,6 @@ class DevicePool:
 
     # What the engine calls.
 
-    @property
-    def restarts(self) -> int:
-        return self.local.restarts
-
-    @property
-    def starting(self) -> bool:
-        return self.local.starting
-
     def start(self, desk: Desk) -> None:
         self._desk = weakref.ref(desk)
         self.local.start(desk)
@@ -133,15 +121,6 @@ class DevicePool:
             self._closing = False
             self._thread = threading.Thread(target=self._serve, name="penstock-device", daemon=True)
             self._thread.start()
-
-    def notify(self) -> None:
-        self.local.notify()
-        self._ring()
-
-    def _ring(self) -> None:
-        with self._wake:
-            self._notified = True
-            self._wake.notify_all()
 
     def help(self) -> bool:
         """In the temporal mode, give the device a task on the stream of the loop."""
@@ -153,13 +132,10 @@ class DevicePool:
             and self._give(desk, "loop")
         ):
             return True
-        return self.local.help()
-
-    def cancel(self, tasks: Collection[int]) -> None:
-        self.local.cancel(tasks)
+        return super().help()
 
     def watch(self, limit: float | None) -> None:
-        self.local.watch(limit)
+        super().watch(limit)
         with self._wake:
             since = self._flights[0].since if self._flights else None
         if since is not None and self._clock() - since > self._patience:
@@ -174,12 +150,6 @@ class DevicePool:
             return None
         prep = self.allocated + batches * self._batch_bytes
         return MemoryNeeds(prep, max(0, self.most_in_use - prep), self._capacity)
-
-    def outdated(self) -> bool:
-        return self.local.outdated()
-
-    def runs_here(self) -> bool:
-        return self.local.runs_here() or threading.current_thread() is self._thread
 
     def close(self, limit: float | None = None) -> set[int]:
         with self._wake:
@@ -207,7 +177,10 @@ class DevicePool:
         try:
             self._deal()
         finally:
-            # Memory must not be freed before the device is done with it, whatever it returns.
+            # Memory must not be freed before the device is done with it, whatever it returns. The
+            # thread of the loop may be about to give it one more task.
+            with self._wake:
+                self._wake.wait_for(lambda: not self._giving)
             for flight in list(self._flights):
                 with contextlib.suppress(Exception):
                     flight.event.wait()
@@ -216,6 +189,11 @@ class DevicePool:
         try:
             device = self._find()
             self._prepare(device)
+        except MissingExtraError as error:
+            desk = self._desk()
+            if desk is not None:
+                desk.broken(error)
+            return
         except Exception as error:
             self._lose(_reason(error))
             return
@@ -290,6 +268,7 @@ class DevicePool:
             if not self._free or self._closing or self.lost_because or device is None:
                 return False
             buffer = self._free.pop()
+            self._giving += 1
         task = None
         try:
             task = desk.take_for_device()
@@ -298,6 +277,10 @@ class DevicePool:
         except Exception as error:
             self._lose(_reason(error))
             return False
+        finally:
+            with self._wake:
+                self._giving -= 1
+                self._wake.notify_all()
         if task is None:
             with self._wake:
                 self._free.append(buffer)
@@ -342,7 +325,7 @@ class DevicePool:
             raise
         self.copied += source.nbytes
         task.part = None
-        flight = _Flight(task, rows, number, source, target, event, self._clock())
+        flight = _Flight(task, rows, about, number, source, target, event, self._clock())
         with self._wake:
             self._flights.append(flight)
 
@@ -359,11 +342,14 @@ class DevicePool:
             self._flights.popleft()
             self._free.append(flight.buffer)
             device = self._device
-        flight.rows.written[flight.task.first] = len(flight.task.keys)
         if device is not None:
             in_use, self._capacity = device.memory()
             self.most_in_use = max(self.most_in_use, in_use)
-        desk.done(flight.task.id, Outcome(TaskReport(rows=len(flight.task.keys))))
+        if self._work.failed(flight.about):
+            desk.lost(flight.task.id, guilty=False, reason="the device cannot decode it")
+        else:
+            flight.rows.written[flight.task.first] = len(flight.task.keys)
+            desk.done(flight.task.id, Outcome(TaskReport(rows=len(flight.task.keys))))
         self.local.notify()  # what is the CPU's may have changed
         if self._cooperation.sharing.mode == "temporal":
             desk.wake()  # the device has room for the next task
@@ -378,9 +364,10 @@ class DevicePool:
             self._wake.notify_all()
         name = "the device" if device is None else device.name
         _log.warning(
-            "%s prepares no more samples: %s. The CPU prepares all of them; batches are the same.",
+            "%s prepares no more samples: %s. The CPU prepares all of them; %s.",
             name,
             reason,
+            "batches are the same" if self._work.exact else f"note that {self._work.tolerance}",
         )
         desk = self._desk()
         if desk is not None:

@@ -46,7 +46,9 @@ class Preparation:
         self._rows = rows
         self._staging = Staging(register)
         self._pool: DevicePool | None = None
-        self.schedule = SharedSchedule(workers, work.sizes, tiny_batch=tiny_batch)
+        self.schedule = SharedSchedule(
+            workers, work.sizes, tiny_batch=tiny_batch, alone=not work.exact
+        )
         self.schedule.memory = self._memory
         if state is not None:
             try:

@@ -59,7 +59,8 @@ class _Opened:
 class SharedSchedule(Schedule):
     """Deals the tiny-batches of each batch to CPU workers and to a device.
 
-    ``sizes``: the bytes of samples. ``memory``: returns the memory that both need, if known.
+    ``sizes``: the bytes of samples. ``alone``: all tiny-batches are the device's. ``memory``:
+    returns the memory that both need, if known.
     """
 
     shared: ClassVar[bool] = True
@@ -70,11 +71,12 @@ class SharedSchedule(Schedule):
         sizes: SampleSizes,
         *,
         tiny_batch: int | None = None,
+        alone: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(workers, handing=HANDING_TO_THREADS, tiny_batch=tiny_batch)
         self.cooperation = Cooperation(
-            max(1, workers), exact=True, most_begun=BEGUN, foresees=FORESEES
+            max(1, workers), exact=True, most_begun=BEGUN, alone=alone, foresees=FORESEES
         )
         self._sizes = sizes
         self._clock = clock

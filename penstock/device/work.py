@@ -2,7 +2,7 @@
 
 CPU workers do the upper part, and pack what the device needs into one buffer: coefficients or
 pixels, and the parameters that were drawn for each sample. Both parts together make the same bits
-as the CPU alone.
+as the CPU alone, unless the user asked for a decoder with other bits (``exact``).
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ class DeviceWork(Protocol):
         """What the device does, in words, for users."""
 
     @property
+    def exact(self) -> bool:
+        """Whether the device makes the bits of the CPU. If not, it prepares all samples, so that
+        they do not depend on who is faster."""
+
+    @property
+    def tolerance(self) -> str:
+        """What differs from the CPU, in words; empty if ``exact``."""
+
+    @property
     def above(self) -> int: ...
 
     @property
@@ -79,3 +88,7 @@ class DeviceWork(Protocol):
 
         Runs on one stream, and may only give work to the current stream.
         """
+
+    def failed(self, about: Any) -> bool:
+        """Whether ``run`` could not make the rows, which the CPU then has to prepare. Asked after
+        the work on the device is done."""

@@ -43,7 +43,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
 def work(monkeypatch: pytest.MonkeyPatch) -> ShiftWork:
     made = ShiftWork(SEED)
     monkeypatch.setattr(shared_schedule, "FORESEES", False)
-    monkeypatch.setattr(choose, "find_work", lambda road: made)
+    monkeypatch.setattr(choose, "find_work", lambda road, **_: made)
     return made
 
 

@@ -46,6 +46,8 @@ class ShiftWork:
     on = None
     field = "image"
     name = "shift"
+    exact = True
+    tolerance = ""
 
     def __init__(self, seed: int, above: int = 0) -> None:
         self.above = above
@@ -92,6 +94,9 @@ class ShiftWork:
         pixels = buffer[8 * about :].reshape(about, *SHAPE)
         for row, (add, turn), value in zip(rows, drawn.tolist(), pixels, strict=True):
             row.copy_(torch.roll(value + add, turn, 0))
+
+    def failed(self, about: Any) -> bool:
+        return False
 
 
 def pictures(count: int) -> list[tuple[Any, int]]:

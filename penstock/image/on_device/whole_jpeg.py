@@ -10,9 +10,10 @@ have never run on a GPU.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ Place = tuple[int, int, int, int]
 
 
 class JpegLibrary(Protocol):
-    """A library that decodes JPEGs on a device."""
+    """A library that decodes JPEGs on a device. ``package``: the name by which it is imported."""
+
+    package: ClassVar[str]
 
     def decode(self, files: Sequence[bytes], boxes: Sequence[Place]) -> list[torch.Tensor | None]:
         """The box of each file, (height, width, 3) on the device. ``None``: it cannot."""
@@ -50,6 +53,8 @@ class JpegLibrary(Protocol):
 
 class TorchCodec:
     """Decodes whole pictures, and cuts the boxes out of them."""
+
+    package: ClassVar[str] = "torchcodec"
 
     def __init__(self, device: torch.device) -> None:
         import torchcodec
@@ -83,6 +88,8 @@ class TorchCodec:
 class NvImageCodec:
     """Decodes the boxes only."""
 
+    package: ClassVar[str] = "nvidia.nvimgcodec"
+
     def __init__(self, device: torch.device) -> None:
         from nvidia import nvimgcodec
 
@@ -105,9 +112,23 @@ class NvImageCodec:
         return [None if image is None else torch.from_dlpack(image) for image in images]
 
 
-LIBRARIES: tuple[Callable[[torch.device], JpegLibrary], ...] = (TorchCodec, NvImageCodec)
+LIBRARIES: tuple[type[TorchCodec | NvImageCodec], ...] = (TorchCodec, NvImageCodec)
 """In the order in which they are tried. torchcodec allocates from torch's own allocator, so what
 preparation frees the training step can use."""
+
+
+def check_installed() -> None:
+    """Raise MissingExtraError if no library is installed. Nothing is imported or initialised."""
+    names = [one.package for one in LIBRARIES]
+    if not any(map(_is_installed, names)):
+        raise MissingExtraError(f"{INSTALL}. Found neither {' nor '.join(names)}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # the package that should contain it is missing
+        return False
 
 
 def library(device: torch.device) -> JpegLibrary:
