@@ -33,9 +33,11 @@ HANDING_EACH, LONGEST_PIECE = 5e-6, 0.4
 piece may take to keep to that. Longer ones would often be unfinished where a batch is needed."""
 
 SMALL, GROUP = 200e-6, 64
+TINY, TINY_GROUP = 5e-6, 256
 """A sample that takes longer than ``SMALL`` seconds runs alone, or in the group size that a stop
 prefers, so that it stays in the CPU's cache on its way from decoding to its row. Faster samples run
-in groups of ``GROUP``, which saves calls."""
+in groups of ``GROUP``, which saves calls; those that take up to ``TINY`` seconds, a number or two,
+in groups of ``TINY_GROUP``."""
 
 READING_SHARE = 0.5
 """Where reading takes more than this share of a sample's time, samples run one at a time: in a
@@ -143,11 +145,11 @@ def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
 
     >>> group_size(1e-4, 0.0, 4, 90), group_size(1e-3, 1e-4, 4, 90), group_size(1e-3, 1e-4, 4, 3)
     (64, 4, 3)
-    >>> group_size(1e-3, 6e-4, 4, 90)
-    1
+    >>> group_size(1e-3, 6e-4, 4, 90), group_size(1e-6, 0.0, 4, 900)
+    (1, 256)
     """
     if 0.0 < cost <= SMALL:
-        return min(left, GROUP)
+        return min(left, GROUP if cost > TINY else TINY_GROUP)
     return 1 if reading > READING_SHARE * cost else min(left, preferred)
 
 
