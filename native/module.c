@@ -223,6 +223,48 @@ static PyObject *kernel_key(PyObject *module, PyObject *given) {
   return PyBytes_FromStringAndSize((char *)key, sizeof key);
 }
 
+/* The second 64 bits that `Keyed.at` draws for each sample: what torch is seeded with is of them. */
+static PyObject *kernel_second_draws(PyObject *module, PyObject *arguments) {
+  (void)module;
+  const char *key;
+  Py_ssize_t size;
+  PyObject *indices, *replicas;
+  unsigned long long epoch;
+  if (!PyArg_ParseTuple(arguments, "y#O!KO:second_draws", &key, &size, &PyList_Type, &indices,
+                        &epoch, &replicas)) {
+    return NULL;
+  }
+  Py_ssize_t count = PyList_Size(indices);
+  int replicated = replicas != Py_None;
+  if (size != sizeof(StageKey) ||
+      (replicated && (!PyList_Check(replicas) || PyList_Size(replicas) != count))) {
+    PyErr_SetString(PyExc_ValueError, "second_draws: a key of 16 bytes, and a replica for each index");
+    return NULL;
+  }
+  StageKey stage;
+  memcpy(&stage, key, sizeof stage);
+  PyObject *drawn = PyList_New(count);
+  for (Py_ssize_t i = 0; drawn && i < count; i++) {
+    SampleKey sample = {.epoch = epoch};
+    sample.index = PyLong_AsUnsignedLongLong(PyList_GetItem(indices, i));
+    if (replicated) sample.replica = PyLong_AsUnsignedLongLong(PyList_GetItem(replicas, i));
+    if (PyErr_Occurred()) {
+      Py_CLEAR(drawn);
+      break;
+    }
+    Random random = random_at(stage, sample);
+    random.counter[0]++;
+    draw_block(&random);
+    PyObject *number = PyLong_FromUnsignedLongLong(random.drawn[1]);
+    if (!number) {
+      Py_CLEAR(drawn);
+    } else {
+      PyList_SetItem(drawn, i, number);
+    }
+  }
+  return drawn;
+}
+
 static PyObject *kernel_lzw_length(PyObject *module, PyObject *arguments) {
   PyObject *given;
   int bits, tiff;
@@ -409,6 +451,9 @@ static PyMethodDef methods[] = {
     {"stat_files", kernel_stat_files, METH_VARARGS,
      "stat_files(folder, text, ends, first, out) -> None; writes the size and time of each file"},
     {"key", kernel_key, METH_O, "key(data) -> 128-bit hash as 16 bytes"},
+    {"second_draws", kernel_second_draws, METH_VARARGS,
+     "second_draws(key, indices, epoch, replicas or None) -> list of the second 64 bits that "
+     "Keyed.at draws for each sample"},
     {"lzw_length", kernel_lzw_length, METH_VARARGS,
      "lzw_length(data, bits, enough, tiff) -> number of bytes that the data unpacks to"},
     {"size", kernel_size, METH_O, "size(data) -> (height, width, components)"},

@@ -16,9 +16,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from penstock.native import kernel
 
 
 class Key(NamedTuple):
@@ -125,6 +127,19 @@ class Keyed:
         local.bits.state = local.state
         return local.generator
 
+    def torch_seeds(self, keys: Keys) -> list[int]:
+        """The seeds that ``seed_globals`` gives torch for these keys."""
+        compiled = kernel()
+        if compiled is not None:
+            drawn = compiled.second_draws(self.key, keys.indices, keys.epoch, keys.replicas)
+            return [second >> 32 for second in drawn]
+        seeds = []
+        for key in keys:
+            draw = self.at(key).bit_generator.random_raw
+            draw()
+            seeds.append(draw() >> 32)
+        return seeds
+
     def fresh(self, key: Key) -> np.random.Generator:
         """A new generator for one key, for callers that keep it."""
         counter = np.array([0, key.index, key.epoch, key.replica], dtype=np.uint64)
@@ -150,68 +165,159 @@ def seed_globals(generator: np.random.Generator) -> None:
         torch.default_generator.manual_seed(second >> 32)
 
 
-def _seed_torch(generator: np.random.Generator) -> None:
-    """Seed torch as ``seed_globals`` does, and leave ``random`` and NumPy as they are."""
-    draw = generator.bit_generator.random_raw
-    draw()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(draw() >> 32)
-
-
 class SeededCalls:
     """Calls a function for key after key, each with global generators that are seeded by the key.
 
-    Seeding takes 9 us, as long as reading a small sample. Most functions draw from no global
-    generator, or only from torch's. So ``random`` and NumPy are seeded once for several calls. If
+    Seeding takes 9 us, many times as long as reading a small sample. Most functions draw from no
+    global generator, or only from torch's. So the generators are seeded once for several calls. If
     their states have changed or were asked for after these calls, the calls are made again, each
-    with its own seeds, and from then on every call is seeded. Results are those of seeding every
-    call. So are the states that are left, which a collate function may draw from.
+    with its own seeds. From then on every call is seeded: if only torch has drawn, for torch alone.
+    Results are those of seeding every call. So are the states that are left, which a collate
+    function may draw from.
 
-    torch is seeded for every call: ``torch.initial_seed`` tells its seed without a change of state.
+    ``torch.initial_seed`` tells the seed without a change of state, so each call has its own.
     """
 
     def __init__(self, keyed: Keyed) -> None:
-        self._at = keyed.at
+        self._keyed = keyed
         self._states = GlobalPeek.available()
+        self._torch: Callable[[Any], _UnseededTorch | None] | None = _UnseededTorch.available
+        """``None``: torch is seeded for every call."""
         self._quiet = 0
         """Calls that have drawn nothing."""
 
-    def __call__(self, keys: Sequence[Key], call: Callable[[Key], Any]) -> list[Any]:
-        """The results for these keys, in their order."""
+    def __call__(self, keys: Keys, call: Callable[[int], Any]) -> list[Any]:
+        """The results for the indices of these keys, in their order."""
         results: list[Any] = []
         while self._states is not None and len(results) < len(keys):
             # Never more than were made before: no more than these may have to be made again.
-            some = keys[len(results) : len(results) + max(1, self._quiet)]
-            results += self._unseeded(self._states, some, keys[-1], call) or ()
-        for key in keys[len(results) :]:
-            seed_globals(self._at(key))
-            results.append(call(key))
+            some = keys.cut(len(results), max(1, self._quiet))
+            results += self._together(self._states, some, keys, call) or ()
+        for key in keys.cut(len(results), len(keys)):
+            seed_globals(self._keyed.at(key))
+            results.append(call(key.index))
         return results
 
-    def _unseeded(
-        self, states: GlobalPeek, keys: Sequence[Key], last: Key, call: Callable[[Key], Any]
+    def _together(
+        self, states: GlobalPeek, some: Keys, keys: Keys, call: Callable[[int], Any]
     ) -> list[Any] | None:
-        """The results for keys whose calls draw nothing; ``None`` if one has drawn."""
+        """The results for some keys, seeded together; ``None`` if one of their calls has drawn."""
         # The first call has its own seeds, so that it need not be made again.
-        alone = len(keys) == 1
-        seed_globals(self._at(keys[0] if alone else last))
+        alone = len(some) == 1
+        seed_globals(self._keyed.at(next(iter(some if alone else keys.cut(len(keys) - 1, 1)))))
+        torch = sys.modules.get("torch")
+        unseeded = None if torch is None or self._torch is None else self._torch(torch)
         before = states.look()
-        results = []
+        torch_before = None if unseeded is None else unseeded.look()
+        results: list[Any] = []
         try:
-            for key in keys:
-                if not alone:
-                    _seed_torch(self._at(key))
-                results.append(call(key))
-        except BaseException:
+            if alone:
+                results.append(call(some.indices[0]))
+            elif torch is None:
+                results += map(call, some.indices)
+            else:
+                seeds = self._keyed.torch_seeds(some)
+                if unseeded is None:
+                    set_seed = torch.default_generator.manual_seed
+                    for index, seed in zip(some.indices, seeds, strict=True):
+                        set_seed(seed)
+                        results.append(call(index))
+                else:
+                    cell = unseeded.seed
+                    for index, seed in zip(some.indices, seeds, strict=True):
+                        cell[0] = seed
+                        results.append(call(index))
+        except Exception:
             # With its own seeds, a call that draws may not fail.
-            if alone or states.look() == before:
+            if not self._drawn(states, before, unseeded, torch_before, torch) or alone:
                 raise
-        if states.look() == before:
-            self._quiet += len(keys)
-            return results
-        self._states = None
-        return results if alone else None
+            return None
+        if self._drawn(states, before, unseeded, torch_before, torch) and not alone:
+            return None
+        self._quiet += len(some)
+        return results
+
+    def _drawn(
+        self,
+        states: GlobalPeek,
+        before: tuple[Any, ...],
+        unseeded: _UnseededTorch | None,
+        torch_before: tuple[Any, ...] | None,
+        torch: Any,
+    ) -> bool:
+        """Whether calls have drawn or asked for states. Later calls are then seeded each."""
+        drawn = states.look() != before
+        by_torch = unseeded is not None and unseeded.look() != torch_before
+        if drawn:
+            self._states = None
+        if by_torch:
+            self._torch = None
+        # torch, if a call has just imported it, had no seed for the other calls.
+        return drawn or by_torch or (torch is None and "torch" in sys.modules)
+
+
+class _UnseededTorch:
+    """torch's global generator where it is in memory, for calls that may or may not draw from it.
+
+    ``seed[0]`` is the seed that ``torch.initial_seed`` returns. Setting it leaves the state as it
+    is: computing that of a seed takes 1 us. ``look`` tells whether something was drawn.
+    """
+
+    _found: ClassVar[dict[int, _UnseededTorch | None]] = {}
+
+    _ENGINE = np.dtype(
+        [("left", "i4"), ("seeded", "?"), ("next", "u4"), ("words", "u4", 624)], True
+    )
+    """Beside its seed, what the Mersenne Twister has in memory."""
+    _SEARCHED = 512
+    """Bytes of the generator in which its seed is searched for; it has more than 2500."""
+
+    def __init__(self, address: int) -> None:
+        self.seed = memoryview(ctypes.c_uint64.from_address(address)).cast("B").cast("Q")
+        self._engine = address + self.seed.nbytes
+
+    def look(self) -> tuple[Any, ...]:
+        """Equal to what it was before if nothing was drawn or asked for since."""
+        return ctypes.string_at(self._engine, self._ENGINE.itemsize), GlobalPeek.reads
+
+    @classmethod
+    def available(cls, torch: Any) -> _UnseededTorch | None:
+        """``None`` if the generator is not where it should be."""
+        known = id(torch.default_generator)
+        if known not in cls._found:
+            found = cls._find(torch.default_generator)
+            if found is not None:
+                for module in (torch, torch.random):
+                    module.get_rng_state = GlobalPeek.counted(module.get_rng_state)
+            cls._found[known] = found
+        return cls._found[known]
+
+    @classmethod
+    def _find(cls, generator: Any) -> _UnseededTorch | None:
+        """Find a seed in memory that no other number is likely to equal."""
+        if type(generator).__basicsize__ < object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p):
+            return None
+        where = ctypes.c_void_p.from_address(id(generator) + object.__basicsize__).value
+        state = generator.get_state()
+        first, second = 0x5EED_0F_7E57_1234_67, 0x7E57_0F_5EED_7654_21
+        try:
+            generator.manual_seed(first)
+            memory = b"" if where is None else ctypes.string_at(where, cls._SEARCHED)
+            place = memory.find(first.to_bytes(8, sys.byteorder))
+            if where is None or place < 0 or (where + place) % 8:
+                return None
+            found = cls(where + place)
+            engine = np.frombuffer(found.look()[0], cls._ENGINE)[0]
+            # The state as torch saves it: seed, left, seeded, next and the words, as 64 bits each
+            # but for the second and third, which share 64.
+            saved = generator.get_state()[: 8 * (3 + 624)].numpy().view(np.uint64)
+            right = (engine["left"], engine["next"]) == (1, 0) and bool(engine["seeded"])
+            found.seed[0] = second
+            if right and (engine["words"] == saved[3:]).all() and saved[0] == first:
+                return found if generator.initial_seed() == second else None
+            return None
+        finally:
+            generator.set_state(state)
 
 
 class GlobalPeek:
@@ -245,11 +351,13 @@ class GlobalPeek:
         """
         if not cls._watched:
             cls._watched = True
-            _python_random.getstate = cls._counted(_python_random.getstate)
-            np.random.get_state = cls._counted(np.random.get_state)
+            _python_random.getstate = cls.counted(_python_random.getstate)
+            np.random.get_state = cls.counted(np.random.get_state)
 
     @classmethod
-    def _counted(cls, function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(cls, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls are counted."""
+
         @wraps(function)
         def counted(*args: Any, **options: Any) -> Any:
             cls.reads += 1

@@ -24,6 +24,7 @@ from penstock.keyed import (
     SeededCalls,
     SpareGenerators,
     _can_exchange,
+    _UnseededTorch,
     preserved_globals,
     seed_globals,
 )
@@ -165,6 +166,9 @@ def as_in_a_worker() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, preserved_globals():
         patch.setattr(python_random, "getstate", python_random.getstate)
         patch.setattr(np.random, "get_state", np.random.get_state)
+        patch.setattr(torch, "get_rng_state", torch.get_rng_state)
+        patch.setattr(torch.random, "get_rng_state", torch.random.get_rng_state)
+        patch.setattr(_UnseededTorch, "_found", {})
         patch.setattr(GlobalPeek, "_watched", False)
         GlobalPeek.watch()
         yield
@@ -176,6 +180,11 @@ def watched() -> Iterator[None]:
         yield
 
 
+def _forked_draw() -> float:
+    with torch.random.fork_rng(devices=[]):
+        return float(torch.rand(1))
+
+
 DRAWS: dict[str, Callable[[], Any]] = {
     "nothing": lambda: 0,
     "python": python_random.random,
@@ -184,7 +193,13 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "numpy": np.random.random,
     "numpy, a whole round": lambda: np.random.bytes(4 * 624),
     "torch": lambda: float(torch.rand(1)),
+    "torch, normal": lambda: float(torch.randn(())),
+    "torch, a whole round": lambda: int(torch.randint(9, (624,)).sum()),
     "torch's seed": torch.initial_seed,
+    "torch's seed, from the generator": lambda: torch.default_generator.initial_seed(),
+    "torch's state": lambda: hash(torch.get_rng_state().numpy().tobytes()),
+    "torch, own seed": lambda: (torch.manual_seed(1), float(torch.rand(1))),
+    "torch, forked": _forked_draw,
     "python's state": lambda: hash(python_random.getstate()),
     "numpy's state": lambda: hash(str(np.random.get_state())),
     "own seeds": lambda: (python_random.seed(1), python_random.random()),
@@ -200,13 +215,14 @@ DRAWS: dict[str, Callable[[], Any]] = {
     )
 )
 def test_results_and_states_are_those_of_seeding_every_call(tasks: list[list[str]]) -> None:
-    def run(calls: Callable[[list[Key], Callable[[Key], Any]], list[Any]]) -> list[Any]:
+    def run(calls: Callable[[Keys, Callable[[int], Any]], list[Any]]) -> list[Any]:
         made: list[Any] = []
         for epoch, task in enumerate(tasks):
-            keys = [Key(index, epoch) for index in range(len(task))]
+            keys = Keys(epoch, list(range(len(task))), [epoch % 2] * len(task))
             try:
-                made += calls(keys, lambda key: DRAWS[tasks[key.epoch][key.index]]())
+                made += calls(keys, lambda index, task=task: DRAWS[task[index]]())  # type: ignore[misc]
                 made += [python_random.random(), np.random.random(), torch.initial_seed()]
+                made += [float(torch.rand(1))]
             except ZeroDivisionError:
                 made.append("failed")
         return made
@@ -217,11 +233,11 @@ def test_results_and_states_are_those_of_seeding_every_call(tasks: list[list[str
         assert run(lazy) == run(seed_every)
 
 
-def seed_every(keys: list[Key], call: Callable[[Key], Any]) -> list[Any]:
+def seed_every(keys: Keys, call: Callable[[int], Any]) -> list[Any]:
     results = []
     for key in keys:
         seed_globals(Keyed(0, "source").at(key))
-        results.append(call(key))
+        results.append(call(key.index))
     return results
 
 
@@ -229,13 +245,13 @@ def seed_every(keys: list[Key], call: Callable[[Key], Any]) -> list[Any]:
 def test_calls_that_draw_nothing_are_made_once_and_seeded_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[Key] = []
+    made: list[int] = []
     seeded: list[Any] = []
     monkeypatch.setattr("penstock.keyed.seed_globals", seeded.append)
     lazy = SeededCalls(Keyed(0, "source"))
     for epoch in range(4):
-        lazy([Key(index, epoch) for index in range(64)], made.append)
-    assert made == [Key(index, epoch) for epoch in range(4) for index in range(64)]
+        lazy(Keys(epoch, list(range(64))), made.append)
+    assert made == list(range(64)) * 4
     # After 1, 1, 2, 4, 8, 16 and 32 calls of the first task, once for every task.
     assert len(seeded) == 7 + 3
 
@@ -243,14 +259,63 @@ def test_calls_that_draw_nothing_are_made_once_and_seeded_together(
 @pytest.mark.usefixtures("watched")
 def test_a_first_call_that_draws_is_not_made_twice() -> None:
     lazy = SeededCalls(Keyed(0, "source"))
-    made: list[Key] = []
+    made: list[int] = []
 
-    def draw(key: Key) -> float:
-        made.append(key)
+    def draw(index: int) -> float:
+        made.append(index)
         return np.random.random()
 
-    lazy([Key(index) for index in range(8)], draw)
-    assert made == [Key(index) for index in range(8)]
+    lazy(Keys(0, list(range(8))), draw)
+    assert made == list(range(8))
+
+
+@pytest.mark.usefixtures("watched")
+def test_calls_that_draw_from_torch_alone_leave_the_others_to_be_seeded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lazy = SeededCalls(Keyed(0, "source"))
+    lazy(Keys(0, list(range(8))), lambda index: float(torch.rand(1)))
+    seeded: list[Any] = []
+    monkeypatch.setattr("penstock.keyed.seed_globals", seeded.append)
+    drawn = lazy(Keys(0, list(range(8))), lambda index: float(torch.rand(1)))
+    assert len(seeded) == 1
+    monkeypatch.undo()
+    assert drawn == seed_every(Keys(0, list(range(8))), lambda index: float(torch.rand(1)))
+
+
+@pytest.mark.parametrize("replicas", [None, [0, 3, 2**20]])
+def test_the_kernel_draws_the_seeds_that_numpy_draws(
+    replicas: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed, keys = Keyed(7, "source"), Keys(2**63 - 1, [0, 5, 2**40], replicas)
+    seeds = keyed.torch_seeds(keys)
+    monkeypatch.setattr("penstock.keyed.kernel", lambda: None)
+    assert seeds == keyed.torch_seeds(keys)
+    with preserved_globals():
+        for key, seed in zip(keys, seeds, strict=True):
+            seed_globals(keyed.at(key))
+            assert torch.initial_seed() == seed
+
+
+def test_the_seed_of_torch_is_found_in_its_memory_and_its_state_is_kept() -> None:
+    with as_in_a_worker():
+        torch.manual_seed(3)
+        torch.randn(3)
+        before = torch.default_generator.get_state()
+        assert _UnseededTorch.available(torch) is not None
+        assert torch.equal(torch.default_generator.get_state(), before)
+
+
+@pytest.mark.usefixtures("watched")
+def test_every_call_seeds_torch_if_its_generator_has_another_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_UnseededTorch, "_SEARCHED", 8)
+    assert _UnseededTorch.available(torch) is None
+    lazy, keys = SeededCalls(Keyed(0, "source")), Keys(0, list(range(20)))
+    assert lazy(keys, lambda index: torch.initial_seed()) == seed_every(
+        keys, lambda index: torch.initial_seed()
+    )
 
 
 def test_every_call_is_seeded_where_states_are_not_watched() -> None:
@@ -263,9 +328,9 @@ def test_a_call_that_fails_only_with_the_seeds_of_another_is_made_again() -> Non
     seed_globals(keyed.at(Key(20)))
     right = np.random.random()
 
-    def call(key: Key) -> int:
-        if key.index == 20 and np.random.random() != right:
+    def call(index: int) -> int:
+        if index == 20 and np.random.random() != right:
             raise ValueError("drawn with other seeds")
-        return key.index
+        return index
 
-    assert SeededCalls(keyed)([Key(index) for index in range(32)], call) == list(range(32))
+    assert SeededCalls(keyed)(Keys(0, list(range(32))), call) == list(range(32))

@@ -60,6 +60,18 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, reports: list[TaskReport]) -> Summary:
+        if len(reports) == 1:  # small batches of many workers
+            [only] = reports
+            elsewhere = {only.machine: only.rows} if only.machine else {}
+            return cls(
+                only.rows,
+                only.taken,
+                only.busy,
+                only.tally,
+                only.offers,
+                only.objects,
+                elsewhere,
+            )
         return cls(
             sum([report.rows for report in reports]),
             sum([report.taken for report in reports]),

@@ -33,9 +33,11 @@ HANDING_EACH, LONGEST_PIECE = 5e-6, 0.4
 piece may take to keep to that. Longer ones would often be unfinished where a batch is needed."""
 
 SMALL, GROUP = 200e-6, 64
+TINY, TINY_GROUP = 5e-6, 256
 """A sample that takes longer than ``SMALL`` seconds runs alone, or in the group size that a stop
 prefers, so that it stays in the CPU's cache on its way from decoding to its row. Faster samples run
-in groups of ``GROUP``, which saves calls."""
+in groups of ``GROUP``, which saves calls; those that take up to ``TINY`` seconds, a number or two,
+in groups of ``TINY_GROUP``."""
 
 READING_SHARE = 0.5
 """Where reading takes more than this share of a sample's time, samples run one at a time: in a
@@ -50,14 +52,16 @@ AHEAD, AHEAD_OF_LARGE, LARGE = 4, 2, 8 << 20
 Two batches of 38 MB are as fast as four, because workers share a batch and are never idle between
 two, and they take 75 MB less."""
 
-MOST_AHEAD, MEMORY_AHEAD = 64, 2 * LARGE
+MOST_AHEAD, MEMORY_AHEAD = 64, 4 * LARGE
 """Batches that are prepared ahead where workers are many and batches small, and the memory for each
-worker that they may take. A worker process takes several times that memory itself."""
+worker that they may take. A worker process takes several times that memory itself. Two batches of
+32 images in float32 take 38 MB: torch's loader has as many for each worker."""
 
 HELD = 3
 """Pieces for each worker that are not done: one it works on, one it has in advance, and one that
-waits. With fewer, workers become idle. Where memory allows it, the open batches have one more: it
-is done, in a batch that is not finished yet."""
+waits. With fewer, workers become idle. Where memory allows it, the open batches have two more: they
+are done, in a batch that is not finished yet or that waits for the loop. With one more, what waits
+often was less than whole batches of 32, and pieces were half as long."""
 
 SMALLEST = 4
 """The smallest piece that is cut because little is left is a fourth of a long one."""
@@ -143,11 +147,11 @@ def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
 
     >>> group_size(1e-4, 0.0, 4, 90), group_size(1e-3, 1e-4, 4, 90), group_size(1e-3, 1e-4, 4, 3)
     (64, 4, 3)
-    >>> group_size(1e-3, 6e-4, 4, 90)
-    1
+    >>> group_size(1e-3, 6e-4, 4, 90), group_size(1e-6, 0.0, 4, 900)
+    (1, 256)
     """
     if 0.0 < cost <= SMALL:
-        return min(left, GROUP)
+        return min(left, GROUP if cost > TINY else TINY_GROUP)
     return 1 if reading > READING_SHARE * cost else min(left, preferred)
 
 
@@ -187,7 +191,7 @@ def batches_ahead(nbytes: int, rows: int = 1, samples: int = 0, workers: int = 0
     >>> batches_ahead(1 << 20), batches_ahead(9 << 20)
     (4, 2)
     >>> batches_ahead(1 << 20, 32, 400, workers=12), batches_ahead(40 << 20, 32, 400, workers=12)
-    (13, 4)
+    (13, 9)
     """
     usual = AHEAD if nbytes <= LARGE else AHEAD_OF_LARGE
     in_memory = workers * MEMORY_AHEAD // max(1, nbytes)
@@ -312,10 +316,12 @@ class Schedule:
             return min(left, self._tiny_batch)
         if not self._recent:
             return min(left, max(1, self._guess))
-        waiting = sum([piece.count for piece in self._waiting])
-        running = sum([piece.count for piece in self._running.values()])
         unfinished = next(iter(self._left.values())) > 0  # the oldest batch
         urgent = unfinished or self.hurried
+        waiting = running = 0
+        if urgent:  # otherwise they do not matter
+            waiting = sum([piece.count for piece in self._waiting])
+            running = sum([piece.count for piece in self._running.values()])
         mean = sum(self._recent) / len(self._recent)
         demand = Demand(self.workers, self._handing, mean, waiting + running, waiting, urgent)
         return piece_size(left, min(self._recent), demand)
@@ -329,7 +335,7 @@ class Schedule:
         if self.workers <= AHEAD or not self._recent or self._tiny_batch is not None:
             return 0  # each worker has a batch to work on
         cost = max(1e-9, min(self._recent))
-        seconds = (HELD + 1) * self.workers * piece_seconds(self.workers, self._handing, cost)
+        seconds = (HELD + 2) * self.workers * piece_seconds(self.workers, self._handing, cost)
         return math.ceil(seconds / cost)
 
     def take(self, worker: int) -> Piece | None:

@@ -26,6 +26,11 @@ def install(settings: Mapping[str, Any], module: Any) -> None:
         cls.__len__ = lambda loader: upgrades.length(loader)
 
 
+def prepare() -> None:
+    """Import what the first loop needs."""
+    from penstock.torch import DataLoader  # noqa: F401
+
+
 class Upgrades:
     """The torch loaders of this process, each with its replacement."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,11 @@ class DatasetSource(Source):
                 f"{len(indices)} indices; it must return one for each, in the same order."
             )
         return samples
+
+    def reader(self) -> Callable[[int], Any]:
+        if hasattr(self.dataset, "__getitems__"):
+            return super().reader()
+        return partial(operator.getitem, self.dataset)
 
     def name(self, index: int) -> str:
         for attribute in ("samples", "imgs"):

@@ -109,6 +109,10 @@ class Source:
             return ""
         return os.path.commonpath([os.path.abspath(listing.path(i)) for i in listing.sample()])
 
+    def reader(self) -> Callable[[int], Any]:
+        """A function that reads the sample at one index."""
+        return lambda index: self.read([index])[0]
+
     def name(self, index: int) -> str:
         """A name for the sample that users recognise: a path, or a row of a file."""
         return f"sample {index}"

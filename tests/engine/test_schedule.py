@@ -326,9 +326,9 @@ def test_small_batches_are_opened_further_ahead_for_many_workers() -> None:
         assert piece is not None
         schedule.done(piece.id, piece.count * 4e-3)
     assert few.batches_ahead(1000, 8) == AHEAD
-    wanted = (HELD + 1) * 12 * piece_seconds(12, HANDING) / 4e-3
+    wanted = (HELD + 2) * 12 * piece_seconds(12, HANDING) / 4e-3
     assert many.batches_ahead(1000, 8) == MOST_AHEAD
-    assert many.batches_ahead(1000, 128) == math.ceil(wanted / 128) == 9
+    assert many.batches_ahead(1000, 128) == math.ceil(wanted / 128) == 12
     assert many.batches_ahead(1000, 512) == AHEAD
     # In a stated amount of memory for each worker.
     assert many.batches_ahead(MEMORY_AHEAD // 2, 8) == 2 * 12

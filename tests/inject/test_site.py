@@ -59,6 +59,18 @@ def test_a_task_is_installed_when_the_module_is_imported(place: Path) -> None:
     assert process.argv[1:] == ("-c", f"print('before'); {IMPORT}; print('after')")
 
 
+@pytest.mark.parametrize("outcome", ["print('prepared')", "1 / 0"])
+def test_a_task_prepares_itself_where_the_import_of_torch_ends(place: Path, outcome: str) -> None:
+    (place / "torch" / "__init__.py").write_text(f"{IMPORT}\nprint('torch is there')\n")
+    (place / "task.py").write_text(f"{TASK}\ndef prepare():\n    {outcome}\n")
+    done = run(place, "import gc, torch; print('after', gc.isenabled())")
+    installed, *rest = done.stdout.splitlines()
+    assert installed.startswith("installed")
+    prepared = ["prepared"] if "print" in outcome else []
+    assert rest == ["torch is there", *prepared, "after True"]
+    assert done.stderr == ""
+
+
 def test_processes_started_by_the_script_are_reached_too(place: Path) -> None:
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{IMPORT}'])"
     assert run(place, inner).stdout.startswith("installed")

@@ -170,6 +170,8 @@ class _WorkerHandle:
 
     def ahead(self) -> int:
         """Samples that each of its threads has in advance, besides the task that it works on."""
+        if len(self.tasks) <= self.threads:
+            return 0
         waiting = [len(task.keys) for task, since in self.tasks.values() if since is None]
         return sum(waiting) // self.threads
 
@@ -676,11 +678,15 @@ class ProcessPool:
             if self._closing:
                 return
             self._fill(desk, workers)
-            ahead = [worker.ahead() for worker in self._workers.values() if worker.ready]
-        relaxed = desk.relaxed()
+        if self.size < REST_FROM or not self._paces or self._due:
+            return
+        relaxed, least = desk.relaxed(), 0
         del desk
-        if self.size >= REST_FROM and self._paces and not self._due:
-            self._rest(rest(min(ahead, default=0), min(self._paces), relaxed=relaxed))
+        if not relaxed:
+            with self._lock:
+                ready = [worker.ahead() for worker in self._workers.values() if worker.ready]
+            least = min(ready, default=0)
+        self._rest(rest(least, min(self._paces), relaxed=relaxed))
 
     def _rest(self, seconds: float) -> None:
         """Let messages collect, unless the training loop wants something."""

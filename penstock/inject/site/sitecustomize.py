@@ -81,15 +81,16 @@ class _WrappedLoader:
 
 
 def without_collection(module: ModuleType, execute: Callable[[], None]) -> None:
-    """Run the code of torch with garbage collection paused.
+    """Run the code of torch with garbage collection paused, and let the task prepare itself.
 
     torch makes more than 100,000 objects that stay, and almost no garbage. Looking through them
-    again and again takes as long as importing Penstock, which this pause therefore pays for.
+    again and again takes longer than importing Penstock, which this pause therefore pays for.
     """
     pauses = gc.isenabled()
     gc.disable()
     try:
         execute()
+        prepare()
     finally:
         if pauses:
             # Makes the new objects old without a look at them. Objects that the script has frozen
@@ -118,6 +119,21 @@ def install(module: ModuleType) -> None:
             "nothing was changed in this script, because Penstock could not be installed in it: "
             f"{error!r}"
         )
+
+
+def prepare() -> None:
+    """Let the task, if it is installed, import what its first loop needs, now that torch is there.
+
+    The first loop of the script would wait for that otherwise.
+    """
+    try:
+        import json
+
+        task = sys.modules.get(json.loads(os.environ[VARIABLE])["module"])
+        if task is not None and hasattr(task, "prepare"):
+            task.prepare()
+    except Exception:
+        pass  # the first loop meets the same error, and the script runs on with torch's loader
 
 
 def _install(injected: dict[str, Any], module: ModuleType) -> None:
