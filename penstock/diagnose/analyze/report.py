@@ -45,12 +45,24 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One measurement: the number of steps and their seconds, without the warm-up.
 
     In ``as it is``, ``replay``, ``cached`` and ``cold`` the training loop of the script ran. In
     ``prep`` only the loader ran, in ``storage`` and ``cache`` only its reads. ``enough``: the
-    confidence interval became narrow enough before the time was up.
+    confidence interval became narrow enough before the time was up. ``step`` and ``wait`` are
+    seconds per batch of the loop: computing, and waiting for the batch; ``None`` if no training
+    loop ran. ``turns``: how often the phase was resumed; phases take turns, so that a change of
+    the machine affects all of them.
     """
 
     name: PhaseName
@@ -58,6 +70,9 @@ class Phase:
     steps: int
     seconds: float
     enough: bool = True
+    step: Interval | None = None
+    wait: Interval | None = None
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +202,71 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """How workers spend their time while they prepare batches: shares of it that add up to 1.
+
+    ``computing`` on a core, ``queueing`` for a core, then waiting: in a ``sleep``, while a file is
+    opened (``open``), for bytes of a file (``read``), for a ``lock``, for a ``network`` peer, for
+    something unknown (``other``); and ``idle``: waiting for work. ``places`` are the places in the
+    user's code where workers wait, each with its share, the largest first. ``seconds``: seconds
+    of all workers together that were observed.
+    """
+
+    seconds: float
+    computing: float
+    queueing: float = 0.0
+    sleep: float = 0.0
+    open: float = 0.0
+    read: float = 0.0
+    lock: float = 0.0
+    network: float = 0.0
+    other: float = 0.0
+    idle: float = 0.0
+    places: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """The shares of waiting that preparation causes, by their cause."""
+        names = ("sleep", "open", "read", "lock", "network", "other")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """The machine during one phase.
+
+    - ``cores``: cores that the job may use; ``own``: cores that its processes kept busy;
+      ``others``: cores that other processes kept busy; ``stolen``: cores that the hypervisor took.
+    - ``queueing``: share of the time in which processes of the job waited for a core.
+    - ``throttled``: share of the time in which the limit of the control group stopped the job.
+    - ``pressure``: share of the time in which some process waited for memory (PSI).
+    - ``memory``: bytes available; ``None`` if unknown.
+    - ``pace``: speed of a core, relative to the fastest phase of this analysis.
+    """
+
+    phase: str
+    seconds: float
+    cores: int
+    own: float
+    others: float
+    stolen: float = 0.0
+    queueing: float = 0.0
+    throttled: float = 0.0
+    pressure: float = 0.0
+    memory: int | None = None
+    pace: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class AnalysisReport:
     """All measurements of one rank; ``ranks`` holds the reports of the other ranks.
 
     ``device_reads`` is the share of the bytes of the cold phase that came from the storage device
     instead of memory; ``None`` if unknown. ``batch_times`` are the seconds workers took to prepare
     a batch. ``notes`` say what could not be measured, and why. ``machine`` describes the machine,
-    ``host`` is its name.
+    ``host`` is its name. ``workers_use`` and ``machine_use`` are observations during the phases.
+    ``warm`` is the share of the present fetches that memory serves, ``None`` if unknown.
+    ``asked_seconds`` is the time that was given, ``interrupted`` says why the analysis ended early.
     """
 
     setup: Setup
@@ -209,6 +282,11 @@ class AnalysisReport:
     host: str = ""
     notes: tuple[str, ...] = ()
     ranks: tuple[AnalysisReport, ...] = ()
+    workers_use: WorkerUse | None = None
+    machine_use: tuple[MachineUse, ...] = ()
+    warm: float | None = None
+    asked_seconds: float = 0.0
+    interrupted: str = ""
     version: int = VERSION
 
     def phase(self, name: PhaseName) -> Phase | None:
@@ -266,13 +344,26 @@ def report_from_dict(plain: Mapping[str, Any]) -> AnalysisReport:
             **given,
             "setup": Setup(**given["setup"]),
             "costs": Costs(**costs),
-            "phases": tuple(
-                Phase(**{**phase, "rate": Rate(**phase["rate"])}) for phase in given["phases"]
-            ),
+            "phases": tuple(map(_phase, given["phases"])),
             "operations": tuple(OperationTime(**operation) for operation in given["operations"]),
             "batch_times": tuple(given["batch_times"]),
             "waits": tuple(Wait(**wait) for wait in given["waits"]),
             "notes": tuple(given["notes"]),
             "ranks": tuple(report_from_dict(rank) for rank in given["ranks"]),
+            "workers_use": _workers_use(given.get("workers_use")),
+            "machine_use": tuple(MachineUse(**use) for use in given.get("machine_use", ())),
         }
     )
+
+
+def _phase(plain: Mapping[str, Any]) -> Phase:
+    times = {name: plain.get(name) for name in ("step", "wait")}
+    intervals = {name: time and Interval(**time) for name, time in times.items()}
+    return Phase(**{**plain, "rate": Rate(**plain["rate"]), **intervals})
+
+
+def _workers_use(plain: Mapping[str, Any] | None) -> WorkerUse | None:
+    if plain is None:
+        return None
+    places = tuple((place, share) for place, share in plain["places"])
+    return WorkerUse(**{**plain, "places": places})
