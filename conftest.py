@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
 
 
-def _has_children() -> bool:
-    """Whether this process has children, at a tenth of the cost of asking psutil for them."""
+_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""Whether the kernel lists the children of a process. To search all processes for them takes
+several milliseconds, after every test."""
+
+
+def _children(pid: int | str) -> set[int]:
+    """The children of a process; none if it has ended."""
     try:
-        threads = os.listdir("/proc/self/task")
-        return any(Path(f"/proc/self/task/{thread}/children").read_text() for thread in threads)
-    except OSError:  # a thread has just ended, or the kernel does not list children
-        return True
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return set()
+    found: set[int] = set()
+    for thread in threads:
+        with suppress(OSError):  # the thread has just ended, and another has its children
+            found.update(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+    return found
+
+
+def _descendants() -> set[int]:
+    if not _LISTS_CHILDREN:
+        return {child.pid for child in psutil.Process().children(recursive=True)}
+    below: set[int] = set()
+    new = _children("self")
+    while new:
+        below |= new
+        new = set[int]().union(*map(_children, new)) - below
+    return below
 
 
 def _workers() -> list[psutil.Process]:
-    if not _has_children():
-        return []
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if _is_alive(child) and _is_ours(_command(child))
-    ]
+    workers = []
+    for pid in sorted(_descendants()):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            process = psutil.Process(pid)
+            if _is_alive(process) and _is_ours(_command(process)):
+                workers.append(process)
+    return workers
 
 
 def _is_alive(process: psutil.Process) -> bool:
