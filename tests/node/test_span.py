@@ -114,6 +114,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
     monkeypatch.setattr(spanning, "MEASURED", 1 << 60)
     monkeypatch.setattr(membership, "LIMIT", LIMIT)
     monkeypatch.setattr(span, "WAIT", LIMIT)
+    # A node that has not heard of the other's position keeps what the other will ask for.
+    monkeypatch.setattr(state, "GATHER", 10 * LIMIT)
 
     def judge(self: Spanning, machine: str, peer: PeerLink, now: float) -> None:
         peer.trust()
