@@ -7,11 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from penstock.config import show_size, size
 from penstock.device.forecast import LEAST_SPEED
+from penstock.diagnose.analyze.assumptions import assumptions
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 from penstock.diagnose.analyze.what_if import (
@@ -23,10 +24,7 @@ from penstock.diagnose.analyze.what_if import (
     Saturation,
     Values,
     check_options,
-    device_lines,
     fixed_change,
-    ineffective_options,
-    machine_lines,
     prediction_rows,
     saturation,
     varied,
@@ -43,6 +41,10 @@ examples:
   penstock what-if report.json --machines 1,2,4,8 --network 10Gb/s      machines share caches
   penstock what-if report.json --remote-cores 32 --network 10Gb/s       other machines prepare
   penstock what-if report.json --device-prep 2x,5x,10x      the device prepares a share
+  penstock what-if report.json --batch 32,64,128,256 --other report-256.json    batch sizes
+  penstock what-if report.json --cache 64GB --epochs 1,3,90             the first epoch spread out
+  penstock what-if report.json --page-cache 32GB                        thrashing of the page cache
+  penstock what-if report.json --latency 5..100ms --requests 64         a bucket
   penstock what-if report.json --cores 2,4,8,16 --price-accelerator 2 --price-core 0.04
 
 A VALUE is one value, a list (1,2,4,8), a range (0..64GB) or a range with a step (0..64GB:8GB). At
@@ -65,6 +67,11 @@ OPTIONS = {
     "remote_cores": "cores of other machines that prepare samples for one machine",
     "device_prep": "speed, relative to one worker, with which the device prepares a share of each "
     "batch while training waits; 10x if no value is given",
+    "batch": "samples of a batch",
+    "epochs": "number of epochs, the first of which finds all caches empty; shows their mean",
+    "page_cache": "memory in which the operating system keeps the files read last, such as 32GB",
+    "latency": "time until the first byte of a sample arrives, such as 30ms (object storage)",
+    "requests": "with --latency: samples that are fetched at once, ahead of the workers",
 }
 
 DEVICE_PREP = "10x"
@@ -89,6 +96,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, metavar="VALUE", help=line, **optional)  # type: ignore[arg-type]
     parser.add_argument(
+        "--other",
+        metavar="REPORT.json",
+        help="with --batch: a report of the same script with another batch size, which tells how "
+        "much of a step does not depend on the batch",
+    )
+    parser.add_argument(
         "--share", action="store_true", help="with --jobs: the jobs share one preparation"
     )
     parser.add_argument(
@@ -112,12 +125,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = read_options(arguments)
     check_options(options)
+    if arguments.other is not None and arguments.batch is None:
+        raise PipelineError("--other belongs to --batch; give both, such as --batch 64,128,256.")
     prices = read_prices(arguments)
     report = AnalysisReport.load(Path(arguments.report))
     if report.ranks:
         # The other ranks wait for the slowest, so a change that helps it helps all.
         last = slowest(rank_speeds(report))
         report = report if last is None else last.report
+    if arguments.other is not None:
+        report = with_fixed_part(report, AnalysisReport.load(Path(arguments.other)))
     forecast = Forecast(report)
     (present,) = prediction_rows(forecast, [], prices)
     rows = prediction_rows(forecast, options, prices)
@@ -126,10 +143,36 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(as_json(forecast, present, rows, enough) + "\n")
     else:
         lines = lines_of(forecast, options, present, rows, enough)
-        lines += machine_lines(report, options, rows) + device_lines(forecast, options, rows)
-        lines += ineffective_options(report, options)
+        lines += assumptions(forecast, options, rows)
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def with_fixed_part(report: AnalysisReport, other: AnalysisReport) -> AnalysisReport:
+    """The report with the part of a step that does not depend on the batch.
+
+    It comes from the steps of another report, with another batch size.
+    """
+    one, two = report.setup.batch, other.setup.batch
+    if one == two:
+        raise PipelineError(
+            f"--other is a report with the same batch size, {one}. Analyse the script with another "
+            "batch size, and give that report."
+        )
+    if (report.setup.samples, report.setup.accelerator) != (
+        other.setup.samples,
+        other.setup.accelerator,
+    ):
+        raise PipelineError(
+            f"--other is a report of {other.setup.samples:,} samples on {other.setup.accelerator}, "
+            f"and REPORT.json one of {report.setup.samples:,} on {report.setup.accelerator}. Give "
+            "two reports of one script that differ only in their batch size."
+        )
+    step, step_of_other = one * report.costs.compute, two * other.costs.compute
+    each = (step_of_other - step) / (two - one)
+    # A line through two noisy points: neither part of a step is negative.
+    fixed = min(max(0.0, step - one * each), step)
+    return replace(report, costs=replace(report.costs, fixed=fixed))
 
 
 # Reading options.
@@ -178,6 +221,13 @@ def _network(text: str, option: str) -> float:
         ) from None
 
 
+def _seconds(text: str, option: str) -> float:
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
+    if found is None:
+        raise PipelineError(f"{option} is {text!r}; give a time, such as 30ms or 0.1s.")
+    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+
+
 def _factor(text: str, option: str) -> float:
     if not re.fullmatch(r"\s*-?[0-9]*\.?[0-9]+\s*x?\s*", text.lower()):
         raise PipelineError(f"{option} is {text!r}; give a factor, such as 2x or 1.5.")
@@ -196,6 +246,7 @@ NETWORK = Quantity(_network, 1, False, "10Gb/s")
 FACTOR = Quantity(_factor, 1e-9, False, "2x")
 DEVICE_SPEED = Quantity(_factor, LEAST_SPEED, False, "10x")
 FACTOR_FROM_1 = Quantity(_factor, 1, False, "2")
+SECONDS = Quantity(_seconds, 0, False, "30ms")
 COUNT = Quantity(_count, 1, True, "8")
 COUNT_FROM_0 = Quantity(_count, 0, True, "4")
 
@@ -289,6 +340,11 @@ def read_options(arguments: argparse.Namespace) -> list[Values]:
         "network": NETWORK,
         "remote_cores": COUNT_FROM_0,
         "device_prep": DEVICE_SPEED,
+        "batch": COUNT,
+        "epochs": COUNT,
+        "page_cache": BYTES,
+        "latency": SECONDS,
+        "requests": COUNT_FROM_0,
     }
     options = []
     for name, quantity in quantities.items():
@@ -341,6 +397,8 @@ UNITS: dict[str, Callable[[float], str]] = {
     "accelerator": lambda value: f"{value:g}x",
     "echo": lambda value: f"{value:g}",
     "device_prep": lambda value: f"{value:g}x",
+    "page_cache": show_size,
+    "latency": lambda value: f"{value * 1e3:g} ms",
 }
 
 

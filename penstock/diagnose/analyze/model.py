@@ -52,6 +52,13 @@ class Change:
     - ``remote_cores``: cores of machines without accelerators that prepare samples for one machine.
     - ``device_prep``: speed with which the device prepares a share of each batch while training
       waits, relative to one worker; 0 if it does not.
+    - ``batch``: samples of a batch. A step takes ``Costs.fixed`` and a time for each sample.
+    - ``epochs``: predict the mean of this many epochs, the first of which finds all caches empty;
+      ``None``: predict a later epoch.
+    - ``page_cache``: memory in which the operating system keeps the files that were read last.
+    - ``latency``: seconds until the first byte of a sample arrives from storage.
+    - ``requests``: samples that are fetched at the same time, ahead of the workers, as Penstock
+      does for objects of a bucket; 0 if each worker waits for its own sample.
     """
 
     cache: int | None = None
@@ -70,11 +77,18 @@ class Change:
     shared_storage: bool = False
     remote_cores: int = 0
     device_prep: float = 0.0
+    batch: int | None = None
+    epochs: int | None = None
+    page_cache: int = 0
+    latency: float | None = None
+    requests: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "reuse", "jobs", "offload", "cores", "machines", "remote_cores"):
+        from_1 = ("reuse", "jobs", "cores", "machines", "batch", "epochs")
+        from_0 = ("workers", "offload", "remote_cores", "page_cache", "latency", "requests")
+        for name in (*from_1, *from_0):
             value = getattr(self, name)
-            least = 0 if name in ("workers", "offload", "remote_cores") else 1
+            least = 0 if name in from_0 else 1
             if value is not None and value < least:
                 raise ReportError(f"{name} is {value}; give a number of at least {least}.")
         if self.device_prep and self.device_prep < LEAST_SPEED:
@@ -156,6 +170,10 @@ def bound_of(compute: float, prep: float, fetch: float) -> Bound:
 def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
     """The speed and stalls of a job under a change."""
     change = change or Change()
+    if change.epochs is not None:
+        return _mean_of_epochs(report, change, change.epochs)
+    if change.batch is not None and change.batch != report.setup.batch:
+        report = _with_batch(report, change.batch)
     run = _best_run(report, change)
     flow = run.flow
     samples, echo = report.setup.samples / change.machines, change.echo
@@ -181,6 +199,45 @@ def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
         sharing=run.sharing,
         remote_share=run.remote_share,
         device_share=run.device_share,
+    )
+
+
+def _mean_of_epochs(report: AnalysisReport, change: Change, epochs: int) -> Prediction:
+    """The mean of the first epoch, which finds nothing in any cache, and of the later ones."""
+    later = predict(report, replace(change, epochs=None))
+    first = predict(report, replace(change, epochs=None, cache=0, page_cache=0, reuse=1))
+    if first.epoch <= later.epoch:
+        return later
+
+    def mean(name: str) -> float:
+        value: float = getattr(first, name)
+        return (value + (epochs - 1) * getattr(later, name)) / epochs
+
+    compute, prep, fetch, network = map(mean, ("compute", "prep", "fetch", "network"))
+    return replace(
+        later,
+        speed=later.speed * later.epoch / (compute + prep + fetch + network),
+        compute=compute,
+        prep=prep,
+        fetch=fetch,
+        network=network,
+    )
+
+
+def _with_batch(report: AnalysisReport, batch: int) -> AnalysisReport:
+    """The report of the same script with another batch size."""
+    setup, costs = report.setup, report.costs
+    more = batch / setup.batch
+    return replace(
+        report,
+        setup=replace(
+            setup,
+            batch=batch,
+            piece=batch if setup.piece == setup.batch else min(setup.piece, batch),
+            batch_bytes=round(setup.batch_bytes * more),
+        ),
+        # A step takes ``fixed`` however many samples it has, and a time for each sample.
+        costs=replace(costs, compute=costs.compute - costs.fixed * (1 - 1 / more) / setup.batch),
     )
 
 
@@ -353,11 +410,17 @@ def _flow_and_rates(
     service = size / storage if storage > 0 and math.isfinite(storage) else 0.0
     cache = setup.cache if change.cache is None else change.cache
     hit_rate = setup.cached_share(sharing * cache / split)
+    # The page cache has the reads that miss the cache.
+    hit_rate += (1 - hit_rate) * lru_hits(_page_cached_share(report, change, hit_rate, split))
     # Samples that refurbish keeps are not fetched: spread the fetches over all samples.
     fetched = _fetched_share(report, change)
     measured = size / costs.storage if costs.storage > 0 else 0.0
     # The wait beyond the service time stays the same with faster storage.
-    latency = (service + max(0.0, costs.latency - measured)) * fetched
+    waiting = max(0.0, costs.latency - measured) if change.latency is None else change.latency
+    if change.requests:
+        # So many requests are under way that samples arrive this often; no worker waits for one.
+        service, waiting = max(service, (service + waiting) / change.requests), 0.0
+    latency = (service + waiting) * fetched
     service *= fetched
     if setup.of_torch:
         piece: int | None = setup.batch
@@ -388,6 +451,30 @@ def _flow_and_rates(
     fetch_rate = 1 / fetch if fetch > 0 else math.inf
     prep_rate = max(1, busy) / prep if prep > 0 else math.inf
     return flow, fetch_rate, prep_rate
+
+
+def lru_hits(share: float) -> float:
+    """Share of the reads that hit a cache for ``share`` of the data which evicts what was read
+    longest ago, if every epoch reads all samples in a new random order.
+
+    A sample that was read ``a`` of an epoch before its end, and is read again after ``q`` of the
+    next, has had ``a + q (1 - a)`` of all samples read in between. It is still there if that is at
+    most ``share``. Averaged over all ``a`` and ``q``, this is the formula below.
+
+    >>> [round(lru_hits(share), 3) for share in (0.0, 0.5, 0.9, 1.0)]
+    [0.0, 0.153, 0.67, 1.0]
+    """
+    if share >= 1:
+        return 1.0
+    return share + (1 - share) * math.log1p(-share)
+
+
+def _page_cached_share(
+    report: AnalysisReport, change: Change, hit_rate: float, split: int
+) -> float:
+    """Share of the data outside the cache that fits into the page cache."""
+    rest = (1 - hit_rate) * report.setup.sample_bytes * report.setup.samples
+    return min(1.0, change.page_cache / split / rest) if rest > 0 else 0.0
 
 
 def scaling(measured: Mapping[int, float], workers: int) -> float:

@@ -156,6 +156,8 @@ class Costs:
       a kept sample; ``None`` if the pipeline has no place for refurbish.
     - ``penstock``: ``prep`` with Penstock's loader in place of torch's; ``None`` if the script
       already uses Penstock or its loader cannot be replaced.
+    - ``fixed``: seconds of a step, not of a sample, that do not depend on the size of the batch;
+      known only from two reports with different batch sizes.
     """
 
     compute: float
@@ -172,6 +174,7 @@ class Costs:
     reuse_miss: float | None = None
     reuse_hit: float | None = None
     penstock: float | None = None
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.device.forecast import ERROR, LEAST_SPEED
-from penstock.diagnose.analyze.model import (
-    Change,
-    Prediction,
-    possible_on_device,
-    predict,
-    row_bytes,
-)
+from penstock.diagnose.analyze.model import Change, Prediction, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.errors import PipelineError
 
@@ -229,6 +222,11 @@ def check_options(options: Sequence[Values]) -> None:
         )
     names = {option.name: option.values for option in options}
     _check_machines(names)
+    if names.get("requests") and not names.get("latency"):
+        raise PipelineError(
+            "--requests is the number of objects that are fetched at once, which matters only "
+            "where storage has a latency. Give --latency, such as --latency 30ms."
+        )
     if names.get("share", (False,))[0] and max(names.get("jobs", (1,))) < 2:
         raise PipelineError(
             "--share lets several jobs share one preparation, and there is only one job. Give "
@@ -250,90 +248,3 @@ def _check_machines(names: Mapping[str, Sequence[float]]) -> None:
             "--network is the speed of the links between machines, and there is only one machine. "
             "Give --machines or --remote-cores, such as --machines 4."
         )
-
-
-def machine_lines(
-    report: AnalysisReport, options: Sequence[Values], rows: Sequence[PredictionRow]
-) -> list[str]:
-    """Lines on what the predictions for several machines assume."""
-    names = {option.name for option in options}
-    lines: list[str] = []
-    if not names & {"machines", "remote_cores"}:
-        return lines
-    fewer = [row for row in rows if row.prediction.sharing < row.change.machines]
-    if fewer:
-        row = fewer[-1]
-        sharing = row.prediction.sharing
-        lines.append(
-            f"With {row.change.machines} machines the network is too slow for all of them to share "
-            f"their caches; the prediction is for groups of {sharing}."
-            if sharing > 1
-            else f"With {row.change.machines} machines the network is too slow to share caches at "
-            "all; the prediction is for machines that each keep their own."
-        )
-    if "network" not in names:
-        lines.append("Without --network, the network is assumed to be fast enough.")
-    if report.setup.of_torch and "penstock" not in names:
-        lines.append(
-            "Sharing caches and remote cores need Penstock's loader; --penstock adds its speed."
-        )
-    return lines
-
-
-def device_lines(
-    forecast: Forecast, options: Sequence[Values], rows: Sequence[PredictionRow]
-) -> list[str]:
-    """Lines on what a prediction with ``--device-prep`` assumes, and how far to trust it."""
-    if "device_prep" not in {option.name for option in options} or not rows:
-        return []
-    possible = possible_on_device(forecast.report)
-    if not possible:
-        return []
-    lines = [
-        f"The device can do {possible:.0%} of the preparation (all below decode), and works only "
-        "while training waits. Nobody has measured its speed here."
-    ]
-    last = rows[-1]
-    speed = last.change.device_prep
-    slower, faster = (
-        forecast(replace(last.change, device_prep=other)).speed
-        for other in (max(LEAST_SPEED, speed / 2), 2 * speed)
-    )
-    lines.append(
-        f"With half or twice {speed:g}x: {slower:,.0f} to {faster:,.0f} samples/s. The formula is "
-        f"within {ERROR:.0%} of a simulation of the policy."
-    )
-    return lines
-
-
-def ineffective_options(report: AnalysisReport, options: Sequence[Values]) -> list[str]:
-    """A line for each option that cannot change the prediction of this report, with the reason."""
-    names = {option.name for option in options if max(option.values) > 0}
-    lines = []
-    if "reuse" in names and report.costs.reuse_hit is None:
-        lines.append(
-            "--reuse changes nothing here: this pipeline has no place for refurbish, or its costs "
-            "were not measured."
-        )
-    if "penstock" in names and report.costs.penstock is None:
-        lines.append(
-            "--penstock changes nothing here: the script uses Penstock's loader already, or it "
-            "could not be measured."
-        )
-    if "offload" in names and not report.operations:
-        lines.append("--offload changes nothing here: operations were not timed one by one.")
-    if "device_prep" in names and not possible_on_device(report):
-        lines.append(
-            "--device-prep changes nothing here: operations were not timed one by one, or nothing "
-            "stands below a decode."
-        )
-    if "remote_cores" in names and not row_bytes(report):
-        lines.append(
-            "--remote-cores changes nothing here: the size of prepared samples was not measured."
-        )
-    if names & {"cache", "storage"} and not report.setup.sample_bytes:
-        lines.append(
-            "--cache and --storage change nothing here: the number of bytes read per sample is "
-            "unknown."
-        )
-    return lines

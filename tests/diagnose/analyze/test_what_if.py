@@ -324,7 +324,7 @@ def test_options_without_effect_are_listed(
         "--reuse",
         "--penstock",
         "--offload",
-        "--cache and --storage",
+        "--cache",
     ]
 
 
