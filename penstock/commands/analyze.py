@@ -19,6 +19,7 @@ examples:
   penstock analyze -- python train.py --epochs 90
   penstock analyze --seconds 120 --output today -- torchrun --nproc-per-node 4 train.py
   penstock analyze --cache 64GB --continue -- python train.py
+  penstock analyze --try -- python train.py             and measure the two best remedies
 
 on several machines:
   penstock analyze -- torchrun --nnodes 2 ... train.py      on every machine
@@ -44,6 +45,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--loader", type=int, metavar="N", help="analyse the N-th loader that a training loop uses"
+    )
+    parser.add_argument(
+        "--try",
+        dest="try_seconds",
+        type=float,
+        nargs="?",
+        const=3.0,
+        metavar="S",
+        help="after the analysis run the two best remedies in the training loop, in turns with the "
+        "script's own loader, 3 turns of S seconds each (3), and show what they bring",
     )
     parser.add_argument(
         "--continue",
@@ -79,11 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
         config.size(arguments.cache, "--cache")
     if not arguments.seconds > 0:
         raise ReportError(f"--seconds is {arguments.seconds:g}; give a number above 0.")
+    if arguments.try_seconds is not None and not arguments.try_seconds > 0:
+        raise ReportError(f"--try is {arguments.try_seconds:g}; give a number of seconds above 0.")
     settings = {
         "seconds": arguments.seconds,
         "cache": arguments.cache,
         "loader": arguments.loader,
         "continue": arguments.go_on,
+        "try": arguments.try_seconds,
     }
     with reports() as place:
         code = launch(command, environment("analyze", {**settings, "reports": str(place)}))

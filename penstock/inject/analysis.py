@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class Session:
 
     def _begin(self, loader: Any, iterate: StartEpoch) -> None:
         from penstock import config
-        from penstock.diagnose.analyze.phase_runner import Epochs, PhaseRunner
+        from penstock.diagnose.analyze.phase_runner import PhaseRunner
         from penstock.torch.analysis import subject_of
         from penstock.torch.restoring import SavedTraining
 
@@ -90,8 +90,40 @@ class Session:
             self._saved = SavedTraining()
         seconds = float(self._settings.get("seconds", 60.0))
         self._runner = PhaseRunner(subject, device, seconds=seconds, on_progress=self._progress)
-        self._batches = self._runner.run(Epochs(lambda: iterate(loader)))
+        self._batches = self._measure(self._runner, loader, lambda: iterate(loader))
         atexit.register(self._script_ended)
+
+    def _measure(
+        self, runner: PhaseRunner, loader: Any, epoch: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Batches of the phases, and then of the remedies that are tried."""
+        from dataclasses import replace
+
+        from penstock.diagnose.analyze.phase_runner import Epochs
+        from penstock.diagnose.analyze.remedies import remedies
+        from penstock.inject import trials
+
+        yield from runner.run(Epochs(epoch))
+        if runner.report is None:
+            return
+        module: Any = sys.modules["torch.utils.data.dataloader"]
+        inner = getattr(loader, "_loader", None)
+        own = inner if isinstance(inner, sys.modules["penstock.loader"].Loader) else loader
+        report = replace(runner.report, trials=trials.trials_of(own, runner.report, module))
+        runner.report = report
+        if not self._settings.get("try") or report.setup.world > 1:
+            return
+        tried = [remedy.options for remedy in remedies(report) if remedy.tried]
+        chosen = [options for options in tried if options is not None and not options.share]
+        if chosen:
+            runner.report = yield from trials.compare(
+                report,
+                epoch,
+                chosen[: trials.BEST],
+                lambda options: trials.build(own, options, module),
+                seconds=float(self._settings["try"]),
+                told=self._progress,
+            )
 
     def next(self) -> Any:
         """The next batch of the phases; raises ``StopIteration`` after the last phase."""

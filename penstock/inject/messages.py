@@ -122,11 +122,11 @@ class LoaderReporter:
         changes = [str(upgraded.loader._loader.choice), *options.show(upgraded.extras)]
         if upgraded.plan is None and not upgraded.stream:
             changes.append("shuffled by Penstock")
-        missing = tuple(f"--{name}: {_reason(why)}" for name, why in upgraded.missing.items())
+        missing = tuple(f"--{name}: {reason(why)}" for name, why in upgraded.missing.items())
         self._report(loader, changes=tuple(changes), missing=missing)
 
     def not_upgraded(self, loader: Any, why: Exception) -> None:
-        self._report(loader, why=_reason(why))
+        self._report(loader, why=reason(why))
 
     def _report(self, loader: Any, **outcome_fields: Any) -> None:
         if loader not in self._numbers:
@@ -185,7 +185,7 @@ def _name(loader: Any, number: int) -> str:
     return f"DataLoader {number} ({type(loader.dataset).__name__}, {samples}, {order})"
 
 
-def _reason(why: Exception) -> str:
+def reason(why: Exception) -> str:
     """The text of an error in terms of the command's own options."""
     code = why.code if isinstance(why, PipelineError) else None
     return str(why).removeprefix("DataLoader: ") if code is None else _COMMAND_TEXTS[code]

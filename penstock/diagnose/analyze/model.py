@@ -210,8 +210,8 @@ def _mean_of_epochs(report: AnalysisReport, change: Change, epochs: int) -> Pred
         return later
 
     def mean(name: str) -> float:
-        value: float = getattr(first, name)
-        return (value + (epochs - 1) * getattr(later, name)) / epochs
+        once, again = float(getattr(first, name)), float(getattr(later, name))
+        return (once + (epochs - 1) * again) / epochs
 
     compute, prep, fetch, network = map(mean, ("compute", "prep", "fetch", "network"))
     return replace(

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.diagnose.analyze.trials import Trial, trial_from_dict
 from penstock.engine.schedule import batches_ahead_of_sharers
 from penstock.errors import ReportError
 
@@ -269,6 +270,7 @@ class AnalysisReport:
     a batch. ``notes`` say what could not be measured, and why. ``machine`` describes the machine,
     ``host`` is its name. ``workers_use`` and ``machine_use`` are observations during the phases.
     ``warm`` is the share of the present fetches that memory serves, ``None`` if unknown.
+    ``trials``: what was tried on the script's own loader; empty if nothing was.
     ``asked_seconds`` is the time that was given, ``interrupted`` says why the analysis ended early.
     """
 
@@ -290,6 +292,7 @@ class AnalysisReport:
     warm: float | None = None
     asked_seconds: float = 0.0
     interrupted: str = ""
+    trials: tuple[Trial, ...] = ()
     version: int = VERSION
 
     def phase(self, name: PhaseName) -> Phase | None:
@@ -354,6 +357,7 @@ def report_from_dict(plain: Mapping[str, Any]) -> AnalysisReport:
             "notes": tuple(given["notes"]),
             "ranks": tuple(report_from_dict(rank) for rank in given["ranks"]),
             "workers_use": _workers_use(given.get("workers_use")),
+            "trials": tuple(map(trial_from_dict, given.get("trials", ()))),
             "machine_use": tuple(MachineUse(**use) for use in given.get("machine_use", ())),
         }
     )

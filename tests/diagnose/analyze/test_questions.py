@@ -112,7 +112,9 @@ def test_two_reports_tell_the_fixed_part_of_a_step() -> None:
     with pytest.raises(PipelineError, match="same batch size, 64"):
         with_fixed_part(with_batch(64), with_batch(64))
     with pytest.raises(PipelineError, match="two reports of one script"):
-        with_fixed_part(with_batch(64), replace(with_batch(256), setup=report(samples=9, batch=256).setup))
+        with_fixed_part(
+            with_batch(64), replace(with_batch(256), setup=report(samples=9, batch=256).setup)
+        )
 
 
 def test_the_line_through_two_noisy_reports_has_no_negative_part() -> None:
