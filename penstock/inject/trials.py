@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from types import ModuleType
@@ -172,7 +172,7 @@ def compare(
     seconds: float,
     told: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Any]:
+) -> Generator[Any, None, AnalysisReport]:
     """Yield batches for the training loop: of its own loader and of the remedies, in turns.
 
     Returns the report with the gains of these remedies (``Trial.gain``). All ways take turns of
@@ -215,7 +215,7 @@ def _fill(built: Built, clock: Callable[[], float]) -> None:
 
 def _turn(
     batches: Iterator[Any], report: AnalysisReport, seconds: float, clock: Callable[[], float]
-) -> Iterator[Any]:
+) -> Generator[Any, None, float]:
     """Yield batches for about ``seconds``; return the seconds per batch without the first ones."""
     queued = report.setup.ahead + 1
     began, start, steps = clock(), 0.0, 0

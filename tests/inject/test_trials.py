@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.utils.data.dataloader as module  # noqa: E402
 MEMORY = 64 << 30
 
 
-class Squares(torch.utils.data.Dataset[Any]):
+class Squares:
     """Deterministic, but nobody can know that from outside."""
 
     def __len__(self) -> int:
@@ -146,7 +146,9 @@ class Fake:
         self.closed = True
 
 
-def trained(running: Iterator[Any], clock: Clock, step: float) -> AnalysisReport:
+def trained(
+    running: Generator[Any, None, AnalysisReport], clock: Clock, step: float
+) -> AnalysisReport:
     """Run a training loop to its end; return what the generator returns."""
     while True:
         try:
@@ -191,5 +193,5 @@ def test_a_cache_is_filled_before_its_turns() -> None:
     )
     next(running)
     assert fake.batches == 10
-    running.close()  # type: ignore[attr-defined]
+    running.close()
     assert fake.closed
