@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -98,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         "loader": arguments.loader,
         "continue": arguments.go_on,
         "try": arguments.try_seconds,
+        "root": os.getpid(),
     }
     with reports() as place:
         code = launch(command, environment("analyze", {**settings, "reports": str(place)}))

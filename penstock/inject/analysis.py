@@ -15,11 +15,15 @@ from penstock.inject.messages import CommandLog
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.phase_runner import PhaseRunner
+    from penstock.diagnose.analyze.report import AnalysisReport
     from penstock.diagnose.analyze.subject import StartEpoch
     from penstock.torch.restoring import SavedTraining
 
 EARLY = "early-"
 """Prefix of the files with the number of steps of a script that ended before the phases did."""
+
+BEGUN = "begun-"
+"""Prefix of the files that processes write when a training loop asks for its first batch."""
 
 _log = CommandLog("penstock.analyze")
 
@@ -54,7 +58,6 @@ class Session:
         self._saved: SavedTraining | None = None
         self._number = int(settings.get("loader") or 0)
         self._seen: list[Any] = []
-        self._steps = 0
 
     def takes(self, loader: Any, iterate: StartEpoch) -> bool:
         """Whether this loader, which is asked for a batch, is the one that is analysed."""
@@ -74,6 +77,7 @@ class Session:
 
     def _begin(self, loader: Any, iterate: StartEpoch) -> None:
         from penstock import config
+        from penstock.diagnose.analyze.machine import Machine
         from penstock.diagnose.analyze.phase_runner import PhaseRunner
         from penstock.torch.analysis import subject_of
         from penstock.torch.restoring import SavedTraining
@@ -89,7 +93,14 @@ class Session:
         if self._settings.get("continue"):
             self._saved = SavedTraining()
         seconds = float(self._settings.get("seconds", 60.0))
-        self._runner = PhaseRunner(subject, device, seconds=seconds, on_progress=self._progress)
+        self._runner = PhaseRunner(
+            subject,
+            device,
+            seconds=seconds,
+            on_progress=self._progress,
+            machine=Machine(self._settings.get("root")),
+        )
+        (Path(self._settings["reports"]) / f"{BEGUN}{os.getpid()}").touch()
         self._batches = self._measure(self._runner, loader, lambda: iterate(loader))
         atexit.register(self._script_ended)
 
@@ -128,26 +139,16 @@ class Session:
     def next(self) -> Any:
         """The next batch of the phases; raises ``StopIteration`` after the last phase."""
         try:
-            batch = next(self._batches)  # type: ignore[arg-type]
-            self._steps += 1
-            return batch
+            return next(self._batches)  # type: ignore[arg-type]
         except StopIteration:
             self._batches = None
             self._finish()
             raise
 
     def _finish(self) -> None:
-        from dataclasses import replace
-
         if self._runner is None or self._runner.report is None:
             return
-        report = self._runner.report
-        rank = report.setup.rank or int(self._settings.get("rank", 0))
-        report = replace(report, setup=replace(report.setup, rank=rank))
-        place = Path(self._settings["reports"])
-        part = place / f"part-{os.getpid()}"
-        report.save(part)
-        part.rename(place / f"report-{rank}-{os.getpid()}.json")
+        self._save(self._runner.report)
         if self._saved is None:
             self._progress("done; the script ends here")
             raise SystemExit(0)
@@ -155,13 +156,32 @@ class Session:
         self._saved = None
         self._progress("done; the script goes on, with its models restored")
 
+    def _save(self, report: AnalysisReport) -> None:
+        from dataclasses import replace
+
+        rank = report.setup.rank or int(self._settings.get("rank", 0))
+        report = replace(report, setup=replace(report.setup, rank=rank))
+        place = Path(self._settings["reports"])
+        part = place / f"part-{os.getpid()}"
+        report.save(part)
+        part.rename(place / f"report-{rank}-{os.getpid()}.json")
+
     def _script_ended(self) -> None:
-        """Write down the number of steps if the script ends before the phases do."""
-        if self._batches is not None and os.getpid() == self._pid:
-            self._batches = None
-            with contextlib.suppress(OSError):
-                place = Path(self._settings["reports"])
-                (place / f"{EARLY}{os.getpid()}").write_text(str(self._steps))
+        """Report what was measured, if the script ends or is interrupted before the phases do."""
+        if self._batches is None or os.getpid() != self._pid or self._runner is None:
+            return
+        self._batches = None
+        steps = self._runner.steps
+        # An exception that ends the script is kept here; Ctrl-C is one.
+        ending = getattr(sys, "last_type", None)
+        interrupted = ending is not None and issubclass(ending, KeyboardInterrupt)
+        with contextlib.suppress(Exception):
+            (Path(self._settings["reports"]) / f"{EARLY}{os.getpid()}").write_text(str(steps))
+            who = "it was interrupted" if interrupted else "the script ended"
+            self._runner.stop(f"{who} after {steps} steps")
+            report = self._runner.report
+            if report is not None and any(phase.steps for phase in report.phases):
+                self._save(report)
 
     def _progress(self, text: str) -> None:
         if int(self._settings.get("rank", 0)) == 0 and not self._settings.get("quiet"):

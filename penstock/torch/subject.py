@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.diagnose.analyze.sample_files import (
     child_processes,
 )
 from penstock.diagnose.analyze.subject import BATCHES, StartEpoch, operation_times, relative_sizes
+from penstock.diagnose.analyze.worker_watch import name_places
 from penstock.diagnose.profile.measure import measure
 from penstock.diagnose.profile.result import StageCost
 from penstock.errors import PenstockError
@@ -29,6 +31,9 @@ from penstock.keyed import preserved_globals
 from penstock.pipeline import from_dataset
 from penstock.store.value import cost
 from penstock.torch.dataloader import DataLoader as OwnLoader
+
+LEAST_BATCHES = 3
+"""Batches that are read in any case to find the files of samples."""
 
 
 class TorchSubject:
@@ -49,6 +54,7 @@ class TorchSubject:
         self._iterate = iterate
         self._opened = opened
         self._cache = cache or 0
+        self._chosen = False
         self._stream = isinstance(loader.dataset, IterableDataset)
         self._batches: list[Any] = []
         self._files: SampleFiles | None = None
@@ -89,7 +95,10 @@ class TorchSubject:
         except (TypeError, NotImplementedError):
             return self._batch_size * BATCHES
 
-    def choose_samples(self) -> None:
+    def choose_samples(self, seconds: float = math.inf) -> None:
+        if self._chosen:
+            return
+        self._chosen = True
         if self._stream:
             self.notes.append(
                 "an IterableDataset chooses its reads itself, so fetch and prep cannot be told "
@@ -102,17 +111,23 @@ class TorchSubject:
             drawn = itertools.islice(iter(sampler), BATCHES)
             self._batches = [list(keys) if batched else keys for keys in drawn]
         self._opened.on = True
-        self._read_samples()
+        self._read_samples(seconds)
         self._opened.on = False
 
-    def _read_samples(self) -> None:
+    def _read_samples(self, seconds: float) -> None:
         """Read the samples once, to find their files and the bytes read per sample."""
         batches = self._loader_like(self._batches, self._loader.num_workers)
         before = None
         count = 0
-        for _ in range(len(self._batches)):
+        until = time.perf_counter() + seconds
+        for number in range(len(self._batches)):
             next(batches)
             count += 1
+            if time.perf_counter() > until and number >= LEAST_BATCHES - 1:
+                # Workers have begun the next ones, and have opened their files.
+                begun = number + 1 + self.setup.ahead
+                self._batches = self._batches[:begun]
+                break
             if before is None:  # after the first batch, because imports read files too
                 before, count = characters_read(child_processes()), 0
         after = characters_read(child_processes())
@@ -277,6 +292,7 @@ class TorchSubject:
         note = self._opened.note
 
         def timed(self: Any, given: Any) -> Any:
+            name_places(note)
             started = time.perf_counter()
             batch = before(self, given)
             note("times", b"%.6f\n" % (time.perf_counter() - started))
@@ -306,6 +322,9 @@ class TorchSubject:
 
     def batch_times(self) -> Sequence[float]:
         return self._opened.times()
+
+    def waiting_places(self) -> Mapping[str, int]:
+        return self._opened.places()
 
     def close(self) -> None:
         if self._files is not None:

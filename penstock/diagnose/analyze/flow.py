@@ -34,6 +34,7 @@ class Flow:
       the recent cost of samples and the number of workers.
     - ``handing``: seconds of the training process for each piece, from which the engine chooses
       their length.
+    - ``pause``: time of preparing a sample in which the worker needs no core, beside ``prep``.
     - ``together``: samples of a piece that are fetched before they are prepared.
     - ``ahead``: batches prepared ahead of the training loop.
     - ``batch_bytes``: bytes of a batch, if the engine prepares more batches ahead where workers are
@@ -68,6 +69,7 @@ class Flow:
     together: int = 1
     handing: float = HANDING_TO_THREADS
     batch_bytes: int = 0
+    pause: float = 0.0
 
 
 WARM, COUNTED = 24, 96
@@ -90,7 +92,7 @@ def seconds_a_batch(flow: Flow) -> float:
     if flow.workers == 0:
         wait = max(flow.service, flow.latency)
         fetch = (1 - flow.hit_rate) * (wait + flow.reading + between(flow.after_wait, wait))
-        return flow.step + flow.shuttle + flow.batch * (flow.prep + fetch)
+        return flow.step + flow.shuttle + flow.batch * (flow.prep + flow.pause + fetch)
     ends = _Simulation(flow).run(WARM + COUNTED)
     # Both moments are in the steady state, with the same amount of work in progress.
     return (ends[-1] - ends[WARM - 1]) / COUNTED
@@ -222,7 +224,7 @@ class _Simulation:
         took = worker.size * self.flow.prep + worker.fetched * self.flow.reading + worker.lost
         done = max(now, heapq.heappop(self.cores)) + took
         heapq.heappush(self.cores, done)
-        return done
+        return done + count * self.flow.pause
 
     def finish(self, now: float, worker: _SimulatedWorker) -> None:
         """Finish the worker's piece, and give it another."""

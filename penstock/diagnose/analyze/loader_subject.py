@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -220,7 +222,10 @@ class LoaderSubject:
         layout = layout_of(self._loader.pipeline.fields, self._batch)
         return 0 if layout is None else layout.nbytes
 
-    def choose_samples(self) -> None:
+    def choose_samples(self, seconds: float = math.inf) -> None:
+        if self._indices:
+            return
+        until = time.perf_counter() + seconds
         samples = len(self._source)
         places = np.arange(min(samples, BATCHES * self._batch), dtype=np.int64)
         chosen = shuffled(samples, self._loader.options.seed, 0, places).tolist()
@@ -235,7 +240,8 @@ class LoaderSubject:
             sizes.append(nbytes_of(sample))
             self._indices.append(index)
             self._kept[index] = sample
-            if sum(sizes) > budget and len(self._indices) % self._batch == 0:
+            enough = sum(sizes) > budget or time.perf_counter() > until
+            if enough and len(self._indices) % self._batch == 0:
                 break
         if not self._indices:
             raise ReportError(
@@ -359,6 +365,9 @@ class LoaderSubject:
 
     def batch_times(self) -> Sequence[float]:
         return self._times
+
+    def waiting_places(self) -> Mapping[str, int]:
+        return {}
 
     def close(self) -> None:
         if self._files is not None:

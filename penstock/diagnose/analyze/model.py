@@ -50,6 +50,8 @@ class Change:
       ``None`` if the network is no limit.
     - ``shared_storage``: all machines read from one storage; otherwise each has its own.
     - ``remote_cores``: cores of machines without accelerators that prepare samples for one machine.
+    - ``cold``: storage is cold: nothing that a cache does not hold is in memory. By default the
+      data is as warm as it was when it was measured.
     - ``device_prep``: speed with which the device prepares a share of each batch while training
       waits, relative to one worker; 0 if it does not.
     - ``batch``: samples of a batch. A step takes ``Costs.fixed`` and a time for each sample.
@@ -82,6 +84,7 @@ class Change:
     page_cache: int = 0
     latency: float | None = None
     requests: int = 0
+    cold: bool = False
 
     def __post_init__(self) -> None:
         from_1 = ("reuse", "jobs", "cores", "machines", "batch", "epochs")
@@ -181,7 +184,8 @@ def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
     per_batch = flow.batch * echo
     simulated = run.simulated / per_batch
     full = max(simulated, run.network / per_batch, run.remote / per_batch)
-    cached = min(simulated, seconds_a_batch(replace(flow, hit_rate=1.0)) / per_batch)
+    floor = _core_seconds(report, change, flow)
+    cached = min(simulated, max(floor, seconds_a_batch(replace(flow, hit_rate=1.0))) / per_batch)
     compute = min(cached, (flow.step + flow.shuttle) / per_batch)
     # Remote cores that are too slow count as preparation.
     prepared = min(full, max(cached, run.remote / per_batch))
@@ -193,7 +197,7 @@ def predict(report: AnalysisReport, change: Change | None = None) -> Prediction:
         fetch=samples * (fetched - prepared),
         fetch_rate=run.fetch_rate * echo,
         prep_rate=run.prep_rate * echo,
-        ingestion=per_batch / flow.step if flow.step else math.inf,
+        ingestion=per_batch / (flow.step - run.contended) if flow.step else math.inf,
         network=samples * (full - fetched),
         machines=change.machines,
         sharing=run.sharing,
@@ -257,6 +261,7 @@ class _Run:
     sharing: int
     remote_share: float
     device_share: float
+    contended: float = 0.0
 
     @property
     def whole(self) -> float:
@@ -300,13 +305,14 @@ def _best_run(report: AnalysisReport, change: Change) -> _Run:
 def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share: float) -> _Run:
     """A run in which ``sharing`` machines share their caches."""
     flow, fetch_rate, prep_rate = _flow_and_rates(report, change, sharing)
-    alone = flow.prep
+    alone = flow.prep + flow.pause
     here = 1 - remote_share
     if remote_share:
         # Remote cores read what the caches do not hold.
         flow = replace(
             flow,
             prep=flow.prep * here,
+            pause=flow.pause * here,
             service=flow.service * here,
             latency=flow.latency * here,
             reading=flow.reading * here,
@@ -331,9 +337,10 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
     if on_device:
         flow = replace(flow, prep=flow.prep * (1 - on_device))
         prep_rate /= 1 - on_device
+    contended = flow.batch * report.costs.contended * change.echo
     return _Run(
         flow,
-        seconds_a_batch(flow),
+        max(seconds_a_batch(flow), _core_seconds(report, change, flow)),
         link,
         remote,
         fetch_rate,
@@ -341,7 +348,20 @@ def _run_with(report: AnalysisReport, change: Change, sharing: int, remote_share
         sharing,
         remote_share,
         on_device,
+        min(contended, flow.step),
     )
+
+
+def _core_seconds(report: AnalysisReport, change: Change, flow: Flow) -> float:
+    """Seconds that the cores need for a batch: for its preparation, and for a step on the CPU.
+
+    Without this, workers and a step on the CPU would have all the cores each.
+    """
+    split = change.jobs if not change.share else 1
+    cores = max(1, (change.cores or report.setup.cores) // split)
+    step = flow.batch * report.costs.step_cpu * change.echo / change.accelerator
+    # Of the loop's own time one core is in use; it counts if the step uses more, or they are few.
+    return (step + flow.batch * flow.prep) / cores if flow.workers else 0.0
 
 
 def _share_on_device(report: AnalysisReport, change: Change, flow: Flow) -> float:
@@ -397,10 +417,16 @@ def _flow_and_rates(
     if change.penstock and costs.penstock is not None:
         prep = costs.penstock
     prep *= _prep_share_with_reuse(report, change) * _prep_share_on_cpu(report, change.offload)
+    # Penstock's loader saves work, not the waits of the user's own code.
+    pause = min(prep, costs.prep * costs.pause) if not change.share else prep * costs.pause
+    prep -= pause
     if workers:
         # Workers compete for the GIL, the memory and the caches of the cores.
         speed = scaling(_scaling_on_own_cores(report), busy)
-        prep *= busy / (speed * _oversubscribed_speed(report, workers / cores))
+        slower = busy / (speed * _oversubscribed_speed(report, workers / cores))
+        prep *= slower if not pause else max(1.0, min(slower, 1.5))
+        if pause:
+            pause *= _lost_to_others(report, workers)
     if change.share:
         prep += busy * (change.jobs - 1) * MEMBER / setup.batch
     size = setup.sample_bytes
@@ -412,6 +438,9 @@ def _flow_and_rates(
     hit_rate = setup.cached_share(sharing * cache / split)
     # The page cache has the reads that miss the cache.
     hit_rate += (1 - hit_rate) * lru_hits(_page_cached_share(report, change, hit_rate, split))
+    if not (change.cold or change.page_cache or change.storage or change.latency):
+        # Warm data stays warm: the page cache holds this share of what the cache does not.
+        hit_rate += (1 - hit_rate) * (report.warm or 0.0)
     # Samples that refurbish keeps are not fetched: spread the fetches over all samples.
     fetched = _fetched_share(report, change)
     measured = size / costs.storage if costs.storage > 0 else 0.0
@@ -436,7 +465,9 @@ def _flow_and_rates(
         hit_rate=hit_rate,
         service=service,
         latency=latency,
-        step=setup.batch * (costs.compute / change.accelerator + costs.copy) * change.echo,
+        step=setup.batch
+        * (costs.compute / change.accelerator + costs.copy + costs.contended)
+        * change.echo,
         shuttle=setup.batch * costs.shuttle,
         sizes=costs.sizes,
         reading=costs.reading * fetched,
@@ -444,12 +475,15 @@ def _flow_and_rates(
         together=setup.together,
         handing=HANDING if setup.own_process else HANDING_TO_THREADS,
         batch_bytes=setup.batch_bytes if setup.own_process else 0,
+        pause=pause,
     )
     # The simulation counts no time for a hit: ``prep`` was measured on samples from memory.
     hit = size / costs.cache * fetched if costs.cache > 0 else 0.0
     fetch = hit_rate * hit + (1 - hit_rate) * service
     fetch_rate = 1 / fetch if fetch > 0 else math.inf
     prep_rate = max(1, busy) / prep if prep > 0 else math.inf
+    if pause:
+        prep_rate = min(prep_rate, max(1, workers) / (prep + pause))
     return flow, fetch_rate, prep_rate
 
 
@@ -498,9 +532,34 @@ def scaling(measured: Mapping[int, float], workers: int) -> float:
 
 
 def _scaling_on_own_cores(report: AnalysisReport) -> dict[int, float]:
-    """The measured scaling, for numbers of workers with a core each."""
-    cores = report.setup.cores
-    return {count: rate for count, rate in report.costs.scaling.items() if count <= cores}
+    """The measured scaling, for numbers of workers with a core each.
+
+    More workers on cores of their own are never slower: where they seem to be, a disturbance was
+    measured.
+    """
+    cores, best = report.setup.cores, 0.0
+    found = {}
+    for count, rate in sorted(report.costs.scaling.items()):
+        if count <= cores:
+            found[count] = best = max(best, rate)
+    return found
+
+
+def _lost_to_others(report: AnalysisReport, workers: int) -> float:
+    """Factor by which workers that mostly wait become slower as they get more.
+
+    1 if their speed grows with their number, as that of sleeping workers does. If they wait for
+    each other, such as for a lock, more of them are hardly faster.
+    """
+    measured = {count: rate for count, rate in report.costs.scaling.items() if count > 1}
+    if not measured or workers <= 1:
+        return 1.0
+    nearest = min(measured, key=lambda count: abs(count - workers))
+    share = min(1.0, max(1 / nearest, measured[nearest] / nearest))
+    if workers <= nearest:
+        return 1 / share
+    # Where more workers brought little, even more bring nothing.
+    return 1 / share if share > 0.8 else (workers / nearest) / share
 
 
 def _oversubscribed_speed(report: AnalysisReport, per_core: float) -> float:
@@ -540,6 +599,31 @@ def _prep_share_on_cpu(report: AnalysisReport, offload: int) -> float:
     return sum(operation.ms for operation in kept) / total
 
 
+CLEAR = 0.05
+"""Cold data makes a difference if it makes training slower by more than this share of the time."""
+
+ALL_OR_NOTHING = 0.15
+"""A share of warm data this close to 0 or 1 is taken for that: times of phases err as much."""
+
+
+def warm_share(report: AnalysisReport, from_device: float | None) -> float:
+    """Share of what the script fetches that memory served during the run as it is.
+
+    The times of the phases tell, if cold data makes a difference to them. Otherwise it is what did
+    not come from the device: ``from_device``, a share of the bytes, ``None`` if unknown.
+    """
+    own, cached, cold = (report.rate(name) for name in ("as it is", "cached", "cold"))
+    if own and cached and cold and 1 / cold - 1 / cached > CLEAR / cold:
+        share = (1 / cold - 1 / own) / (1 / cold - 1 / cached)
+    elif from_device is not None:
+        share = 1 - from_device
+    else:
+        share = 0.0
+    if share < ALL_OR_NOTHING:
+        return 0.0
+    return 1.0 if share > 1 - ALL_OR_NOTHING else share
+
+
 def fit_cold_run(report: AnalysisReport) -> AnalysisReport:
     """The report with the losses after waits adjusted until the model predicts the cold phase.
 
@@ -552,10 +636,11 @@ def fit_cold_run(report: AnalysisReport) -> AnalysisReport:
     cold = report.rate("cold")
     if not cold:
         return report
-    cold = max(cold, report.rate("as it is") or 0.0)
+    if not report.warm:  # else the script's own data was in memory, and that of this phase was not
+        cold = max(cold, report.rate("as it is") or 0.0)
 
     def speed(share: float) -> float:
-        return predict(_with_more_loss(report, share)).speed
+        return predict(_with_more_loss(report, share), Change(cold=True)).speed
 
     low, high = 0.0, MOST_LOST
     if speed(low) <= cold or speed(high) > cold:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,19 +16,65 @@ from typing import Any
 from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
-from penstock.diagnose.analyze.model import fit_cold_run
+from penstock.diagnose.analyze.judge import contended_seconds
+from penstock.diagnose.analyze.machine import Machine, merged, use_between
+from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
 from penstock.diagnose.analyze.reading import ReadSpeed, storage_speed, time_reads
-from penstock.diagnose.analyze.report import AnalysisReport, Costs, Curve, Phase, PhaseName, Wait
+from penstock.diagnose.analyze.report import (
+    AnalysisReport,
+    Costs,
+    Curve,
+    MachineUse,
+    OperationTime,
+    Phase,
+    PhaseName,
+    Wait,
+    WorkerUse,
+)
+from penstock.diagnose.analyze.result import LEAST_STEPS
 from penstock.diagnose.analyze.sample_files import can_drop, child_processes, device_bytes
-from penstock.diagnose.analyze.subject import Host, StepDevice, Subject
+from penstock.diagnose.analyze.subject import BATCHES, Host, StepDevice, Subject
 from penstock.diagnose.analyze.worker_sweep import sweep_workers, worker_counts
+from penstock.diagnose.analyze.worker_watch import WorkerWatch, pause_share
 
-PHASES = 10
-"""The time limit of one phase is the total time divided by this; most are exact sooner."""
+ROUNDS = 3
+"""The phases with the training loop take turns so often, if there is time: what changes on the
+machine meanwhile affects all of them alike."""
+
+LOOP_SHARE = 0.55
+"""Share of the time for the phases with the training loop."""
+
+PART = 0.06
+"""Share of the time for each measurement of the loader alone."""
 
 WARM_UP_AS_IT_IS = 8
 """First steps of the unchanged script that are not counted: they load and compile code."""
+
+WARM_UP_SHARE = 0.06
+"""Share of the time after which a warm-up ends, if it had two steps."""
+
+WARM_UP_AGAIN = 2
+"""Steps of each further turn that are not counted."""
+
+WAITED = 0.05
+"""A loop that waits a larger share of the time meets an empty queue. So the queue, which fills
+while another phase has its turn, is emptied before the next turn."""
+
+OVERRUN = 0.15
+"""Share of the time that the analysis may take longer before it leaves measurements out."""
+
+SLACK = 1.0
+"""Seconds that it may take longer in any case."""
+
+QUICK = 10.0
+"""Below so many seconds nothing is left out: every phase is measured, as shortly as possible."""
+
+QUIET = 0.1
+"""The loader is quiet if the job uses less than this share of a core while the loop stands."""
+
+QUIET_LOOK = 0.1
+"""Seconds between two looks at whether the loader is quiet."""
 
 AGREE_EVERY = 4
 """Number of steps after which ranks exchange whether the phase is done."""
@@ -47,10 +95,22 @@ RECEIVED = 3
 """Batches that are received after they are surely ready, to time the receiving alone."""
 
 
+class Track:
+    """One phase with the training loop: its batches, which are paused between turns."""
+
+    def __init__(self, name: PhaseName, batches: Iterator[Any], timer: PhaseTimer) -> None:
+        self.name = name
+        self.batches = batches
+        self.timer = timer
+        self.ended = False
+
+
 class PhaseRunner:
     """One analysis. ``run`` yields batches for the training loop, and sets ``report`` at its end.
 
-    ``seconds`` is the time for all phases, ``on_progress`` is called with a line about each.
+    ``seconds`` is the time for all phases. ``on_progress`` is called with a line about each; it
+    begins with the share of the time that is spent. ``machine`` takes snapshots of the machine,
+    ``None`` for none.
     """
 
     def __init__(
@@ -63,99 +123,277 @@ class PhaseRunner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         cpu: Callable[[], float] = time.process_time,
+        machine: Machine | None = None,
     ) -> None:
         self._sleep = sleep
         self._cpu = cpu
         self.report: AnalysisReport | None = None
         self._subject = subject
         self._device = device or Host()
-        self._seconds = seconds / PHASES
+        self._whole = seconds
+        self._part = seconds * PART
         self._on_progress = on_progress or (lambda _: None)
         self._clock = clock
+        self._machine = machine
         self._phases: list[Phase] = []
+        self._tracks: dict[PhaseName, Track] = {}
         self._waits: list[Wait] = []
         self._began = clock()
         self._batch_gaps: list[float] = []
         self._epoch_starts: list[float] = []
         self._handed_out = 0
+        self._uses: list[MachineUse] = []
+        self._workers_use: WorkerUse | None = None
+        self._fresh: Any = None
+        self._device_reads: float | None = None
+        self._own_reads: tuple[int | None, int | None, int] = (None, None, 0)
+        self._skipped: list[str] = []
+        self.steps = 0
+
+    # Time.
+
+    @property
+    def spent(self) -> float:
+        return self._clock() - self._began
+
+    def _left(self, *, overrun: bool = False) -> float:
+        if self._whole < QUICK:
+            return math.inf
+        more = max(SLACK, OVERRUN * self._whole) if overrun else 0.0
+        return self._whole + more - self.spent
+
+    def _tell(self, text: str) -> None:
+        share = min(1.0, self.spent / self._whole)
+        left = max(0.0, self._whole - self.spent)
+        bar = "#" * round(10 * share)
+        self._on_progress(f"[{bar:<10}] {share:4.0%}, {left:,.0f} s left: {text}")
+
+    def _fits(self, what: str, seconds: float) -> bool:
+        """Whether a measurement that takes about so long still fits into the time."""
+        if seconds <= self._left(overrun=True):
+            return True
+        self._skipped.append(what)
+        return False
+
+    # The order of the phases.
 
     def run(self, as_it_is: Iterator[Any]) -> Iterator[Any]:
         """Batches for the training loop; ``as_it_is`` are those of its own loader."""
-        subject = self._subject
-        yield from self._in_loop("as it is", as_it_is)
-        _close(as_it_is)
-        self._on_progress("reading the samples for the next phases")
-        subject.choose_samples()
-        cached = subject.cached()
-        yield from self._in_loop("cached", cached)
-        self._drain("prep", cached)
-        batch, shuttle = self._receive(cached)
-        _close(cached)
-        yield from self._in_loop("replay", self._replay(self._device.to_device(batch)))
-        copy = self._device.copy_seconds(batch) / max(1, subject.setup.batch)
-        cold, device_reads = subject.cold(), None
-        if cold is not None:
-            before = device_bytes(child_processes()), self._handed_out
-            yield from self._in_loop("cold", cold)
-            device_reads = self._device_share(*before)
-            _close(cold)
-        self._finish(shuttle, copy, device_reads)
+        own = self._track("as it is", as_it_is)
+        try:
+            before = device_bytes(child_processes())
+            yield from self._turn(own)
+            self._own_reads = before, device_bytes(child_processes()), self._handed_out
+            yield from self._replay_turn()
+            took = self.spent
+            if self._agree(self._worth_splitting()):
+                self._tell("reading the samples for the next phases")
+                self._subject.choose_samples(self._part)
+                yield from self._turn(self._track("cached", self._subject.cached()))
+                yield from self._cold_turn(took)
+            for _ in range(1, ROUNDS):
+                if not self._agree(self._another_round()):
+                    break
+                for track in list(self._tracks.values()):
+                    yield from self._turn(track)
+            yield from self._catch_up()
+            self._keep_phases()
+            self._close(except_for="cached")
+            self._finish()
+        finally:
+            self._close()
 
-    def _finish(self, shuttle: float, copy: float, device_reads: float | None) -> None:
+    def _agree(self, yes: bool) -> bool:
+        """Whether all ranks want that, so that all of them do the same."""
+        return self._device.agree(yes)
+
+    def _worth_splitting(self) -> bool:
+        """Whether there is time for the phases that tell waits for prep from waits for fetch."""
+        needed = self._turn_seconds("as it is") + self._part
+        waits = self._waiting("as it is") > WAITED / 2
+        return needed <= (self._left() if waits else self._left() - (1 - LOOP_SHARE) * self._whole)
+
+    def _cold_turn(self, took: float) -> Iterator[Any]:
+        if not self._agree(took <= self._left() / 2):
+            self._skipped.append("cold storage")
+            return
+        cold = self._subject.cold()
+        if cold is None:
+            return
+        before = device_bytes(child_processes()), self._handed_out
+        yield from self._turn(self._track("cold", cold))
+        self._device_reads = self._device_share(*before)
+
+    def _another_round(self) -> bool:
+        """Whether a further turn of each phase fits into the time of the phases with the loop."""
+        if all(track.timer.exact and self._enough_steps(track) for track in self._tracks.values()):
+            # Exact, but as yet only at one moment: repeat if that is cheap.
+            return self.spent + self._round_seconds() <= LOOP_SHARE / 2 * self._whole
+        return self.spent + self._round_seconds() <= LOOP_SHARE * self._whole
+
+    def _enough_steps(self, track: Track) -> bool:
+        return track.timer.steps >= LEAST_STEPS
+
+    def _round_seconds(self) -> float:
+        return sum(map(self._turn_seconds, self._tracks))
+
+    def _turn_seconds(self, name: PhaseName) -> float:
+        """Seconds that another turn of a phase takes, as far as its last one tells."""
+        timer = self._tracks[name].timer
+        each = timer.samples / timer.rate().value if timer.rate().value > 0 else 0.0
+        return max((WARM_UP_AGAIN + 2) * each, min(timer.seconds, 16 * each))
+
+    def _catch_up(self) -> Iterator[Any]:
+        """Further turns of the phases that decide, if they had too few steps."""
+        while True:
+            few = [
+                track
+                for name, track in self._tracks.items()
+                if name in ("as it is", "replay")
+                and track.timer.steps < LEAST_STEPS
+                and not track.ended
+            ]
+            needed = sum(self._turn_seconds(track.name) for track in few)
+            if not self._agree(bool(few) and needed <= self._left()):
+                return
+            for track in few:
+                yield from self._turn(track)
+
+    def _waiting(self, name: PhaseName) -> float:
+        """Share of the time that the loop waited in a phase."""
+        phase = self._tracks[name].timer.phase()
+        if phase.wait is None or phase.step is None:
+            return 0.0
+        return phase.wait.value / max(1e-9, phase.wait.value + phase.step.value)
+
+    def stop(self, why: str) -> None:
+        """Make the report of what was measured so far: the script ended, or was interrupted."""
+        if self.report is not None:
+            return
+        self._keep_phases()
+        self._close()
+        self.report = self._measured(Costs(0.0, 0.0, {1: 1.0}, 0.0, 0.0, 0.0), (), why)
+        self._subject.close()
+
+    def _keep_phases(self) -> None:
+        names = {phase.name for phase in self._phases}
+        self._phases[:0] = [
+            track.timer.phase()
+            for track in self._tracks.values()
+            if track.name not in names and (track.timer.steps or track.name == "as it is")
+        ]
+
+    def _close(self, except_for: str = "") -> None:
+        for track in self._tracks.values():
+            if track.name != except_for and not isinstance(track.batches, _Closed):
+                _close(track.batches)
+                track.batches = _Closed()
+
+    def _finish(self) -> None:
         """Measure everything that needs no training loop, and make the report."""
         subject = self._subject
+        track = self._tracks.get("cached")
+        if track is None:
+            self._tell("reading the samples for the next phases")
+            subject.choose_samples(self._part)
+        cached = subject.cached() if track is None else track.batches
+        try:
+            self._drain("prep", cached)
+            shuttle = self._receive(cached)
+        finally:
+            _close(cached)
+            if track is not None:
+                track.batches = _Closed()
+        copy = self._device.copy_seconds(self._fresh) / max(1, subject.setup.batch)
         workers = subject.setup.workers
-        counts = worker_counts(subject.setup)
-        if counts:
-            self._on_progress(f"measuring the loader alone: {', '.join(map(str, counts))} workers")
-        rates = sweep_workers(subject, counts, self._seconds, self._clock)
-        one_worker = rates[1] if workers else self._rate("prep")
+        rates = self._sweep()
+        one_worker = rates.get(1) or self._rate("prep") / max(1, workers)
         scaling = {count: rate * _seconds(one_worker) for count, rate in rates.items()}
+        if workers and not scaling:
+            scaling = {1: 1.0, workers: float(workers)}
         storage, latency, reading = self._measure_storage(max(1, workers))
-        after_wait, reading = self._measure_delays(latency, reading)
-        cached = self._time_reads("cache", max(1, workers), cold=False)
-        if cached is not None:
-            self._phases.append(cached.phase)
+        after_wait, reading = self._measure_delays(latency, reading, one_worker)
+        cached_reads = self._time_reads("cache", max(1, workers), cold=False)
+        if cached_reads is not None:
+            self._phases.append(cached_reads.phase)
         # Seconds of all workers together, relative to those of one worker.
-        slower = _seconds(scaling[workers]) if workers else 1.0
+        slower = _seconds(scaling[workers]) if workers in scaling else 1.0 / max(1, workers)
         miss, hit = self._measure_refurbish(slower)
         penstock = self._measure_penstock(slower)
-        self._on_progress("timing operations one by one")
-        operations = tuple(subject.operations())
-        batch = subject.setup.batch
-        setup = replace(subject.setup, accelerator=self._device.name)
-        batch_times = subject.batch_times()
+        operations: tuple[OperationTime, ...] = ()
+        if self._fits("operations one by one", min(OPERATIONS_SECONDS, self._part)):
+            self._tell("timing operations one by one")
+            operations = tuple(subject.operations())
+        replay = next((use for use in merged(self._uses) if use.phase == "replay"), None)
+        use, step = self._workers_use, _seconds(self._rate("replay"))
         costs = Costs(
-            compute=_seconds(self._rate("replay")),
+            compute=step,
             prep=_seconds(one_worker),
             scaling=scaling or {1: 1.0},
             storage=storage,
-            cache=0.0 if cached is None else cached.bytes_per_second,
+            cache=0.0 if cached_reads is None else cached_reads.bytes_per_second,
             latency=latency,
             copy=copy,
             sizes=subject.sizes,
-            shuttle=shuttle / batch,
+            shuttle=shuttle / subject.setup.batch,
             reading=reading,
             after_wait=after_wait,
             reuse_miss=miss,
             reuse_hit=hit,
             penstock=penstock,
+            step_cpu=0.0 if replay is None else replay.own * step,
+            pause=0.0 if use is None else pause_share(use),
         )
-        measured = AnalysisReport(
-            setup=setup,
+        measured = self._measured(costs, operations)
+        costs = replace(costs, contended=contended_seconds(measured))
+        warm = warm_share(measured, self._own_device_share())
+        self.report = fit_cold_run(replace(measured, costs=costs, warm=warm))
+        subject.close()
+
+    def _measured(
+        self, costs: Costs, operations: tuple[OperationTime, ...], interrupted: str = ""
+    ) -> AnalysisReport:
+        subject = self._subject
+        notes = (*self._slow_start_notes(), *subject.notes)
+        if self._skipped:
+            notes += (
+                f"not measured, because the time was up: {', '.join(dict.fromkeys(self._skipped))}."
+                " Give more --seconds.",
+            )
+        return AnalysisReport(
+            setup=replace(subject.setup, accelerator=self._device.name),
             costs=costs,
             phases=tuple(self._phases),
             operations=operations,
-            batch_times=tuple(batch_times or self._batch_gaps),
+            batch_times=tuple(subject.batch_times() or self._batch_gaps),
             waits=tuple(self._waits),
-            device_reads=device_reads,
+            device_reads=self._device_reads,
             made=time.strftime("%Y-%m-%d %H:%M:%S"),
             machine=f"{config.cores()} cores, {config.show_size(config.memory())}",
             host=socket.gethostname(),
-            notes=(*self._slow_start_notes(), *subject.notes),
+            notes=notes,
+            workers_use=self._workers_use,
+            machine_use=merged(self._uses),
+            asked_seconds=self._whole,
+            interrupted=interrupted,
         )
-        self.report = fit_cold_run(measured)
-        subject.close()
+
+    def _sweep(self) -> dict[int, float]:
+        """Samples per second by number of workers, as far as the time allows."""
+        setup = self._subject.setup
+        together = setup.batch * _seconds(self._rate("prep"))
+        counts = []
+        for count in worker_counts(setup, self._workers_use):
+            # Every number of workers fills its queue, and is then timed for two batches of each.
+            pieces = setup.ahead_with(count) + 1 + 2 * count
+            needed = pieces * together * max(1.0, setup.workers / count)
+            if needed <= max(self._left() / 2, SLACK):
+                counts.append(count)
+            else:
+                self._skipped.append(f"{count} workers")
+        if counts:
+            self._tell(f"the loader alone: {', '.join(map(str, counts))} workers")
+        return sweep_workers(self._subject, counts, self._part, self._clock)
 
     def _slow_start_notes(self) -> Iterator[str]:
         """A note if epochs begin with a long wait, which dominates short epochs."""
@@ -175,37 +413,90 @@ class PhaseRunner:
 
     # Phases with the training loop.
 
-    def _in_loop(self, name: PhaseName, batches: Iterator[Any]) -> Iterator[Any]:
-        self._on_progress(f"measuring in the training loop: {name}")
-        timer = self._timer(name)
+    def _track(self, name: PhaseName, batches: Iterator[Any]) -> Track:
+        self._tracks[name] = Track(name, batches, self._timer(name))
+        return self._tracks[name]
+
+    def _replay_turn(self) -> Iterator[Any]:
+        batch = self._fresh
+        if batch is None:  # the loader had only a few batches
+            self._subject.choose_samples(self._part)
+            some = self._subject.cached()
+            batch = self._fresh = next(some)
+            _close(some)
+        replay = self._track("replay", self._replay(self._device.to_device(batch)))
+        yield from self._turn(replay)
+
+    def _turn(self, track: Track) -> Iterator[Any]:
+        """One turn of a phase in the training loop."""
+        if track.ended or isinstance(track.batches, _Closed):
+            return
+        name, timer = track.name, track.timer
+        if timer.seen:
+            self._resume(track)
+        if name == "replay":
+            self._settle()
+        self._tell(f"in the training loop: {name}")
+        before = self._machine.snapshot() if self._machine else None
+        yield from self._in_loop(track)
+        if before is not None and self._machine is not None:
+            after = self._machine.snapshot()
+            self._uses.append(use_between(before, after, name, self._machine.cores))
+
+    def _resume(self, track: Track) -> None:
+        """Empty a queue that filled up meanwhile, unless it is full while the loop runs too."""
+        if track.name != "replay" and self._waiting(track.name) > WAITED:
+            for _ in range(self._subject.setup.ahead):
+                if next(track.batches, None) is None:
+                    break
+        track.timer.next_turn(WARM_UP_AGAIN)
+
+    def _settle(self) -> None:
+        """Wait until the loader of the phase before has filled its queue, and stands still."""
+        if self._machine is None:
+            return
+        until = self._clock() + self._part
+        while self._clock() < until:
+            before = self._machine.job_cpu()
+            self._sleep(QUIET_LOOK)
+            if self._machine.job_cpu() - before <= QUIET * QUIET_LOOK:
+                return
+
+    def _in_loop(self, track: Track) -> Iterator[Any]:
+        name, timer, batches = track.name, track.timer, track.batches
+        every = AGREE_EVERY if self._subject.setup.world > 1 else 1
         last = self._clock()
         while True:
             asked = self._clock()
             try:
                 batch = next(batches)
             except StopIteration:
+                track.ended = True
                 break
-            if timer.seen + 1 == timer.warm_up:
+            if timer.counts_next(self._clock()):
                 # Work queued on the accelerator before must not count.
                 self._device.sync()
             now = self._clock()
             # The start of an epoch is not part of the rate: it has a note of its own.
             begins = name == "as it is" and getattr(batches, "begins", False)
-            timer.step(now, now - asked if begins else 0.0)
+            timer.step(now, now - asked if begins else 0.0, now - asked, asked - last)
             if begins and timer.seen > 1:
                 self._epoch_starts.append(now - asked)
             if timer.seen <= MOST_WAITS:
                 self._waits.append(Wait(asked - self._began, name, now - asked, asked - last))
             last = now
             # All ranks are at the same step, so all of them ask and all get the same answer.
-            if timer.seen % AGREE_EVERY == 0 and self._device.agree(timer.done):
+            done = timer.done or self._left() <= 0
+            if timer.seen % every == 0 and self._device.agree(done):
                 self._device.sync()
                 timer.end(self._clock())
+                if name == "as it is":
+                    self._fresh = batch  # the loop has not seen it, so it has not changed it
                 break
             self._handed_out += 1
+            self.steps += 1
             yield batch
             del batch
-        self._phases.append(timer.phase())
 
     def _replay(self, batch: Any) -> Iterator[Any]:
         while True:
@@ -216,23 +507,45 @@ class PhaseRunner:
         ahead = 2 if name == "replay" else setup.ahead + 2
         warm_up = WARM_UP_AS_IT_IS if name == "as it is" else ahead
         period = 1 if name == "replay" else max(1, setup.workers)
-        return PhaseTimer(name, setup.batch, warm_up, self._seconds, period=period)
+        seconds = self._whole * LOOP_SHARE / (4 * ROUNDS)
+        if name == "prep":
+            seconds = self._part
+        return PhaseTimer(
+            name,
+            setup.batch,
+            warm_up,
+            seconds,
+            period=period,
+            warm_up_seconds=WARM_UP_SHARE * self._whole,
+        )
 
     # Phases without the training loop.
 
     def _drain(self, name: PhaseName, batches: Iterator[Any], *, keep: bool = True) -> Phase:
         """Take batches as fast as they come. ``keep``: add the phase to the report."""
-        self._on_progress(f"measuring the loader alone: {name}")
-        timer = self._timer(name)
+        self._tell(f"the loader alone: {name}")
+        setup, timer = self._subject.setup, self._timer(name)
         moments = []
-        while not timer.done:
-            next(batches)
-            now = self._clock()
-            moments.append(now)
-            timer.step(now)
+        watch = (
+            WorkerWatch(threads=not setup.own_process)
+            if keep and setup.workers and self._machine is not None
+            else None
+        )
+        before = self._machine.snapshot() if self._machine and keep else None
+        with watch or nullcontext():
+            while not timer.done and (self._left(overrun=True) > 0 or not timer.steps):
+                next(batches)
+                now = self._clock()
+                moments.append(now)
+                timer.step(now)
         if keep:
             self._batch_gaps = [after - before for before, after in pairwise(moments)]
             self._phases.append(timer.phase())
+        if before is not None and self._machine is not None:
+            after = self._machine.snapshot()
+            self._uses.append(use_between(before, after, name, self._machine.cores))
+        if watch is not None:
+            self._workers_use = watch.use(places=self._subject.waiting_places())
         return timer.phase()
 
     def _measure_storage(self, threads: int) -> tuple[float, float, float]:
@@ -256,18 +569,21 @@ class PhaseRunner:
         self._phases.append(replace(many.phase, rate=rate))
         return storage, took - cpu, cpu
 
-    def _measure_delays(self, wait: float, reading: float) -> tuple[Curve, float]:
+    def _measure_delays(
+        self, wait: float, reading: float, one_worker: float
+    ) -> tuple[Curve, float]:
         """The loss of a worker by length of its wait, and its CPU seconds to fetch a sample."""
         subject = self._subject
-        if not wait:
+        needed = self._part + 6 * subject.setup.batch * _seconds(one_worker)
+        if not wait or not self._fits("losses after waits", needed):
             return (), reading
-        self._on_progress("measuring the loader alone: with delayed reads")
+        self._tell("the loader alone: with delayed reads")
         after_wait, fetched = wait_losses(
             partial(subject.cached, min(1, subject.setup.workers)),
             wait,
             batch=subject.setup.batch,
             fetches=not subject.prep_includes_reading,
-            seconds=self._seconds,
+            seconds=self._part,
             clock=self._clock,
             sleep=self._sleep,
         )
@@ -282,9 +598,9 @@ class PhaseRunner:
         reading = self._subject.reading(threads, cold=cold)
         if reading is None:
             return None
-        self._on_progress(f"measuring reads: {name}, {threads} at a time")
+        self._tell(f"reads: {name}, {threads} at a time")
         size = max(1.0, self._subject.setup.sample_bytes)
-        limit = self._seconds / 4
+        limit = self._part / 2
         timer = PhaseTimer(name, 1, 2 * threads + 2, limit, min_steps=64, period=threads)
         try:
             return time_reads(reading, timer, size, self._clock, self._cpu)
@@ -293,11 +609,13 @@ class PhaseRunner:
 
     def _measure_refurbish(self, slower: float) -> tuple[float | None, float | None]:
         """``prep`` with refurbish, of fresh samples and of kept ones."""
+        if not self._fits("refurbish", self._batches_seconds(BATCHES)):
+            return None, None
         refurbished = self._subject.with_refurbish()
         if refurbished is None:
             return None, None
         batches, fresh = refurbished
-        self._on_progress("measuring the loader alone: with refurbish")
+        self._tell("the loader alone: with refurbish")
         batch, began = self._subject.setup.batch, self._clock()
         try:
             for _ in range(max(1, fresh // 4)):
@@ -308,7 +626,7 @@ class PhaseRunner:
                 next(batches)
             # This is the time of all workers together; ``prep`` is that of one.
             miss = (self._clock() - began) / (left * batch) / slower
-            timer = PhaseTimer("prep", batch, fresh + 2, self._seconds)
+            timer = PhaseTimer("prep", batch, fresh + 2, self._part)
             while not timer.done:
                 next(batches)
                 timer.step(self._clock())
@@ -319,6 +637,9 @@ class PhaseRunner:
 
     def _measure_penstock(self, slower: float) -> float | None:
         """``prep`` with Penstock's loader in place of torch's."""
+        setup = self._subject.setup
+        if not self._fits("Penstock's loader", self._batches_seconds(2 * setup.ahead + 4)):
+            return None
         batches = self._subject.with_penstock()
         if batches is None:
             return None
@@ -326,33 +647,48 @@ class PhaseRunner:
         _close(batches)
         return _seconds(phase.rate.value) / slower
 
-    def _rate(self, name: PhaseName) -> float:
-        return next(phase.rate.value for phase in self._phases if phase.name == name)
+    def _batches_seconds(self, count: int) -> float:
+        """Seconds in which the loader prepares so many batches."""
+        return count * self._subject.setup.batch * _seconds(self._rate("prep"))
 
-    def _receive(self, batches: Iterator[Any]) -> tuple[Any, float]:
-        """A batch, and the seconds it takes to receive one that is ready."""
+    def _rate(self, name: PhaseName) -> float:
+        return next((phase.rate.value for phase in self._phases if phase.name == name), 0.0)
+
+    def _receive(self, batches: Iterator[Any]) -> float:
+        """Seconds to receive a batch that is ready."""
         setup, times = self._subject.setup, []
-        batch = next(batches)
-        if setup.workers:
+        if setup.workers and self._batches_seconds(RECEIVED) <= self._left() / 2:
             for _ in range(RECEIVED):
                 self._sleep(
                     min(1.0, (setup.ahead + 1) * setup.batch * _seconds(self._rate("prep")))
                 )
                 asked = self._clock()
-                batch = next(batches)
+                next(batches)
                 times.append(self._clock() - asked)
-        return batch, min(times, default=0.0)
+        return min(times, default=0.0)
 
     def _device_share(self, bytes_before: int | None, handed_out_before: int) -> float | None:
         """Share of the bytes of the cold phase that came from the device; ``None`` if unknown."""
         bytes_now = device_bytes(child_processes())
+        if not can_drop():
+            return None
+        return self._share_from_device(
+            bytes_before, bytes_now, self._handed_out - handed_out_before
+        )
+
+    def _own_device_share(self) -> float | None:
+        """The same of the run as it is."""
+        return self._share_from_device(*self._own_reads)
+
+    def _share_from_device(
+        self, before: int | None, after: int | None, batches: int
+    ) -> float | None:
         setup = self._subject.setup
         uncached = 1 - setup.cached_share(setup.cache)
-        fetched = (self._handed_out - handed_out_before) * setup.batch * uncached
-        wanted = fetched * setup.sample_bytes
-        if not can_drop() or bytes_before is None or bytes_now is None or wanted <= 0:
+        wanted = batches * setup.batch * uncached * setup.sample_bytes
+        if before is None or after is None or wanted <= 0:
             return None
-        return min(1.0, (bytes_now - bytes_before) / wanted)
+        return min(1.0, max(0, after - before) / wanted)
 
 
 class Epochs(Iterator[Any]):
@@ -377,6 +713,17 @@ class Epochs(Iterator[Any]):
     def close(self) -> None:
         batches, self._batches = self._batches, None
         _close(batches)
+
+
+class _Closed(Iterator[Any]):
+    """Takes the place of batches that were closed."""
+
+    def __next__(self) -> Any:
+        raise StopIteration
+
+
+OPERATIONS_SECONDS = 3.0
+"""Most seconds in which operations are timed one by one."""
 
 
 def _seconds(rate: float) -> float:

@@ -159,6 +159,9 @@ class Costs:
       already uses Penstock or its loader cannot be replaced.
     - ``fixed``: seconds of a step, not of a sample, that do not depend on the size of the batch;
       known only from two reports with different batch sizes.
+    - ``step_cpu``: CPU seconds of the training step; 0 if unknown.
+    - ``pause``: share of ``prep`` in which a worker waits and needs no core: sleeps, slow ``open``.
+    - ``contended``: time by which the step is longer while the loader is at work.
     """
 
     compute: float
@@ -176,6 +179,9 @@ class Costs:
     reuse_hit: float | None = None
     penstock: float | None = None
     fixed: float = 0.0
+    step_cpu: float = 0.0
+    pause: float = 0.0
+    contended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ Bound = Literal["compute", "prep", "latency", "fetch", "contention"]
 SMALL = 0.05
 """Shares of the time below this are not a bottleneck: they are hardly worth a change."""
 
+LEAST_STEPS = 4
+"""Counted steps of the run as it is, and of the replayed batch, below which nothing is stated."""
+
 MODEL_OFF, MODEL_USELESS = 0.10, 0.25
 """Above the first relative error of the model every prediction gets wider; above the second there
 are no predictions."""

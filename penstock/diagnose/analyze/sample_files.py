@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -85,6 +86,11 @@ class OpenedFiles:
     def times(self) -> list[float]:
         """Seconds per batch, as noted by the workers."""
         return [float(line) for part in self._notes("times") for line in part.split()]
+
+    def places(self) -> Counter[str]:
+        """How often workers were seen waiting, by place in the user's code, as they noted."""
+        lines = b"".join(self._notes("places")).decode(errors="replace").splitlines()
+        return Counter(line for line in lines if line)
 
     def _notes(self, kind: str) -> list[bytes]:
         return [path.read_bytes() for path in sorted(self._directory.glob(f"*.{kind}"))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -33,8 +34,12 @@ class Subject(Protocol):
     sizes: tuple[float, ...]
     """Sizes of samples relative to their mean; empty if all are equal or unknown."""
 
-    def choose_samples(self) -> None:
-        """Choose the samples for the rest of the analysis, and find out where they are stored."""
+    def choose_samples(self, seconds: float = math.inf) -> None:
+        """Choose the samples for the rest of the analysis, and find out where they are stored.
+
+        They are read for that; after ``seconds`` those that were read are enough. Further calls do
+        nothing.
+        """
 
     def cached(self, workers: int | None = None, delays: Sequence[float] = ()) -> Iterator[Any]:
         """Batches of samples in memory. ``workers``: number of workers, by default the script's.
@@ -66,6 +71,9 @@ class Subject(Protocol):
     def operations(self) -> Sequence[OperationTime]: ...
 
     def batch_times(self) -> Sequence[float]: ...
+
+    def waiting_places(self) -> Mapping[str, int]:
+        """How often workers were seen waiting, by place in the user's code; empty if unknown."""
 
     def close(self) -> None: ...
 

@@ -6,21 +6,28 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from statistics import median
 
-from penstock.diagnose.analyze.report import Setup
+from penstock.diagnose.analyze.report import Setup, WorkerUse
 from penstock.diagnose.analyze.subject import Subject
 
 TURNS = 9
 """Most turns of each number of workers."""
 
 
-def worker_counts(setup: Setup) -> list[int]:
+WAITING = 0.5
+"""Workers that wait for more than this share of their work are tried in larger numbers too."""
+
+
+def worker_counts(setup: Setup, use: WorkerUse | None = None) -> list[int]:
     """The numbers of workers to try: one, the script's, one per core, and two per core.
 
-    Empty if the training process prepares batches itself.
+    Twice the script's too if its workers mostly wait. Empty if the training process prepares
+    batches itself.
     """
     workers, cores = setup.workers, setup.cores
     if not workers:
         return []
+    if use is not None and sum(use.waits.values()) > WAITING * (1 - use.idle):
+        return sorted({1, workers, 2 * workers})
     if setup.kind in ("processes", "crew"):  # many of them take long to start
         return sorted({1, workers, min(cores, 4 * workers)})
     return sorted({1, workers, cores, 2 * cores})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
-from penstock.diagnose.analyze.phase_runner import PhaseRunner
+from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
 from penstock.diagnose.analyze.worker_sweep import TURNS
 
@@ -46,7 +47,7 @@ class SimulatedSubject:
             "simulated", 1_000, BATCH, 2, "threads", 2, BATCH, 2, 1_000.0 * bool(self.chosen)
         )
 
-    def choose_samples(self) -> None:
+    def choose_samples(self, seconds: float = math.inf) -> None:
         self.chosen += 1
 
     def _every(self, name: str, seconds: float) -> Iterator[str]:
@@ -104,6 +105,9 @@ class SimulatedSubject:
 
     def batch_times(self) -> Sequence[float]:
         return [0.1, 0.2]
+
+    def waiting_places(self) -> Mapping[str, int]:
+        return {}
 
     def close(self) -> None:
         self.closed.append("all")
@@ -177,11 +181,12 @@ def test_the_loop_gets_its_own_batches_first_and_then_those_of_the_phases() -> N
     assert order == ["own", "cached None", "cold"]
     assert [phase.name for phase in report.phases][:5] == [
         "as it is",
-        "cached",
-        "prep",
         "replay",
+        "cached",
         "cold",
+        "prep",
     ]
+    assert {phase.turns for phase in report.phases[:4]} == {ROUNDS}
     assert subject.chosen == 1
 
 
@@ -191,8 +196,8 @@ def test_all_iterators_are_closed() -> None:
     analysed(clock, subject, step=0.0)
     assert subject.closed == [
         "own",
-        "cached None",
         "cold",
+        "cached None",
         *("cached 1", "cached 2", "cached 4") * TURNS,
         "delayed",
         "penstock",
@@ -217,9 +222,14 @@ def test_waits_and_steps_are_measured_separately() -> None:
     report, _ = analysed(clock, SimulatedSubject(clock, prep=0.05, fetch=0.0), step=0.02)
     replayed = [wait for wait in report.waits if wait.phase == "replay"][2:]
     assert all(wait.wait == pytest.approx(0.0) for wait in replayed)
-    assert all(wait.step == pytest.approx(0.02) for wait in replayed)
-    cached = [wait for wait in report.waits if wait.phase == "cached"][3:]
-    assert all(wait.wait == pytest.approx(0.03) for wait in cached)
+    # The first batch of a turn comes after the batches of another phase.
+    assert {round(wait.step, 6) for wait in replayed} == {0.0, 0.02}
+    cached = report.phase("cached")
+    assert cached is not None
+    assert cached.wait is not None
+    assert cached.step is not None
+    assert cached.wait.value == pytest.approx(0.03)
+    assert cached.step.value == pytest.approx(0.02)
 
 
 def test_a_loader_with_few_batches_is_analysed_too() -> None:

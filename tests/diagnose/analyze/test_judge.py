@@ -1,0 +1,311 @@
+"""Verdicts agree with what the loop waited, and nothing contradictory is stated.
+
+The figures of the first tests are those of real analyses whose verdicts were wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from penstock.diagnose.analyze.judge import result_of
+from penstock.diagnose.analyze.model import Change, predict, warm_share
+from penstock.diagnose.analyze.report import (
+    AnalysisReport,
+    Interval,
+    MachineUse,
+    Phase,
+    PhaseName,
+    Rate,
+    WorkerUse,
+)
+from penstock.diagnose.analyze.result import broken_rules
+from tests.support.reports import report as invented
+
+BATCH = 64
+
+
+def loop(name: PhaseName, step: float, wait: float, steps: int = 24, spread: float = 0.02) -> Phase:
+    """A phase of the training loop; ``step`` and ``wait`` are seconds per batch."""
+    whole = step + wait
+    return Phase(
+        name,
+        Rate(BATCH / whole, BATCH / whole * (1 - spread), BATCH / whole * (1 + spread)),
+        steps,
+        steps * whole,
+        True,
+        Interval(step, step * (1 - spread), step * (1 + spread)),
+        Interval(wait, wait * (1 - spread), wait * (1 + spread)),
+        3,
+    )
+
+
+def alone(name: PhaseName, rate: float, spread: float = 0.02) -> Phase:
+    return Phase(name, Rate(rate, rate * (1 - spread), rate * (1 + spread)), 60, 5.0)
+
+
+def analysed(
+    *phases: Phase, prep: float = 788.0, storage: float = 1_159.0, **changed: object
+) -> AnalysisReport:
+    """The report of a run with these phases of the loop; ``prep`` and ``storage`` in samples/s."""
+    nbytes = 110_000.0
+    made = invented(
+        workers=2,
+        cores=2,
+        ahead=4,
+        compute=1 / next(phase.rate.value for phase in phases if phase.name == "replay"),
+        prep=2 / prep,
+        scaling={1: 1.0, 2: 2.0},
+        storage=storage * nbytes,
+        latency=1 / storage,
+        **changed,
+    )
+    return replace(
+        made,
+        costs=replace(made.costs, cache=20_000 * nbytes),
+        phases=(
+            *phases,
+            alone("prep", prep),
+            alone("storage", storage),
+            alone("cache", 20_000),
+        ),
+        waits=(),
+        asked_seconds=60.0,
+    )
+
+
+def test_a_step_that_the_loader_slows_is_contention_and_not_a_stall() -> None:
+    # ResNet-18 on two cores with two workers: said to be prep-bound, 26 % stalled on prep.
+    found = result_of(
+        analysed(
+            loop("as it is", 0.613, 0.002),
+            loop("replay", 0.427, 0.0),
+            loop("cached", 0.611, 0.003),
+            loop("cold", 0.615, 0.002),
+            step_cpu=2 / 150,
+        )
+    )
+    assert found.bound == "contention"
+    assert found.shares is not None
+    assert found.shares.waiting < 0.01
+    assert found.shares.contention.value == pytest.approx(0.3, abs=0.02)
+    assert "427 ms" in found.verdict.reason
+    assert not broken_rules(found)
+
+
+def test_a_loop_that_does_not_wait_is_not_bound_by_prep() -> None:
+    # On a busy machine: prep-bound, 12 % stalled on prep, beside G 6 and P 267. Its own meter
+    # showed 2 ms of waiting.
+    found = result_of(
+        analysed(
+            loop("as it is", 10.9, 0.002, steps=6),
+            loop("replay", 10.6, 0.0, steps=6, spread=0.05),
+            loop("cached", 12.2, 0.002, steps=6),
+            prep=267.0,
+        )
+    )
+    assert found.bound == "compute"
+    assert not broken_rules(found)
+
+
+def test_an_interval_without_limit_is_refused() -> None:
+    # fetch-bound, beside G 8 (2 to inf) and S 1,159.
+    replay = replace(loop("replay", 8.0, 0.0, steps=2), rate=Rate(8.0, 2.0, math.inf))
+    found = result_of(
+        analysed(loop("as it is", 7.9, 0.01, steps=3), replay, loop("cached", 8.0, 0.01, steps=3))
+    )
+    assert found.bound is None
+    assert found.verdict.refusal == (
+        "not enough steps to tell: 8 steps in 64 s. Give --seconds 420."
+    )
+    assert not found.trust.numbers
+    assert found.forecasts.cores == ()
+
+
+def test_a_model_that_is_far_off_gives_no_numbers() -> None:
+    # Training runs at 266 samples/s; the model says 487, 82.9 % too fast.
+    found = result_of(
+        analysed(
+            loop("as it is", 0.120, 0.1206),
+            loop("replay", 0.120, 0.0),
+            loop("cached", 0.120, 0.118),
+            prep=487.0,
+            storage=15_000.0,
+        )
+    )
+    assert found.bound == "prep"
+    assert not found.trust.numbers
+    assert found.trust.phase == "cached" or found.trust.phase == "as it is"
+    assert any("too fast" in reason for reason in found.trust.reasons)
+
+
+def test_a_model_that_is_a_little_off_widens_every_prediction() -> None:
+    exact = result_of(prep_bound(prep=300.0))
+    wide = result_of(prep_bound(prep=350.0))
+    assert exact.trust.numbers
+    assert wide.trust.numbers
+    assert wide.trust.error > exact.trust.error + 0.1
+    assert wide.trust.phase
+    assert wide.trust.factor == pytest.approx(300 / 350, rel=0.03)
+
+
+def prep_bound(prep: float = 300.0, **changed: object) -> AnalysisReport:
+    return analysed(
+        loop("as it is", 0.1, 64 / 300 - 0.1),
+        loop("replay", 0.1, 0.0),
+        loop("cached", 0.1, 64 / 300 - 0.1),
+        prep=prep,
+        storage=15_000.0,
+        **changed,
+    )
+
+
+def test_more_cores_never_predict_less_whatever_the_sweep_measured() -> None:
+    noisy = replace(prep_bound(), setup=replace(prep_bound().setup, cores=4, workers=4))
+    costs = replace(noisy.costs, scaling={1: 1.0, 2: 0.8, 4: 0.9}, prep=1 / 300)
+    noisy = replace(noisy, costs=costs)
+    speeds = [predict(noisy, Change(cores=cores)).speed for cores in (1, 2, 4, 8)]
+    assert speeds == sorted(speeds)
+    found = result_of(noisy)
+    assert not [line for line in broken_rules(found) if "cores" in line]
+
+
+def test_jobs_that_do_not_share_are_never_each_faster_than_one() -> None:
+    found = result_of(prep_bound())
+    speeds = [speed for _, speed in found.forecasts.jobs]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found.forecasts.jobs
+
+
+def test_a_gain_never_passes_the_rate_of_the_accelerator() -> None:
+    found = result_of(prep_bound())
+    most = found.rates.G
+    assert most is not None
+    assert max(speed for _, speed in found.forecasts.cores) <= most.value * 1.001
+
+
+def test_warm_data_stays_warm_and_cold_storage_is_another_scenario() -> None:
+    warm = analysed(
+        loop("as it is", 0.1, 0.002),
+        loop("replay", 0.1, 0.0),
+        loop("cached", 0.1, 0.002),
+        loop("cold", 0.1, 0.9),
+        storage=64.0,
+    )
+    assert warm_share(warm, None) == 1.0
+    found = result_of(replace(warm, warm=1.0))
+    assert found.bound == "compute"
+    assert found.trust.numbers
+    # The model of the measured run knows nothing of the slow storage.
+    assert found.trust.modelled == pytest.approx(640, rel=0.05)
+    assert predict(replace(warm, warm=1.0), Change(cold=True)).speed < 100
+
+
+def test_the_source_of_reads_decides_where_cold_data_makes_no_difference() -> None:
+    same = analysed(*(loop(name, 0.1, 0.0) for name in ("as it is", "replay", "cached", "cold")))
+    assert warm_share(same, 0.02) == 1.0
+    assert warm_share(same, 0.98) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cause", "name"), [("sleep", "sleep"), ("open", "open"), ("lock", "lock"), ("read", "read")]
+)
+def test_workers_that_wait_are_bound_by_latency_and_the_cause_is_named(
+    cause: str, name: str
+) -> None:
+    use = WorkerUse(10.0, computing=0.05, places=(("load (train.py:12)", 0.9),), **{cause: 0.95})
+    found = result_of(replace(prep_bound(), workers_use=use))
+    assert (found.bound, found.verdict.cause) == ("latency", name)
+    assert found.verdict.place == "load (train.py:12)"
+
+
+def test_workers_that_compute_are_bound_by_prep() -> None:
+    use = WorkerUse(10.0, computing=0.9, queueing=0.05, lock=0.05)
+    found = result_of(replace(prep_bound(), workers_use=use))
+    assert (found.bound, found.verdict.cause) == ("prep", "")
+
+
+def test_more_workers_help_where_workers_sleep_and_more_cores_do_not() -> None:
+    sleeping = prep_bound(pause=0.95)
+    speed = predict(sleeping).speed
+    assert predict(sleeping, Change(workers=4)).speed > 1.8 * speed
+    assert predict(sleeping, Change(cores=4, workers=2)).speed == pytest.approx(speed, rel=0.05)
+    # A lock lets only one worker proceed: measured, more of them bring nothing.
+    locked = replace(sleeping, costs=replace(sleeping.costs, scaling={1: 1.0, 2: 1.0, 4: 1.0}))
+    ratio = predict(locked, Change(workers=8)).speed / predict(locked, Change(workers=4)).speed
+    assert ratio < 1.1
+
+
+def test_slow_storage_is_told_from_slow_preparation_by_the_wait_for_cached_samples() -> None:
+    found = result_of(
+        analysed(
+            loop("as it is", 0.1, 0.3),
+            loop("replay", 0.1, 0.0),
+            loop("cached", 0.1, 0.01),
+            loop("cold", 0.1, 0.3),
+            storage=160.0,
+        )
+    )
+    assert found.bound == "fetch"
+    assert found.verdict.also == ()
+
+
+def test_the_stall_of_the_slowest_rank_is_that_of_the_job() -> None:
+    # Ranks exchange gradients: rank 1 waits for its loader, rank 0 waits for rank 1 in its step.
+    phases = (loop("replay", 0.1, 0.0), loop("cached", 0.1, 0.2))
+    waiting = analysed(loop("as it is", 0.1, 0.2), *phases, prep=213.0, rank=1, world=2)
+    other = analysed(
+        loop("as it is", 0.3, 0.0),
+        loop("replay", 0.1, 0.0),
+        loop("cached", 0.3, 0.0),
+        prep=900.0,
+        rank=0,
+        world=2,
+    )
+    for report in (
+        replace(waiting, ranks=(other,)),
+        replace(other, ranks=(waiting,)),
+    ):
+        found = result_of(report)
+        assert (found.bound, found.rank, found.world) == ("prep", 1, 2)
+
+
+def test_waiting_that_other_processes_cause_is_refused() -> None:
+    use = WorkerUse(10.0, computing=0.03, queueing=0.4, idle=0.57)
+    busy = replace(
+        prep_bound(),
+        workers_use=use,
+        machine_use=(MachineUse("prep", 5.0, 2, own=0.2, others=1.8),),
+    )
+    found = result_of(busy)
+    assert found.bound is None
+    assert "other processes kept 90% of the cores busy" in found.verdict.refusal
+    assert any("other processes" in line for line in found.warnings)
+
+
+def test_an_interrupted_analysis_says_so_and_keeps_what_it_has() -> None:
+    cut = replace(
+        analysed(loop("replay", 0.1, 0.0)),
+        phases=(loop("as it is", 0.1, 0.05),),
+        interrupted="it was interrupted after 30 steps",
+    )
+    found = result_of(cut)
+    assert found.bound is None
+    assert found.verdict.refusal.startswith("it was interrupted after 30 steps, before replay")
+    assert found.interrupted
+    assert found.phases[0].rate.value == pytest.approx(64 / 0.15)
+    assert not found.trust.numbers
+
+
+def test_memory_that_seems_slower_than_storage_gives_no_predictions() -> None:
+    wrong = prep_bound()
+    wrong = replace(
+        wrong, costs=replace(wrong.costs, cache=1e6, storage=100e6), phases=wrong.phases[:3]
+    )
+    found = result_of(wrong)
+    assert not broken_rules(found)
+    assert not found.trust.numbers
+    assert found.rates.S is None
+    assert any("memory (C" in line for line in found.warnings)
