@@ -394,6 +394,7 @@ free_changes:
 
 #include "queue_types.h"
 #include "coefficients.h"
+#include "taps.h"
 
 static int add_error(PyObject *module, const char *full, const char *name, PyObject **kept) {
   *kept = PyErr_NewException(full, PyExc_ValueError, NULL);
@@ -464,6 +465,9 @@ static PyMethodDef methods[] = {
      "coefficients(tuple of (data, top, left, height, width, full_height, full_width, part_top, "
      "part_left, part_height, part_width), index) -> packed pictures as a bytearray, and a list of "
      "None or exceptions"},
+    {"taps", kernel_taps, METH_O,
+     "taps(rows of start, length, full, offset, count, flip as int64) -> columns, taps, and "
+     "bytearrays: first and weights as int32; taps, start and stop as int64"},
     {"resize", kernel_resize, METH_VARARGS,
      "resize(image, top, left, height, width, out, flip, table[, full_height, full_width, out_top, "
      "out_left]) -> None"},

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import native
 from penstock.image.geometry import (
     Box,
     CenterCrop,
@@ -62,41 +63,18 @@ def resizing_axis(
 ) -> Axis:
     """The taps of a resize. ``boxes``, ``parts``: (n, 2), start and length.
 
-    The same operations on doubles, in the same order, as ``reach`` and ``weigh`` in the kernel.
+    The compiled kernel computes them, with the function that it resizes pictures with.
     """
-    start, length = boxes[:, :1], boxes[:, 1:]
-    offset, counts = parts[:, :1], parts[:, 1:]
-    scale = length / full[:, None]
-    support = np.maximum(scale, 1.0)
-    numbers = np.arange(int(counts.max()))[None]
-    # Columns beyond the last one of a picture repeat it.
-    numbers = np.minimum(numbers, counts - 1)
-    centre = (offset + numbers + 0.5) * scale
-    low = np.maximum(np.floor(centre - support - 0.5).astype(np.int64) + 1, 0)
-    high = np.minimum(np.ceil(centre + support - 0.5).astype(np.int64), length)
-    origin, stop = low[:, :1], high[:, -1:]
-    inputs = stop - origin
-    taps = np.minimum(np.ceil(2 * support).astype(np.int64), inputs)
-    first = np.minimum(low, origin + inputs - taps)
-    places = first[..., None] + np.arange(int(taps.max()))
-    inside = (places >= low[..., None]) & (places < high[..., None])
-    weights = np.where(inside, support[..., None] - np.abs(places + 0.5 - centre[..., None]), 0.0)
-    running = weights.cumsum(axis=2)
-    unit = ONE / running[..., -1:]
-    upto = (running * unit + 0.5).astype(np.int32)
-    whole = np.diff(upto, axis=2, prepend=np.int32(0))
-    first += start
-    if flips.any():
-        columns = np.arange(first.shape[1])[None]
-        columns = np.where(flips[:, None], np.maximum(counts - 1 - columns, 0), columns)
-        first = np.take_along_axis(first, columns, axis=1)
-        whole = np.take_along_axis(whole, columns[..., None], axis=1)
+    given = np.column_stack([boxes, full, parts, flips]).astype(np.int64, order="C")
+    columns, taps, first, weights, about = native.kernel().taps(given)
+    count = len(given)
+    own = np.frombuffer(about, np.int64).reshape(count, 3)
     return Axis(
-        first.astype(np.int32),
-        whole,
-        taps[:, 0].astype(np.int32),
-        (origin + start)[:, 0],
-        (stop + start)[:, 0],
+        np.frombuffer(first, np.int32).reshape(count, columns),
+        np.frombuffer(weights, np.int32).reshape(count, columns, taps),
+        own[:, 0].astype(np.int32),
+        own[:, 1],
+        own[:, 2],
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock import native
 from penstock.image.on_device.program import NotOnDevice, device_program
 from penstock.image.on_device.ragged import Ragged
 from penstock.keyed import Keys
@@ -163,3 +164,19 @@ def test_a_wrong_number_of_pictures_is_an_error() -> None:
     one = Ragged.of([make_photo(9, 9)])
     with pytest.raises(ValueError, match="1 pictures and parameters for 2"):
         program.run(one, parameters, torch.zeros((2, 4, 4, 3), dtype=torch.uint8))
+
+
+def test_taps_of_the_kernel_are_bounded() -> None:
+    taps = native.kernel().taps
+    with pytest.raises(ValueError, match="six 64-bit integers"):
+        taps(np.zeros(7, np.int64))
+    for wrong in (
+        [0, 0, 4, 0, 4, 0],
+        [0, 9, 4, 2, 3, 0],
+        [-1, 9, 4, 0, 4, 0],
+        [0, 1 << 40] + [1] * 4,
+    ):
+        with pytest.raises(ValueError, match="six 64-bit integers"):
+            taps(np.array([wrong], np.int64))
+    with pytest.raises(MemoryError):
+        taps(np.array([[0, 65535, 1, 0, 1, 0], [0, 65535, 65535, 0, 65535, 0]], np.int64))
