@@ -105,7 +105,11 @@ def _to_device(data: Images, batch: int, workers: int) -> Any:
 
     device = FakeDevice(capacity=8 << 30)
     deliver = Deliver(
-        lambda rest: Delivery(device, rest), lambda: None, device.register, divide, copies=True
+        lambda rest, desk: Delivery(device, rest, desk),
+        lambda: None,
+        device.register,
+        divide,
+        copies=True,
     )
     train = ps.from_dataset(data, random=False).batch(batch)
     options = Options(workers=workers, kind="threads")

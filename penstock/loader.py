@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from penstock.device.division import DeviceDivision, Rest, undivided
 from penstock.engine.ahead import Ahead, Background
@@ -47,6 +47,9 @@ from penstock.stats import Meter, PartStats, Stats, device_line
 from penstock.stops.batch import Collate, stack
 from penstock.watch.publish import Publisher
 
+if TYPE_CHECKING:
+    from penstock.device.shared_copy import CopyDesk
+
 _log = logging.getLogger("penstock.workers")
 
 RESUME_WAIT = 10.0
@@ -69,8 +72,8 @@ class Ranks(Protocol):
 class Deliver:
     """How batches reach a device.
 
-    - ``begin``: makes the work that is done ahead of the loop, given what is left for the device;
-      see ``Ahead``.
+    - ``begin``: makes the work that is done ahead of the loop, given what is left for the device,
+      and where jobs agree on who copies a batch; see ``Ahead``.
     - ``find``: called in the thread of the loop before the workers start.
     - ``register``: registers the memory of batches; see ``Ring``.
     - ``divide``: decides what of a pipeline is left for the device.
@@ -80,7 +83,7 @@ class Deliver:
     - ``decode``: ``"device"`` if samples are decoded there, with other bits than on the CPU.
     """
 
-    begin: Callable[[Rest | None], Background]
+    begin: Callable[[Rest | None, CopyDesk | None], Background]
     find: Callable[[], None]
     register: Register
     divide: Callable[[Pipeline], DeviceDivision] = undivided
@@ -735,7 +738,7 @@ class Loader:
         division = self._divide(self.pipeline)
         if deliver is not None and self._ahead is not None:
             deliver.find()
-            self._ahead.begin_with(partial(deliver.begin, division.rest))
+            self._ahead.begin_with(partial(deliver.begin, division.rest, None))
         if self.options.share is None:
             self._data.begin()
             loader = weakref.ref(self)  # the engine must not keep a forgotten loader alive
@@ -771,7 +774,10 @@ class Loader:
             about["stops"] = describe(division.pipeline, self.options)["stops"]
         # Memory of the group is registered only if nobody but the device reads it.
         register = None if deliver is None or not deliver.copies else deliver.register
-        return attach(self._assembly, about, self._plan, register)
+        feed = attach(self._assembly, about, self._plan, register)
+        if deliver is not None and deliver.copies and self._ahead is not None:
+            self._ahead.begin_with(partial(deliver.begin, division.rest, feed.copy_desk()))
+        return feed
 
 
 def _kept_in_state(pipeline: Pipeline, kept: Any) -> int | None:

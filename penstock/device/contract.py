@@ -49,6 +49,11 @@ class Device(Protocol):
     def name(self) -> str:
         """The name that torch has for it, such as ``cuda:0``."""
 
+    @property
+    def identity(self) -> str:
+        """Equal in all processes of this machine that use this device, whatever its number there;
+        empty if it cannot share memory with them."""
+
     def register(self, address: int, nbytes: int) -> Unregister:
         """Let the device copy from this host memory without a copy in between.
 

@@ -58,6 +58,11 @@ class CudaDevice:
     def name(self) -> str:
         return str(self._device)
 
+    @property
+    def identity(self) -> str:
+        # Numbers depend on CUDA_VISIBLE_DEVICES.
+        return f"cuda-{torch.cuda.get_device_properties(self._device).uuid}"
+
     def register(self, address: int, nbytes: int) -> Unregister:
         runtime = torch.cuda.cudart()
         # The current device belongs to a thread. Without this, threads that make slots would take

@@ -21,7 +21,9 @@ from penstock.device.cuda import CudaDevice, current_index
 from penstock.device.division import Rest
 from penstock.device.plain import PlainDevice
 from penstock.device.rows import PartlyOnDevice
+from penstock.device.shared_copy import CopyDesk, SharedCopy
 from penstock.errors import PipelineError
+from penstock.order.plan import BatchKeys
 from penstock.stops.field import Field
 from penstock.tree import each_leaf
 
@@ -116,23 +118,32 @@ class Delivery:
     If the device has no memory left for a batch ahead of its time, that batch and all later ones
     are copied when the loop asks for them: a batch ahead must not take the memory of the next one.
 
-    ``rest``: the operation that the device does after the copy.
+    ``rest``: the operation that the device does after the copy. ``desk``: where jobs that get the
+    same batches agree on who copies them.
     """
 
-    def __init__(self, device: Device, rest: Rest | None = None) -> None:
+    def __init__(
+        self, device: Device, rest: Rest | None = None, desk: CopyDesk | None = None
+    ) -> None:
         self._device = device
+        self._shared = None if desk is None else SharedCopy(device, desk)
         self._rest = None if rest is None else NormalizeOnDevice(device, rest)
         self._source: Any = None
         self._event: Event | None = None
         self._ahead = True
 
-    def convert(self, value: Any) -> Delivered:
+    def convert(self, value: Any, keys: BatchKeys | None = None) -> Delivered:
         if not self._ahead:
             return Delivered(value, [], None)
+        shared = self._shared
         try:
-            delivered = Delivered(*self._copy(value))
+            views = None
+            if shared is not None and keys is not None:
+                views = shared.views(keys, _tensors_of(value))
+            delivered = Delivered(*self._copy(value, views))
         except torch.OutOfMemoryError as error:
             self._ahead = False
+            self.close()
             _log.warning(
                 "%s has no memory for batches ahead of the loop: %s. From now on each batch is "
                 "copied when the loop asks for it, and the loop waits for the copy.",
@@ -140,14 +151,31 @@ class Delivery:
                 error,
             )
             return Delivered(value, [], None)
+        except BaseException:
+            if shared is not None:
+                shared.fail()
+            raise
         # The slot must not go back before its copy is done.
         self._source, self._event = value, delivered.event
         return delivered
 
     def settle(self) -> None:
-        if self._event is not None:
-            self._event.wait()
-        self._source = self._event = None
+        event, shared = self._event, self._shared
+        try:
+            if event is not None:
+                event.wait()
+                if shared is not None:
+                    shared.finish()
+        except BaseException:
+            if shared is not None:
+                shared.fail()
+            raise
+        finally:
+            self._source = self._event = None
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
 
     def hand_out(self, converted: Delivered) -> Any:
         value, tensors, event = converted
@@ -157,8 +185,12 @@ class Delivery:
         self._device.arrive(tensors, event)
         return value
 
-    def _copy(self, value: Any) -> tuple[Any, list[torch.Tensor], Event]:
+    def _copy(
+        self, value: Any, views: list[torch.Tensor] | None = None
+    ) -> tuple[Any, list[torch.Tensor], Event]:
+        """Begin to copy. ``views``: shared tensors of the device that have the values already."""
         tensors: list[torch.Tensor] = []
+        shared = iter(views or ())
 
         def moved(leaf: Any) -> Any:
             if isinstance(leaf, PartlyOnDevice):
@@ -166,7 +198,7 @@ class Delivery:
             elif isinstance(leaf, np.ndarray):  # of a type that torch does not have
                 return leaf.copy()  # the slot goes back
             elif isinstance(leaf, torch.Tensor):
-                tensors.append(self._device.copy(leaf))
+                tensors.append(self._device.copy(leaf) if views is None else next(shared))
             else:
                 return leaf
             return tensors[-1]
@@ -174,7 +206,35 @@ class Delivery:
         made = each_leaf(value, moved)
         if self._rest is not None:
             made = self._rest(made, tensors)
+        if views:
+            made = self._own(made, tensors, views)
         return made, tensors, self._device.record()
+
+    def _own(self, made: Any, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> Any:
+        """The batch with memory of its own in place of what is shared."""
+
+        def owned(leaf: Any) -> Any:
+            if not any(leaf is view for view in views):
+                return leaf
+            own = self._device.allocate(leaf.shape, leaf.dtype)
+            self._device.run(partial(own.copy_, leaf), "copy", reads=[leaf], writes=[own])
+            tensors[:] = [own if tensor is leaf else tensor for tensor in tensors]
+            return own
+
+        return each_leaf(made, owned)
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, in the order in which they are copied."""
+    found: list[torch.Tensor] = []
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        return one
+
+    each_leaf(value, leaf)
+    return found
 
 
 class NormalizeOnDevice:
@@ -246,6 +306,6 @@ def fill_normalized_last(out: torch.Tensor, images: torch.Tensor, line: torch.Te
     out.mul_(line[0]).add_(line[1])
 
 
-def deliver_to(finder: DeviceFinder) -> Callable[[Rest | None], Delivery]:
+def deliver_to(finder: DeviceFinder) -> Callable[[Rest | None, CopyDesk | None], Delivery]:
     """Begins a delivery; see ``Ahead``."""
-    return lambda rest: Delivery(finder.device(), rest)
+    return lambda rest, desk: Delivery(finder.device(), rest, desk)

@@ -206,6 +206,11 @@ class FakeDevice:
             stream.close()
 
     @property
+    def identity(self) -> str:
+        """One for all fake devices whose memory other processes can map."""
+        return self.name if self._shared else ""
+
+    @property
     def seconds(self) -> float:
         """The virtual time at which all work is done."""
         return max(stream.time for stream in self._streams.values())
@@ -270,8 +275,20 @@ class FakeDevice:
     def from_export(self, handle: bytes) -> torch.Tensor:
         pid, fd, dtype, layout = pickle.loads(handle)
         with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
-            mapped = mmap.mmap(file.fileno(), 0)
-        return torch.frombuffer(mapped, dtype=dtype).as_strided(*layout)
+            raw = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        owner = _Owner(raw, self._unmap)
+        tensor = torch.from_numpy(np.asarray(owner)).view(dtype).as_strided(*layout)
+        with self._lock:
+            self._buffers[raw.ctypes.data] = _FakeBuffer(raw, self._streams["copy"])
+        return tensor
+
+    def _unmap(self, raw: Any, address: int) -> None:
+        """The memory of another process is not used any more."""
+        with self._lock:
+            buffer = self._buffers.pop(address, None)
+            if buffer is not None:
+                # It stays mapped until the work that uses it is done.
+                buffer.stream.put(partial(_keep, raw))
 
     def _take(self, nbytes: int) -> None:
         with self._lock:
@@ -448,6 +465,10 @@ def _raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return work
+
+
+def _keep(raw: Any) -> None:
+    """Work that only refers to memory."""
 
 
 def _poison(raw: Any, fd: int | None) -> None:

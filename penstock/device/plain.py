@@ -30,6 +30,10 @@ class PlainDevice:
     def name(self) -> str:
         return str(self._device)
 
+    @property
+    def identity(self) -> str:
+        return ""
+
     def register(self, address: int, nbytes: int) -> Unregister:
         return _nothing
 

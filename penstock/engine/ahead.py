@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from penstock.engine.feed import Ready
+from penstock.order import BatchKeys
 from penstock.stats import Meter
 
 DEPTH = 2
@@ -26,7 +27,7 @@ workers have prepared."""
 class Background(Protocol):
     """The work on batches that is done ahead of the loop."""
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: Any, keys: BatchKeys) -> Any:
         """Begin the work on the value of a batch. Called in the background thread.
 
         The result does not refer to the memory of the batch.
@@ -41,14 +42,18 @@ class Background(Protocol):
     def hand_out(self, converted: Any) -> Any:
         """The batch as the loop gets it. Called in the thread of the loop."""
 
+    def close(self) -> None:
+        """There are no more batches. Called after the background thread has ended."""
+
 
 class _Conversion:
     """A batch to convert, and then the result. Cheaper than a ``Future``: it has one waiter."""
 
-    __slots__ = ("_running", "cancelled", "converted", "error", "over", "value")
+    __slots__ = ("_keys", "_running", "cancelled", "converted", "error", "over", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, keys: BatchKeys) -> None:
         self.value = value
+        self._keys = keys
         self.converted: Any = None
         self.error: BaseException | None = None
         self.cancelled = False
@@ -56,9 +61,9 @@ class _Conversion:
         self._running = threading.Lock()
         self._running.acquire()
 
-    def run(self, convert: Callable[[Any], Any]) -> None:
+    def run(self, convert: Callable[[Any, BatchKeys], Any]) -> None:
         try:
-            self.converted = convert(self.value)
+            self.converted = convert(self.value, self._keys)
         except BaseException as error:  # raised in the thread of the loop
             self.error = error
         # The slot of the batch goes back as soon as the copy is made.
@@ -89,7 +94,7 @@ class _Taken(NamedTuple):
 def _taken(ready: Ready | None) -> _Taken:
     if ready is None or not ready.rows:
         return _Taken(ready)
-    return _Taken(ready._replace(value=None), _Conversion(ready.value))
+    return _Taken(ready._replace(value=None), _Conversion(ready.value, ready.batch_keys))
 
 
 class _Line:
@@ -292,7 +297,7 @@ class Ahead:
     def begin_with(self, begin: Callable[[], Background]) -> None:
         """Do other work with the batches of a new feed, and forget those that were taken."""
         self.close()
-        self._begin, self._background = begin, None
+        self._begin = begin
 
     def take_from(self, take_ready: Callable[[], Ready | None] | None) -> None:
         """Take batches of a feed that begins, and forget those that were taken.
@@ -314,3 +319,6 @@ class Ahead:
         if thread is not None:
             self._work.put(None)
             thread.join()
+        background, self._background = self._background, None
+        if background is not None:
+            background.close()

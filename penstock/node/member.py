@@ -23,6 +23,7 @@ from penstock.engine.slots import Register, shared_file
 from penstock.errors import PenstockError, PipelineError, WorkerError
 from penstock.node.client import connect_or_start
 from penstock.node.connection import Connection, Leases
+from penstock.node.copy_desk import NodeCopyDesk
 from penstock.node.directory import NodeDirectory, peer_of
 from penstock.node.patience import ANSWER, SILENT, Patience
 from penstock.node.protocol import (
@@ -225,6 +226,10 @@ class NodeFeed:
 
     def refresh(self) -> None:
         """Nothing: the node does not see changes of a dataset between epochs."""
+
+    def copy_desk(self) -> NodeCopyDesk:
+        """See ``SharedFeed``. Called after ``join``."""
+        return NodeCopyDesk(self._membership.group, self._part, self._directory)
 
     def close(self) -> None:
         # Batches that nobody will take must not count as batches that this process still uses.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.pools.wire import MappedSlots, Wire
 from penstock.engine.slots import Layout
+from penstock.node.copies import DeviceCopies
 from penstock.node.protocol import BatchGiven, HoldNode
 from penstock.node.staging import StagedBatch
 from penstock.node.state import BatchName
@@ -55,6 +56,9 @@ class Peer:
         """The batches that it uses after it has left: how many times given, and the size."""
         self.held: HoldNode | None = None
         """It keeps the node in its cluster."""
+        self.copies: DeviceCopies | None = None
+        """The copies on a device that it shares with other jobs."""
+        self.copies_key = ("", "", "")
         self.since = time.time()
         self.fault = ""
         """Why this peer must be disconnected; empty if it need not."""

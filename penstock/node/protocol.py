@@ -25,12 +25,13 @@ from penstock.engine.pools.wire import (
     pack_integers,
     unpack_integers,
 )
+from penstock.node.copies import MakeCopy, MayLeave, OwnerLeft, UseCopy
 from penstock.node.state import BatchName, Lag
 from penstock.order import BatchKeys
 
 __all__ = ["RELEASE"]
 
-VERSION = 6
+VERSION = 7
 """Version of these messages. The node refuses members of another version."""
 
 
@@ -178,6 +179,55 @@ class Rewind(NamedTuple):
     """A member withdraws all its earlier requests for batches."""
 
 
+class ShareCopies(NamedTuple):
+    """A job delivers batches to a device, and shares its copies with others.
+
+    ``part``: which batches it takes, and how large they are. ``device``: equal for all processes
+    that use one device.
+    """
+
+    version: int
+    release: str
+    group: str
+    part: str
+    device: str
+
+
+class AskCopy(NamedTuple):
+    """A job is about to copy this batch to its device."""
+
+    epoch: int
+    number: int
+    digest: str
+
+
+class CopyMade(NamedTuple):
+    """A job has copied this batch where others can read it.
+
+    ``version`` counts the memory of the place. ``layout``: the tensors in it. ``handles``: by which
+    others map the memory, by their numbers; only for those that have none yet.
+    """
+
+    epoch: int
+    number: int
+    digest: str
+    version: int
+    layout: str
+    handles: dict[int, bytes]
+
+
+class CopyEnded(NamedTuple):
+    """A job has read the copy of this batch, waits for it no longer, or could not make it."""
+
+    epoch: int
+    number: int
+    digest: str
+
+
+class StopSharing(NamedTuple):
+    """A job will close this connection and free its copies."""
+
+
 class Several(NamedTuple):
     """Several messages in one, because each message wakes the node."""
 
@@ -303,6 +353,15 @@ VOCABULARY = Vocabulary(
     leave_cluster=LeaveCluster,
     end=EndNode,
     status=Status,
+    share_copies=ShareCopies,
+    ask_copy=AskCopy,
+    make_copy=MakeCopy,
+    use_copy=UseCopy,
+    copy_made=CopyMade,
+    copy_ended=CopyEnded,
+    owner_left=OwnerLeft,
+    stop_sharing=StopSharing,
+    may_leave=MayLeave,
 )
 
 MOST_WANTED = 1024
@@ -348,6 +407,11 @@ _FIELDS: dict[type, tuple[tuple[type, ...], ...]] = {
     HoldNode: ((str,), (float,), (list,), (str,)),
     LeaveCluster: (),
     EndNode: (),
+    ShareCopies: ((int,), (str,), (str,), (str,), (str,)),
+    AskCopy: ((int,), (int,), (str,)),
+    CopyMade: ((int,), (int,), (str,), (int,), (str,), (dict,)),
+    CopyEnded: ((int,), (int,), (str,)),
+    StopSharing: (),
 }
 """The types of the fields of each message that a node handles."""
 
@@ -363,6 +427,9 @@ def _problem(message: tuple[Any, ...]) -> str:
         used = message.used
         if not all(type(n) is list and [*map(type, n)] == [int, int, str] for n in used):
             return "names that are not names of batches"
+    elif isinstance(message, CopyMade):
+        if not all(type(k) is int and type(v) is bytes for k, v in message.handles.items()):
+            return "handles that are not bytes by number"
     elif isinstance(message, Code):
         if not all(isinstance(entry, str) for entry in message.path):
             return "an import path that is not a list of text"
@@ -378,6 +445,9 @@ def _problem(message: tuple[Any, ...]) -> str:
             return "arrays of the wrong length"
     return ""
 
+
+ABOUT_COPIES = (AskCopy, CopyMade, CopyEnded, StopSharing)
+"""Messages of jobs that share copies on a device."""
 
 ABOUT_BATCHES = (Want, Took, Released, Rewind)
 """Messages that go to a group; several that came together are handled together."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.feed import Queue, Ready
+from penstock.node.copy_desk import NodeCopyDesk
 from penstock.node.member import NodeFeed
 from penstock.order import BatchKeys, Cursor, Deal
 from penstock.tree import fill
@@ -71,6 +72,10 @@ class RecutFeed:
 
     def refresh(self) -> None:
         self._inner.refresh()
+
+    def copy_desk(self) -> NodeCopyDesk:
+        """See ``SharedFeed``."""
+        return self._inner.copy_desk()
 
     def close(self) -> None:
         self._units.clear()

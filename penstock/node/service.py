@@ -18,19 +18,23 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.checkpoint import differences
 from penstock.engine.pools.wire import ProtocolError, Wire
 from penstock.errors import PenstockError
+from penstock.node.copies import CopyDecision, DeviceCopies
 from penstock.node.directory import NodeDirectory, peer_of
 from penstock.node.group import Group
 from penstock.node.log import trim
 from penstock.node.peer import Peer
 from penstock.node.protocol import (
     ABOUT_BATCHES,
+    ABOUT_COPIES,
     RELEASE,
     VERSION,
     VOCABULARY,
+    AskCopy,
     AskProgress,
     BeginEpoch,
     Broken,
     Code,
+    CopyMade,
     EndNode,
     EnterCluster,
     Entered,
@@ -43,7 +47,9 @@ from penstock.node.protocol import (
     Refused,
     Released,
     Several,
+    ShareCopies,
     Status,
+    StopSharing,
     Welcome,
     check,
     requested_size,
@@ -95,6 +101,8 @@ class Service:
         self.descriptors = descriptors
         self.started = time.time()
         self.groups: dict[str, Group] = {}
+        self.copies: dict[tuple[str, str, str], DeviceCopies] = {}
+        """By group, part and device."""
         self.peers: dict[int, Peer] = {}
         self.workers = WorkerLimit(workers)
         self.shared_stores = SharedStores(clock=clock)
@@ -350,6 +358,7 @@ class Service:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.wire.socket)
         self._leave(peer)
+        self._leave_copies(peer)
         if peer.held is not None:
             self._held_until = self._clock() + peer.held.grace
             _log.info("%s (process %d) no longer holds this node", peer.held.keeper, peer.pid)
@@ -454,6 +463,10 @@ class Service:
             used = [BatchName(peer.part, *name) for name in message.used]
             peer.mapped = self._leave(peer, used)
             self._divide_budget()
+        elif isinstance(message, ShareCopies):
+            self._share_copies(peer, message)
+        elif isinstance(message, ABOUT_COPIES):
+            self._about_copies(peer, message)
         elif isinstance(message, EnterCluster):
             peer.send(self._enter_cluster(message))
         elif isinstance(message, HoldNode):
@@ -469,6 +482,46 @@ class Service:
             peer.send(Status(status_of(self)))
         else:
             raise TypeError(f"a node does not handle {type(message).__name__}")
+
+    # Copies on devices.
+
+    def _share_copies(self, peer: Peer, request: ShareCopies) -> None:
+        if (request.version, request.release) != (VERSION, RELEASE):
+            raise PenstockError(f"this node has Penstock {RELEASE}")
+        if peer.copies is not None or peer.group is not None:
+            raise PenstockError("a member shares copies on a connection of its own")
+        key = request.group, request.part, request.device
+        peer.copies_key, peer.copies = key, self.copies.setdefault(key, DeviceCopies())
+        peer.copies.join(peer.number)
+
+    def _about_copies(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        copies, me = peer.copies, peer.number
+        if copies is None:
+            raise PenstockError("a process must send ShareCopies before it asks for copies")
+        if isinstance(message, StopSharing):
+            self._carry_out(copies.leaving(me))
+            return
+        name = BatchName("", *message[:3])
+        if isinstance(message, AskCopy):
+            self._carry_out(copies.ask(me, name))
+        elif isinstance(message, CopyMade):
+            made = copies.made(me, name, message.version, message.layout, message.handles)
+            self._carry_out(made)
+        else:
+            self._carry_out(copies.end(me, name))
+
+    def _carry_out(self, decisions: Sequence[CopyDecision]) -> None:
+        for decision in decisions:
+            peer = self.peers.get(decision.member)
+            if peer is not None:
+                peer.send(decision)
+
+    def _leave_copies(self, peer: Peer) -> None:
+        copies, peer.copies = peer.copies, None
+        if copies is not None:
+            self._carry_out(copies.leave(peer.number))
+            if not copies.members:
+                self.copies.pop(peer.copies_key, None)
 
     # Other machines.
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from penstock import config
 from penstock.cluster.find import find_cluster, parse_own_address
@@ -17,6 +17,7 @@ from penstock.engine.plan import echo_of
 from penstock.engine.slots import Register
 from penstock.errors import PipelineError
 from penstock.fingerprint import fingerprint
+from penstock.node.copy_desk import NodeCopyDesk
 from penstock.node.member import Membership, NodeFeed, depth_in_cluster
 from penstock.node.protocol import EnterCluster, requested_size
 from penstock.node.recut import RecutFeed
@@ -24,6 +25,13 @@ from penstock.node.worker_setup import runs_user_code
 from penstock.options import CLUSTER_SHARE, Options
 from penstock.order import Cursor, Deal, Plan
 from penstock.pipeline import Pipeline
+
+
+class SharedFeed(Feed, Protocol):
+    """A feed of batches that other jobs of this machine get too."""
+
+    def copy_desk(self) -> NodeCopyDesk:
+        """Where jobs with these batches agree on who copies them to a device."""
 
 
 def check_shared(pipeline: Pipeline, options: Options) -> None:
@@ -47,7 +55,7 @@ def attach(
     identity: Mapping[str, Any],
     plan: Plan,
     register: Register | None = None,
-) -> Feed:
+) -> SharedFeed:
     """Join the group and return a feed of this plan's batches, which the node prepares.
 
     ``identity``: the description of data, pipeline and order that checkpoints have too.

@@ -44,4 +44,4 @@ def delivering(
     if not can_pin(pin_memory):
         return None
     finder = DeviceFinder(torch.device("cuda"))
-    return Deliver(lambda rest: Pinning(), finder.find, finder.register)
+    return Deliver(lambda rest, desk: Pinning(), finder.find, finder.register)

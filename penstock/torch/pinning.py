@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.order import BatchKeys
 from penstock.tree import each_leaf
 
 PinTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -27,7 +28,7 @@ class Pinning:
     def __init__(self) -> None:
         self._pin = cuda_pin()
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: Any, keys: BatchKeys | None = None) -> Any:
         return pinned(value, self._pin)
 
     def settle(self) -> None:
@@ -35,6 +36,9 @@ class Pinning:
 
     def hand_out(self, converted: Any) -> Any:
         return converted
+
+    def close(self) -> None:
+        """Nothing: all is pinned."""
 
 
 def cuda_pin() -> PinTensor:

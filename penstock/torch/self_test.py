@@ -551,7 +551,7 @@ def _photographs(folder: Path, count: int) -> list[str]:
 
 def _deliver_to(device: Device) -> Deliver:
     return Deliver(
-        lambda rest: Delivery(device, rest),
+        lambda rest, desk: Delivery(device, rest, desk),
         lambda: None,
         device.register,
         divide,

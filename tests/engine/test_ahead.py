@@ -47,7 +47,13 @@ class Converting:
     """Work that is done at once."""
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
-        self.convert = convert
+        self._convert = convert
+
+    def convert(self, value: Any, keys: BatchKeys) -> Any:
+        return self._convert(value)
+
+    def close(self) -> None:
+        pass
 
     def settle(self) -> None:
         pass
