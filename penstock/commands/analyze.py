@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from penstock import config
     from penstock.diagnose.analyze.combine import combine, missing
-    from penstock.inject import environment, launch, reports, unseen, words
+    from penstock.inject import environment, launch, processes, reports, unseen, words
+    from penstock.inject.analysis import BEGUN
+    from penstock.inject.loop_wait import LoopWait
 
     if arguments.combine:
         return _combine(arguments)
@@ -102,9 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
         "root": os.getpid(),
     }
     with reports() as place:
-        code = launch(command, environment("analyze", {**settings, "reports": str(place)}))
+        variables = environment("analyze", {**settings, "reports": str(place)})
+        waiting = LoopWait(
+            lambda: bool(processes(place)),
+            lambda: any(place.glob(f"{BEGUN}*")),
+            _say,
+            arguments.seconds,
+            time.monotonic,
+        )
+        code = launch(command, variables, waiting)
         ranks = _load_reports(place)
         if not ranks:
+            if waiting.ended:
+                return code or 1
             why = _why_no_report(place) or unseen(command)
             sys.stderr.write(f"penstock: the analysis has no result. {why}\n")
             return code or 1
@@ -124,6 +137,11 @@ def run(arguments: argparse.Namespace) -> int:
             "combine them: penstock analyze --combine DIRECTORY\n"
         )
     return code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()
 
 
 def _combine(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +90,14 @@ def words(given: Sequence[str]) -> list[str]:
     return command
 
 
-def launch(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def launch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    watch: Callable[[], signal.Signals | None] | None = None,
+) -> int:
     """Run a command to its end. Returns its exit code, or 128 plus the signal that killed it.
 
+    ``watch`` is called about once a second; the signal that it returns is sent to the command.
     Signals sent to this process are passed on to the command, which decides how to end. Must be
     called in the main thread.
     """
@@ -115,6 +120,9 @@ def launch(command: Sequence[str], environment: Mapping[str, str]) -> int:
                 and received.si_code != _FROM_KERNEL
             ):
                 os.kill(pid, received.si_signo)
+            wanted = watch() if watch is not None else None
+            if wanted is not None:
+                os.kill(pid, wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -36,6 +36,10 @@ LEAST_BATCHES = 3
 """Batches that are read in any case to find the files of samples."""
 
 
+LEAST_BYTES = 256
+"""Fewer bytes per sample in a few shared files are not what a dataset reads its samples from."""
+
+
 class TorchSubject:
     """Makes loaders like the script's own, with other batches.
 
@@ -146,6 +150,8 @@ class TorchSubject:
                 return
         if before is not None and after is not None and samples:
             self._sample_bytes = max(0, after - before) / samples
+            if self._sample_bytes < LEAST_BYTES:  # lock files and settings, not data
+                self._files, self._sample_bytes, files = None, 0.0, []
         if not files:
             self.notes.append(
                 "no files were found that the dataset reads, so its samples could not be dropped "

@@ -615,12 +615,12 @@ def _warnings(report: AnalysisReport) -> Iterator[str]:
         )
     use = report.workers_use
     if use is not None and use.queueing > 2 * SMALL and setup.workers:
-        undisturbed = (use.computing + use.queueing) / max(use.computing, 1e-9)
+        undisturbed = 1 / max(1 - use.queueing, 0.05)
         prep = report.rate("prep") or 0.0
         yield (
             f"{setup.workers} workers on {setup.cores} cores queued for a core {use.queueing:.0%} "
-            f"of the time; by their CPU time they could prepare up to {prep * undisturbed:,.0f} "
-            "samples/s with a core each."
+            f"of the time; with a core each they would prepare about {prep * undisturbed:,.0f} "
+            "samples/s."
         )
 
 

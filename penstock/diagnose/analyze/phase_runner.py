@@ -67,6 +67,12 @@ OVERRUN = 0.15
 SLACK = 1.0
 """Seconds that it may take longer in any case."""
 
+WIDE = 0.1
+"""Intervals wider than this share of the time may hide a bottleneck."""
+
+REST = 0.3
+"""Share of the time that is kept for the measurements without the training loop."""
+
 QUICK = 10.0
 """Below so many seconds nothing is left out: every phase is measured, as shortly as possible."""
 
@@ -244,20 +250,31 @@ class PhaseRunner:
         return max((WARM_UP_AGAIN + 2) * each, min(timer.seconds, 16 * each))
 
     def _catch_up(self) -> Iterator[Any]:
-        """Further turns of the phases that decide, if they had too few steps."""
+        """Further turns of the phases that decide, if they had too few steps or are not exact."""
         while True:
-            few = [
+            deciding = [
                 track
                 for name, track in self._tracks.items()
-                if name in ("as it is", "replay")
-                and track.timer.steps < LEAST_STEPS
-                and not track.ended
+                if name in ("as it is", "replay") and not track.ended
             ]
-            needed = sum(self._turn_seconds(track.name) for track in few)
-            if not self._agree(bool(few) and needed <= self._left()):
+            few = any(track.timer.steps < LEAST_STEPS for track in deciding)
+            wide = any(self._uncertain(track) for track in deciding)
+            needed = sum(self._turn_seconds(track.name) for track in deciding)
+            # A verdict comes first; predictions need the rest of the time.
+            left = self._left() if few else self._left() - REST * self._whole
+            if not self._agree((few or wide) and 0 < needed <= left):
                 return
-            for track in few:
+            for track in deciding:
                 yield from self._turn(track)
+
+    def _uncertain(self, track: Track) -> bool:
+        """Whether the interval of a wait, or of a step, is too wide to tell the bottleneck."""
+        phase = track.timer.phase()
+        if phase.wait is None or phase.step is None:
+            return False
+        whole = phase.wait.value + phase.step.value
+        width = max(one.high - one.low for one in (phase.wait, phase.step))
+        return width > WIDE * whole
 
     def _waiting(self, name: PhaseName) -> float:
         """Share of the time that the loop waited in a phase."""

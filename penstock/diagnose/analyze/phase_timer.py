@@ -12,6 +12,9 @@ BLOCKS = 8
 """Steps are grouped into at least this many blocks, and the means of the blocks are compared.
 Single steps are not independent: workers finish at the same time, and a queue smooths them."""
 
+LEAST_ROUNDS = 2
+"""Rounds of the workers that a turn has, if that takes at most twice its time."""
+
 TOLERANCE = 0.01
 """A phase ends when half its confidence interval, relative to the rate, is below this."""
 
@@ -104,7 +107,9 @@ class PhaseTimer:
         if count < 2:
             return False
         spent = self.moments[-1] - self.moments[0]
-        if spent >= self.seconds or count >= self.max_steps:
+        # Workers finish in turns, so whole rounds of them are compared; not at any price.
+        whole = count >= min(LEAST_ROUNDS * self.period, BLOCKS) or spent >= 2 * self.seconds
+        if (spent >= self.seconds and whole) or count >= self.max_steps:
             return True
         return count >= max(self.min_steps, BLOCKS * self.period) and self.exact
 

@@ -60,7 +60,11 @@ class OpenedFiles:
         if isinstance(mode, str) and set(mode) & set("wax+"):
             return
         name = os.path.abspath(os.fsdecode(path))
-        if name in self._seen or name.endswith(_SKIPPED) or name.startswith(("/proc/", "/dev/")):
+        if (
+            name in self._seen
+            or name.endswith(_SKIPPED)
+            or name.startswith(("/proc/", "/dev/", "/sys/"))
+        ):
             return
         self._seen.add(name)
         self._busy = True  # writing the note opens a file too
