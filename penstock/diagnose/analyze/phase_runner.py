@@ -70,6 +70,9 @@ SLACK = 1.0
 WIDE = 0.1
 """Intervals wider than this share of the time may hide a bottleneck."""
 
+MOST_EXTRA = 6
+"""Most further turns of the phases that decide."""
+
 REST = 0.3
 """Share of the time that is kept for the measurements without the training loop."""
 
@@ -251,14 +254,14 @@ class PhaseRunner:
 
     def _catch_up(self) -> Iterator[Any]:
         """Further turns of the phases that decide, if they had too few steps or are not exact."""
-        while True:
+        for _ in range(MOST_EXTRA):
             deciding = [
                 track
                 for name, track in self._tracks.items()
                 if name in ("as it is", "replay") and not track.ended
             ]
             few = any(track.timer.steps < LEAST_STEPS for track in deciding)
-            wide = any(self._uncertain(track) for track in deciding)
+            wide = self._whole >= QUICK and any(map(self._uncertain, deciding))
             needed = sum(self._turn_seconds(track.name) for track in deciding)
             # A verdict comes first; predictions need the rest of the time.
             left = self._left() if few else self._left() - REST * self._whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
 from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
+from penstock.diagnose.analyze.result import LEAST_STEPS
 from penstock.diagnose.analyze.worker_sweep import TURNS
 
 BATCH = 8
@@ -285,3 +287,55 @@ def test_a_phase_waits_for_an_asynchronous_accelerator() -> None:
     assert runner.report.rate("replay") == pytest.approx(BATCH / 0.05, rel=0.1)
     assert runner.report.costs.copy == pytest.approx(0.004 / BATCH)
     assert runner.report.setup.accelerator == "asynchronous"
+
+
+def test_a_quick_analysis_of_an_uneven_loop_ends() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=1e-4, fetch=0.0)
+    chance = random.Random(0)
+    runner = PhaseRunner(subject, seconds=1.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    for _ in runner.run(subject._every("own", 1e-4)):
+        clock.now += chance.choice((0.001, 0.4))
+        assert clock.now < 1_000
+    assert runner.report is not None
+    # Nothing is left out, however little time there was.
+    assert {phase.name for phase in runner.report.phases} == {
+        "as it is",
+        "replay",
+        "cached",
+        "cold",
+        "prep",
+        "storage",
+        "cache",
+    }
+
+
+@pytest.mark.parametrize("step", [0.005, 0.05, 0.5, 2.0])
+def test_the_time_is_kept(step: float) -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    began, chance = clock.now, random.Random(0)
+    for _ in runner.run(subject._every("own", 0.01)):
+        clock.now += step * chance.uniform(0.5, 1.5)
+    assert runner.report is not None
+    assert clock.now - began < 1.2 * 60
+    own, replay = (runner.report.phase(name) for name in ("as it is", "replay"))
+    assert own is not None
+    assert replay is not None
+    assert min(own.steps, replay.steps) >= LEAST_STEPS
+
+
+def test_an_analysis_that_is_stopped_reports_what_it_has() -> None:
+    clock = Clock()
+    subject = SimulatedSubject(clock, prep=0.01, fetch=0.01)
+    runner = PhaseRunner(subject, seconds=60.0, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    batches = runner.run(subject._every("own", 0.01))
+    for _ in itertools.islice(batches, 200):
+        clock.now += 0.02
+    runner.stop("it was interrupted after 200 steps")
+    report = runner.report
+    assert report is not None
+    assert report.interrupted == "it was interrupted after 200 steps"
+    assert report.rate("as it is")
+    assert subject.closed[-1] == "all"
