@@ -16,6 +16,7 @@ examples:
   penstock doctor --json > machine.json  for scripts and bug reports
   penstock doctor --device               check what Penstock does with the GPU, on the GPU
   penstock doctor --device fake          the same checks on a fake device, without a GPU
+  penstock doctor --storage s3://b/train measure a bucket or a folder: latency and rates
 
 The exit code is 1 if the doctor found a problem that would stop a plain training run, else 0. With
 --device it is 1 if a check failed, and 3 if there is no such device.
@@ -40,11 +41,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="only test the device: copies, streams, memory, bits and speed. NAME is cuda (the "
         "default), cuda:1, fake or cpu",
     )
+    parser.add_argument(
+        "--storage",
+        metavar="PLACE",
+        help="only measure a folder, or the URL of a bucket: how long one read takes, and how much "
+        "many give. Reads up to 200 MB",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="a setting of the store for --storage, such as endpoint=https://...; may be repeated",
+    )
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.device is not None:
         return test_device(arguments.device, as_json=arguments.json)
+    if arguments.storage is not None:
+        return measure_storage(arguments)
     try:
         from rich.console import Console
     except ModuleNotFoundError as error:
@@ -93,3 +117,18 @@ def test_device(name: str, *, as_json: bool) -> int:
     else:
         sys.stdout.write("\n".join(self_test.lines(name, results)) + "\n")
     return int(any(result.outcome == "failed" for result in results))
+
+
+def measure_storage(arguments: argparse.Namespace) -> int:
+    """Measure a folder or a bucket, and print what that means; the exit code."""
+    from rich.console import Console
+
+    from penstock.diagnose.doctor import report, storage
+
+    rates = storage.measure(arguments.storage, dict(arguments.option))
+    findings = storage.advice(rates)
+    if arguments.json:
+        sys.stdout.write(storage.as_json(rates, findings) + "\n")
+    else:
+        report.show(findings, Console())
+    return 0
