@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.source.objects.client import ObjectClient, ObjectFailure, connect
@@ -69,8 +70,8 @@ class Fetching:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._make = clients
-        self._sleep = sleep
-        self._clock = clock
+        self.sleep = sleep
+        self.clock = clock
         self._clients: dict[str, ObjectClient] = {}
         self._options: dict[str, StorageOptions] = {}
         self._budget = budget
@@ -80,7 +81,7 @@ class Fetching:
         self._numbers: dict[ObjectKey, int] = {}
         self._keys: dict[int, ObjectKey] = {}
         self._contents: dict[int, asyncio.Future[Any]] = {}
-        self._requests: dict[int, asyncio.Task[Any]] = {}
+        self._requests: dict[int, asyncio.Future[Any]] = {}
         """The request of each object that is on its way. Several ranges may share one."""
         self._readers: Counter[int] = Counter()
         """How many wait for each object."""
@@ -223,13 +224,13 @@ class Fetching:
         if len(numbers) > 1:
             start, end = min(one.start for one in ranges), max(one.end for one in ranges)
             wanted = wanted._replace(start=start, end=end)
-        request = asyncio.ensure_future(self._fetch(root, wanted))
+        request = _Request(self, root, wanted).answer
         contents = [asyncio.get_running_loop().create_future() for _ in numbers]
         for number, content in zip(numbers, contents, strict=True):
             self._contents[number] = content
             self._requests[number] = request
 
-        def arrived(done: asyncio.Task[Any]) -> None:
+        def arrived(done: asyncio.Future[Any]) -> None:
             for number in numbers:
                 if self._requests.get(number) is done:
                     del self._requests[number]
@@ -239,71 +240,132 @@ class Fetching:
 
         request.add_done_callback(arrived)
 
-    async def _fetch(self, root: str, wanted: WantedObject) -> Any:
-        content = await self._again(lambda: self._hedged(root, wanted))
-        self.bytes += len(content)
-        self._mean += (len(content) - self._mean) / 64
-        return content
-
     async def put(self, root: str, file: str, path: str) -> None:
         """Write a file of this machine to an object. Raises ObjectFailure."""
-        await self._again(lambda: self._clients[root].put(file, path))
-
-    async def _again(self, request: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a request, which is made again if it fails."""
-        started, attempt = self._clock(), 0
+        started, attempt = self.clock(), 0
         while True:
             attempt += 1
             try:
-                return await request()
+                return await self._clients[root].put(file, path)
             except ObjectFailure as error:
-                if not error.again:
-                    raise
-                pause = pause_before(attempt, self._clock() - started, random.random())
-                if pause is None:
-                    kind, text = error.failure
-                    tried = f"{text} ({attempt} requests in {self._clock() - started:.0f} s)"
-                    raise ObjectFailure(FetchFailure(kind, tried), again=False) from error
-                self.retries += 1
-                await self._sleep(pause)
+                await self.sleep(self.pause(error, attempt, started))
 
-    async def _hedged(self, root: str, wanted: WantedObject) -> Any:
-        """One request, or two if the first is late. The first good answer counts."""
-        hedging = self._hedging[root]
-        first = asyncio.ensure_future(self._once(root, wanted))
-        running = {first}
-        try:
-            await asyncio.wait(running, timeout=hedging.delay())
-            if not first.done() and hedging.may_repeat():
-                running = {first, asyncio.ensure_future(self._once(root, wanted))}
-            failure: ObjectFailure | None = None
-            while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    try:
-                        return task.result()
-                    except ObjectFailure as error:
-                        failure = error
-            assert failure is not None
-            raise failure
-        finally:
-            for task in running:
-                task.cancel()
+    def pause(self, error: ObjectFailure, attempt: int, started: float) -> float:
+        """Seconds to wait before a request is made again. Raises the failure if it is not."""
+        if not error.again:
+            raise error
+        elapsed = self.clock() - started
+        pause = pause_before(attempt, elapsed, random.random())
+        if pause is None:
+            kind, text = error.failure
+            tried = f"{text} ({attempt} requests in {elapsed:.0f} s)"
+            raise ObjectFailure(FetchFailure(kind, tried), again=False) from error
+        self.retries += 1
+        return pause
 
-    async def _once(self, root: str, wanted: WantedObject) -> Any:
-        self.requests += 1
-        started = self._clock()
+    def hedging(self, root: str) -> Hedging:
+        return self._hedging[root]
+
+    def received(self, content: Any) -> None:
+        """Count the answer to a request."""
+        self.bytes += len(content)
+        self._mean += (len(content) - self._mean) / 64
+
+
+class _Request:
+    """A request for an object: made a second time if it is late, and again if it fails.
+
+    ``answer`` has its content in the end. There is one task for each request to the store and no
+    other: thousands of objects a second go through here.
+    """
+
+    def __init__(self, fetching: Fetching, root: str, wanted: WantedObject) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fetching, self._root, self._wanted = fetching, root, wanted
+        self._hedging = fetching.hedging(root)
+        self._running: set[asyncio.Task[Any]] = set()
+        """Requests to the store that were not answered yet, or the pause before the next one."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._attempt = 0
+        self._first = fetching.clock()
+        self.answer: asyncio.Future[Any] = self._loop.create_future()
+        self.answer.add_done_callback(self._ended)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._attempt += 1
+        delay = self._hedging.delay()
+        if delay is None or delay >= LATEST:
+            self._timer = self._loop.call_later(LATEST, self._expired)
+        else:
+            self._timer = self._loop.call_later(delay, self._late, delay)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._fetching.requests += 1
+        task = self._loop.create_task(self._fetching.client(self._root).get(self._wanted))
+        self._running.add(task)
+        task.add_done_callback(partial(self._answered, self._fetching.clock()))
+
+    def _late(self, waited: float) -> None:
+        self._timer = self._loop.call_later(LATEST - waited, self._expired)
+        answered = any(task.done() for task in self._running)
+        if not answered and self._hedging.may_repeat():
+            self._ask()
+
+    def _expired(self) -> None:
+        running, self._running = self._running, set()
+        for task in running:
+            task.cancel()
+        failure = FetchFailure("unreachable", f"no answer within {LATEST:.0f} s")
+        self._failed(ObjectFailure(failure, again=True))
+
+    def _answered(self, asked: float, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task not in self._running:  # it was given up
+            return
+        self._running.discard(task)
+        if error is not None:
+            if not self._running:  # the other one may still succeed
+                self._failed(error)
+            return
+        self._hedging.record(self._fetching.clock() - asked)
+        content = task.result()
+        self._fetching.received(content)
+        self.answer.set_result(content)
+
+    def _failed(self, error: BaseException) -> None:
+        self._stop_timer()
+        if not isinstance(error, ObjectFailure):
+            text = f"{type(error).__name__}: {error}"
+            error = ObjectFailure(FetchFailure("unreachable", text), again=False)
         try:
-            content = await asyncio.wait_for(self._clients[root].get(wanted), LATEST)
-        except asyncio.TimeoutError:
-            failure = FetchFailure("unreachable", f"no answer within {LATEST:.0f} s")
-            raise ObjectFailure(failure, again=True) from None
-        self._hedging[root].record(self._clock() - started)
-        return content
+            pause = self._fetching.pause(error, self._attempt, self._first)
+        except ObjectFailure as final:
+            self.answer.set_exception(final)
+            return
+        self._running.add(self._loop.create_task(self._again(pause)))
+
+    async def _again(self, pause: float) -> None:
+        await self._fetching.sleep(pause)
+        self._running.clear()
+        self._begin()
+
+    def _ended(self, answer: asyncio.Future[Any]) -> None:
+        """The answer is there, or nobody needs it any more."""
+        self._stop_timer()
+        running, self._running = self._running, set()
+        for task in running:
+            task.cancel()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _hand_over(
-    request: asyncio.Task[Any],
+    request: asyncio.Future[Any],
     wanted: WantedObject,
     ranges: list[WantedObject],
     contents: list[asyncio.Future[Any]],
@@ -421,16 +483,22 @@ class Server:
     async def _send_objects(self, root: str, rows: list[Any], send: Any) -> None:
         """The objects as they arrive, each with its number in the request."""
 
-        async def one(number: int, fetched: asyncio.Future[Any]) -> None:
-            try:
-                content = await fetched
-            except ObjectFailure as error:
-                await send(["failed", number, *error.failure])
-            else:
-                await send(["object", number], content)
-
         found = self._fetching.get_all(root, [WantedObject(*row) for row in rows])
-        await asyncio.gather(*(one(number, fetched) for number, fetched in enumerate(found)))
+        arrived: asyncio.Queue[tuple[int, asyncio.Future[Any]]] = asyncio.Queue()
+        for number, fetched in enumerate(found):
+            fetched.add_done_callback(partial(_put, arrived, number))
+        try:
+            for _ in found:
+                number, fetched = await arrived.get()
+                try:
+                    content = fetched.result()
+                except ObjectFailure as error:
+                    await send(["failed", number, *error.failure])
+                else:
+                    await send(["object", number], content)
+        finally:
+            for fetched in found:
+                fetched.cancel()
 
     async def _send_heads(self, root: str, paths: list[str], send: Any) -> None:
         client, limit = self._fetching.client(root), asyncio.Semaphore(REQUESTS)
@@ -445,6 +513,15 @@ class Server:
                     raise ObjectFailure(named, again=error.again) from error
 
         await send(["page", await asyncio.gather(*map(one, paths))])
+
+
+def _put(
+    arrived: asyncio.Queue[tuple[int, asyncio.Future[Any]]],
+    number: int,
+    fetched: asyncio.Future[Any],
+) -> None:
+    if not fetched.cancelled():
+        arrived.put_nowait((number, fetched))
 
 
 def peer_user(connection: socket.socket) -> int:

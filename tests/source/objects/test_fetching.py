@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from penstock.source.objects import fetcher
 from penstock.source.objects.client import ListedObject, ObjectFailure
 from penstock.source.objects.fetcher import Fetching
 from penstock.source.objects.policy import TRIES, Hedging
@@ -87,6 +90,12 @@ def test_announced_objects_are_fetched_once_in_order_within_the_budget() -> None
     assert found.bytes_held == 0
 
 
+def test_the_fetcher_starts_without_numpy_which_would_take_longest() -> None:
+    code = "import sys, penstock.source.objects.fetcher; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_two_readers_of_one_object_share_a_request() -> None:
     store = Memory(at_once)
     found = fetching(store)
@@ -148,8 +157,32 @@ def test_a_late_request_is_made_a_second_time_and_the_first_answer_counts() -> N
 
     assert asyncio.run(run()) == b"late"
     assert store.asked[late] == 2
-    assert found.repeated == 1
+    assert found.repeated >= 1  # a busy machine may make others late too
     assert store.flying == 0  # the first request was cancelled
+
+
+def test_a_request_that_is_never_answered_is_given_up_and_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def first_never(path: str, request: int) -> bytes:
+        if request == 1:
+            await asyncio.Event().wait()
+        return path.encode()
+
+    monkeypatch.setattr(fetcher, "LATEST", 0.01)
+    store = Memory(first_never)
+    found = fetching(store)
+    assert asyncio.run(take_all(found, wanted(1))) == [b"0"]
+    assert found.retries >= 1
+    assert store.flying == 0  # the first request was cancelled
+
+
+def test_an_unexpected_error_reaches_the_reader() -> None:
+    async def broken(path: str, request: int) -> bytes:
+        raise KeyError("etag")
+
+    with pytest.raises(ObjectFailure, match="KeyError: 'etag'"):
+        asyncio.run(take_all(fetching(Memory(broken)), wanted(1)))
 
 
 def test_what_is_not_needed_any_more_is_dropped() -> None:

@@ -126,6 +126,37 @@ def test_a_cache_asks_for_nothing_in_the_second_epoch(server: ObjectServer) -> N
     assert len(server.gets()) == FILES
 
 
+def test_each_level_above_a_bucket_is_hit_by_exactly_what_it_holds(server: ObjectServer) -> None:
+    size = 1012  # of a mean file; each level counts some bytes more for a sample
+    levels = (
+        ps.from_folder(server.url("train"), storage=server.storage)
+        .cache(f"{14 * size}B", where="disk")
+        .cache(f"{6 * size}B")
+        .batch(5)
+    )
+    with levels.loader(seed=0, workers=2, kind="threads") as loader:
+        counts = []
+        for _ in range(3):
+            for _ in loader:
+                pass
+            counts.append([(level.hits, level.misses) for level in loader.stats().caches])
+        disk, memory = (level.admitted for level in loader.stats().caches)
+    assert 0 < memory < disk < FILES
+    # What is in memory is on the disk too, and is not asked for there.
+    assert counts[0] == [(0, FILES), (0, FILES)]
+    for epoch, (on_disk, in_memory) in enumerate(counts):
+        assert in_memory == (epoch * memory, FILES + epoch * (FILES - memory))
+        assert on_disk == (epoch * (disk - memory), FILES + epoch * (FILES - disk))
+    server.requests.clear()
+    with levels.loader(seed=0, workers=2, kind="threads") as loader:
+        for _ in loader:
+            pass
+        later = loader.stats()
+    # The disk is kept for the next run, the memory is not.
+    assert later.caches[0].hits == disk
+    assert later.caches[1].hits == 0
+
+
 @pytest.mark.parametrize("fault", ["error", "limit", "reset", "truncate"])
 def test_requests_that_fail_are_made_again(server: ObjectServer, folder: Path, fault: str) -> None:
     failed: Counter[str] = Counter()
