@@ -40,6 +40,7 @@ from benchmarks.load import load, randaugment
 from benchmarks.reuse import accuracy, encode, refurbish
 from benchmarks.simulate import simulate
 from benchmarks.soak import soak
+from benchmarks.storage import objects, oneaccess, storage
 from benchmarks.wide import wide
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -71,6 +72,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         files,
         coefficients,
         shards,
+        storage,
+        oneaccess,
+        objects,
         simulate,
         cooperate,
         machines,

@@ -13,14 +13,19 @@ import os
 import random
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 PAGE = 1000
+
+PIECE = 256 << 10
+"""Bytes of an answer that take their turn on a limited link at a time: others come in between."""
 
 
 @dataclass
@@ -55,6 +60,7 @@ class ObjectServer:
         self.port = 0
         self._random = random.Random(seed)
         self._free_at = 0.0
+        self._listed: list[tuple[str, Path]] | None = None
         self._etags: dict[tuple[str, int, int, int], str] = {}
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -95,6 +101,12 @@ class ObjectServer:
         """The paths of the objects that were asked for."""
         return [line.partition(" ")[2] for line in list(self.requests) if line.startswith("GET /")]
 
+    def warm(self) -> None:
+        """Work out the versions of all objects now. Otherwise the first request for each does."""
+        for file in self.root.rglob("*"):
+            if file.is_file():
+                self._etag(file)
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
@@ -124,6 +136,10 @@ class ObjectServer:
             pass  # the client has gone, or the server ends
         finally:
             writer.close()
+
+    def file_of(self, key: str) -> Path:
+        """The file with the content of an object."""
+        return self.root / key
 
     def _etag(self, file: Path) -> str:
         """The version of an object, which is worked out once: shards are large."""
@@ -157,7 +173,7 @@ class ObjectServer:
         if now.latency or slow:
             await asyncio.sleep(now.slow_latency if slow else now.latency)
         if "list-type" in query:
-            return await self._send(writer, 200, self._listing(query).encode(), {})
+            return await self._send(writer, 200, self.listing(query).encode(), {})
         fault = now.fault(path) if method in ("GET", "PUT") else None
         if fault == "stall":
             await asyncio.sleep(3600)
@@ -167,7 +183,7 @@ class ObjectServer:
         if fault in ("error", "limit"):
             code = 500 if fault == "error" else 503
             return await self._send(writer, code, b"<Error><Code>Busy</Code></Error>", {})
-        file = self.root / path.removeprefix(f"{self.bucket}/")
+        file = self.file_of(path.removeprefix(f"{self.bucket}/"))
         if method == "PUT":
             self._write(file, body)
             return await self._send(writer, 200, b"", {"ETag": self._etag(file)})
@@ -200,42 +216,55 @@ class ObjectServer:
         headers: dict[str, str],
         length: int | None = None,
     ) -> bool:
-        if self.conditions.bandwidth and content:
-            # All connections share the link: each answer takes its turn.
-            now = time.monotonic()
-            seconds = len(content) / self.conditions.bandwidth
-            self._free_at = max(self._free_at, now) + seconds
-            await asyncio.sleep(self._free_at - now)
         lines = [f"HTTP/1.1 {status} .", f"Content-Length: {length or len(content)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + content)
-        await writer.drain()
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        bandwidth = self.conditions.bandwidth
+        if not bandwidth or not content:
+            writer.write(head + content)
+            await writer.drain()
+            return True
+        writer.write(head)
+        view = memoryview(content)
+        for first in range(0, len(content), PIECE):
+            # All connections share the link: each piece of an answer takes its turn.
+            piece = view[first : first + PIECE]
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + len(piece) / bandwidth
+            await asyncio.sleep(self._free_at - now)
+            writer.write(piece)
+            await writer.drain()
         return True
 
-    def _listing(self, query: dict[str, list[str]]) -> str:
+    def listing(self, query: dict[str, list[str]]) -> str:
         """A page of ListObjectsV2."""
         prefix = query.get("prefix", [""])[0]
         after = query.get("continuation-token", query.get("start-after", [""]))[0]
-        files = sorted(
-            (str(file.relative_to(self.root)), file)
-            for file in self.root.rglob("*")
-            if file.is_file()
-        )
-        found = [one for one in files if one[0].startswith(prefix) and one[0] > after]
+        if not after or self._listed is None:  # once for all pages
+            self._listed = sorted(
+                (str(file.relative_to(self.root)), file)
+                for file in self.root.rglob("*")
+                if file.is_file()
+            )
+        files = self._listed[bisect_right(self._listed, after, key=itemgetter(0)) :]
+        found = [one for one in files if one[0].startswith(prefix)]
         page, rest = found[:PAGE], len(found) > PAGE
-        rows = "".join(
-            f"<Contents><Key>{escape(quote(key) if 'encoding-type' in query else key)}</Key>"
-            f"<Size>{file.stat().st_size}</Size><ETag>{escape(self._etag(file))}</ETag>"
+        rows = [(key, file.stat().st_size, self._etag(file)) for key, file in page]
+        return self._page(rows, page[-1][0] if rest else "", quoted="encoding-type" in query)
+
+    def _page(self, rows: list[tuple[str, int, str]], after: str, *, quoted: bool) -> str:
+        """A page of keys, sizes and versions. ``after``: where the next page begins, if any."""
+        contents = "".join(
+            f"<Contents><Key>{escape(quote(key) if quoted else key)}</Key>"
+            f"<Size>{size}</Size><ETag>{escape(tag)}</ETag>"
             f"<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for key, file in page
+            for key, size, tag in rows
         )
-        more = ""
-        if rest:
-            more = f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>"
+        more = f"<NextContinuationToken>{escape(after)}</NextContinuationToken>" if after else ""
         return (
             '<?xml version="1.0"?><ListBucketResult>'
-            f"<Name>{self.bucket}</Name><IsTruncated>{str(rest).lower()}</IsTruncated>{more}{rows}"
-            "</ListBucketResult>"
+            f"<Name>{self.bucket}</Name><IsTruncated>{str(bool(after)).lower()}</IsTruncated>"
+            f"{more}{contents}</ListBucketResult>"
         )
 
 
@@ -258,6 +287,7 @@ def main() -> None:
     given = parser.parse_args()
     conditions = Conditions(given.latency, given.slow_share, given.slow_latency, given.bandwidth)
     with ObjectServer(given.root, conditions) as server:
+        server.warm()
         print(server.endpoint, flush=True)
         threading.Event().wait()
 
