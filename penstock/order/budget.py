@@ -246,7 +246,7 @@ class Budgeted(Plan):
             return None
         while len(dealt) < self.world:
             again, place = divmod(len(dealt) - len(batches), len(epoch.batches))
-            dealt.append((epoch.batches[place], again + 1))
+            dealt.append((epoch.batches[place][:1], again + 1))
         return dealt
 
     def _keys(
