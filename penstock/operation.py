@@ -43,6 +43,11 @@ LEVELS = 256
 """The number of outcomes that a number from a continuous range counts as, such as a factor of
 brightness. Finer steps are lost in pixels of 256 levels."""
 
+STEPS = 7
+"""The number of visibly different outcomes that a range of positions or strengths counts as, at
+most. So a crop, moved down and across, and a flip together have 7 x 7 x 2 = 98, the number in the
+Revamper paper, whose limit of 0.4 for the strength of the final part belongs to such counts."""
+
 _MOST_OUTCOMES = 1e300
 
 
@@ -93,6 +98,14 @@ class Operation:
         """
         return None if self.random else 1.0
 
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """Like ``outcomes``, but results that hardly differ count once.
+
+        A box that moves by a pixel is another outcome, but the same to a network. So a range of
+        positions or strengths counts as ``STEPS`` at most.
+        """
+        return self.outcomes(shape)
+
     def apply(self, value: Any, params: Any) -> Any:
         """Apply the operation with these parameters. Never modifies ``value``."""
         raise NotImplementedError
@@ -123,6 +136,17 @@ def counted(outcomes: int) -> float:
     (529.0, 1e+300)
     """
     return float(min(outcomes, _MOST_OUTCOMES))
+
+
+def at_most(outcomes: float | None, ranges: int, more: int = 0) -> float | None:
+    """A number of outcomes, of which ``ranges`` ranges are visible in ``STEPS`` steps each.
+
+    ``more``: outcomes beside them.
+
+    >>> at_most(1e9, ranges=2), at_most(4.0, ranges=2), at_most(None, ranges=2)
+    (49.0, 4.0, None)
+    """
+    return None if outcomes is None else min(outcomes, counted(STEPS**ranges + more))
 
 
 def file_bytes(value: Any, kind: str) -> memoryview:

@@ -20,7 +20,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.operation import ArraySpec, Spec, counted
+from penstock.operation import ArraySpec, Spec, at_most, counted
 
 _MODES = ("constant", "repeat")
 _PLACES = ("start", "middle", "end")
@@ -150,6 +150,10 @@ class RandomCropAudio(AudioOperation):
         else:
             places = room + 1 if self.place == "random" else 1
         return counted(min(places, shape[-1]) if self.mode == "repeat" else places)
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` places, if there are as many."""
+        return at_most(self.outcomes(shape), ranges=1)
 
     def apply(self, value: Any, params: int) -> Sound:
         return _place_clip(

@@ -21,7 +21,7 @@ from penstock.audio.sound import (
 )
 from penstock.errors import PipelineError
 from penstock.image import arguments
-from penstock.operation import LEVELS, ArraySpec, Spec
+from penstock.operation import LEVELS, ArraySpec, Spec, at_most
 
 _LEAST_VARIANCE = 1e-7
 """Added to the variance of a clip before dividing by it, so that silence stays silence."""
@@ -80,6 +80,10 @@ class RandomGain(AudioOperation):
     def outcomes(self, shape: tuple[int, ...] | None) -> float | None:
         """``LEVELS`` for a range of gains, 1 for a fixed one."""
         return float(LEVELS) if self.low < self.high else 1.0
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` loudnesses."""
+        return at_most(self.outcomes(shape), ranges=1)
 
     def apply(self, value: Any, params: float) -> Sound:
         out: Sound = check_sound("random_gain", value, WAVEFORM) * np.float32(params)

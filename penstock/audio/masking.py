@@ -18,7 +18,7 @@ from penstock.audio.sound import (
     need_sound,
 )
 from penstock.image import arguments
-from penstock.operation import Spec, counted
+from penstock.operation import Spec, at_most, counted
 
 Spans = tuple[tuple[int, int], ...]
 """Each as (first index, index after the last)."""
@@ -94,6 +94,10 @@ class SpecAugment(AudioOperation):
             _sets(self.time_masks, _bands(steps, longest))
             * _sets(self.freq_masks, _bands(mels, tallest))
         )
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` places of each mask."""
+        return at_most(self.outcomes(shape), ranges=self.time_masks + self.freq_masks)
 
     def _widest(self, mels: int, steps: int) -> tuple[int, int]:
         return min(self.time, int(self.share * steps)), min(self.freq, mels)

@@ -89,7 +89,7 @@ def count_outcomes(pipeline: Pipeline, shape: Shape | None = None) -> CountedPar
             continue
         shape_in = shapes.into(stop)
         if isinstance(stop.function, Operation):
-            outcomes = stop.function.outcomes(shape_in) if stop.random else 1.0
+            outcomes = stop.function.visible_outcomes(shape_in) if stop.random else 1.0
         else:
             outcomes = _stated_outcomes(stop.name, stop.function, shape_in, stop.random)
         parts.append(PipelinePart(stop.name, outcomes))

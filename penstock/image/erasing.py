@@ -14,7 +14,7 @@ from penstock.image import arguments
 from penstock.image.boxes import Sizes
 from penstock.image.pixels import check_image, need_image
 from penstock.native import Image
-from penstock.operation import LEVELS, Operation, Spec, counted
+from penstock.operation import LEVELS, Operation, Spec, at_most, counted
 
 _ATTEMPTS = 10
 """torchvision leaves the image unchanged after this many rectangles that do not fit."""
@@ -116,6 +116,10 @@ class Erase(Operation):
         sizes = Sizes.within((rows - 1, columns - 1), (smallest, largest), (1 / tall, 1 / low))
         painted = sizes.places(rows, columns) * (LEVELS if self._fill is None else 1)
         return counted(painted + (self.p < 1.0 or sizes.outside))
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` places down and across, plus one for the unchanged image."""
+        return at_most(self.outcomes(shape), ranges=2, more=1)
 
     def apply(self, value: Any, params: Patch | None) -> Image:
         image = check_image("erase", value)

@@ -16,7 +16,7 @@ from penstock.image.pixels import check_image, need_image
 from penstock.image.program import ImageWork, KernelFraming, framed_by
 from penstock.image.resample import resize
 from penstock.native import Image, load_cv2, with_channels
-from penstock.operation import ArraySpec, Operation, Spec, counted, fits
+from penstock.operation import STEPS, ArraySpec, Operation, Spec, at_most, counted, fits
 
 _ATTEMPTS = 10
 """torchvision falls back to a central box after this many boxes that do not fit."""
@@ -275,6 +275,10 @@ class RandomResizedCrop(Operation):
         extra = sizes.outside and not sizes.holds(fallback.height, fallback.width)
         return counted(sizes.places(rows, columns) + extra)
 
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` places down and across: sizes and aspect ratios are not counted."""
+        return at_most(self.outcomes(shape), ranges=2)
+
     def _fallback(self, rows: int, columns: int) -> Box:
         narrow, wide = self.ratio
         height, width = rows, columns
@@ -364,6 +368,13 @@ class RandomCrop(Operation):
             return None
         below, beside = self._places(shape, self._padding(shape))
         return counted(below * beside)
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` places down and across, if there are as many."""
+        if shape is None:
+            return None
+        below, beside = self._places(shape, self._padding(shape))
+        return counted(min(below, STEPS) * min(beside, STEPS))
 
     def _padding(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
         self._check_room(shape[0], shape[1])

@@ -14,7 +14,7 @@ from penstock.image import arguments
 from penstock.image.lazy_image import LazyImage
 from penstock.image.pixels import check_image, need_image
 from penstock.native import Image
-from penstock.operation import LEVELS, Operation, Spec, counted
+from penstock.operation import LEVELS, STEPS, Operation, Spec, counted
 
 _Range = tuple[float, float]
 
@@ -85,10 +85,18 @@ class ColorJitter(Operation):
 
         Saturation and hue do not count for grey images.
         """
+        changes, ranges = self._counts(shape)
+        return counted(math.factorial(changes) * LEVELS**ranges)
+
+    def visible_outcomes(self, shape: tuple[int, ...] | None) -> float | None:
+        """``STEPS`` strengths of each change that has a range, in any order."""
+        return counted(STEPS ** self._counts(shape)[1])
+
+    def _counts(self, shape: tuple[int, ...] | None) -> tuple[int, int]:
+        """The number of changes that a sample gets, and of those that have a range."""
         grey = shape is not None and shape[-1] == 1
         spans = [span for span in self._ranges[: 2 if grey else 4] if span is not None]
-        ranges = sum(low < high for low, high in spans)
-        return counted(math.factorial(len(spans)) * LEVELS**ranges)
+        return len(spans), sum(low < high for low, high in spans)
 
     def apply(self, value: Any, params: Jitter) -> Image:
         lazy = LazyImage(check_image("color_jitter", value))

@@ -258,3 +258,37 @@ def test_a_factor_from_a_range_counts_as_levels_and_orders_count_too() -> None:
     assert jitter(0.4, 0.4, 0.4, 0.1).outcomes(None) == 24 * LEVELS**4
     assert jitter(0.4, 0.4, 0.4, 0.1).outcomes((9, 9, 1)) == 2 * LEVELS**2
     assert audio.random_gain().outcomes(None) == LEVELS
+
+
+def test_crop_and_flip_have_98_visible_outcomes_as_the_paper_counts() -> None:
+    flip = image.random_flip().visible_outcomes((375, 500, 3))
+    for crop in (image.random_resized_crop(224), image.random_crop(32, padding=40)):
+        assert crop.visible_outcomes((375, 500, 3)) * flip == 98
+
+
+@pytest.mark.parametrize(("operation", "shape"), RANDOM, ids=repr)
+def test_no_more_outcomes_are_visible_than_there_are(
+    operation: Operation, shape: tuple[int, ...]
+) -> None:
+    exact, visible = operation.outcomes(shape), operation.visible_outcomes(shape)
+    assert exact is not None
+    assert visible is not None
+    assert 2 <= visible <= exact
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape", "visible"),
+    [
+        (image.random_crop(5, padding=(1, 0)), (6, 20, 3), 2 * 7 + 2 * 0),
+        (image.random_resized_crop(4, scale=(1, 1), ratio=(1, 1)), (6, 6, 3), 1),
+        (image.erase(0.5), (60, 60, 3), 50),
+        (image.color_jitter(0.4, 0.4), (60, 60, 3), 49),
+        (audio.random_crop(20), (1, 24), 5),
+        (audio.random_crop(20), (1, 900), 7),
+        (audio.random_gain(), (1, 900), 7),
+        (audio.spec_augment(2, 20, 1, 20), (1, 80, 400), 343),
+    ],
+    ids=repr,
+)
+def test_visible_outcomes(operation: Operation, shape: tuple[int, ...], visible: int) -> None:
+    assert operation.visible_outcomes(shape) == visible
