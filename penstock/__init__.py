@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.order import Order, Reservoir, Weighted
     from penstock.pipeline import (
         Pipeline,
+        from_arrow,
         from_dataset,
         from_files,
         from_folder,
@@ -43,6 +44,7 @@ __all__ = [
     "analyze",
     "audio",
     "cu_seqlens",
+    "from_arrow",
     "from_dataset",
     "from_files",
     "from_folder",
@@ -65,6 +67,7 @@ _MODULES = {
     "Weighted": "penstock.order",
     "analyze": "penstock.diagnose.analyze.analyze",
     "cu_seqlens": "penstock.combine.sequences",
+    "from_arrow": "penstock.pipeline",
     "from_dataset": "penstock.pipeline",
     "from_files": "penstock.pipeline",
     "from_folder": "penstock.pipeline",

@@ -555,6 +555,26 @@ def from_parquet(
     return Pipeline(ParquetSource(paths, columns, storage, version))
 
 
+def from_arrow(
+    data: Any, *, columns: Sequence[str] | None = None, version: str | None = None
+) -> Pipeline:
+    """Rows of a ``pyarrow.Table`` or a Hugging Face dataset as dicts of their columns.
+
+    Values are those of ``from_parquet``: images are the bytes of their files, for
+    ``ps.image.decode``, and the compiled kernel reads them where they lie. ``version`` identifies a
+    table for disk caches; without it all its bytes are hashed for them.
+
+    >>> import pyarrow as pa
+    >>> import penstock as ps
+    >>> table = pa.table({"text": ["a", "b"], "label": [0, 1]})
+    >>> ps.from_arrow(table).source.read([1])
+    [{'text': 'b', 'label': 1}]
+    """
+    from penstock.source.arrow import ArrowSource
+
+    return Pipeline(ArrowSource(data, columns, version))
+
+
 def from_tar(
     paths: Path | Sequence[Path],
     *,

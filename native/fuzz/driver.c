@@ -1,4 +1,4 @@
-/* Runs the kernel on broken JPEGs and WAV files, and on images with absurd changes:
+/* Runs the kernel on broken JPEGs, PNGs and WAV files, and on images with absurd changes:
  * driver FOLDER COUNT SEED [FIRST].
  *
  * Input n depends only on the files in FOLDER, on SEED and on n. To repeat a finding, give its number

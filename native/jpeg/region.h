@@ -20,6 +20,7 @@
 #include <jerror.h>
 
 #include "../filter.h"
+#include "../png.h"
 #include "planes.h"
 
 /* Earlier versions have bugs in skipping rows and cropping columns. */
@@ -559,20 +560,11 @@ static int pack_region(const uint8_t *data, size_t length, Box box, Target to, I
   Decoder d;
   memset(&d, 0, sizeof d);
   d.error.why = why;
+  if (is_png(data, length)) return refuse(&d, UNSUPPORTED, "a PNG has no coefficients");
   return finish_region(&d, pack(&d, data, length, box, to, entries, packed), entries);
 }
 
-/* Decode a box of a JPEG into a target. `why` has room for JMSG_LENGTH_MAX characters. `entries` may
-   be NULL. If there are new entries, `entries` becomes a longer array, which the caller frees. */
-static int region(const uint8_t *data, size_t length, Box box, Target to, IndexEntries *entries,
-                  char *why) {
-  Decoder d;
-  memset(&d, 0, sizeof d);
-  d.error.why = why;
-  return finish_region(&d, decode(&d, data, length, box, to, entries), entries);
-}
-
-/* Like `region`, for a decoded image: `height` rows of `width` RGB pixels. */
+/* Resize a box of a decoded image into a target: `height` rows of `width` RGB pixels. */
 static int resample(const uint8_t *pixels, int height, int width, Box box, Target to, char *why) {
   Decoder d;
   memset(&d, 0, sizeof d);
@@ -594,10 +586,42 @@ static int resample(const uint8_t *pixels, int height, int width, Box box, Targe
   return kind;
 }
 
-/* Height, width and components, from the segments before the first scan. Files with other markers
+/* Like `region`, for a PNG. It has no rows that need not be unpacked, so there are no entries. */
+static int png_region(const uint8_t *data, size_t length, Box box, Target to, char *why) {
+  int height, width;
+  Decoder d;
+  memset(&d, 0, sizeof d);
+  d.error.why = why;
+  if (png_size(data, length, &height, &width))
+    return refuse(&d, UNSUPPORTED, "it is not a common PNG");
+  int kind = check_places(&d, height, width, box, to);
+  if (kind) return kind;
+  uint8_t *pixels = png_pixels(data, length, box.top + box.height);
+  if (!pixels) return refuse(&d, UNSUPPORTED, "it is not a common PNG, or damaged");
+  kind = resample(pixels, box.top + box.height, width, box, to, why);
+  free(pixels);
+  return kind;
+}
+
+/* Decode a box of a JPEG or PNG into a target. `why` has room for JMSG_LENGTH_MAX characters. `entries` may
+   be NULL. If there are new entries, `entries` becomes a longer array, which the caller frees. */
+static int region(const uint8_t *data, size_t length, Box box, Target to, IndexEntries *entries,
+                  char *why) {
+  if (is_png(data, length)) return png_region(data, length, box, to, why);
+  Decoder d;
+  memset(&d, 0, sizeof d);
+  d.error.why = why;
+  return finish_region(&d, decode(&d, data, length, box, to, entries), entries);
+}
+
+/* Height, width and components, from the header of a PNG or the segments before the first scan. Files with other markers
    among them are left to decoders that find out whether they are damaged. */
 static int frame_size(const uint8_t *data, size_t length, int *height, int *width,
                       int *components) {
+  if (is_png(data, length)) {
+    *components = 0; /* the device, which decodes JPEGs, leaves it to the CPU */
+    return png_size(data, length, height, width) ? UNSUPPORTED : FINE;
+  }
   if (length < 4 || data[0] != 0xFF || data[1] != 0xD8) return UNSUPPORTED;
   size_t at = 2;
   int frames = 0;

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import config
 from penstock.errors import PipelineError, SourceError
-from penstock.image import arguments, formats
+from penstock.image import arguments, formats, kernel
 from penstock.image.pixels import UINT8
 from penstock.image.program import ImageWork
 from penstock.native import Image, with_channels
@@ -65,6 +65,10 @@ class Decode(Operation):
         try:
             found = formats.identify(data)
             self.check_size(*found.size(data))
+            if found is formats.png and self.mode == "rgb":
+                pixels = kernel.decode_png(data)
+                if pixels is not None:
+                    return pixels
             whole = found.checked(data)
             decoder = formats.jpeg if found is formats.jpeg else formats.opencv
             return with_channels(decoder.decode(whole, "RGB" if self.mode == "rgb" else "GRAY"))

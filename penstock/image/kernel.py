@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock import native
 from penstock.errors import PipelineError, SourceError
+from penstock.native import Image
 
 LONGEST_SIDE = 65_535
 """The longest side, in pixels, of images that the kernel resizes or augments."""
@@ -27,7 +28,10 @@ class Unsupported(Exception):
 
 
 def size(data: Any) -> tuple[int, int, int]:
-    """Height, width and components, read from the header of a JPEG in about a microsecond."""
+    """Height, width and components, read from the header of a JPEG in about a microsecond.
+
+    A PNG that the kernel decodes has 0 components.
+    """
     kernel = compiled()
     try:
         height_width_components: tuple[int, int, int] = kernel.size(data)
@@ -65,7 +69,7 @@ class RegionRequest(NamedTuple):
 def regions(
     requests: Sequence[RegionRequest], entries: Sequence[bytes | None] | None = None
 ) -> list[bytes | Exception | None]:
-    """Decode parts of JPEGs, reading only what each needs. Releases the GIL once for all.
+    """Decode parts of JPEGs and PNGs, reading only what each needs. Releases the GIL once for all.
 
     Rows below a box are not read, so damage there is not noticed. A missing end of the file is.
     The result of a request that failed is ``Unsupported`` or the error to raise.
@@ -106,6 +110,19 @@ def region(
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+def decode_png(data: Any) -> Image | None:
+    """The pixels of a PNG; ``None`` if the kernel does not decode it: an unusual or damaged one."""
+    if not native.kernel_available():
+        return None
+    try:
+        height, width, _ = size(data)
+        out: Image = np.empty((height, width, 3), np.uint8)
+        region(data, (0, 0, height, width), out)
+    except Unsupported:
+        return None
+    return out
 
 
 def key(data: Any) -> bytes:

@@ -69,7 +69,7 @@ class ParquetSource(ShardSource):
         for number, (path, metadata) in enumerate(zip(files.paths, footers, strict=True)):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
             if number == 0:
-                self._columns = _choose(schema, columns, path)
+                self._columns = choose_columns(schema, columns, path)
                 self._types = {name: schema.field(name).type for name in self._columns}
             self._check(path, schema)
             nulls |= _with_nulls(metadata, self._types)
@@ -81,8 +81,7 @@ class ParquetSource(ShardSource):
         if not end:
             raise SourceError(f"{self._shown()} has no rows.")
         self._fields: dict[str | int, Spec] = {
-            name: None if name in nulls else _column_spec(kind)
-            for name, kind in self._types.items()
+            name: None if name in nulls else column_spec(kind) for name, kind in self._types.items()
         }
         self._start()
 
@@ -427,7 +426,7 @@ class FetchedFile(io.RawIOBase):
         return content[start - first :]
 
 
-def _choose(schema: Any, columns: Sequence[str] | None, path: str) -> list[str]:
+def choose_columns(schema: Any, columns: Sequence[str] | None, path: str) -> list[str]:
     if columns is None:
         return list(schema.names)
     known = f"The columns of {path} are: {', '.join(schema.names)}."
@@ -448,7 +447,7 @@ def _with_nulls(metadata: Any, types: dict[str, Any]) -> set[str]:
         name = next((n for n in types if leaf.path == n or leaf.path.startswith(f"{n}.")), None)
         if name is None or name in columns or leaf.max_definition_level == 0:
             continue
-        if _is_file(types[name]) and leaf.name != "bytes":
+        if is_file(types[name]) and leaf.name != "bytes":
             continue
         for group in range(metadata.num_row_groups):
             counts = metadata.row_group(group).column(place).statistics
@@ -575,19 +574,19 @@ def make_column(values: Any) -> Column:
         return NumberColumn(values)
     if _is_list(kind) and _is_number(kind.value_type) and not values.values.null_count:
         return ListColumn(values, kind.list_size if of.is_fixed_size_list(kind) else None)
-    if _is_file(kind):
+    if is_file(kind):
         return FileColumn(values)
     return ObjectColumn(values)
 
 
-def _column_spec(kind: Any) -> Spec:
+def column_spec(kind: Any) -> Spec:
     """The spec of a column without nulls, as far as its type tells; ``None`` if it does not."""
     import pyarrow as pa
     import pyarrow.types as of
 
     if of.is_dictionary(kind):
         kind = kind.value_type
-    if _is_bytes(kind) or _is_file(kind):
+    if _is_bytes(kind) or is_file(kind):
         return BytesSpec()
     # A Python number becomes the widest NumPy type of its kind. A uint64 may not fit into int64.
     if of.is_integer(kind) and not of.is_uint64(kind):
@@ -604,7 +603,7 @@ def _column_spec(kind: Any) -> Spec:
     return None
 
 
-def _is_file(kind: Any) -> bool:
+def is_file(kind: Any) -> bool:
     import pyarrow.types as of
 
     if not of.is_struct(kind):

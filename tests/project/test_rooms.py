@@ -161,6 +161,7 @@ def test_the_public_names() -> None:
         "analyze",
         "audio",
         "cu_seqlens",
+        "from_arrow",
         "from_dataset",
         "from_files",
         "from_folder",

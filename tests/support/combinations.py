@@ -92,11 +92,14 @@ SOURCES = {
     "dataset": SourceRow(lambda *_: ps.from_dataset(Numbers(), random=False)),
     "folder": SourceRow(lambda path, *_: ps.from_folder(path / "classes", extensions=None)),
     "files": SourceRow(
-        lambda path, *_: ps.from_files(sorted((path / "classes").rglob("*.txt")), np.arange(N))
+        lambda path, *_: ps.from_files(sorted((path / "classes").rglob("*.txt")), list(range(N)))
     ),
     "tar": SourceRow(lambda path, *_: ps.from_tar(path / "tar"), shards=True),
     "mds": SourceRow(lambda path, *_: ps.from_mds(path / "mds"), shards=True),
     "parquet": SourceRow(lambda path, *_: ps.from_parquet(path / "rows.parquet"), shards=True),
+    "arrow": SourceRow(
+        lambda path, *_: ps.from_arrow(pq.read_table(path / "rows.parquet")),
+    ),
     "packed rows": SourceRow(
         lambda *_: ps.pack_sequences(
             ps.from_dataset([np.arange(9 * i, min(2 * N, 9 * i + 9)) for i in range(6)]),

@@ -39,4 +39,4 @@ def identify(data: memoryview) -> ModuleType:
     raise Damaged(f"it does not begin like an image; decode reads {NAMES} files")
 
 
-__all__ = ["Damaged", "identify", "jpeg", "opencv"]
+__all__ = ["Damaged", "identify", "jpeg", "opencv", "png"]
