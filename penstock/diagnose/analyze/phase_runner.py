@@ -292,7 +292,8 @@ class PhaseRunner:
             return
         self._keep_phases()
         self._close()
-        self.report = self._measured(Costs(0.0, 0.0, {1: 1.0}, 0.0, 0.0, 0.0), (), why)
+        step = _seconds(self._rate("replay") or self._rate("as it is"))
+        self.report = self._measured(Costs(step, 0.0, {1: 1.0}, 0.0, 0.0, 0.0), (), why)
         self._subject.close()
 
     def _keep_phases(self) -> None:

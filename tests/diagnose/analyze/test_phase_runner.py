@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
 from penstock.diagnose.analyze.result import LEAST_STEPS
@@ -339,3 +340,8 @@ def test_an_analysis_that_is_stopped_reports_what_it_has() -> None:
     assert report.interrupted == "it was interrupted after 200 steps"
     assert report.rate("as it is")
     assert subject.closed[-1] == "all"
+    # It can be printed, and predicts nothing.
+    assert str(report)
+    result = result_of(report)
+    assert result.interrupted == report.interrupted
+    assert not result.trust.numbers
