@@ -90,7 +90,11 @@ def patched(data: bytes, **changes: int) -> bytes:
         pytest.param(patched(encode(picture(32, 32)), marker=0xC3), id="lossless"),
         pytest.param(patched(encode(picture(32, 32)), height=0), id="no height"),
         pytest.param(patched(encode(picture(32, 32)), height=65500, width=65500), id="absurd"),
-        pytest.param(cv2.imencode(".png", picture(32, 32))[1].tobytes(), id="png"),
+        pytest.param(
+            cv2.imencode(".png", picture(32, 32).astype(np.uint16) * 257)[1].tobytes(),
+            id="png of 16 bits",
+        ),
+        pytest.param(cv2.imencode(".webp", picture(32, 32))[1].tobytes(), id="webp"),
         pytest.param(b"", id="nothing"),
         pytest.param(b"not a picture at all", id="text"),
     ],
