@@ -97,9 +97,9 @@ def _obstacle(assembly: Assembly, *, decodes: bool) -> str:
     if choice.kind == "node":
         return f"the node of this machine prepares the batches ({choice.why})"
     if choice.kind != "threads":
-        return f"the workers are not threads of this process, but: {choice}"
+        return f'the workers are not threads of this process (kind="threads"), but: {choice}'
     if batching_of(pipeline).collate is not None:
-        return "batches are made by a collate function"
+        return "batches are padded, or made by a collate function"
     if pipeline.echoed is not None:
         return "echo() repeats whole batches"
     if decodes and layout_of(pipeline.fields, 1) is None:

@@ -28,6 +28,7 @@ from penstock.image.on_device.ragged import Ragged
 from penstock.keyed import Keys
 from penstock.source.listing import Listing
 from penstock.stops.road import Road
+from penstock.stops.stop import Stop
 
 ALIGN = 64
 
@@ -299,12 +300,24 @@ def _jpeg(picture: NDArray[np.uint8]) -> bytes:
     return bytes(simplejpeg.encode_jpeg(picture, quality=90, colorsubsampling="420"))
 
 
+def _is_audio(stop: Stop) -> bool:
+    """Whether a stage runs operations of ``penstock.audio``."""
+    operations = getattr(stop, "operations", None) or [getattr(stop, "function", None)]
+    return any(type(one).__module__.startswith("penstock.audio.") for one in operations)
+
+
 def image_work(road: Road, *, decodes: bool = False) -> DeviceWork | str:
     """The part of a road that a device can run, or why there is none.
 
     ``decodes``: it decodes JPEGs alone, with other pixels than the CPU.
     """
     stops = road.stops
+    if any(_is_audio(stop) for stop in stops):
+        return (
+            "samples are audio, and a loader lets a device prepare images only (for audio, leave "
+            "the last operations out of the pipeline, and run them on the batches that arrive on "
+            "the device)"
+        )
     first = max((place + 1 for place, stop in enumerate(stops) if stop.keeps), default=0)
     if first == len(stops):
         return "no operation stands below the last stage that keeps samples"

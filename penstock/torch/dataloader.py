@@ -25,6 +25,7 @@ from torch.utils.data._utils.collate import default_convert
 from typing_extensions import TypeVar  # with a default; torch needs this package too
 
 from penstock import config
+from penstock.device.choose import DevicePrep
 from penstock.engine.pools.launch import ChooseStart, StartMethod, as_fork, as_program
 from penstock.errors import PenstockError, PipelineError, SampleError, StateError
 from penstock.loader import Custom, Loader, Ranks
@@ -65,6 +66,7 @@ OWN_ARGUMENTS = (
     *(
         "device",
         "device_normalize",
+        "device_prep",
         "cache",
         "cache_where",
         "seed",
@@ -100,6 +102,9 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
     - ``device``: deliver batches to this device, such as ``"cuda"``, ahead of the loop. The last
       transform is done there if it is ``Normalize`` and ``native`` applies, with the same values;
       ``device_normalize=False`` leaves it to the workers.
+    - ``device_prep``: ``"auto"`` lets the device prepare a share of each batch where it can: for an
+      ``ImageFolder`` to which ``native`` applies, with ``kind="threads"``. ``True`` makes it an
+      error if it cannot.
     - ``cache``: size of a cache of the samples, such as ``"8GB"``; ``cache_where``: ``"memory"``,
       ``"disk"`` or a directory.
     - ``seed``: fixes the order and the augmentation. By default it is the seed of ``generator``, or
@@ -165,6 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
         in_order: bool = True,
         device: str | torch.device | None = None,
         device_normalize: bool = True,
+        device_prep: DevicePrep = False,
         cache: int | str | None = None,
         cache_where: str = "memory",
         seed: int | None = None,
@@ -247,6 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             in_order=in_order,
         )
         self.device, self.device_normalize = device, device_normalize
+        self.device_prep = device_prep
         self.cache, self.cache_where = cache, cache_where
         self.seed, self.random = seed, random
         self.kind, self.tiny_batch, self.on_error = kind, tiny_batch, on_error
@@ -443,7 +450,10 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             order_name=name if self._own_sampler else "",
             recheck=not self._persistent,
             deliver=delivering(
-                self.device, pin_memory=self.pin_memory, normalize=self.device_normalize
+                self.device,
+                pin_memory=self.pin_memory,
+                normalize=self.device_normalize,
+                device_prep=self.device_prep,
             ),
         )
 

@@ -21,7 +21,7 @@ def translate(transforms: Sequence[Any]) -> list[Operation] | None:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     if transforms and is_transform(transforms[-1], "Normalize"):
         normalize = transforms.pop()
-        mean, std = tuple(map(float, normalize.mean)), tuple(map(float, normalize.std))
+        mean, std = _levels(normalize.mean), _levels(normalize.std)
         if len(mean) != 3 or len(std) != 3:
             return None
     if transforms and is_transform(transforms[-1], "ToTensor"):
@@ -123,3 +123,8 @@ _EQUIVALENTS: dict[str, Callable[[Any], Operation | None]] = {
     "RandAugment": _rand_augment,
     "TrivialAugmentWide": _trivial_augment,
 }
+
+
+def _levels(given: Any) -> tuple[float, ...]:
+    """The levels of all channels; torchvision takes one number for all of them too."""
+    return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * 3

@@ -162,6 +162,23 @@ def test_the_drop_in_normalizes_on_the_device(
     assert torch.uint8 in {kind for kind, _ in copied}
 
 
+def test_the_drop_in_lets_the_device_prepare_a_share(
+    photos: Path, fake: FakeDevice, torchvision: Any
+) -> None:
+    t = torchvision.transforms
+    steps = [t.RandomResizedCrop(SIDE), t.RandomHorizontalFlip(), t.ToTensor()]
+    data = torchvision.datasets.ImageFolder(photos, t.Compose([*steps, t.Normalize(0.5, 0.2)]))
+
+    def made(**options: Any) -> Any:
+        return DataLoader(data, batch_size=ROWS, shuffle=True, seed=1, num_workers=2, **options)
+
+    loader = made(kind="threads", device="cuda", device_prep=True)
+    assert "cuda prepares a share of each batch" in repr(loader)
+    assert seen(loader, 3) == seen(made(kind="threads"), 3)
+    with pytest.raises(PipelineError, match=r'process \(kind="threads"\)'):
+        made(kind="processes", device="cuda", device_prep=True)
+
+
 def test_it_can_be_switched_off(photos: Path, copied: list[Any]) -> None:
     train = crops(photos).map(ps.image.normalize()).batch(ROWS)
     loader = penstock.torch.loader(train, device="cuda", device_normalize=False, workers=0)

@@ -142,9 +142,12 @@ def device_lines(
     possible = possible_on_device(forecast.report)
     if not possible:
         return []
+    whole = possible_on_device(forecast.report, decodes=True)
     lines = [
         f"The device can do {possible:.0%} of the preparation (all below decode), and works only "
-        "while training waits. Nobody has measured its speed here."
+        "while training waits. Nobody has measured its speed here.",
+        f'For JPEGs decode="device" leaves {whole:.0%} to it, with other pixels than the CPU has; '
+        "that is not in these predictions.",
     ]
     last = rows[-1]
     speed = last.change.device_prep

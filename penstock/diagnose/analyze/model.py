@@ -381,17 +381,19 @@ MOST_ON_DEVICE = 0.99
 """Reading stays on the CPU, whatever was measured."""
 
 
-def possible_on_device(report: AnalysisReport) -> float:
+def possible_on_device(report: AnalysisReport, *, decodes: bool = False) -> float:
     """Share of the preparation of a sample that a device can do: the maps below the decoding.
 
-    0 if operations were not timed one by one, or none of them decodes.
+    ``decodes``: and the decoding, which ``decode="device"`` leaves to it. 0 if operations were not
+    timed one by one, or none of them decodes.
     """
     operations = report.operations
     total = sum(operation.ms for operation in operations)
     at = max((n for n, one in enumerate(operations) if "decode" in one.name.lower()), default=None)
     if at is None or total <= 0:
         return 0.0
-    return sum(one.ms for one in operations[at + 1 :] if one.kind != "batch") / total
+    first = at if decodes else at + 1
+    return sum(one.ms for one in operations[first:] if one.kind != "batch") / total
 
 
 def row_bytes(report: AnalysisReport) -> float:

@@ -212,6 +212,11 @@ def device_program(
         operations = getattr(stop, "operations", None)
         if operations is None:
             operations = [getattr(stop, "function", None)]
+        if operations == [None]:
+            raise NotOnDevice(
+                f"the stage {stop.name} is none that a device can run (give maps of the sources of "
+                "mix() to the mixture instead)"
+            )
         ordinals = getattr(stop, "ordinals", None)
         if ordinals is None:
             ordinals = [getattr(stop, "ordinal", 0)] * len(operations)

@@ -372,6 +372,7 @@ def test_a_device_that_prepares_a_share_never_exceeds_the_accelerator(
     assert ask(path, "--device-prep") == 0
     shown = capsys.readouterr().out
     assert "The device can do 50% of the preparation (all below decode)" in shown
+    assert 'decode="device" leaves 90% to it' in shown
     assert "With half or twice 10x: " in shown
     assert ask(path, "--device-prep", "0.1x") != 0
     assert "give at least 0.5" in capsys.readouterr().err
