@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
 import multiprocessing
 import os
@@ -437,7 +438,7 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
             metrics_port=self.metrics_port,
         )
         context = self.multiprocessing_context
-        self._start = as_program if self.share is not None else _start_method(context)
+        self._start = as_program if self.share is not None else _start_method(context, self.dataset)
         name = type(sampler if batch_sampler is None else batch_sampler).__name__
         if self._own_sampler and self.batch_size is not None:
             name = type(sampler).__name__
@@ -563,8 +564,8 @@ class DataLoader(torch.utils.data.DataLoader[T], Generic[T]):  # type: ignore[mi
         text = repr(prepared.inner).replace("<Loader", "<DataLoader")
         if prepared.follows:
             text = text.replace(f"seed {prepared.inner.options.seed}", "torch's seeds", 1)
-        if self._start is _start_as_torch and prepared.inner.choice.own_processes:
-            why = why_not_fork()
+        if isinstance(self._start, StartAsTorch) and prepared.inner.choice.own_processes:
+            why = self._start.why_not_fork()
             if why:
                 return f"{text.removesuffix('>')}, not forked: {why}>"
         return text
@@ -825,36 +826,72 @@ def _is_at_start(state: Mapping[str, Any]) -> bool:
     return isinstance(cursor, Mapping) and cursor.get("position") == cursor.get("batch") == 0
 
 
-def _start_method(context: Any) -> ChooseStart:
+def _start_method(context: Any, dataset: Any) -> ChooseStart:
     """How to start workers: as torch does if nothing is given; also for spawn, as a program."""
     if context is None:
-        return _start_as_torch
+        return StartAsTorch(dataset)
     name = context if isinstance(context, str) else context.get_start_method()
     if name not in ("fork", "spawn", "forkserver"):
         refuse(f"multiprocessing_context is {context!r}; give 'fork', 'spawn' or 'forkserver'.")
     return as_fork if name == "fork" else as_program
 
 
-def _start_as_torch() -> StartMethod:
-    """Fork where that is the default of ``multiprocessing`` and safe."""
-    why = why_not_fork()
-    if why:
-        _log.info("worker processes are programs of their own: %s", why)
-    return "program" if why else "fork"
+class StartAsTorch:
+    """Fork where that is the default of ``multiprocessing`` and the workers can read the dataset.
+
+    CUDA alone is no reason against a fork: torch forks then too, and workers that leave CUDA alone
+    work. But a fork cannot read a tensor on a CUDA device, so a dataset that holds one is sent to
+    worker programs.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self) -> StartMethod:
+        why = self.why_not_fork()
+        if why:
+            _log.info("worker processes are programs of their own: %s", why)
+        return "program" if why else "fork"
+
+    def why_not_fork(self) -> str:
+        """Why workers are not forked from this process; empty if they are."""
+        # To ask for the default would settle it, and the script could not set it any more.
+        name = multiprocessing.get_start_method(allow_none=True)
+        name = name or multiprocessing.get_all_start_methods()[0]
+        if name != "fork":
+            return f"the start method of multiprocessing is {name!r}"
+        if torch.cuda.is_initialized() and holds_cuda_tensor(self._dataset):
+            return "the dataset holds a tensor on a CUDA device, and a fork cannot use CUDA"
+        if multiprocessing.current_process().daemon:
+            return "this process is daemonic, and multiprocessing lets it have no children"
+        return ""
 
 
-def why_not_fork() -> str:
-    """Why workers are not forked from this process; empty if they are."""
-    # To ask for the default would settle it, and the script could not set it any more.
-    name = multiprocessing.get_start_method(allow_none=True)
-    name = name or multiprocessing.get_all_start_methods()[0]
-    if name != "fork":
-        return f"the start method of multiprocessing is {name!r}"
-    if torch.cuda.is_initialized():
-        return "CUDA is initialised in this process, and a fork of it cannot use CUDA"
-    if multiprocessing.current_process().daemon:
-        return "this process is daemonic, and multiprocessing lets it have no children"
-    return ""
+_LOOKED_AT = 1000
+"""Most objects of a dataset that are looked at for a tensor on a CUDA device."""
+
+
+def holds_cuda_tensor(dataset: Any) -> bool:
+    """Whether a tensor on a CUDA device is among the attributes of a dataset.
+
+    Attributes, lists, tuples, dicts and the attributes of inner datasets are looked at, breadth
+    first, up to a limit: the samples of a large list are alike.
+    """
+    waiting: list[Any] = [dataset]
+    for looked in range(_LOOKED_AT):
+        if looked == len(waiting):
+            return False
+        value = waiting[looked]
+        if isinstance(value, torch.Tensor):
+            if value.is_cuda:
+                return True
+        elif isinstance(value, Mapping):
+            waiting += itertools.islice(value.values(), _LOOKED_AT)
+        elif isinstance(value, (list, tuple)):
+            waiting += value[:_LOOKED_AT]
+        elif value is dataset or isinstance(value, torch.utils.data.Dataset):
+            waiting += getattr(value, "__dict__", {}).values()
+    return False
 
 
 def _check(

@@ -317,21 +317,55 @@ def test_workers_are_not_forked_if_the_script_asks_for_it(
         assert first(loader) == [False] * 8
 
 
-def test_workers_are_not_forked_once_cuda_is_initialised(
-    state: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_workers_are_forked_beside_cuda_as_torch_does(
+    state: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state["offset"] = 3.0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with DataLoader(Made(is_child), batch_size=8, num_workers=1) as loader:
         assert first(loader) == [True] * 8
         assert "not forked" not in repr(loader)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        assert "not forked: CUDA is initialised in this process" in repr(loader)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it is on a CUDA device."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def test_workers_are_not_forked_if_the_dataset_holds_a_cuda_tensor(
+    state: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state["offset"] = 3.0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(dropin, "holds_cuda_tensor", lambda dataset: True)
+    with DataLoader(Made(is_child), batch_size=8, num_workers=1) as loader:
+        assert "not forked: the dataset holds a tensor on a CUDA device" in repr(loader)
         with caplog.at_level("INFO", logger="penstock.torch"):
             assert first(loader) == [False] * 8
-    assert "CUDA is initialised" in caplog.text
+    assert "the dataset holds a tensor on a CUDA device" in caplog.text
+
+
+def test_cuda_tensors_of_a_dataset_are_found() -> None:
+    from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+    here, there = torch.zeros(2), torch.zeros(2).as_subclass(OnDevice)
+    assert not dropin.holds_cuda_tensor(TensorDataset(here))
+    assert not dropin.holds_cuda_tensor(list(range(100_000)))
+    for dataset in (
+        TensorDataset(here, there),
+        Subset(TensorDataset(there), [0]),
+        ConcatDataset([TensorDataset(here), TensorDataset(there)]),
+        [here, there],
+        {"a": here, "b": [there]},
+    ):
+        assert dropin.holds_cuda_tensor(dataset)
 
 
 def test_the_start_method_of_multiprocessing_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dropin.why_not_fork() == ""
+    start = dropin.StartAsTorch([])
+    assert start.why_not_fork() == ""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "forkserver")
-    assert "'forkserver'" in dropin.why_not_fork()
+    assert "'forkserver'" in start.why_not_fork()
