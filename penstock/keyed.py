@@ -10,6 +10,7 @@ from __future__ import annotations
 import _random
 import ctypes
 import hashlib
+import os
 import random as _python_random
 import sys
 import threading
@@ -180,7 +181,7 @@ class SeededCalls:
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
-        self._states = GlobalPeek.available()
+        self._states = GlobalPeek.found()
         self._torch: Callable[[Any], _UnseededTorch | None] | None = _UnseededTorch.available
         """``None``: torch is seeded for every call."""
         self._quiet = 0
@@ -189,7 +190,8 @@ class SeededCalls:
     def __call__(self, keys: Keys, call: Callable[[int], Any]) -> list[Any]:
         """The results for the indices of these keys, in their order."""
         results: list[Any] = []
-        while self._states is not None and len(results) < len(keys):
+        watched = GlobalPeek.watches()
+        while watched and self._states is not None and len(results) < len(keys):
             # Never more than were made before: no more than these may have to be made again.
             some = keys.cut(len(results), max(1, self._quiet))
             results += self._together(self._states, some, keys, call) or ()
@@ -282,15 +284,13 @@ class _UnseededTorch:
 
     @classmethod
     def available(cls, torch: Any) -> _UnseededTorch | None:
-        """``None`` if the generator is not where it should be."""
+        """``None`` if the generator is not where it should be, or if nobody counts who asks for
+        its state."""
         known = id(torch.default_generator)
         if known not in cls._found:
-            found = cls._find(torch.default_generator)
-            if found is not None:
-                for module in (torch, torch.random):
-                    module.get_rng_state = GlobalPeek.counted(module.get_rng_state)
-            cls._found[known] = found
-        return cls._found[known]
+            cls._found[known] = cls._find(torch.default_generator)
+        found = cls._found[known]
+        return found if found is not None and GlobalPeek.watches_torch(torch) else None
 
     @classmethod
     def _find(cls, generator: Any) -> _UnseededTorch | None:
@@ -330,29 +330,78 @@ class GlobalPeek:
     reads = 0
     """How often the functions that return these states were called."""
     _watched = False
+    """They are counted for ever."""
+    _scopes = 0
+    """Scopes in which they are counted."""
+    _counts_torch: Any = None
+    """The module of torch whose functions are counted."""
+    _known: ClassVar[tuple[Any, GlobalPeek | None] | None] = None
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self._bits = _numpy_bits()
-        self._python = id(_python_generator) + object.__basicsize__
-        self._numpy = self._bits.ctypes.state_address
+        self.bits = _numpy_bits()
+        self.python = id(_python_generator) + object.__basicsize__
+        self.numpy = self.bits.ctypes.state_address
 
     def look(self) -> tuple[Any, ...]:
         """Equal to what it was before if nothing was drawn or asked for since."""
-        if _numpy_bits() is not self._bits:
+        if _numpy_bits() is not self.bits:
             return (object(),)
         at, size = ctypes.string_at, self.SIZE
-        return at(self._python, size), at(self._numpy, size), GlobalPeek.reads
+        return at(self.python, size), at(self.numpy, size), GlobalPeek.reads
 
     @classmethod
     def watch(cls) -> None:
         """Count calls of ``random.getstate`` and ``np.random.get_state`` from now on.
 
-        Called in worker processes: the functions of the user's own process stay as they are.
+        Called in worker processes. In the user's own process ``watching`` counts for a while.
         """
         if not cls._watched:
             cls._watched = True
-            _python_random.getstate = cls.counted(_python_random.getstate)
-            np.random.get_state = cls.counted(np.random.get_state)
+            for module, name, function in _state_functions(None):
+                setattr(module, name, cls.counted(function))
+
+    @classmethod
+    @contextmanager
+    def watching(cls) -> Iterator[None]:
+        """Count these calls, and those of torch's, inside a ``with`` block."""
+        if cls._watched:
+            yield
+            return
+        with cls._lock:
+            cls._scopes += 1
+            if cls._scopes == 1:
+                cls._counts_torch = sys.modules.get("torch")
+                cls._replaced = _state_functions(cls._counts_torch)
+                for module, name, function in cls._replaced:
+                    setattr(module, name, cls.counted(function))
+        try:
+            yield
+        finally:
+            with cls._lock:
+                cls._scopes -= 1
+                if not cls._scopes:
+                    cls._counts_torch = None
+                    for module, name, function in cls._replaced:
+                        # Unless the user's code has replaced it meanwhile.
+                        if getattr(getattr(module, name), "__wrapped__", None) == function:
+                            setattr(module, name, function)
+
+    _replaced: ClassVar[list[tuple[Any, str, Any]]] = []
+
+    @classmethod
+    def watches(cls) -> bool:
+        """Whether calls are counted now."""
+        return cls._watched or cls._scopes > 0
+
+    @classmethod
+    def watches_torch(cls, torch: Any) -> bool:
+        """Whether calls of torch's functions are counted now."""
+        if cls._watched and cls._counts_torch is not torch:
+            cls._counts_torch = torch
+            for module, name, function in _state_functions(torch)[2:]:
+                setattr(module, name, cls.counted(function))
+        return cls._counts_torch is torch
 
     @classmethod
     def counted(cls, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -366,9 +415,17 @@ class GlobalPeek:
         return counted
 
     @classmethod
-    def available(cls) -> GlobalPeek | None:
-        """``None`` if calls are not counted, or the states are not where they should be."""
-        if not cls._watched or sys.implementation.name != "cpython":
+    def found(cls) -> GlobalPeek | None:
+        """``None`` if the states are not where they should be. Searched for once."""
+        bits = _numpy_bits()
+        if cls._known is None or cls._known[0] is not bits:
+            cls._known = bits, cls._find()
+        return cls._known[1]
+
+    @classmethod
+    def _find(cls) -> GlobalPeek | None:
+        without_gil = not getattr(sys, "_is_gil_enabled", lambda: True)()
+        if sys.implementation.name != "cpython" or without_gil:
             return None
         *words, position = _python_random.getstate()[1]
         kind, keys, place, *_ = np.random.get_state()
@@ -380,24 +437,53 @@ class GlobalPeek:
         return peek if (python, numpy) == tuple(state.tobytes() for state in known) else None
 
 
+def _state_functions(torch: Any) -> list[tuple[Any, str, Any]]:
+    """The functions that return the states of global generators: module, name and function."""
+    named = [(_python_random, "getstate"), (np.random, "get_state")]
+    if torch is not None:
+        named += [(torch, "get_rng_state"), (torch.random, "get_rng_state")]
+    return [(module, name, getattr(module, name)) for module, name in named]
+
+
 def _numpy_bits() -> Any:
     return np.random.mtrand._rand._bit_generator
 
 
 class GlobalStates:
-    """The states that the global generators have now; ``restore`` puts them back."""
+    """The states that the global generators have now; ``restore`` puts them back.
 
-    __slots__ = ("_numpy", "_python", "_torch")
+    Read and written in memory where that is possible: the functions of NumPy take 150 us.
+    """
+
+    __slots__ = ("_normal", "_numpy", "_peek", "_python", "_torch")
 
     def __init__(self) -> None:
-        self._python = _python_random.getstate()
-        self._numpy = np.random.get_state()
+        self._peek = GlobalPeek.found() if _can_exchange() else None
+        self._python: Any
+        self._numpy: Any
+        if self._peek is None:
+            self._python = _python_random.getstate()
+            self._numpy = np.random.get_state()
+        else:
+            python, self._numpy, _ = self._peek.look()
+            self._python = python, _python_generator.gauss_next
+            self._normal = _kept_normal(np.random.mtrand._rand)  # type: ignore[attr-defined]
         torch = sys.modules.get("torch")
         self._torch = None if torch is None else torch.get_rng_state()
 
     def restore(self) -> None:
-        _python_random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        peek = self._peek
+        if peek is None:
+            _python_random.setstate(self._python)
+            np.random.set_state(self._numpy)
+        else:
+            python, _python_generator.gauss_next = self._python
+            ctypes.memmove(peek.python, python, peek.SIZE)
+            if _numpy_bits() is not peek.bits:
+                np.random.set_bit_generator(peek.bits)  # type: ignore[attr-defined]
+            with peek.bits.lock:
+                ctypes.memmove(peek.numpy, self._numpy, peek.SIZE)
+            _keep_normal(np.random.mtrand._rand, self._normal)  # type: ignore[attr-defined]
         if self._torch is not None:
             sys.modules["torch"].set_rng_state(self._torch)
 
@@ -434,36 +520,73 @@ def preserved_globals() -> Iterator[None]:
         states.restore()
 
 
+@contextmanager
+def watched_globals() -> Iterator[None]:
+    """``preserved_globals`` for calls that ``SeededCalls`` makes in the user's own process."""
+    with preserved_globals(), GlobalPeek.watching():
+        yield
+
+
 class _Stand:
     """Stands in for a bit generator while only the rest of a ``RandomState`` is read or set.
 
     Reading or setting the state of NumPy's Mersenne Twister takes 70 us. The rest of it is a second
-    normally distributed number, which has been computed with the first and is returned next.
+    normally distributed number, which has been computed with the first and is returned next. Other
+    threads of the user meet the bit generator itself.
     """
 
-    def __init__(self) -> None:
-        self.state: dict[str, Any] = {"bit_generator": "MT19937", "state": {}}
+    def __init__(self, bits: Any) -> None:
+        self.__dict__.update(_bits=bits, _thread=threading.get_ident())
+
+    @property
+    def state(self) -> dict[str, Any]:
+        if threading.get_ident() != self._thread:
+            found: dict[str, Any] = self._bits.state
+            return found
+        return {"bit_generator": "MT19937", "state": {}}
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        if threading.get_ident() != self._thread:
+            self._bits.state = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bits, name)
+
+
+_standing = threading.Lock()
+
+
+def _renew_locks() -> None:
+    """In a forked process: another thread may have held them."""
+    global _standing
+    _standing = GlobalPeek._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _kept_normal(generator: Any) -> dict[str, Any]:
     """The state of a ``RandomState`` without that of its bit generator."""
-    bits, stand = generator._bit_generator, _Stand()
-    generator._bit_generator = stand
-    try:
-        kept: dict[str, Any] = generator.get_state(legacy=False)
-    finally:
-        generator._bit_generator = bits
+    with _standing:
+        bits = generator._bit_generator
+        generator._bit_generator = _Stand(bits)
+        try:
+            kept: dict[str, Any] = generator.get_state(legacy=False)
+        finally:
+            generator._bit_generator = bits
     return kept
 
 
 def _keep_normal(generator: Any, kept: dict[str, Any]) -> None:
     """Set what ``_kept_normal`` has returned."""
-    bits = generator._bit_generator
-    generator._bit_generator = _Stand()
-    try:
-        generator.set_state(kept)
-    finally:
-        generator._bit_generator = bits
+    with _standing:
+        bits = generator._bit_generator
+        generator._bit_generator = _Stand(bits)
+        try:
+            generator.set_state(kept)
+        finally:
+            generator._bit_generator = bits
 
 
 @lru_cache(maxsize=1)

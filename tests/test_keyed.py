@@ -6,6 +6,7 @@ import pickle
 import random as python_random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.keyed import (
@@ -27,6 +28,7 @@ from penstock.keyed import (
     _UnseededTorch,
     preserved_globals,
     seed_globals,
+    watched_globals,
 )
 
 keys = st.builds(Key, st.integers(0, 2**63), st.integers(0, 2**40), st.integers(0, 2**20))
@@ -170,6 +172,7 @@ def as_in_a_worker() -> Iterator[None]:
         patch.setattr(torch.random, "get_rng_state", torch.random.get_rng_state)
         patch.setattr(_UnseededTorch, "_found", {})
         patch.setattr(GlobalPeek, "_watched", False)
+        patch.setattr(GlobalPeek, "_counts_torch", None)
         GlobalPeek.watch()
         yield
 
@@ -207,6 +210,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 }
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from([*["nothing"] * 12, *DRAWS]), min_size=1, max_size=40),
@@ -319,7 +323,91 @@ def test_every_call_seeds_torch_if_its_generator_has_another_form(
 
 
 def test_every_call_is_seeded_where_states_are_not_watched() -> None:
-    assert GlobalPeek.available() is None
+    assert GlobalPeek.found() is not None
+    assert not GlobalPeek.watches()
+    keys = Keys(0, list(range(20)))
+    with preserved_globals():
+        lazy = SeededCalls(Keyed(0, "source"))
+        assert lazy(keys, lambda _: python_random.getstate()) == seed_every(
+            keys, lambda _: python_random.getstate()
+        )
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda index: index,
+        lambda _: python_random.random(),
+        lambda _: np.random.normal(),
+        lambda _: float(torch.rand(1)),
+        lambda _: torch.get_rng_state().sum().item(),
+        lambda _: torch.initial_seed(),
+        lambda _: np.random.get_state()[1].tolist(),
+    ],
+)
+def test_states_are_watched_for_a_while_in_the_users_process(draw: Callable[[int], Any]) -> None:
+    functions = python_random.getstate, np.random.get_state, torch.get_rng_state
+    torchs_second = torch.random.get_rng_state
+    lazy, keys = SeededCalls(Keyed(0, "source")), Keys(0, list(range(20)))
+    with watched_globals():
+        assert GlobalPeek.watches()
+        found = lazy(keys, draw)
+    assert found == seed_every(keys, draw)
+    assert not GlobalPeek.watches()
+    assert functions == (python_random.getstate, np.random.get_state, torch.get_rng_state)
+    assert torch.random.get_rng_state == torchs_second
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_global_generators_are_kept(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_memory:
+        monkeypatch.setattr(GlobalPeek, "_known", (np.random.mtrand._rand._bit_generator, None))
+    python_random.gauss(0, 1)
+    np.random.standard_normal()  # each leaves a second number
+
+    def draw() -> list[Any]:
+        drawn = [python_random.gauss(0, 1), python_random.random(), float(torch.rand(1))]
+        return [*drawn, np.random.standard_normal(), *np.random.random(700)]
+
+    with preserved_globals():
+        expected = draw()
+    with preserved_globals():
+        python_random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        draw()
+    with preserved_globals():
+        np.random.set_bit_generator(np.random.MT19937(9))  # type: ignore[attr-defined]
+        draw()
+        if not in_memory:
+            return
+    assert draw() == expected
+
+
+def test_other_threads_draw_while_states_are_kept() -> None:
+    ended, errors = threading.Event(), []
+
+    def draw() -> None:
+        try:
+            while not ended.is_set():
+                np.random.seed(3)
+                np.random.get_state()
+                np.random.normal(size=3)
+        except Exception as error:
+            errors.append(error)
+
+    with preserved_globals():
+        threads = [threading.Thread(target=draw) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            with watched_globals():
+                np.random.random()
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert type(np.random.mtrand._rand._bit_generator).__name__ == "MT19937"
 
 
 @pytest.mark.usefixtures("watched")

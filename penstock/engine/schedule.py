@@ -39,6 +39,10 @@ prefers, so that it stays in the CPU's cache on its way from decoding to its row
 in groups of ``GROUP``, which saves calls; those that take up to ``TINY`` seconds, a number or two,
 in groups of ``TINY_GROUP``."""
 
+TRIED = 2e-3
+"""A worker tries ``GROUP`` samples at a time now and then if one takes up to this many seconds. The
+cost of a call may be most of that time: on a busy machine, seeding for one number took 0.6 ms."""
+
 READING_SHARE = 0.5
 """Where reading takes more than this share of a sample's time, samples run one at a time: in a
 group, each sample waits until all are read. Two workers were 6 % slower with groups."""
@@ -139,18 +143,23 @@ def piece_size(left: int, cost: float, demand: Demand | None = None) -> int:
     return round(left / max(1, round(left / max(wanted, least, 1.0))))
 
 
-def group_size(cost: float, reading: float, preferred: int, left: int) -> int:
+def group_size(
+    cost: float, reading: float, preferred: int, left: int, *, trial: bool = False
+) -> int:
     """Samples that a worker runs at a time, of the ``left`` samples of its piece.
 
     ``cost``: seconds per sample, 0 if unknown, of which ``reading`` are spent reading.
-    ``preferred``: the group size that the stops work best with.
+    ``preferred``: the group size that the stops work best with. ``trial``: learn what a sample
+    costs in a group, which may be much less than alone.
 
     >>> group_size(1e-4, 0.0, 4, 90), group_size(1e-3, 1e-4, 4, 90), group_size(1e-3, 1e-4, 4, 3)
     (64, 4, 3)
     >>> group_size(1e-3, 6e-4, 4, 90), group_size(1e-6, 0.0, 4, 900)
     (1, 256)
+    >>> group_size(6e-4, 5e-4, 1, 90, trial=True), group_size(6e-3, 0.0, 1, 90, trial=True)
+    (64, 1)
     """
-    if 0.0 < cost <= SMALL:
+    if 0.0 < cost <= (TRIED if trial else SMALL):
         return min(left, GROUP if cost > TINY else TINY_GROUP)
     return 1 if reading > READING_SHARE * cost else min(left, preferred)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.keyed import Keyed, Keys, SeededCalls, preserved_globals
+from penstock.keyed import Keyed, Keys, SeededCalls, watched_globals
 from penstock.source.source import Source
 from penstock.stats import Clock, Tally
 from penstock.stops.stop import Rows, StageFailure, Step, StepContext, Stop, Upstream, names_of
@@ -174,4 +174,4 @@ def scope_of(road: Road, *, own_process: bool) -> AbstractContextManager[None]:
     """Restores the global generators afterwards, if a road uses them in the user's process."""
     if own_process or not road.global_random:
         return nullcontext()
-    return preserved_globals()
+    return watched_globals()

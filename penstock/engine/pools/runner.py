@@ -7,6 +7,7 @@ import copy
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.schedule import TaskKind, group_size
+from penstock.engine.schedule import RECENT, TaskKind, group_size
 from penstock.engine.slots import Layout, Slot
 from penstock.errors import SampleError, ShapeError
 from penstock.keyed import (
@@ -209,7 +210,9 @@ class Runner:
         self._road = work.road.open(clock)
         self._head: OpenRoad | None = None
         self._preferred_group = work.road.preferred_group
-        self._cost = self._reading = 0.0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        """Seconds a sample of recent tasks, and of these spent reading."""
+        self._tasks = 0
         self._began = clock()
         self._stream: Iterator[tuple[int, int, Any]] | None = None
         self._streamed: tuple[int, int] | None = None
@@ -260,8 +263,13 @@ class Runner:
         started = self._clock()
         with scope_of(self.work.road, own_process=self.info.process):
             row, at = first, 0
+            cost, reading = min(self._recent, default=(0.0, 0.0))
+            trial = self._tasks % RECENT == 1
+            self._tasks += 1
             while at < len(keys):
-                group = group_size(self._cost, self._reading, self._preferred_group, len(keys) - at)
+                group = group_size(
+                    cost, reading, self._preferred_group, len(keys) - at, trial=trial
+                )
                 self._road.rows.aim(columns, layout.skeleton, row)
                 samples = self._samples(keys.cut(at, group), report, at)
                 _write(samples, columns, layout, row, report, self._road.rows.given)
@@ -487,8 +495,8 @@ class Runner:
         report.tally = self._road.context.tally.as_list()
         report.offers = list(self._road.context.offers)
         if prepared:
-            self._cost = report.busy / prepared
-            self._reading = self._road.context.tally.seconds[0] / prepared
+            reading = self._road.context.tally.seconds[0]
+            self._recent.append((report.busy / prepared, reading / prepared))
         return report
 
     def unfinished(self) -> TaskReport:
