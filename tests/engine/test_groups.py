@@ -76,8 +76,8 @@ def test_samples_run_in_groups_unless_they_wait_for_storage(
     runner = Runner(work, WorkerInfo(0, 1, 0, process=False), clock=lambda: Time.now)
     layout, column = Layout.of(0.0, 10), np.empty(10)
     assert layout is not None
-    # The cost of a sample is known after the first ten.
-    for first in (0, 10):
+    # The cost of a sample is known after the first ten. The second ten are a trial in one group.
+    for first in (0, 10, 20):
         source.group_sizes.clear()
         runner.rows(Keys(0, list(range(first, first + 10))), [column], layout, 0)
         assert column.tolist() == list(range(first, first + 10))
