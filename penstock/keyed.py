@@ -467,7 +467,7 @@ class GlobalStates:
         else:
             python, self._numpy, _ = self._peek.look()
             self._python = python, _python_generator.gauss_next
-            self._normal = _kept_normal(np.random.mtrand._rand)  # type: ignore[attr-defined]
+            self._normal = _kept_normal(np.random.mtrand._rand)
         torch = sys.modules.get("torch")
         self._torch = None if torch is None else torch.get_rng_state()
 
@@ -483,7 +483,7 @@ class GlobalStates:
                 np.random.set_bit_generator(peek.bits)  # type: ignore[attr-defined]
             with peek.bits.lock:
                 ctypes.memmove(peek.numpy, self._numpy, peek.SIZE)
-            _keep_normal(np.random.mtrand._rand, self._normal)  # type: ignore[attr-defined]
+            _keep_normal(np.random.mtrand._rand, self._normal)
         if self._torch is not None:
             sys.modules["torch"].set_rng_state(self._torch)
 

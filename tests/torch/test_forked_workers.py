@@ -327,11 +327,11 @@ def test_workers_are_forked_beside_cuda_as_torch_does(
         assert "not forked" not in repr(loader)
 
 
-class OnDevice(torch.Tensor):
+class OnDevice(torch.Tensor):  # type: ignore[name-defined, misc]
     """A tensor that says that it is on a CUDA device."""
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
+    def is_cuda(self) -> bool:
         return True
 
 
