@@ -152,6 +152,8 @@ class DividedCache:
         """The latest version that this machine was offered."""
         self._unsent = 0
         """Samples that could not be sent because they are not plain data."""
+        self._looked = False
+        """Whether a sample was looked at for that."""
 
     @property
     def is_open(self) -> bool:
@@ -451,7 +453,8 @@ class DividedCache:
             self._remove(lost + self._leaving_copies())
         # What is kept is in the store already.
         self._carry_out([made for made in decisions if not isinstance(made, Keep)])
-        return refused
+        # What could not be sent is kept here after all.
+        return [index for index in refused if index not in holdings]
 
     @property
     def full(self) -> bool:
@@ -480,6 +483,15 @@ class DividedCache:
         if stored is None or not self._own.put([(key, stored)])[0]:
             return 0
         return self._own.cost(len(value))
+
+    @property
+    def needs_pickle(self) -> bool:
+        """See ``Division.needs_pickle``. Looks at the first sample that it finds, once."""
+        if not self._looked:
+            first = self.some_here(1)
+            self._looked = bool(first)
+            self._values(self._own, first)  # counts it if it cannot be sent
+        return self._unsent > 0
 
     def some_here(self, count: int) -> list[int]:
         """See ``Division.some_here``."""
@@ -802,8 +814,12 @@ class DividedCache:
         with self._lock:
             self._offering.update((key, known[key]) for key in keys)
             decisions: list[PartitionDecision] = []
-            if refused and self._partition is not None:
+            if refused and self._partition is not None and self._holdings is not None:
                 self._partition.withdraw(offer.to, refused)
+                # Better than to read it again in every epoch.
+                for key in refused:
+                    _, replies = self._holdings.keep(key, self._size(key), self._clock())
+                    decisions += map(SendReply, replies)
         if keys:
             self._service.offer(
                 self, OfferValues(offer.to, tuple(keys)), [self._offering[key] for key in keys]
@@ -826,7 +842,8 @@ class DividedCache:
         if first:
             _log.warning(
                 "samples of cache %s need a pickle, and no machine reads pickles of another: each "
-                "machine prepares them by itself. Keep arrays, numbers, text or bytes instead.",
+                "machine reads and prepares such samples by itself. Keep arrays, numbers, text or "
+                "bytes instead: put cache() above the map that makes the objects.",
                 self.content[:12],
             )
         return None
@@ -861,6 +878,7 @@ class DividedCache:
                 "copies_bytes": self._copies.used,
                 "guest": self.guest,
                 "versions": self.versions,
+                "unsent": self._unsent,
                 "hedged_requests": {}
                 if partition is None
                 else {name: peer.hedged for name, peer in partition.peers.items() if peer.hedged},

@@ -87,6 +87,11 @@ class Holdings:
         return self._everywhere_full and self._admission.closed
 
     @property
+    def refuses_all(self) -> bool:
+        """Whether no machine keeps what is read now, as far as this one knows."""
+        return self._everywhere_full and (self._admission.closed or self._blocked)
+
+    @property
     def redirects(self) -> int:
         """Samples of this machine that are on others."""
         return len(self._redirects)
@@ -203,7 +208,7 @@ class Holdings:
 
     def _promise(self, key: int, reader: str, now: float) -> None:
         # A sample that nobody will keep is read by everybody, so nobody should wait for it.
-        if self._everywhere_full and (self._admission.closed or self._blocked):
+        if self.refuses_all:
             return
         before = self._promises.get(key)
         waiting = [] if before is None else before.waiting

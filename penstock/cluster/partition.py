@@ -12,6 +12,9 @@ on this machine, has arrived, or is to be read from storage.
 - **Hedging**: an owner that takes longer than nearly all its earlier answers is not waited for. The
   samples that are missing are read from storage, and what arrives late is dropped. A peer that is
   hedged gets half the credit, and an answer in time gives some back.
+- **One read**: a sample that is being read for a batch is not read for another one meanwhile. The
+  other batch waits until the sample is kept here or by another machine, for a limited time. It
+  does not wait if no machine has room.
 - **Offers**: a sample that its owner does not have is read by the machine that needs it, and then
   offered to the owner. If the owner has no room, it is offered to the next machines in the order
   of ``Placement.preference``, and a message to the owner says where it is (*spilled*).
@@ -53,6 +56,11 @@ a disk, so that a hedge is rare where all is well."""
 
 LONGEST_READ = 5.0 * cluster_patience()
 """Seconds of a read from storage beyond which a hedge does not wait any longer."""
+
+LOCAL_READ = 30.0 * cluster_patience()
+"""Seconds that a batch waits for a sample which is being read for another batch of this machine.
+Longer than waits for other machines: the reading batch ends, or the engine reports that it failed.
+"""
 
 QUANTILE, QUANTILE_STEP = 0.95, 0.1
 """The share of answers that should arrive before the delay, and how fast the estimate moves."""
@@ -148,12 +156,14 @@ SampleState = Literal["queued", "asked", "arrived", "storage"]
 class _WantedSample:
     """A sample that open batches want and that is not on this machine.
 
-    ``batches``: once for each time that a batch wants it. ``tried``: machines that were asked.
-    ``missed``: the owner has said that it does not have the sample.
+    ``batches``: once for each time that a batch wants it. ``unsettled``: those of them that wait
+    for it. ``tried``: machines that were asked. ``missed``: the owner has said that it does not
+    have the sample.
     """
 
     owner: str
     batches: list[int]
+    unsettled: list[int]
     state: SampleState = "queued"
     request: int = -1
     nbytes: int = 0
@@ -274,6 +284,9 @@ class Partition:
         self._in_flight = 0
         self._unused = 0
         self._reads: dict[int, _StorageRead] = {}
+        self._awaited: dict[int, float] = {}
+        """Samples that are read for one batch, or offered to another machine, while other batches
+        wait for them; and since when."""
         self._offering: dict[int, tuple[str, str, int]] = {}
         """By key: the owner, the machine that it is offered to, and the bytes."""
         self._offering_bytes = 0
@@ -318,8 +331,11 @@ class Partition:
 
     def to_prepare(self, batch: int) -> list[int]:
         """The samples of a batch that are to be read from storage, and not sent by a machine."""
-        wanted = self._samples
-        return [key for key in self._batches.get(batch, ()) if wanted[key].state == "storage"]
+        return [
+            key
+            for key in self._batches.get(batch, ())
+            if self._samples[key].state == "storage" and key not in self._holdings
+        ]
 
     # What the engine does.
 
@@ -337,16 +353,26 @@ class Partition:
             for key in elsewhere:
                 sample = self._samples.get(key)
                 if sample is None:
-                    fresh[key] = self._samples[key] = _WantedSample("", [batch])
+                    fresh[key] = self._samples[key] = _WantedSample("", [batch], [batch])
                     continue
                 sample.batches.append(batch)
-                if sample.state in ("arrived", "storage"):
-                    self._count_settled(batch, sample.state, 1)
+                if sample.state == "arrived":
+                    self._count_settled(batch, "arrived", 1)
+                elif sample.state == "storage" and self._holdings.refuses_all:
+                    self._count_settled(batch, "storage", 1)
+                else:
+                    sample.unsettled.append(batch)
+                    if sample.state == "storage":
+                        self._awaited.setdefault(key, now)
         keys_by_owner: dict[str, list[int]] = {}
         to_read: list[int] = []
         for key, owner in zip(fresh, self._owners(list(fresh)), strict=True):
             fresh[key].owner = owner
             fresh[key].missed = owner == self.me and self._holdings.redirect(key) is None
+            if key in self._offering:
+                # Read for an earlier batch, and on its way to the machine that will keep it.
+                fresh[key].state, self._awaited[key] = "storage", now
+                continue
             source = self._source(key, owner, now)
             if source is None:
                 to_read.append(key)
@@ -357,6 +383,7 @@ class Partition:
             self._all_queued_after = -1
         return [
             *self._to_storage(to_read, now),
+            *self._after_reads(now),
             *self._ask(now),
             *self._settle(batches),
         ]
@@ -375,12 +402,14 @@ class Partition:
         Samples of this machine are kept, samples that their owner lacks are offered to it.
         """
         reads = {key: self._reads.pop(key) for key in sizes if key in self._reads}
+        self._awaited.update((key, now) for key in reads if key in self._awaited)
         offered: dict[int, str] = {}
         # The owner may have changed since: the new one lacks it.
         for key, owner in zip(reads, self._owners(list(reads)), strict=True):
             if reads[key].offer or owner != reads[key].owner:
                 offered[key] = owner
-        return self._offer({key: (owner, sizes[key]) for key, owner in offered.items()}, now)
+        values = {key: (owner, sizes[key]) for key, owner in offered.items()}
+        return [*self._offer(values, now), *self._after_reads(now)]
 
     def told(self, holders: Mapping[int, str], now: float) -> list[PartitionDecision]:
         """Another machine tells where samples of this machine are: see ``Tell``."""
@@ -495,7 +524,7 @@ class Partition:
                 decisions += self._spill(key, owner, nbytes, offers, now)
         decisions += [Tell(owner, holders) for owner, holders in told.items()]
         decisions += [OfferValues(name, tuple(keys)) for name, keys in offers.items()]
-        return [*decisions, *self._ask(now)]
+        return [*decisions, *self._after_reads(now), *self._ask(now)]
 
     def withdraw(self, to: str, keys: Iterable[int]) -> None:
         """These values cannot be offered to this machine after all."""
@@ -517,7 +546,7 @@ class Partition:
                 decisions += self._hedge(number, asked, asked.held, now, blame=False)
             if late:
                 decisions += self._hedge(number, asked, late, now)
-        return [*decisions, *self._ask(now)]
+        return [*decisions, *self._after_reads(now), *self._ask(now)]
 
     def placed(
         self, placement: Placement, now: float, late: Collection[str] = ()
@@ -634,13 +663,15 @@ class Partition:
             self._all_queued_after = -1
         return self._to_storage(to_read, now)
 
-    def _to_storage(self, keys: Iterable[int], now: float) -> list[PartitionDecision]:
-        """Read these samples from storage."""
+    def _to_storage(
+        self, keys: Iterable[int], now: float, *, at_once: bool = False
+    ) -> list[PartitionDecision]:
+        """Read these samples from storage. ``at_once``: each batch that wants them reads them."""
         read: list[int] = []
         touched: set[int] = set()
         for key in keys:
             sample = self._samples.get(key)
-            if sample is None or sample.state in ("arrived", "storage"):
+            if sample is None or sample.state in ("arrived", "storage") or not sample.unsettled:
                 continue
             sample.state = "storage"
             read.append(key)
@@ -648,7 +679,14 @@ class Partition:
             self._reads[key] = _StorageRead(sample.owner, mine or sample.missed)
             if mine:
                 self._holdings.reading([key], now)
-            for batch in sample.batches:
+            # The first of several batches reads it, unless nobody would keep it for the others.
+            every = at_once or self._holdings.refuses_all
+            first = sample.unsettled[0]
+            readers = [batch for batch in sample.unsettled if every or batch == first]
+            sample.unsettled = [batch for batch in sample.unsettled if batch not in readers]
+            if sample.unsettled:
+                self._awaited[key] = now
+            for batch in readers:
                 self._count_settled(batch, "storage", 1)
                 touched.add(batch)
         decisions: list[PartitionDecision] = [ReadStorage(tuple(read))] if read else []
@@ -673,12 +711,58 @@ class Partition:
         self._unused += nbytes
         if sample.missed:
             missed[key] = (sample.owner, nbytes)
-        for batch in sample.batches:
+        for batch in sample.unsettled:
             self._count_settled(batch, "arrived", 1)
             touched.add(batch)
+        sample.unsettled = []
 
-    def _count_settled(self, batch: int, state: SampleState, count: int) -> None:
-        if state == "arrived":
+    def _after_reads(self, now: float) -> list[PartitionDecision]:
+        """Go on with batches that wait for a sample which was read for another batch."""
+        touched: set[int] = set()
+        to_read: list[int] = []
+        late: list[int] = []
+        queued: dict[str, list[int]] = {}
+        for key, since in list(self._awaited.items()):
+            sample = self._samples.get(key)
+            if sample is None or sample.state != "storage" or not sample.unsettled:
+                del self._awaited[key]
+                continue
+            if key in self._holdings:
+                for batch in sample.unsettled:
+                    self._count_settled(batch, "here", 1)
+                    touched.add(batch)
+                sample.unsettled = []
+                del self._awaited[key]
+                continue
+            is_read = key in self._reads and len(sample.unsettled) < len(sample.batches)
+            in_time = now < since + (LOCAL_READ if is_read else PROMISE)
+            if in_time and (is_read or key in self._offering):
+                continue
+            # It is not kept here, or its batch was dropped.
+            del self._awaited[key]
+            sample.state, sample.request, sample.missed = "queued", -1, sample.owner == self.me
+            sample.tried.clear()
+            source = self._source(key, sample.owner, now) if in_time else None
+            if source is not None and key not in self._reads:
+                queued.setdefault(source, []).append(key)
+            else:
+                (to_read if in_time else late).append(key)
+        for name, keys in queued.items():
+            self._queue.append(_Queued(name, keys))
+            self._all_queued_after = -1
+        return [
+            *self._to_storage(to_read, now),
+            *self._to_storage(late, now, at_once=True),
+            *(self._ask(now) if queued else ()),
+            *self._settle(touched),
+        ]
+
+    def _count_settled(
+        self, batch: int, source: Literal["here", "arrived", "storage"], count: int
+    ) -> None:
+        if source == "here":
+            self.counts.local += count
+        elif source == "arrived":
             self.counts.remote += count
         else:
             self.counts.storage += count
@@ -696,12 +780,14 @@ class Partition:
         for key in self._batches.pop(batch, ()):
             sample = self._samples[key]
             sample.batches.remove(batch)
+            if batch in sample.unsettled:
+                sample.unsettled.remove(batch)
             if not sample.batches:
                 self._unused -= sample.nbytes
                 del self._samples[key]
                 if sample.state == "storage" and key in self._reads:
                     unkept.append(key)
-        return [*self._withdraw_reads(unkept, now), *self._ask(now)]
+        return [*self._withdraw_reads(unkept, now), *self._after_reads(now), *self._ask(now)]
 
     def _withdraw_reads(self, keys: Iterable[int], now: float) -> list[PartitionDecision]:
         """These samples were to be read, and ``read`` was not called: they are not in the store.
@@ -844,7 +930,7 @@ class Partition:
         for key, (_, to, _) in list(self._offering.items()):
             if to == owner:
                 self._end_offer(key, to)
-        return [*decisions, *self._ask(now)]
+        return [*decisions, *self._after_reads(now), *self._ask(now)]
 
     # Offers.
 

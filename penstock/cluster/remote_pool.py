@@ -106,6 +106,9 @@ class HeldSamples(Protocol):
     @property
     def full(self) -> bool: ...
 
+    @property
+    def stays_here(self) -> str: ...
+
     def held(self, indices: Sequence[int]) -> Sequence[int]: ...
 
     def keep_read(self, number: int, index: int, value: memoryview) -> Offer | None: ...
@@ -158,6 +161,7 @@ class RemotePool(JoinedPool):
         self._ways = recipe.ways
         self._withheld = ""
         """Why no tiny-batch leaves this machine; empty if they may."""
+        self._said = False
         self._rehearsed = 0
         self._faults: dict[str, str] = {}
         """By machine: the last fault in the log."""
@@ -361,6 +365,10 @@ class RemotePool(JoinedPool):
 
     def _ask(self, open_call: _OpenCall) -> _ReceivedRows:
         call, keys = open_call.call, open_call.keys
+        why = self._kept.stays_here
+        if why:
+            raise ClusterError(why)
+        self._say_that_objects_are_fetched_twice(call.lender)
         name = self._recipe.publish()
         with self._wake:
             deadline = self._lending.deadline(call.number)
@@ -385,6 +393,18 @@ class RemotePool(JoinedPool):
         timeout = max(0.1, deadline - self._clock()) + GRACE
         parts = list(self._lenders.ask_rows(call.lender, task, timeout=timeout))
         return _ReceivedRows(parts, keys.indices, self._work.road)
+
+    def _say_that_objects_are_fetched_twice(self, lender: str) -> None:
+        """Once: an object that another machine prepares may have been fetched ahead here, too."""
+        with self._wake:
+            said, self._said = self._said, True
+        if not said and self._work.road.source.objects is not None:
+            _log.warning(
+                "%s prepares samples of this job and fetches their objects itself, also those that "
+                "this machine has fetched ahead: such objects are requested twice. A cache() "
+                "avoids that from the second epoch on.",
+                lender,
+            )
 
     def _use(self, open_call: _OpenCall, rows: _ReceivedRows, cpu: float, started: int) -> None:
         """Copy the rows into their slots, and report the tasks as done."""

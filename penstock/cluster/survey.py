@@ -27,7 +27,8 @@ class CacheReport:
     """One cache on one machine: what it holds, and where the samples of its batches were found.
 
     ``guest``: kept for jobs on other machines. ``hedged``: of those from storage, the samples that
-    another machine did not send in time.
+    another machine did not send in time. ``unsent``: times that a sample was not sent because it
+    needs a pickle.
     """
 
     content: str
@@ -39,6 +40,7 @@ class CacheReport:
     remote: int
     storage: int
     hedged: int
+    unsent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class MachineReport:
 def report_of(plain: Mapping[str, Any]) -> MachineReport | None:
     """The report in the answer of another machine; ``None`` if it is malformed.
 
-    >>> report = MachineReport(8, 2.5, 10, 20, (CacheReport("c", 1, 2, 3, False, 4, 5, 6, 7),))
+    >>> report = MachineReport(8, 2.5, 10, 20, (CacheReport("c", 1, 2, 3, False, 4, 5, 6, 7, 0),))
     >>> report_of(report.as_dict()) == report, report_of({"cores": "many"})
     (True, None)
     """

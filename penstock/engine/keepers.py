@@ -207,6 +207,16 @@ class Keepers:
         cost = 0 if division is None else division.keep_read(index, value)
         return (number, index, cost) if cost else None
 
+    @property
+    def stays_here(self) -> str:
+        """Why no other machine may prepare samples of the pipeline; empty if they may."""
+        if any(division.needs_pickle for division in self.divisions):
+            return (
+                "a cache keeps samples that need a pickle, and no machine reads pickles of "
+                "another; keep arrays, numbers, text or bytes instead"
+            )
+        return ""
+
     def some_here(self, count: int) -> list[int] | None:
         """At most ``count`` samples that are in a cache of this machine.
 

@@ -36,17 +36,19 @@ class SharedFeed(Feed, Protocol):
 
 def check_shared(pipeline: Pipeline, options: Options) -> None:
     """Raise PipelineError if jobs that share this pipeline could not get equal batches."""
-    share = options.share
+    given = f"share={options.share!r}"
+    if options.cluster is not None and options.share == CLUSTER_SHARE:
+        given = f"cluster={options.cluster!r}"
     if not pipeline.source.indexed:
         raise PipelineError(
-            f"share={share!r} on a stream: its samples have no index that jobs could agree on. "
-            "Give share= to pipelines over sources with random access."
+            f"{given} on a stream: its samples have no index that jobs could agree on. Give it to "
+            "pipelines over sources with random access."
         )
     echo = echo_of(pipeline)
     if any(stop.measured for stop in pipeline.stops) or (echo is not None and echo.measured):
         raise PipelineError(
-            f'share={share!r} with "auto": each job would measure by itself and choose another '
-            "number. Run one job without share= to see its choice, and give that number."
+            f'{given} with "auto": each job would measure by itself and choose another number. Run '
+            f"one job without {given.partition('=')[0]}= to see its choice, and give that number."
         )
 
 
@@ -79,6 +81,7 @@ def attach(
         description["directory"] = os.getcwd()
     clustered = options.cluster is not None
     deal = plan.as_deal
+    ranks = plan.ranks(0) if clustered else None
     name = str(options.share)
     if name == CLUSTER_SHARE and clustered:
         name = f"{CLUSTER_SHARE}-{fingerprint(description)[:12]}"
@@ -94,7 +97,7 @@ def attach(
         lag=options.lag,
         keeps=assembly.work.road.holds > 0,
         enter=_enter(str(options.cluster)) if clustered else None,
-        dealt=pack_ranks(deal.ranks(0)) if clustered and deal is not None else None,
+        dealt=None if ranks is None else pack_ranks(ranks),
     )
     prefetch = options.prefetch
     if prefetch is None and clustered:

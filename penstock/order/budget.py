@@ -199,6 +199,21 @@ class Budgeted(Plan):
         self._check(cursor, len(epoch.batches))
         return self._dealt(cursor, epoch)
 
+    def ranks(self, epoch: int) -> NDArray[np.int32]:
+        """See ``Plan.ranks``."""
+        formed, ranks = self._epoch(epoch), np.full(self.n, -1, np.int32)
+        steps, odd = divmod(len(formed.batches), self.world)
+        dealt = [
+            (number % self.world, batch)
+            for number, batch in enumerate(formed.batches[: steps * self.world])
+        ]
+        last = self._last_step(formed, odd) if odd else None
+        dealt += [(rank, batch) for rank, (batch, again) in enumerate(last or ()) if not again]
+        # Backwards: a sample that several batches have belongs to the rank that meets it first.
+        for rank, batch in reversed(dealt):
+            ranks[formed.sequence[batch]] = rank
+        return ranks
+
     def length(self, cursor: Cursor) -> int:
         epoch = self._epoch(cursor.epoch)
         self._check(cursor, len(epoch.batches))

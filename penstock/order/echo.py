@@ -249,6 +249,10 @@ class Echoed(Plan):
         """The next epoch may be requested early, unless its factor is chosen when it begins."""
         return self.deal.ahead and self.echo.fixed
 
+    def ranks(self, epoch: int) -> NDArray[np.int32]:
+        """See ``Plan.ranks``: the copies of a sample stay on one rank."""
+        return self.deal.ranks(epoch)
+
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         """This rank's batches from the cursor to the end of its epoch."""
         numbers, copies = self.echo.sequence(self.deal.share(cursor.epoch), cursor.epoch)
@@ -339,6 +343,10 @@ class EchoedBatches(Plan):
     def ahead(self) -> bool:
         """Whether the plan allows it, and the factor of the next epoch is known already."""
         return self.plan.ahead and self.echo.fixed
+
+    def ranks(self, epoch: int) -> NDArray[np.int32] | None:
+        """See ``Plan.ranks``."""
+        return self.plan.ranks(epoch)
 
     def deliveries(self, cursor: Cursor) -> CompactInts:
         """The batch numbers in the order of delivery, from the cursor to the end of its epoch."""

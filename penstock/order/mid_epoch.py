@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.order.cursor import Cursor
 from penstock.order.deal import Deal
 from penstock.order.plan import BatchKeys, Begin, PartProgress, Plan
@@ -37,6 +40,9 @@ class MidEpoch(Plan):
     @property
     def as_deal(self) -> Deal | None:
         return self.plan.as_deal
+
+    def ranks(self, epoch: int) -> NDArray[np.int32] | None:
+        return self.plan.ranks(epoch)
 
     def batches(self, cursor: Cursor) -> Iterator[BatchKeys]:
         epoch = cursor.epoch

@@ -139,6 +139,13 @@ class Plan:
         """The deal that has exactly these batches; ``None`` if no deal has."""
         return None
 
+    def ranks(self, epoch: int) -> NDArray[np.int32] | None:
+        """The rank that is dealt each sample in an epoch first; -1 for samples that none is dealt.
+
+        ``None``: the plan of one rank does not say what others are dealt.
+        """
+        return None
+
     def progress(self, cursor: Cursor) -> list[PartProgress]:
         """What was dealt of each source of a mix up to the cursor; empty for other orders."""
         return []

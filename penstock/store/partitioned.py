@@ -104,6 +104,10 @@ class Division(Protocol):
         bytes there; 0 if the store has not taken it.
         """
 
+    @property
+    def needs_pickle(self) -> bool:
+        """Whether samples are known that need a pickle, so that no other machine can read them."""
+
     def some_here(self, count: int) -> list[int]:
         """At most ``count`` of the samples that are on this machine."""
 

@@ -80,7 +80,8 @@ class CacheRow:
     """One cache over all machines that have reported.
 
     ``here``, ``elsewhere`` and ``storage`` count samples of batches on all of them: found on the
-    machine that needed it, got from another machine, read from storage.
+    machine that needed it, got from another machine, read from storage. ``unsent``: times that a
+    sample was not sent because it needs a pickle.
     """
 
     content: str
@@ -92,6 +93,7 @@ class CacheRow:
     elsewhere: int
     storage: int
     hedged: int
+    unsent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,7 @@ def cache_rows(cluster: ClusterStatus) -> tuple[CacheRow, ...]:
             len(caches),
             *(total(caches, name) for name in ("samples", "bytes", "budget")),
             *(total(caches, name) for name in ("local", "remote", "storage", "hedged")),
+            total(caches, "unsent"),
         )
         for content, caches in found.items()
     ]
@@ -264,7 +267,8 @@ def lines_of(rows: ClusterRows) -> list[str]:
                 f"{many(cache.samples, 'sample')}, {show_size(cache.used_bytes)} of "
                 f"{show_size(cache.budget)} on {many(cache.machines, 'machine')}; found here "
                 f"{cache.here:,}, on other machines {cache.elsewhere:,}, read from storage "
-                f"{cache.storage:,}, of these {cache.hedged:,} hedged",
+                f"{cache.storage:,}, of these {cache.hedged:,} hedged"
+                + ("; samples that need a pickle are not sent" if cache.unsent else ""),
             )
         )
     machines = aligned([MACHINE_HEADS, *map(_machine_cells, rows.machines)], right=set(range(4, 9)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -49,13 +49,15 @@ class Work:
     batches: list[list[int]]
     opened: int = 0
     open: dict[int, list[int]] = field(default_factory=dict)
-    settled: set[int] = field(default_factory=set)
     delivered: list[list[str]] = field(default_factory=list)
 
 
 @dataclass
 class Host:
-    """A machine: its store, values that have arrived, and its work."""
+    """A machine: its store, values that have arrived, and the work of its ranks.
+
+    ``reading``: by settled batch, what it still reads from storage.
+    """
 
     machine: Machine
     holdings: Holdings
@@ -63,13 +65,15 @@ class Host:
     store: dict[int, str]
     inbox: dict[int, str] = field(default_factory=dict)
     offering: dict[int, str] = field(default_factory=dict)
-    work: Work = field(default_factory=lambda: Work([]))
+    works: list[Work] = field(default_factory=list)
+    reading: dict[int, set[int]] = field(default_factory=dict)
 
 
 class Hosts:
-    """Machines ``m0``, ``m1`` and so on, each with one rank, and storage that counts its reads.
+    """Machines ``m0``, ``m1`` and so on, and storage that counts its reads.
 
-    ``budgets``: room of each machine in bytes. ``ahead``: batches that each asks for at once.
+    ``budgets``: room of each machine in bytes. ``ranks``: number of machines that have ranks.
+    ``each``: ranks of a machine. ``ahead``: batches that each rank asks for at once.
     ``reuse``: versions of samples are kept, and each is used this many times.
     """
 
@@ -84,6 +88,7 @@ class Hosts:
         seed: int = 0,
         drop_last: bool = False,
         ranks: int | None = None,
+        each: int = 1,
         total_bytes: int = 1 << 28,
         reuse: int | None = None,
     ) -> None:
@@ -94,13 +99,15 @@ class Hosts:
         self.sizes = sizes
         self.ahead = ahead
         self.total_bytes = total_bytes
-        world = len(budgets) if ranks is None else ranks
+        self.each = each
+        world = each * (len(budgets) if ranks is None else ranks)
         self.generations = None if reuse is None else Generations(samples, reuse, samples, seed)
         order = Shuffled() if self.generations is None else Balanced(self.generations)
         self.deal = Deal(order, samples, seed, batch_size, drop_last, 0, world, "drop")
         self.names = [f"m{number}" for number in range(len(budgets))]
         self.budgets = dict(zip(self.names, budgets, strict=True))
-        self.layout: Owners = FirstOwners.first_epoch("f", self.deal, self.names[:world])
+        owners = [self.names[rank // each] for rank in range(world)]
+        self.layout: Owners = FirstOwners.first_epoch("f", self.deal, owners)
         if self.generations is not None:
             self.layout = VersionOwners("f", tuple(self.names), self.generations, self._owners_in)
         self.silent: set[str] = set()
@@ -116,7 +123,7 @@ class Hosts:
 
     def _owners_in(self, epoch: int) -> NDArray[np.uint16]:
         ranks = self.deal.ranks(epoch)
-        return np.where(ranks < 0, NOBODY, ranks).astype(np.uint16)
+        return np.where(ranks < 0, NOBODY, ranks // self.each).astype(np.uint16)
 
     # Machines come and go.
 
@@ -187,13 +194,31 @@ class Hosts:
     # Epochs.
 
     def begin_epoch(self, epoch: int) -> None:
-        for rank, name in enumerate(self.names[: self.deal.world]):
-            host = self.hosts.get(name)
-            if host is not None:
-                deal = replace(self.deal, rank=rank)
+        for host in self.hosts.values():
+            host.works = []
+        for rank in range(self.deal.world):
+            self._begin(rank, [epoch])
+        self._open_all()
+
+    def begin_ranks(self, ranks: Iterable[int], epochs: Sequence[int]) -> None:
+        """These ranks begin, with these epochs one after the other."""
+        for rank in ranks:
+            self._begin(rank, epochs)
+        self._open_all()
+
+    def _begin(self, rank: int, epochs: Sequence[int]) -> None:
+        host = self.hosts.get(self.names[rank // self.each])
+        if host is not None:
+            deal = replace(self.deal, rank=rank)
+            work = Work([])
+            for epoch in epochs:
                 batches = [batch.indices for batch in deal.batches(Cursor(epoch))]
-                host.work = Work([self._keys(indices, epoch) for indices in batches])
-                self._open(host)
+                work.batches += [self._keys(indices, epoch) for indices in batches]
+            host.works.append(work)
+
+    def _open_all(self) -> None:
+        for host in self.hosts.values():
+            self._open(host)
 
     def _keys(self, indices: NDArray[np.int64], epoch: int) -> list[int]:
         made = self.generations
@@ -203,7 +228,9 @@ class Hosts:
 
     def is_done(self) -> bool:
         return all(
-            len(host.work.delivered) == len(host.work.batches) for host in self.hosts.values()
+            len(work.delivered) == len(work.batches)
+            for host in self.hosts.values()
+            for work in host.works
         )
 
     def epoch(self, epoch: int, seconds: float = 100.0) -> int:
@@ -218,34 +245,39 @@ class Hosts:
     def check(self) -> None:
         """Every batch has the right values, and the counters add up."""
         for host in self.hosts.values():
-            for batch, values in zip(host.work.batches, host.work.delivered, strict=False):
-                assert values == [value_of(key) for key in batch]
+            for work in host.works:
+                for batch, values in zip(work.batches, work.delivered, strict=False):
+                    assert values == [value_of(key) for key in batch]
             counts = host.partition.counts
             settled = counts.local + counts.remote + counts.storage + counts.cancelled
             waiting = sum(host.partition._unsettled.values())
             assert settled + waiting == counts.asked
 
     def _open(self, host: Host) -> None:
-        work = host.work
-        while work.opened < len(work.batches) and len(work.open) < self.ahead:
-            number = next(self._batch_ids)
-            work.open[number] = work.batches[work.opened]
-            work.opened += 1
-            self._act(host, host.partition.want({number: work.open[number]}, self.now))
+        for work in host.works:
+            while work.opened < len(work.batches) and len(work.open) < self.ahead:
+                number = next(self._batch_ids)
+                work.open[number] = work.batches[work.opened]
+                work.opened += 1
+                self._act(host, host.partition.want({number: work.open[number]}, self.now))
         self._deliver(host)
 
     def _deliver(self, host: Host) -> None:
-        work = host.work
-        while work.open:
-            number, keys = next(iter(work.open.items()))
-            if number not in work.settled or any(self._value(host, key) is None for key in keys):
-                return
-            work.delivered.append([str(self._value(host, key)) for key in keys])
-            del work.open[number]
-            self._act(host, host.partition.used(number, self.now))
-            wanted = {key for keys in work.open.values() for key in keys}
-            host.inbox = {key: value for key, value in host.inbox.items() if key in wanted}
-            self._open(host)
+        for work in host.works:
+            while work.open:
+                number, keys = next(iter(work.open.items()))
+                if host.reading.get(number) != set():
+                    break
+                if any(self._value(host, key) is None for key in keys):
+                    break
+                work.delivered.append([str(self._value(host, key)) for key in keys])
+                del work.open[number], host.reading[number]
+                self._act(host, host.partition.used(number, self.now))
+                wanted = {
+                    key for other in host.works for keys in other.open.values() for key in keys
+                }
+                host.inbox = {key: value for key, value in host.inbox.items() if key in wanted}
+                self._open(host)
 
     def _value(self, host: Host, key: int) -> str | None:
         return host.store.get(key) or host.inbox.get(key)
@@ -257,10 +289,8 @@ class Hosts:
             match decision:
                 case Ask():
                     self._soon(NETWORK, partial(self._asked, host, decision))
-                case ReadStorage(keys):
-                    for key in keys:
-                        self.reads[key] += 1
-                        self._soon(STORAGE, partial(self._read, host, key))
+                case ReadStorage():
+                    pass  # when the batch is settled, as the engine does
                 case Keep(key):
                     host.store[key] = self._in_hand(host, key)
                 case OfferValues(_, keys):
@@ -269,10 +299,17 @@ class Hosts:
                 case Tell():
                     self._soon(NETWORK, partial(self._told, decision))
                 case Settled(batch):
-                    host.work.settled.add(batch)
+                    self._settled(host, batch)
                 case SendReply(reply):
                     self._reply(host, reply)
         self._after(0.0, lambda: self._deliver(host) if self._runs(host) else None)
+
+    def _settled(self, host: Host, batch: int) -> None:
+        keys = host.partition.to_prepare(batch)
+        host.reading[batch] = set(keys)
+        for key in keys:
+            self.reads[key] += 1
+            self._soon(STORAGE, partial(self._read, host, batch, key))
 
     def _asked(self, host: Host, ask: Ask) -> None:
         owner = self.hosts.get(ask.owner)
@@ -313,9 +350,10 @@ class Hosts:
         if self._runs(host):
             self._act(host, host.partition.lost(name, self.now))
 
-    def _read(self, host: Host, key: int) -> None:
+    def _read(self, host: Host, batch: int, key: int) -> None:
         if not self._runs(host):
             return
+        host.reading[batch].discard(key)
         host.inbox[key] = value_of(key)
         self._act(host, host.partition.read({key: self.sizes(key)}, self.now))
 

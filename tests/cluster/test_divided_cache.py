@@ -211,8 +211,8 @@ def test_a_machine_that_is_lost_soon_after_the_start_is_not_waited_for(
     cache.fetch("first", [0, 2], lambda: None)
     cache.place(())
     clock.advance(START / 2)
-    assert cache.fetch("second", [0, 1], lambda: None)
-    assert cache.to_prepare("second") == [0, 1]
+    assert cache.fetch("second", [1, 3], lambda: None)
+    assert cache.to_prepare("second") == [1, 3]
 
 
 def test_a_batch_that_is_cancelled_at_the_start_is_not_asked_for(
@@ -448,11 +448,27 @@ def test_no_batch_can_ask_for_a_borrowed_sample_while_it_is_removed(
     assert len(arrivals) == 0
 
 
+def test_a_sample_that_needs_a_pickle_is_found_once_and_said_once(
+    cache: DividedCache, own: HeapStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.host(pack_ranks(np.zeros(SAMPLES, np.int32)), {0})
+    assert cache.fetch("batch", [0, 1], lambda: None)
+    assert not cache.needs_pickle
+    packed = pack_sample({1, 2})
+    own.put_many([(0, packed), (1, packed)])
+    assert cache.admit([(0, own.cost(packed.nbytes)), (1, own.cost(packed.nbytes))]) == []
+    assert cache.needs_pickle
+    assert cache.needs_pickle
+    assert cache.status()["unsent"] == 1
+    assert len([record for record in caplog.records if "pickle" in record.getMessage()]) == 1
+
+
 def test_what_has_arrived_is_held_and_what_is_elsewhere_is_not(
     cache: DividedCache, calls: Recorder, own: HeapStore
 ) -> None:
     cache.host(pack_ranks(np.arange(SAMPLES, dtype=np.int32) % 2), {0})
     cache.place((trains(cache, 1),))
+    assert cache.fetch("first", [0], lambda: None)
     assert not cache.fetch("batch", [0, 1, 3], lambda: None)
     read(cache, own, [0])
     [ask] = [made for made in calls.made if isinstance(made, Ask)]

@@ -12,18 +12,20 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.cluster.secrets import make_secrets
 from penstock.errors import ClusterError, PipelineError
 from penstock.node.client import request_end, request_status, wait_for_exit
 from penstock.node.directory import NodeDirectory
 from penstock.node.member import depth_in_cluster
-from tests.support.scripts import cluster_job, spanning_job
+from tests.support.scripts import cluster_job, cluster_kinds_job, spanning_job
 
 SAMPLES, SIZE = 96, 20_000
 LIMIT = 150.0
@@ -186,6 +188,35 @@ def test_jobs_on_two_nodes_get_the_batches_that_they_get_alone(hosts: TwoHosts) 
         assert again[rank]["batches"] == alone(hosts.files, rank, 2, seed=2)
     assert sum(found["cache"]["storage"] for found in again) == 0
     assert sum(found["cache"]["samples"] for found in again) == SAMPLES
+
+
+def test_mixtures_echo_and_length_budgets_divide_their_caches_too(hosts: TwoHosts) -> None:
+    place = hosts.place
+    script = [cluster_kinds_job.__file__, str(place)]
+    results = results_of([hosts.run(rank, *script, str(rank), patience=100) for rank in range(2)])
+    for kind, pipeline in cluster_kinds_job.pipelines(place).items():
+        reads = lines_of(place / kind)
+        assert reads == dict.fromkeys(reads, 1), kind
+        for rank in range(2):
+            with pipeline.loader(rank=rank, world=2, seed=1, workers=0) as loader:
+                epochs = range(cluster_kinds_job.EPOCHS)
+                expected = [[batch.tolist() for batch in loader] for _ in epochs]
+            assert results[rank][kind] == expected, kind
+        assert len(lines_of(place / kind)) == len(reads), kind
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda: ps.from_dataset(lambda: iter(range(9)), version="1").batch(2), "on a stream"),
+        (lambda: ps.from_dataset(np.arange(9)).echo("auto").batch(2), 'with "auto"'),
+    ],
+)
+def test_a_refusal_names_the_argument_that_was_given(
+    made: Callable[[], ps.Pipeline], found: str
+) -> None:
+    with pytest.raises(PipelineError, match=rf"cluster='auto' {found}"):
+        made().loader(seed=1, cluster="auto")
 
 
 def test_a_node_that_is_killed_changes_no_batch(hosts: TwoHosts) -> None:

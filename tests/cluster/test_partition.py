@@ -16,6 +16,7 @@ from penstock.cluster.partition import (
     FIRST_DELAY,
     LEAST_CREDIT,
     LEAST_DELAY,
+    LOCAL_READ,
     LONGEST_READ,
     MOST_CREDIT,
     MOST_DELAY,
@@ -38,9 +39,10 @@ NAMES = ("a", "b", "c", "me")
 SAMPLES = 40
 SIZE = 1000
 
-LONGEST = 3 * (2 * MOST_DELAY + PROMISE)
+LONGEST = 3 * (2 * MOST_DELAY + PROMISE) + PROMISE + LOCAL_READ
 """Seconds after which a batch is settled, whatever others do: up to three machines are asked, each
-after a wait for credit, and each may wait for a read of another machine."""
+after a wait for credit, and each may wait for a read of another machine. Before that, another batch
+may be reading the sample, and it may be on its way to the machine that keeps it."""
 
 
 def layout() -> FirstOwners:
@@ -153,6 +155,88 @@ def test_a_sample_that_two_batches_want_is_asked_for_once_and_counts_twice() -> 
     assert part.bytes_held == SIZE
     part.used(1, 0.1)
     assert part.bytes_held == 0
+
+
+# A sample that is being read for another batch of this machine.
+
+
+def test_a_rank_that_runs_ahead_waits_for_the_read_of_another_rank() -> None:
+    part = partition()
+    assert reads(part.want({0: [3, 7]}, 0.0)) == [3, 7]
+    decisions = part.want({1: [7, 11]}, 0.1)
+    assert (reads(decisions), settled(decisions)) == ([11], [])
+    assert part.tick(LOCAL_READ - 0.1) == []
+    decisions = part.read({3: SIZE, 7: SIZE}, LOCAL_READ - 0.05)
+    assert settled(decisions) == [1]
+    assert (part.to_prepare(0), part.to_prepare(1)) == ([], [11])
+    part.used(0, LOCAL_READ)
+    counts = part.counts
+    assert (counts.asked, counts.local, counts.storage) == (4, 1, 3)
+
+
+def test_batches_that_begin_together_read_a_sample_once() -> None:
+    part = partition()
+    decisions = part.want({0: [3, 3], 1: [3], 2: [3, 7]}, 0.0)
+    assert (reads(decisions), settled(decisions)) == ([3, 7], [0])
+    assert settled(part.read({3: SIZE}, 0.1)) == [1, 2]
+    assert (part.counts.storage, part.counts.local) == (3, 2)
+
+
+def test_the_next_batch_reads_a_sample_that_the_first_one_has_not_read() -> None:
+    """It was dropped, or the sample could not be stored."""
+    part = partition()
+    part.want({0: [3]}, 0.0)
+    part.want({1: [3]}, 0.1)
+    part.want({2: [3]}, 0.1)
+    decisions = part.used(0, 0.2)
+    assert (reads(decisions), settled(decisions)) == ([3], [1])
+    assert settled(part.read({3: SIZE}, 0.3)) == [2]
+
+
+def test_a_sample_that_another_machine_will_keep_is_asked_from_there_by_the_next_batch() -> None:
+    part = partition()
+    (ask,) = asks(part.want({0: [0]}, 0.0))
+    assert reads(part.answered("a", ask.request, 0.1, absent=[0])) == [0]
+    assert asks(part.want({1: [0]}, 0.2)) == []
+    assert part.read({0: SIZE}, 0.3) == [OfferValues("a", (0,))]
+    assert part.used(0, 0.4) == []
+    (again,) = asks(part.offered("a", [0], [], 0.5))
+    assert (again.owner, again.keys) == ("a", (0,))
+    assert settled(part.answered("a", again.request, 0.6, {0: SIZE})) == [1]
+    assert (part.counts.storage, part.counts.remote) == (1, 1)
+    part.used(1, 0.7)
+    assert part.bytes_held == 0
+
+
+def test_an_offer_that_is_not_answered_is_not_waited_for_without_a_limit() -> None:
+    part = partition()
+    (ask,) = asks(part.want({0: [0]}, 0.0))
+    part.answered("a", ask.request, 0.1, absent=[0])
+    part.want({1: [0]}, 0.2)
+    part.want({2: [0]}, 0.2)
+    part.read({0: SIZE}, 1.0)
+    assert part.tick(1.0 + PROMISE - 0.1) == []
+    decisions = part.tick(1.0 + PROMISE)
+    assert (reads(decisions), settled(decisions)) == ([0], [1, 2])
+
+
+def test_a_read_that_does_not_end_is_not_waited_for_without_a_limit() -> None:
+    part = partition()
+    part.want({0: [3]}, 0.0)
+    part.want({1: [3], 2: [3]}, 0.1)
+    decisions = part.tick(0.1 + LOCAL_READ)
+    assert (reads(decisions), settled(decisions)) == ([3], [1, 2])
+
+
+def test_nobody_waits_for_a_read_if_no_machine_has_room() -> None:
+    part = partition(room=0)
+    part.want({0: [3]}, 0.0)
+    offered = offers(part.read({3: SIZE}, 0.1))
+    while offered:
+        offered = offers(part.offered(offered[0].to, [], [3], 0.1))
+    decisions = part.want({1: [7], 2: [7]}, 0.2)
+    assert (reads(decisions), settled(decisions)) == ([7], [1, 2])
+    assert settled(part.want({3: [7]}, 0.3)) == [3]
 
 
 # Slow and lost machines.

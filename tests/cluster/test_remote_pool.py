@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from penstock.cluster.transport import (
     RemoteRows,
 )
 from penstock.engine.build import Assembly, Recipe
+from penstock.engine.keepers import Keepers
 from penstock.engine.pools.choose import Choice
 from penstock.engine.pools.pool import Pool
 from penstock.engine.pools.runner import Runner, Work, WorkerInfo
@@ -270,6 +271,39 @@ def test_a_pipeline_that_cannot_be_published_stays_here_until_there_is_a_way(
     assert helped.helper.calls.total() == 0
     helped.recipe.ways = 1
     helped.run_until(lambda: helped.prepared["helper"]["tiny_batches"] > 0)
+
+
+def test_a_cache_that_needs_a_pickle_keeps_its_pipeline_here(
+    helped: Helped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert helped.pool is not None
+    pool = helped.pool
+    monkeypatch.setattr(Keepers, "stays_here", "a cache keeps samples that need a pickle")
+    helped.run_until(lambda: "pickle" in pool.status()["withheld"])
+    helped.run_until(lambda: True)
+    assert helped.helper.calls.total() == 0
+
+
+class NothingAhead:
+    """Objects of a bucket, of which none is fetched ahead."""
+
+    def expect(self, indices: Iterable[int]) -> None: ...
+
+    def hold(self, samples: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def stats(self) -> None: ...
+
+
+def test_objects_that_another_machine_fetches_too_are_said_once(
+    helped: Helped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = helped._pipeline.source
+    monkeypatch.setattr(type(source), "objects", property(lambda self: NothingAhead()))
+    helped.run_until(lambda: helped.prepared["helper"]["tiny_batches"] >= 3)
+    said = [record for record in caplog.records if "requested twice" in record.getMessage()]
+    assert len(said) == 1
 
 
 def test_a_machine_that_never_answers_holds_nothing_up(

@@ -243,6 +243,11 @@ def test_samples_that_need_a_pickle_stay_on_their_machine(services: list[Cluster
     assert machines[0].prepare([1, 3]) == [{1, "a set is not plain"}, {3, "a set is not plain"}]
     assert machines[0].read == [1, 3]
     assert sum(services[1].sent.values()) == 0
+    # Each machine that reads them keeps them.
+    machines[0].prepare([1, 3])
+    assert machines[0].read == [1, 3]
+    unsent = [service.status()["caches"][0]["unsent"] > 0 for service in services]
+    assert unsent == [True, True]
 
 
 def test_a_machine_without_jobs_keeps_what_others_have_no_room_for(

@@ -64,6 +64,36 @@ def test_each_sample_is_read_once_by_all_machines_together(
 
 
 @given(
+    samples=st.integers(9, 80),
+    layout=st.sampled_from([(1, 2), (1, 3), (2, 1), (3, 1)]),
+    ahead=st.integers(1, 4),
+    first=st.integers(0, 8),
+    lead=st.integers(0, 400),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_each_sample_is_read_once_however_far_a_rank_runs_ahead(
+    samples: int, layout: tuple[int, int], ahead: int, first: int, lead: int, seed: int
+) -> None:
+    """Other ranks of its machine read samples that it wants, and so do other machines.
+
+    With several ranks on each of several machines, batches could wait for each other in a circle,
+    until promises end; then a sample is read twice. So the same examples are tried each time.
+    """
+    machines, each = layout
+    hosts = Hosts(samples, [ROOMY] * machines, each=each, ahead=ahead, seed=seed)
+    ranks = set(range(machines * each))
+    first %= len(ranks)
+    hosts.begin_ranks([first], [0, 1, 2])
+    hosts.run(lead / 1000)
+    hosts.begin_ranks(ranks - {first}, [0, 1, 2])
+    assert hosts.run(100.0, hosts.is_done)
+    hosts.check()
+    assert set(hosts.reads.values()) <= {1}
+    assert hosts.count("storage") == len(hosts.reads)
+
+
+@given(
     share=st.integers(1, 20),
     machines=st.integers(1, 4),
     reuse=st.integers(2, 4),

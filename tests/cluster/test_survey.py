@@ -17,7 +17,7 @@ from penstock.cluster.survey import (
     report_of,
 )
 
-REPORT = MachineReport(8, 2.5, 10, 20, (CacheReport("c", 1, 2, 3, False, 4, 5, 6, 7),))
+REPORT = MachineReport(8, 2.5, 10, 20, (CacheReport("c", 1, 2, 3, False, 4, 5, 6, 7, 8),))
 
 
 def test_machines_are_asked_only_while_somebody_watches() -> None:

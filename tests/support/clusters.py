@@ -18,9 +18,11 @@ def times(**counts: int) -> list[int]:
     return found
 
 
-def machine(name: str, *, here: bool = False, head: bool = False, **more: Any) -> dict[str, Any]:
+def machine(
+    name: str, *, here: bool = False, head: bool = False, unsent: int = 0, **more: Any
+) -> dict[str, Any]:
     """A machine that holds 100 samples; its batches had 10, 20 and 5 from the three places."""
-    cache = CacheReport(CONTENT, 100, 4_000_000, 8_000_000, False, 10, 20, 5, 1)
+    cache = CacheReport(CONTENT, 100, 4_000_000, 8_000_000, False, 10, 20, 5, 1, unsent)
     report = MachineReport(8, 2.5, 1_000, 2_000, (cache,))
     counted = more.get("times", times())
     return {

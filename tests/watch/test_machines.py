@@ -74,6 +74,12 @@ def test_caches_are_added_up_over_the_machines() -> None:
     assert (found.machines[2].used_bytes, found.machines[2].cores) == (None, None)
 
 
+def test_the_text_says_that_samples_need_a_pickle() -> None:
+    said = "samples that need a pickle are not sent"
+    assert said in "\n".join(lines_of(rows_of(cluster(machine("b", unsent=3)))))
+    assert said not in "\n".join(lines_of(rows_of(cluster(machine("b")))))
+
+
 def test_the_text_names_the_head_the_suspected_and_those_that_are_gone() -> None:
     lines = lines_of(
         rows_of(
