@@ -239,8 +239,7 @@ def cache_rows(cluster: ClusterStatus) -> tuple[CacheRow, ...]:
             content,
             len(caches),
             *(total(caches, name) for name in ("samples", "bytes", "budget")),
-            *(total(caches, name) for name in ("local", "remote", "storage", "hedged")),
-            total(caches, "unsent"),
+            *(total(caches, name) for name in ("local", "remote", "storage", "hedged", "unsent")),
         )
         for content, caches in found.items()
     ]

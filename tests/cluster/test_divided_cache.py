@@ -453,12 +453,12 @@ def test_a_sample_that_needs_a_pickle_is_found_once_and_said_once(
 ) -> None:
     cache.host(pack_ranks(np.zeros(SAMPLES, np.int32)), {0})
     assert cache.fetch("batch", [0, 1], lambda: None)
-    assert not cache.needs_pickle
+    said = [cache.needs_pickle]
     packed = pack_sample({1, 2})
     own.put_many([(0, packed), (1, packed)])
     assert cache.admit([(0, own.cost(packed.nbytes)), (1, own.cost(packed.nbytes))]) == []
-    assert cache.needs_pickle
-    assert cache.needs_pickle
+    said += [cache.needs_pickle, cache.needs_pickle]
+    assert said == [False, True, True]
     assert cache.status()["unsent"] == 1
     assert len([record for record in caplog.records if "pickle" in record.getMessage()]) == 1
 
