@@ -186,15 +186,18 @@ def _load_reports(place: Path) -> list[AnalysisReport]:
 def _show(report: AnalysisReport, output: str, *, as_json: bool) -> None:
     import json
 
+    from penstock.diagnose.analyze.judge import result_of
     from penstock.diagnose.analyze.page import page_of
     from penstock.diagnose.analyze.remedies import remedies
     from penstock.diagnose.analyze.text import lines_of
 
-    found = remedies(report)
+    result = result_of(report)
+    # An interrupted analysis has not tried any.
+    found = [] if result.interrupted else remedies(report, result=result)
     data, page = Path(f"{output}.json"), Path(f"{output}.html")
     try:
         report.save(data)
-        page.write_text(page_of(report, found), encoding="utf-8")
+        page.write_text(page_of(report, found, result), encoding="utf-8")
     except OSError as error:
         raise ReportError(
             f"cannot write {error.filename}: {error.strerror}. Give another --output."
@@ -202,6 +205,6 @@ def _show(report: AnalysisReport, output: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=1) + "\n")
         return
-    for line in lines_of(report, found):
+    for line in lines_of(report, found, result):
         sys.stdout.write(line + "\n")
     sys.stdout.write(f"\nThe report is in {data} (for `penstock what-if`) and {page}.\n")

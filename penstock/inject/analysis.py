@@ -110,6 +110,7 @@ class Session:
         """Batches of the phases, and then of the remedies that are tried."""
         from dataclasses import replace
 
+        from penstock.diagnose.analyze.judge import result_of
         from penstock.diagnose.analyze.phase_runner import Epochs
         from penstock.diagnose.analyze.remedies import remedies
         from penstock.inject import trials
@@ -124,7 +125,8 @@ class Session:
         runner.report = report
         if not self._settings.get("try") or report.setup.world > 1:
             return
-        tried = [remedy.options for remedy in remedies(report) if remedy.tried]
+        found = remedies(report, result=result_of(report))
+        tried = [remedy.options for remedy in found if remedy.tried]
         chosen = [options for options in tried if options is not None and not options.share]
         if chosen:
             runner.report = yield from trials.compare(

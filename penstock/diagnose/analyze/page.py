@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING
 
 from penstock.config import show_size
 from penstock.diagnose.analyze import plots, series
-from penstock.diagnose.analyze.model import Bound
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.report import AnalysisReport, Phase
-from penstock.diagnose.analyze.stalls import (
-    Stalls,
-    measured_speed,
-    rank_speeds,
-    slowest,
-    stalls_of,
-)
+from penstock.diagnose.analyze.result import Result
+from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 from penstock.diagnose.analyze.text import (
-    MEANING,
     NAMES,
     RANK_HEADS,
     RATES,
     blame_lines,
     cache_words,
     gain_words,
-    interval,
+    grouped,
+    interval_words,
+    meaning,
+    nothing_words,
     percent,
     rank_cells,
-    ranked,
     rate_rows,
     remarks,
     slowest_words,
@@ -39,7 +35,6 @@ from penstock.diagnose.analyze.text import (
 from penstock.diagnose.analyze.what_if import MOST_CORES, Forecast, Saturation, saturation
 
 if TYPE_CHECKING:
-    from penstock.diagnose.analyze.model import Prediction
     from penstock.diagnose.analyze.remedies import Remedy
 
 STACK_LEGEND = (("compute", "compute"), ("prep", "prep stall"), ("fetch", "fetch stall"))
@@ -54,20 +49,23 @@ CURVE_LEGEND = (
 EXAMPLE = "penstock what-if report.json --cache 0..64GB --cores 4,8,16"
 
 
-def page_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> str:
-    """The HTML of the page."""
-    forecast = Forecast(report)
-    present, stalls = forecast(), stalls_of(report)
-    remedies = ranked(remedies)
-    title = f"{stalls.bound}-bound: {report.command or report.setup.loader}"
+def page_of(
+    report: AnalysisReport, remedies: Sequence[Remedy] = (), result: Result | None = None
+) -> str:
+    """The HTML of the page, from the same result as the text."""
+    result = result or result_of(report)
+    forecast = Forecast(report, result.trust)
+    bound = result.bound or "no"
+    title = f"{bound}-bound" if result.bound else "no verdict"
+    title += f": {report.command or report.setup.loader}"
     parts = [
-        _head(report, stalls, present),
-        _remedies(remedies, stalls.bound),
-        _plots(report, forecast, remedies),
-        _section("Rates", _rates(report, present)),
+        _head(report, result),
+        _remedies(remedies, result),
+        _plots(report, result, forecast, remedies),
+        _section("Rates", _rates(report, result)),
         _section("Phases", _phases(report)),
         _section("Ranks", _ranks(report)),
-        _section("How far to trust this", _list(remarks(report, stalls, present))),
+        _section("How far to trust this", _list([*remarks(report, result), *result.warnings])),
         _section("Notes", _list(report.notes)),
         f"<footer>Other cases: <code>{EXAMPLE}</code></footer>",
     ]
@@ -84,22 +82,30 @@ def page_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> str:
     )
 
 
-def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
-    title, _, rest = verdict(stalls).partition(": ")
+def _head(report: AnalysisReport, result: Result) -> str:
+    title, _, rest = verdict(result).partition(": ")
     facts = " · ".join(escape(fact) for fact in _facts(report))
     made = " · ".join(escape(text) for text in (report.machine, report.made) if text)
     command = f"<p><code>{escape(report.command)}</code></p>" if report.command else ""
-    speed = measured_speed(report)
-    tiles = [
-        ("compute", percent(1 - stalls.idle), "of the time computing"),
-        ("prep", percent(stalls.prep_share), "stalled on prep"),
-        ("fetch", percent(stalls.fetch_share), "stalled on fetch"),
-        (
-            "plain",
-            f"{present.speed if speed is None else speed.rate.value:,.0f}",
-            "samples/s" + (", predicted" if speed is None else ", measured"),
-        ),
-    ]
+    shares, speed = result.shares, result.speed
+    tiles = []
+    if shares is not None:
+        tiles += [
+            ("compute", percent(shares.compute), "of the time computing"),
+            ("prep", percent(shares.prep.value), "stalled on prep"),
+            ("fetch", percent(shares.fetch.value), "stalled on fetch"),
+        ]
+        if shares.contention.value >= 0.01:
+            tiles.append(("plain", percent(shares.contention.value), "steps slowed by workers"))
+    if speed is not None:
+        tiles.append(("plain", f"{speed.value:,.0f}", "samples/s, measured"))
+    bound = result.bound if result.bound in ("compute", "prep", "fetch") else "plain"
+    interrupted = (
+        f"The analysis was interrupted: {result.interrupted}" if result.interrupted else ""
+    )
+    words = [interrupted, *meaning(result), *blame_lines(report)]
+    lead = " ".join(word for word in words if word)
+    rest = f"{rest[:1].upper()}{rest[1:]}" + ("" if rest.endswith(".") else ".") if rest else ""
     shown = "".join(
         f'<div class="tile {kind}"><b>{escape(value)}</b><span>{escape(words)}</span></div>'
         for kind, value, words in tiles
@@ -107,9 +113,8 @@ def _head(report: AnalysisReport, stalls: Stalls, present: Prediction) -> str:
     return (
         '<header>\n<p class="eyebrow">Penstock analysis'
         + (f" · {made}" if made else "")
-        + f'</p>\n<h1 class="is-{stalls.bound}">{escape(title.capitalize())}</h1>\n'
-        f'<p class="lead">{escape(rest[:1].upper() + rest[1:])}. '
-        f"{escape(' '.join([MEANING[stalls.bound], *blame_lines(report)]))}</p>\n{command}"
+        + f'</p>\n<h1 class="is-{bound}">{escape(title.capitalize())}</h1>\n'
+        f'<p class="lead">{escape(rest)} {escape(lead)}</p>\n{command}'
         f'<p class="facts">{facts}</p>\n<div class="tiles">{shown}</div>\n</header>'
     )
 
@@ -134,64 +139,76 @@ def _facts(report: AnalysisReport) -> list[str]:
     return found
 
 
-def _remedies(remedies: Sequence[Remedy], bound: Bound) -> str:
-    if not remedies:
-        words = "Nothing to do." if bound == "compute" else "No remedy was found that would help."
-        return f"<section>\n<h2>What would help</h2>\n<p>{words}</p>\n</section>"
+def _remedies(remedies: Sequence[Remedy], result: Result) -> str:
+    alone, hardware, shared = grouped(remedies)
+    if not remedies and result.bound is None:
+        return ""
+    parts = ["<section>\n<h2>What would help</h2>"]
+    if alone:
+        parts.append(_cards(alone, result, best_first=True))
+    else:
+        parts.append(f"<p>{nothing_words(result)}</p>")
+    if hardware:
+        parts.append("<h3>Other hardware</h3>\n" + _cards(hardware, result))
+    if shared:
+        parts.append("<h3>If several jobs run on this machine</h3>\n" + _cards(shared, result))
+    return "\n".join([*parts, "</section>"])
+
+
+def _cards(remedies: Sequence[Remedy], result: Result, *, best_first: bool = False) -> str:
+    """The remedies as a list; what can be copied is a command or code, and never prose."""
     shown = []
     for number, remedy in enumerate(remedies):
-        best = " best" if number == 0 else ""
-        why = f"<p>{escape(remedy.why)}</p>" if remedy.why else ""
-        code = (
-            f'<div class="code"><pre tabindex="0"><code>{escape(remedy.code)}</code></pre>'
+        best = " best" if best_first and number == 0 else ""
+        said = [remedy.why[:1].upper() + remedy.why[1:], remedy.condition]
+        why = "".join(f"<p>{escape(words)}</p>" for words in said if words)
+        blocks = "".join(
+            f'<div class="code"><pre tabindex="0"><code>{escape(code)}</code></pre>'
             '<button type="button" class="copy">Copy</button></div>'
-            if remedy.code
-            else ""
+            for code in (remedy.command, remedy.code)
+            if code
         )
         title = escape(remedy.title[:1].upper() + remedy.title[1:])
+        gain = f"{remedy.gain:.2f}&times;" if result.trust.numbers else "?"
         shown.append(
-            f'<li class="card remedy{best}"><div class="gain">{remedy.gain:.2f}&times;</div>'
-            f"<div><h3>{title}</h3><p>{escape(gain_words(remedy))}</p>"
-            f"{why}{code}</div></li>"
+            f'<li class="card remedy{best}"><div class="gain">{gain}</div>'
+            f"<div><h3>{title}</h3><p>{escape(gain_words(remedy, result))}</p>"
+            f"{why}{blocks}</div></li>"
         )
-    return (
-        '<section>\n<h2>What would help</h2>\n<ol class="remedies">\n'
-        + "\n".join(shown)
-        + "\n</ol>\n</section>"
-    )
+    return '<ol class="remedies">\n' + "\n".join(shown) + "\n</ol>"
 
 
-def _plots(report: AnalysisReport, forecast: Forecast, remedies: Sequence[Remedy]) -> str:
-    enough = saturation(forecast)
-    first = next((remedy for remedy in remedies if not remedy.change.share), None)
-    best = None if first is None else (f"with {first.title}", first.prediction)
-    stacks = series.stacks(report, forecast(), best)
-    found = [
-        _figure(
-            "Where an epoch goes",
-            "Computing, and what it waits for.",
-            STACK_LEGEND,
-            plots.stack_plot(stacks, report.setup.samples),
+def _plots(
+    report: AnalysisReport, result: Result, forecast: Forecast, remedies: Sequence[Remedy]
+) -> str:
+    found = []
+    first = next(iter(grouped(remedies)[0]), None)
+    best = None
+    if first is not None and result.trust.numbers:
+        best = (f"with {first.title}", forecast(first.change))
+    stacks = series.stacks(report, result, forecast() if result.trust.numbers else None, best)
+    if stacks:
+        found.append(
+            _figure(
+                "Where an epoch goes",
+                "Computing, and what it waits for.",
+                STACK_LEGEND,
+                plots.stack_plot(stacks, report.setup.samples),
+            )
         )
-    ]
     bars = series.operations(report)
     if bars:
         words = "Time of one core per sample, in the order of the pipeline."
         found.append(_figure("Time per operation", words, (), plots.bar_plot(bars)))
-    over_cache = series.over_cache(forecast, enough)
-    if over_cache is not None:
-        plot = plots.cache_plot(over_cache)
-        found.append(
-            _figure("Speed against cache", _cache_words(forecast, enough), CURVE_LEGEND, plot)
-        )
-    found.append(
-        _figure(
-            "Speed against cores",
-            _cores_words(enough),
-            CURVE_LEGEND,
-            plots.cores_plot(series.over_cores(forecast, enough)),
-        )
-    )
+    if result.trust.numbers:
+        enough = saturation(forecast)
+        over_cache = series.over_cache(forecast, enough)
+        if over_cache is not None:
+            plot = plots.cache_plot(over_cache)
+            words = _cache_words(forecast, enough)
+            found.append(_figure("Speed against cache", words, CURVE_LEGEND, plot))
+        plot = plots.cores_plot(series.over_cores(forecast, enough))
+        found.append(_figure("Speed against cores", _cores_words(enough), CURVE_LEGEND, plot))
     times = series.batch_times(report)
     if times is not None:
         found.append(
@@ -229,6 +246,8 @@ def _cache_words(forecast: Forecast, enough: Saturation) -> str:
 def _cores_words(enough: Saturation) -> str:
     if enough.cores is None:
         return f"More cores help, up to the {MOST_CORES} that were tried."
+    if enough.cores == 1:
+        return "More cores do not help."
     return f"With everything else as it is, more cores stop helping at {enough.cores}."
 
 
@@ -243,13 +262,13 @@ def _section(title: str, inner: str) -> str:
     return f"<section>\n<h2>{title}</h2>\n{inner}\n</section>" if inner else ""
 
 
-def _rates(report: AnalysisReport, present: Prediction) -> str:
+def _rates(report: AnalysisReport, result: Result) -> str:
     rows = []
-    for row in rate_rows(report, present):
-        measured = "" if row.phase is None else interval(row.phase)
+    for row in rate_rows(report, result):
         nbytes = "" if row.nbytes is None else f"{row.nbytes / 1e6:,.0f}"
         name = f"{row.letter} {NAMES[row.letter]}"
-        rows.append([name, RATES[row.letter], f"{row.value:,.0f}", measured, nbytes])
+        value = f"{row.rate.value:,.0f}"
+        rows.append([name, RATES[row.letter], value, interval_words(row), nbytes])
     return _table(["rate", "", "samples/s", "95 % interval", "MB/s"], rows, 2)
 
 
@@ -372,6 +391,7 @@ figcaption p { color: var(--muted); font-size: 0.9rem; margin: 2px 0 8px }
 .legend .speed { background: var(--ink); height: 3px }
 .plot { display: block; width: 100%; height: auto; font-size: 13px; font-family: inherit;
   overflow: visible }
+.remedies + h3 { margin: 22px 0 10px }
 .remedies { list-style: none; margin: 0; padding: 0; display: grid; gap: 12px }
 .remedy { padding: 14px 18px; display: grid; gap: 4px 20px; grid-template-columns: 6.2em 1fr }
 .remedy > div { min-width: 0 }

@@ -170,7 +170,8 @@ def _curve_plot(
     for x, value in speed.points:
         words = f"{_amount(x, unit)}: {value:,.0f} samples/s"
         drawing.circle(*field.place(x, value), 7, "touch", words)
-    if curves.enough is not None:
+    # From the least amount on more does not help: that is no amount that is enough.
+    if curves.enough is not None and curves.enough[0] > left:
         at, reached = curves.enough
         amount = _amount(at, unit, name)
         label += f". More stops helping at {amount}: {reached:,.0f} samples/s"

@@ -309,10 +309,12 @@ class AnalysisReport:
         return None if phase is None else phase.rate.value
 
     def __str__(self) -> str:
+        from penstock.diagnose.analyze.judge import result_of
         from penstock.diagnose.analyze.remedies import remedies
         from penstock.diagnose.analyze.text import lines_of
 
-        return "\n".join(lines_of(self, remedies(self)))
+        result = result_of(self)
+        return "\n".join(lines_of(self, remedies(self, result=result), result))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.diagnose.analyze.judge import measured_run
 from penstock.diagnose.analyze.model import Change, Prediction
 from penstock.diagnose.analyze.report import AnalysisReport, PhaseName
-from penstock.diagnose.analyze.stalls import Stalls, measured_speed, predicted_stalls, stalls_of
+from penstock.diagnose.analyze.result import Result
 from penstock.diagnose.analyze.what_if import Forecast, Saturation, cache_sizes, with_cores
 
 MOST_BARS = 120
@@ -33,22 +34,26 @@ class Stack:
 
 
 def stacks(
-    report: AnalysisReport, present: Prediction, best: tuple[str, Prediction] | None = None
+    report: AnalysisReport,
+    result: Result,
+    present: Prediction | None,
+    best: tuple[str, Prediction] | None = None,
 ) -> list[Stack]:
     """The epoch as measured, as predicted, and with the best remedy if there is one.
 
-    The measured one is left out if not all phases were run.
+    The measured one comes from the shares of the result, and is left out without them. In it the
+    time by which workers slow the steps counts as computing.
     """
-    samples = report.setup.samples
-
-    def stack(title: str, stalls: Stalls) -> Stack:
-        return Stack(title, stalls.compute * samples, stalls.prep * samples, stalls.fetch * samples)
-
-    measured = stalls_of(report)
-    found = [stack("measured", measured)] if measured.measured else []
-    found.append(stack("predicted", predicted_stalls(report, present)))
+    shares, speed, found = result.shares, result.speed, []
+    if shares is not None and speed is not None and speed.value:
+        whole = report.setup.samples / speed.value
+        prep, fetch = whole * shares.prep.value, whole * shares.fetch.value
+        found.append(Stack("measured", whole - prep - fetch, prep, fetch))
+    if present is not None:
+        found.append(Stack("predicted", present.compute, present.prep, present.fetch))
     if best is not None:
-        found.append(stack(best[0], predicted_stalls(report, best[1])))
+        title, after = best
+        found.append(Stack(title, after.compute, after.prep, after.fetch))
     return found
 
 
@@ -127,7 +132,7 @@ def _lines(predictions: Sequence[tuple[float, Prediction]]) -> tuple[RateLine, .
 
 
 def _present(report: AnalysisReport, place: float) -> tuple[float, float] | None:
-    phase = measured_speed(report)
+    phase = measured_run(report)
     return None if phase is None else (float(place), phase.rate.value)
 
 
@@ -187,7 +192,7 @@ def batch_times(report: AnalysisReport) -> Histogram | None:
     setup = report.setup
     allowed = None
     if setup.workers and setup.piece >= setup.batch:
-        allowed = setup.workers * setup.batch * stalls_of(report).compute
+        allowed = setup.workers * setup.batch * report.costs.compute
     return Histogram(
         tuple((first + n) * width for n in range(len(counts) + 1)),
         tuple(counts),

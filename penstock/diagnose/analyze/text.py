@@ -7,18 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import show_size
-from penstock.diagnose.analyze.model import Bound, Prediction, predict
-from penstock.diagnose.analyze.report import AnalysisReport, Phase
-from penstock.diagnose.analyze.stalls import (
-    RankSpeed,
-    Stalls,
-    measured_speed,
-    model_error,
-    rank_speeds,
-    slowest,
-    slowest_host,
-    stalls_of,
-)
+from penstock.diagnose.analyze.judge import CAUSES, result_of
+from penstock.diagnose.analyze.report import AnalysisReport, Interval, Phase, PhaseName, Rate
+from penstock.diagnose.analyze.result import Bound, Result
+from penstock.diagnose.analyze.stalls import RankSpeed, rank_speeds, slowest, slowest_host
 
 if TYPE_CHECKING:
     from penstock.diagnose.analyze.remedies import Remedy
@@ -27,8 +19,11 @@ MEANING: dict[Bound, str] = {
     "compute": "Loading keeps up: only a faster accelerator, or less work in a step, makes "
     "training faster.",
     "prep": "Workers do not decode and augment samples as fast as the accelerator takes them.",
+    "latency": "Workers wait most of their time instead of computing: more workers help, more "
+    "cores do not.",
     "fetch": "Storage does not deliver samples as fast as the accelerator takes them.",
-    "network": "The network does not carry samples as fast as the accelerator takes them.",
+    "contention": "Batches are ready in time, but workers take cores from the training step: it "
+    "takes longer while they work.",
 }
 """The meaning of each verdict, in a sentence."""
 
@@ -43,83 +38,119 @@ RATES = {
     "F": "how fast they are fetched with the present cache",
 }
 
+PHASES: dict[str, PhaseName] = {"G": "replay", "P": "prep", "S": "storage", "C": "cache"}
+"""The phase that measures a rate."""
+
 COLD = 0.9
 """Reads count as cold if at least this share of their bytes came from the device."""
 
+SURE = 0.02
+"""Intervals narrower than this are not printed beside a share."""
 
-def lines_of(report: AnalysisReport, remedies: Sequence[Remedy] = ()) -> list[str]:
+
+def lines_of(
+    report: AnalysisReport, remedies: Sequence[Remedy] = (), result: Result | None = None
+) -> list[str]:
     """The verdict, the rates behind it, and the remedies, the most useful first."""
-    stalls, present = stalls_of(report), predict(report)
+    result = result or result_of(report)
     return [
-        verdict(stalls),
-        MEANING[stalls.bound],
+        *([f"The analysis was interrupted: {result.interrupted}"] if result.interrupted else []),
+        verdict(result),
+        *meaning(result),
         *blame_lines(report),
         "",
-        *rate_lines(report, present),
-        *remarks(report, stalls, present),
+        *rate_lines(report, result),
+        *remarks(report, result),
+        *(f"{_sentence(warning)}" for warning in result.warnings),
         "",
-        *remedy_lines(remedies, stalls.bound),
+        *remedy_lines(remedies, result),
         *rank_lines(report),
         *(f"note: {note}" for note in report.notes),
     ]
 
 
-def verdict(stalls: Stalls) -> str:
-    """The bottleneck of training, and the share of time it costs.
-
-    >>> verdict(Stalls(compute=4.6, prep=0.3, fetch=5.1))
-    'fetch-bound: the accelerator stands still 54 % of the time: 51 % stalled on fetch, 3 % on prep'
-    """
+def verdict(result: Result) -> str:
+    """The bottleneck of training, and the share of time it costs."""
+    found, shares = result.verdict, result.shares
+    if found.bound is None:
+        return f"no verdict: {found.refusal}"
+    if shares is None:
+        return f"{found.bound}-bound"
     # Round the parts first, so that the shown parts add up to the shown total.
-    fetch, prep = round(stalls.fetch_share * 100), round(stalls.prep_share * 100)
-    said = f"{stalls.bound}-bound: the accelerator stands still {fetch + prep} % of the time"
-    if stalls.bound == "fetch":
+    fetch, prep = round(shares.fetch.value * 100), round(shares.prep.value * 100)
+    unsure = _unsure(shares.fetch, shares.prep)
+    if found.bound == "contention":
+        held = round(shares.contention.value * 100)
+        said = f"contention-bound: workers slow the training step by {held} % of the time"
+        return f"{said}{_unsure(shares.contention)}; it waits {fetch + prep} % for batches"
+    said = f"{found.bound}-bound: the accelerator stands still {fetch + prep} % of the time{unsure}"
+    if found.bound == "fetch":
         return f"{said}: {fetch} % stalled on fetch, {prep} % on prep"
-    if stalls.bound == "prep":
+    if found.bound in ("prep", "latency"):
         return f"{said}: {prep} % stalled on prep, {fetch} % on fetch"
     return said
 
 
+def _unsure(*parts: Interval) -> str:
+    """The interval of a sum of shares, if it is wide."""
+    low, high = sum(part.low for part in parts), min(1.0, sum(part.high for part in parts))
+    if high - low <= 2 * SURE:
+        return ""
+    return f" ({low * 100:.0f} to {high * 100:.0f} %)"
+
+
+def meaning(result: Result) -> list[str]:
+    """What the verdict means, the figures that decide, and what workers wait for."""
+    found = result.verdict
+    if found.bound is None:
+        return []
+    lines = [MEANING[found.bound]]
+    if found.cause:
+        cause = f"Workers {CAUSES.get(found.cause, found.cause)}"
+        lines.append(f"{cause}: {found.place}." if found.place else f"{cause}.")
+    lines += [f"Almost as large: {other}. {MEANING[other]}" for other in found.also]
+    if found.reason:
+        lines.append(_sentence(found.reason))
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
 class RateRow(NamedTuple):
-    """One rate: its letter, samples per second, its phase if measured, and bytes per second."""
+    """One rate: its letter, samples per second, whether its phase was short, bytes per second."""
 
     letter: str
-    value: float
-    phase: Phase | None
+    rate: Rate
+    enough: bool
     nbytes: float | None
 
 
-def rate_rows(report: AnalysisReport, present: Prediction) -> list[RateRow]:
-    """The rates G, P, S, C and F: measured if their phase was run, else from the model."""
-    size, costs = report.setup.sample_bytes, report.costs
-    found = [
-        _row(report.phase("replay"), "G", present.ingestion),
-        _row(report.phase("prep"), "P", present.prep_rate),
-    ]
-    if size:
-        found += [
-            _row(report.phase("storage"), "S", costs.storage / size, size),
-            _row(report.phase("cache"), "C", costs.cache / size, size),
-        ]
-        found.append(RateRow("F", present.fetch_rate, None, None))
-    return [row for row in found if 0 < row.value < math.inf]
+def rate_rows(report: AnalysisReport, result: Result) -> list[RateRow]:
+    """The rates of the result, in the order of ``NAMES``."""
+    size, known = report.setup.sample_bytes, result.rates.known()
+    rows = []
+    for letter in NAMES:
+        rate = known.get(letter)
+        if rate is None or not 0 < rate.value < math.inf or (letter in "SCF" and not size):
+            continue
+        phase = report.phase(PHASES[letter]) if letter in PHASES else None
+        enough = phase is None or phase.enough
+        rows.append(RateRow(letter, rate, enough, rate.value * size if letter in "SC" else None))
+    return rows
 
 
-def _row(phase: Phase | None, letter: str, model: float, size: float = 0.0) -> RateRow:
-    value = model if phase is None else phase.rate.value
-    return RateRow(letter, value, phase, value * size if size else None)
-
-
-def rate_lines(report: AnalysisReport, present: Prediction) -> list[str]:
+def rate_lines(report: AnalysisReport, result: Result) -> list[str]:
     """The rates in columns."""
-    rows = rate_rows(report, present)
-    values = [f"{row.value:,.0f}" for row in rows]
+    rows = rate_rows(report, result)
+    values = [f"{row.rate.value:,.0f}" for row in rows]
     width = max(map(len, values), default=0)
     found = []
     for row, value in zip(rows, values, strict=True):
         line = f"  {row.letter}  {NAMES[row.letter]:<9}  {value:>{width}} samples/s"
-        if row.phase is not None:
-            line += f"  ({interval(row.phase)})"
+        words = interval_words(row)
+        line += f"  ({words})" if words else ""
         if row.nbytes is not None:
             line += f"  {row.nbytes / 1e6:,.0f} MB/s"
         if row.letter == "F":
@@ -128,10 +159,19 @@ def rate_lines(report: AnalysisReport, present: Prediction) -> list[str]:
     return found
 
 
+def interval_words(row: RateRow) -> str:
+    """The 95 % confidence interval of a rate, in words; empty if it is not known."""
+    rate = row.rate
+    if rate.low == rate.high:
+        return ""
+    wide = "" if row.enough else ", still wide when the time was up"
+    high = f"{rate.high:,.0f}" if math.isfinite(rate.high) else "unknown"
+    return f"{rate.low:,.0f} to {high}{wide}"
+
+
 def interval(phase: Phase) -> str:
-    """The 95 % confidence interval of a rate, in words."""
-    wide = "" if phase.enough else ", still wide when the time was up"
-    return f"{phase.rate.low:,.0f} to {phase.rate.high:,.0f}{wide}"
+    """The 95 % confidence interval of a phase, in words."""
+    return interval_words(RateRow("", phase.rate, phase.enough, None))
 
 
 def cache_words(report: AnalysisReport) -> str:
@@ -143,18 +183,29 @@ def cache_words(report: AnalysisReport) -> str:
     return f"a cache of {show_size(setup.cache)}, {share} of the data"
 
 
-def remarks(report: AnalysisReport, stalls: Stalls, present: Prediction) -> list[str]:
+def remarks(report: AnalysisReport, result: Result) -> list[str]:
     """Remarks on how far the figures can be trusted."""
-    found = []
-    measured, error = measured_speed(report), model_error(report, present)
-    if measured is not None and error is not None:
+    found, trust = [], result.trust
+    if trust.measured is not None:
+        rate = trust.measured
+        said = f"Training runs at {rate.value:,.0f} samples/s"
+        said += f" ({rate.low:,.0f} to {rate.high:,.0f})" if rate.low < rate.high else ""
+        if trust.modelled > 0:
+            error = trust.modelled / rate.value - 1
+            said += (
+                f"; the model says {trust.modelled:,.0f}, {abs(error) * 100:.1f} % "
+                f"too {'fast' if error > 0 else 'slow'}"
+            )
+            if trust.numbers:
+                said += ". Predictions are scaled to the measured speed"
+                said += f", and are within {trust.error * 100:.0f} %"
+        found.append(f"{said}.")
+    found += [_sentence(reason) for reason in trust.reasons]
+    if result.warm > 0:
         found.append(
-            f"Training runs at {measured.rate.value:,.0f} samples/s ({interval(measured)}); the "
-            f"model says {present.speed:,.0f}, {abs(error) * 100:.1f} % "
-            f"too {'fast' if error > 0 else 'slow'}."
+            f"Memory serves {percent(result.warm)} of the present reads (the page cache); S is the "
+            "speed of cold storage."
         )
-    if not stalls.measured:
-        found.append("Not all phases were run: where one is missing, the model stands in for it.")
     if report.device_reads is not None:
         cold = f"Cold reads: {percent(report.device_reads)} of the bytes came from the device"
         if report.device_reads < COLD:
@@ -163,38 +214,102 @@ def remarks(report: AnalysisReport, stalls: Stalls, present: Prediction) -> list
     if report.costs.copy > 0:
         share = report.costs.copy / report.costs.compute
         found.append(f"Moving batches to the device takes {percent(share)} of a step.")
+    use = result.workers
+    if use is not None and use.idle < 1:
+        parts = {"compute": use.computing, "wait for a core": use.queueing}
+        parts |= {CAUSES.get(name, name): share for name, share in use.waits.items()}
+        shown = [f"{words} {percent(share)}" for words, share in parts.items() if share >= 0.01]
+        found.append(f"Of their time workers {', '.join([*shown, f'idle {percent(use.idle)}'])}.")
     return found
 
 
-def remedy_lines(remedies: Sequence[Remedy], bound: Bound) -> list[str]:
-    """The most useful remedy with its code, then the others."""
+def remedy_lines(remedies: Sequence[Remedy], result: Result) -> list[str]:
+    """The remedies in the order of their gain; other hardware and several jobs come after."""
+    alone, hardware, shared = grouped(remedies)
     if not remedies:
-        return [] if bound == "compute" else ["No remedy was found that would help."]
-    best, *others = ranked(remedies)
-    found = [
-        f"Most useful: {best.title}: {gain_words(best)}",
-        *([f"  {best.why}"] if best.why else []),
-        *(f"    {line}" for line in best.code.splitlines()),
-    ]
-    if others:
-        found += ["", "Then:"]
-    for other in others:
-        found += [f"  {other.title}: {gain_words(other)}"]
-        found += [f"    {line}" for line in other.code.splitlines()]
+        return [nothing_words(result)] if result.bound is not None else []
+    found: list[str] = []
+    if alone:
+        best, *others = alone
+        found += [f"Most useful: {best.title}: {gain_words(best, result)}", *_how(best, 2)]
+        if others:
+            found += ["", "Then:"]
+        for other in others:
+            found += [f"  {other.title}: {gain_words(other, result)}", *_how(other, 4)]
+    else:
+        found.append(nothing_words(result))
+    if hardware:
+        found += ["", "Other hardware:"]
+    for remedy in hardware:
+        found += [f"  {remedy.title}: {gain_words(remedy, result)}", *_how(remedy, 4)]
+    for remedy in shared:
+        found += ["", f"{_sentence(remedy.why)}", f"  {gain_words(remedy, result)}"]
+        found += [f"    {line}" for line in how_lines(remedy)]
     return found
 
 
-def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """The remedies for a single run first, then sharing, which helps only if several jobs run."""
-    return sorted(remedies, key=lambda remedy: remedy.change.share)
+def _how(remedy: Remedy, indent: int) -> list[str]:
+    space = " " * indent
+    lines = [f"{space}{remedy.why}"] if remedy.why else []
+    if remedy.condition:
+        lines.append(f"{space}{remedy.condition}")
+    return [*lines, *(f"{space}  {line}" for line in how_lines(remedy))]
 
 
-def gain_words(remedy: Remedy) -> str:
-    """``2.1 times as fast (1,880 samples/s, then prep-bound)``."""
+def how_lines(remedy: Remedy) -> list[str]:
+    """The command without an edit if there is one, else the code."""
+    return [remedy.command] if remedy.command else remedy.code.splitlines()
+
+
+def nothing_words(result: Result) -> str:
+    """What is said where there is no remedy."""
+    if result.bound == "compute":
+        return "Nothing to do: no change of the loader makes training faster."
+    return "No remedy was found that would help."
+
+
+def grouped(remedies: Sequence[Remedy]) -> tuple[list[Remedy], list[Remedy], list[Remedy]]:
+    """The remedies by gain: of the loader, other hardware, and those for several jobs."""
+    alone: list[Remedy] = []
+    hardware: list[Remedy] = []
+    shared: list[Remedy] = []
+    for remedy in sorted(remedies, key=lambda remedy: -remedy.gain):
+        if remedy.change.share:
+            shared.append(remedy)
+        elif remedy.change.cores is not None or remedy.change.storage is not None:
+            hardware.append(remedy)
+        else:
+            alone.append(remedy)
+    return alone, hardware, shared
+
+
+def gain_words(remedy: Remedy, result: Result | None = None) -> str:
+    """How much faster, relative to what, and what was measured.
+
+    ``2.10 times as fast (predicted 1.9 to 2.3; 1,880 instead of 900 samples/s, then prep-bound)``
+    """
     after = remedy.prediction
-    return (
-        f"{remedy.gain:.2f} times as fast ({after.speed:,.0f} samples/s, then {after.bound}-bound)"
-    )
+    measured = ""
+    if remedy.measured is not None:
+        measured = f"measured {remedy.measured:.2f} times as fast"
+    if result is not None and not result.trust.numbers:
+        return measured or "helps; how much is not known"
+    said = f"{remedy.gain:.2f} times as fast"
+    if measured:
+        said = f"{measured}, predicted {remedy.gain:.2f}"
+    details = []
+    if remedy.high > remedy.low and remedy.gain > 0:
+        details.append(f"{remedy.low:.2f} to {remedy.high:.2f}")
+    speed, baseline = remedy.speed or after.speed, remedy.baseline
+    if remedy.change.share:
+        each = f"{speed:,.0f}"
+        each += f" instead of {baseline:,.0f}" if baseline else ""
+        details.append(f"each of {remedy.change.jobs} jobs {each} samples/s")
+    elif baseline:
+        details.append(f"{speed:,.0f} instead of {baseline:,.0f} samples/s")
+    else:
+        details.append(f"{speed:,.0f} samples/s")
+    return f"{said} ({'; '.join(details)}, then {after.bound}-bound)"
 
 
 RANK_HEADS = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.diagnose.analyze.model import Change, Prediction, predict
 from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.result import Trust
 from penstock.errors import PipelineError
 
 ENOUGH = 0.01
@@ -24,22 +25,48 @@ CACHE_STEPS = 16
 
 
 class Forecast:
-    """Predictions for one report. Each is computed once, because it takes a part of a second."""
+    """Predictions for one report. Each is computed once, because it takes a part of a second.
 
-    def __init__(self, report: AnalysisReport) -> None:
+    With ``trust`` they are scaled to the measured run, and never beyond what the accelerator takes.
+    """
+
+    def __init__(self, report: AnalysisReport, trust: Trust | None = None) -> None:
         self.report = report
+        self._factor = 1.0 if trust is None else trust.factor
         self._predictions: dict[Change, Prediction] = {}
 
     def __call__(self, change: Change | None = None) -> Prediction:
         change = change or Change()
         if change not in self._predictions:
-            self._predictions[change] = predict(self.report, change)
+            self._predictions[change] = _scaled(predict(self.report, change), self._factor)
         return self._predictions[change]
 
     @property
     def data(self) -> int:
         """Bytes of all samples in a cache; 0 if unknown."""
         return round(self.report.setup.full_cache_bytes)
+
+
+def _scaled(prediction: Prediction, factor: float) -> Prediction:
+    """The prediction with ``factor`` times its speed, at most what the accelerator takes."""
+    speed = prediction.speed * factor
+    if factor > 1:
+        speed = max(prediction.speed, min(speed, prediction.ingestion))
+    slower = prediction.speed / speed
+    compute = prediction.compute if factor > 1 else prediction.compute * slower
+    waits = prediction.prep + prediction.fetch + prediction.network
+    left = max(0.0, prediction.epoch * slower - compute)
+    share = left / waits if waits else 0.0
+    if not waits:
+        compute = prediction.epoch * slower
+    return replace(
+        prediction,
+        speed=speed,
+        compute=compute,
+        prep=prediction.prep * share,
+        fetch=prediction.fetch * share,
+        network=prediction.network * share,
+    )
 
 
 @dataclass(frozen=True, slots=True)

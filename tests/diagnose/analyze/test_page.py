@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from dataclasses import replace
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.diagnose.analyze import series
+from penstock.diagnose.analyze import plots, series
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.model import Change, predict
-from penstock.diagnose.analyze.page import page_of
+from penstock.diagnose.analyze.page import _cores_words, page_of
+from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Wait
-from penstock.diagnose.analyze.what_if import ENOUGH, Forecast, saturation
+from penstock.diagnose.analyze.text import gain_words, rate_rows, verdict
+from penstock.diagnose.analyze.what_if import ENOUGH, Forecast, Saturation, saturation
 from tests.support.reports import bound_by, remedy, report, rich
 
 EVIL = "python train.py --name '<script>alert(1)</script>\" onload=\"x' & <b>"
@@ -57,7 +61,9 @@ def page(made: AnalysisReport) -> str:
 def test_stacks_are_the_epoch_as_measured_and_as_predicted() -> None:
     made = report()
     after = predict(made, Change(cache=5_500_000_000))
-    measured, predicted, best = series.stacks(made, predict(made), ("cache", after))
+    measured, predicted, best = series.stacks(
+        made, result_of(made), predict(made), ("cache", after)
+    )
     assert measured.compute == pytest.approx(50_000 / 2_000)
     assert measured.prep == pytest.approx(50_000 / 1_880 - 50_000 / 2_000)
     assert measured.whole == pytest.approx(50_000 / 900)
@@ -68,7 +74,8 @@ def test_stacks_are_the_epoch_as_measured_and_as_predicted() -> None:
 
 def test_without_all_phases_no_stack_is_called_measured() -> None:
     made = replace(report(), phases=report().phases[:1])
-    assert [stack.title for stack in series.stacks(made, predict(made))] == ["predicted"]
+    found = series.stacks(made, result_of(made), predict(made))
+    assert [stack.title for stack in found] == ["predicted"]
 
 
 def test_speed_over_cache_covers_all_sizes_and_marks_the_size_that_is_enough() -> None:
@@ -95,7 +102,6 @@ def test_without_sizes_of_samples_there_is_no_plot_of_the_cache() -> None:
     assert series.over_cache(forecast, saturation(forecast)) is None
     ids = [attributes.get("id") for _, attributes in parsed(page(made)).seen]
     assert "plot-cache" not in ids
-    assert "plot-cores" in ids
 
 
 def test_no_point_is_marked_if_a_cache_does_not_help() -> None:
@@ -248,7 +254,7 @@ def test_a_report_without_optional_parts_still_makes_a_page() -> None:
         machine="",
     )
     ids = [attributes["id"] for tag, attributes in parsed(page_of(bare)).seen if tag == "svg"]
-    assert ids == ["plot-epoch", "plot-cores"]
+    assert ids == []  # nothing was measured, so nothing is predicted
 
 
 def test_infinite_rates_are_not_drawn() -> None:
@@ -258,3 +264,36 @@ def test_infinite_rates_are_not_drawn() -> None:
     assert [line.name for line in found.lines] == ["P", "G", "speed"]
     plots = re.findall(r"<svg.*?</svg>", page_of(report(sample_bytes=0.0)), flags=re.DOTALL)
     assert not any(re.search(r"\b(inf|nan)\b", plot) for plot in plots)
+
+
+def test_the_page_shows_the_numbers_of_the_text() -> None:
+    for bound in ("fetch", "prep", "compute"):
+        made = bound_by(bound, penstock=1e-3)
+        result = result_of(made)
+        found = remedies(made, 64 << 30, result)
+        shown = " ".join(
+            re.sub(r"<[^>]+>", " ", html.unescape(page_of(made, found, result))).split()
+        )
+        for row in rate_rows(made, result):
+            assert f"{row.rate.value:,.0f}" in shown
+        assert verdict(result).partition(": ")[2].lower() in shown.lower()
+        for one in found:
+            assert gain_words(one, result) in shown
+
+
+def test_prose_has_no_button_that_copies_it() -> None:
+    made = bound_by("prep")
+    result = result_of(made)
+    found = remedies(made, 64 << 30, result)
+    machine = [one for one in found if one.change.cores is not None]
+    assert machine
+    assert not any(one.code or one.command for one in machine)
+    buttons = page_of(made, found, result).count('class="copy"')
+    assert buttons == sum(bool(one.command) + bool(one.code) for one in found)
+
+
+def test_one_core_is_never_called_enough() -> None:
+    enough = Saturation(cache=0, cache_speed=500.0, cores=1, cores_speed=500.0)
+    curves = series.over_cores(Forecast(bound_by("compute")), enough)
+    assert "enough:" not in plots.cores_plot(curves)
+    assert _cores_words(enough) == "More cores do not help."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.diagnose.analyze import text
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.model import SMALL_STALL, Change, predict
-from penstock.diagnose.analyze.report import AnalysisReport, Phase, PhaseName, Rate
+from penstock.diagnose.analyze.remedies import remedies
+from penstock.diagnose.analyze.report import AnalysisReport, Interval, Phase, PhaseName, Rate
+from penstock.diagnose.analyze.result import Result, Shares, Verdict
 from penstock.diagnose.analyze.stalls import (
     Stalls,
     all_ranks,
-    model_error,
     rank_speeds,
     slowest,
     stalls_of,
@@ -63,7 +66,8 @@ def test_the_model_replaces_a_phase_that_was_not_run(missing: PhaseName) -> None
         assert found.prep == pytest.approx(model.prep / part.setup.samples)
     else:
         assert found.fetch == pytest.approx(model.fetch / part.setup.samples)
-    assert any("the model stands in" in line for line in text.lines_of(part))
+    if missing != "cached":
+        assert not result_of(part).trust.numbers or missing == "cold"
 
 
 @pytest.mark.parametrize(
@@ -85,20 +89,59 @@ def test_the_first_words_name_the_bottleneck(bound: str) -> None:
     assert lines[1] == text.MEANING[bound]  # type: ignore[index]
 
 
+def shares(prep: float, fetch: float, contention: float = 0.0, wide: float = 0.0) -> Shares:
+    def around(value: float) -> Interval:
+        return Interval(value, max(0.0, value - wide), min(1.0, value + wide))
+
+    return Shares(around(prep), around(fetch), around(contention))
+
+
+def with_verdict(found: Verdict, parts: Shares) -> Result:
+    return replace(result_of(report()), verdict=found, shares=parts)
+
+
 def test_the_shown_parts_of_a_verdict_add_up() -> None:
     # The exact total is 28.8 %.
-    shown = text.verdict(Stalls(compute=71.2, prep=14.4, fetch=14.4))
+    shown = text.verdict(with_verdict(Verdict("prep"), shares(0.144, 0.144)))
     assert shown == (
         "prep-bound: the accelerator stands still 28 % of the time: 14 % stalled on prep, "
         "14 % on fetch"
     )
 
 
+def test_a_wide_verdict_is_shown_with_its_interval() -> None:
+    shown = text.verdict(with_verdict(Verdict("prep"), shares(0.3, 0.0, wide=0.05)))
+    assert "stands still 30 % of the time (25 to 40 %)" in shown
+
+
+def test_contention_is_named_with_what_it_costs() -> None:
+    found = with_verdict(Verdict("contention"), shares(0.01, 0.0, contention=0.2))
+    assert text.verdict(found) == (
+        "contention-bound: workers slow the training step by 20 % of the time; it waits 1 % for "
+        "batches"
+    )
+    assert text.meaning(found)[0] == text.MEANING["contention"]
+
+
+def test_what_workers_wait_for_is_named_with_its_place() -> None:
+    found = with_verdict(Verdict("latency", cause="sleep", place="train.py:31"), shares(0.5, 0.0))
+    assert text.meaning(found)[:2] == [text.MEANING["latency"], "Workers sleep: train.py:31."]
+
+
+def test_a_refusal_says_why_and_names_no_remedy() -> None:
+    why = "not enough steps to tell: 3 steps in 45 s. Give --seconds 300."
+    refused = replace(result_of(report()), verdict=Verdict(None, refusal=why))
+    assert text.verdict(refused) == f"no verdict: {why}"
+    assert remedies(report(), 64 << 30, refused) == []
+    assert text.remedy_lines([], refused) == []
+
+
 def test_rates_are_shown_with_their_intervals_and_in_bytes() -> None:
     lines = text.lines_of(report())
     assert "  G  ingestion   2,000 samples/s  (1,960 to 2,040)" in lines
     assert "  S  storage       909 samples/s  (891 to 927)  100 MB/s" in lines
-    assert "  F  fetch         909 samples/s  with no cache" in lines
+    (fetch,) = [line for line in lines if line.startswith("  F  fetch ")]
+    assert fetch.endswith("with no cache")
 
 
 def test_the_rate_of_fetching_names_the_present_cache() -> None:
@@ -121,11 +164,11 @@ def test_an_interval_that_stayed_wide_is_marked() -> None:
 
 def test_the_model_is_compared_with_the_measurement() -> None:
     made = report()
-    model = predict(made)
-    assert model_error(made, model) == pytest.approx(model.speed / 900 - 1)
+    trust = result_of(made).trust
     (line,) = [line for line in text.lines_of(made) if "the model says" in line]
     assert line.startswith("Training runs at 900 samples/s (882 to 918); the model says ")
-    assert line.endswith(f"{abs(model.speed / 900 - 1) * 100:.1f} % too fast.")
+    assert f"{abs(trust.modelled / 900 - 1) * 100:.1f} % too fast." in line
+    assert f"within {trust.error * 100:.0f} %" in line
 
 
 @pytest.mark.parametrize(
@@ -148,29 +191,59 @@ def test_without_counters_of_the_device_cold_reads_are_not_mentioned() -> None:
     assert not any("Cold reads" in line for line in lines)
 
 
+FETCH = result_of(bound_by("fetch"))
+
+
 def test_the_most_useful_remedy_comes_first_with_its_code() -> None:
     found = [
-        remedy("Cache what is read", 2.04, 'cache="5.5GB"', "It holds all of the data."),
         remedy("Twice the workers", 1.1, "num_workers=8"),
+        remedy("Cache what is read", 2.04, 'cache="5.5GB"', "It holds all of the data."),
     ]
-    lines = text.remedy_lines(found, "fetch")
+    lines = text.remedy_lines(found, FETCH)
     assert lines[0].startswith("Most useful: Cache what is read: 2.04 times as fast (")
     assert lines[1:3] == ["  It holds all of the data.", '    cache="5.5GB"']
     assert lines[3:5] == ["", "Then:"]
     assert lines[5].startswith("  Twice the workers: 1.10 times as fast (")
-    assert lines[6] == "    num_workers=8"
+    assert lines[6] == "      num_workers=8"
 
 
-def test_sharing_is_never_the_most_useful_for_a_single_run() -> None:
+def test_the_command_without_an_edit_is_shown_in_place_of_code() -> None:
+    made = replace(
+        remedy("a cache", 2.0, "code"), command="penstock run -- x", condition="only if it rains"
+    )
+    assert text.remedy_lines([made], FETCH)[1:] == ["  only if it rains", "    penstock run -- x"]
+
+
+def test_a_measured_gain_stands_beside_the_predicted_one_and_the_baseline() -> None:
+    made = replace(
+        remedy("a cache", 2.0, ""), measured=1.9, baseline=900.0, speed=1800.0, low=1.8, high=2.2
+    )
+    assert text.gain_words(made, FETCH).startswith(
+        "measured 1.90 times as fast, predicted 2.00 (1.80 to 2.20; 1,800 instead of 900 samples/s"
+    )
+
+
+def test_without_trust_a_remedy_has_no_number() -> None:
+    unsure = replace(FETCH, trust=replace(FETCH.trust, numbers=False))
+    made = remedy("a cache", 2.0, "")
+    assert text.gain_words(made, unsure) == "helps; how much is not known"
+    assert text.gain_words(replace(made, measured=1.9), unsure) == "measured 1.90 times as fast"
+
+
+def test_sharing_and_other_hardware_are_never_the_most_useful_for_a_single_run() -> None:
     cache, share = remedy("a cache", 2.0, "cache"), remedy("one preparation", 4.0, "share")
-    share = replace(share, change=Change(jobs=4, share=True))
-    assert text.ranked([share, cache]) == [cache, share]
-    assert text.remedy_lines([share, cache], "fetch")[0].startswith("Most useful: a cache")
+    share = replace(share, change=Change(jobs=4, share=True), why="if 4 jobs run")
+    cores = replace(remedy("a machine", 3.0, ""), change=Change(cores=16))
+    assert text.grouped([share, cores, cache]) == ([cache], [cores], [share])
+    lines = text.remedy_lines([share, cores, cache], FETCH)
+    assert lines[0].startswith("Most useful: a cache")
+    assert lines.index("Other hardware:") < lines.index("If 4 jobs run.")
 
 
-def test_a_missing_remedy_is_mentioned_unless_training_is_compute_bound() -> None:
-    assert text.remedy_lines([], "fetch") == ["No remedy was found that would help."]
-    assert text.remedy_lines([], "compute") == []
+def test_a_missing_remedy_is_mentioned() -> None:
+    assert text.remedy_lines([], FETCH) == ["No remedy was found that would help."]
+    (line,) = text.remedy_lines([], result_of(bound_by("compute")))
+    assert line.startswith("Nothing to do")
 
 
 def test_ranks_have_a_line_each_and_the_slowest_is_named() -> None:
@@ -205,7 +278,9 @@ def test_notes_come_last() -> None:
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_documentation_uses_the_words_that_are_printed(bound: str) -> None:
     page = " ".join((DOCS / "why-is-my-gpu-idle.md").read_text().split())
-    verdict, meaning = text.lines_of(bound_by(bound))[:2]
+    result = result_of(bound_by(bound))
+    verdict = re.sub(r" \(\d+ to \d+ %\)", "", text.verdict(result))
+    meaning = text.meaning(result)[0]
     assert verdict in page
     assert meaning in page
     assert f"## {bound}-bound" in page
@@ -219,7 +294,6 @@ def test_the_documentation_explains_every_rate_and_remark() -> None:
         "of the bytes came from the device",
         "storage is slower than S says",
         "still wide when the time was up",
-        "where one is missing, the model stands in for it",
         "is the slowest: the others wait for it",
         "Most useful:",
     ):
