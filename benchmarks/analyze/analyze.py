@@ -10,6 +10,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.analyze.pace import Pace
+from benchmarks.analyze.truth import run_truth
 from benchmarks.analyze.work import (
     PhaseLog,
     Scenario,
@@ -24,6 +25,7 @@ from benchmarks.harness.measure import progress
 from benchmarks.harness.report import Result, Table
 from penstock.diagnose.analyze.model import Change, predict
 from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.errors import PenstockError
 
 STORAGE = (30e6, 90e6, 300e6)
 CACHED = (0.0, 0.5)
@@ -98,6 +100,10 @@ class Comparison:
 
 
 def run(options: Namespace) -> Result:
+    if options.truth:
+        return run_truth(options)
+    if options.data is None:
+        raise PenstockError("give --data, a folder of JPEGs, or --truth, which needs none.")
     base = Scenario(str(options.data), 90e6, 0.0, 0.04, options.workers, options.batch)
     if options.sleeping:
         base = replace(base, sleep=SLEEP)
@@ -234,6 +240,19 @@ def _arguments(parser: ArgumentParser) -> None:
         help="seconds of each analysis (60)",
     )
     parser.add_argument(
+        "--truth",
+        action="store_true",
+        help="verdicts and gains for scripts whose bottleneck is known; needs no --data",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="WORD",
+        help="with --truth: only scripts with all these words in their title, such as --only "
+        "'sleep|python' '0 busy' torch",
+    )
+    parser.add_argument(
         "--sleeping",
         action="store_true",
         help="simulate preparation by sleeping too: tests the model alone, on a busy machine too",
@@ -245,5 +264,4 @@ BENCHMARK = Benchmark(
     "predictions of one analysis compared with real runs: 36 settings, reuse, jobs that share",
     run,
     _arguments,
-    needs_data=True,
 )

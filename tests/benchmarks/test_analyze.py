@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.analyze import analyze
+from benchmarks.analyze import analyze, truth
 from benchmarks.analyze import work as analyze_work
 from benchmarks.analyze.pace import Pace
 from benchmarks.analyze.work import PhaseLog, Scenario, measure_rate, run_analysis, scale_costs
@@ -120,3 +120,50 @@ def test_preparing_that_sleeps_needs_no_core(photos: str) -> None:
     assert base.change(base).cores == 64
     # Four workers that sleep for 2 ms per sample: an upper limit on any machine.
     assert measure_rate(base, 0.05, 0.2) < 4 / 0.002 * 1.1
+
+
+def times(wait: float, step: float) -> dict[str, float]:
+    return {"wait": wait, "step": step}
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "plain", "constant", "right"),
+    [
+        ("sleep", times(0.2, 0.1), times(0.0, 0.1), {"latency"}),
+        ("decode", times(0.2, 0.1), times(0.0, 0.1), {"prep"}),
+        ("decode", times(0.0, 0.1), times(0.0, 0.1), {"compute"}),
+        ("decode", times(0.0, 0.1), times(0.0, 0.08), {"contention"}),
+        ("decode", times(0.005, 0.1), times(0.0, 0.1), {"compute", "prep"}),
+        ("bytes", times(0.2, 0.1), times(0.0, 0.1), {"fetch", "latency"}),
+    ],
+)
+def test_the_truth_of_a_script_comes_from_its_own_clock(
+    bottleneck: str, plain: dict[str, float], constant: dict[str, float], right: set[str]
+) -> None:
+    assert truth.accepted(bottleneck, plain, constant) == right
+
+
+def test_the_grid_has_all_bottlenecks_machines_and_kinds_and_parts_can_be_chosen() -> None:
+    cells = truth.grid()
+    assert len(cells) >= 60
+    assert {cell.script.bottleneck for cell in cells} == set(truth.EXPECTED)
+    assert {(cell.busy, cell.script.kind) for cell in cells} == {
+        (busy, kind) for busy in (0, 1, 2) for kind in ("torch", "ours", "lightning")
+    }
+    some = truth.chosen(["sleep|python", "0 busy", "torch"])
+    assert {cell.script.bottleneck for cell in some} == {"sleep", "python"}
+    assert all(cell.busy == 0 and cell.script.kind == "torch" for cell in some)
+
+
+def test_wrong_and_refused_verdicts_are_counted() -> None:
+    cell = truth.grid()[0]
+    outcomes = [
+        truth.Outcome(cell, {"prep"}, "prep", "", "a cache", 2.2, 2.0),
+        truth.Outcome(cell, {"prep"}, "fetch", ""),
+        truth.Outcome(cell, {"prep"}, None, "too few steps"),
+    ]
+    assert [outcome.row()[3] for outcome in outcomes] == ["right", "WRONG", "refused"]
+    result = truth.result_of_outcomes(outcomes)
+    assert "1 of 3 verdicts are wrong" in result.notes[0]
+    assert "33% refused" in result.notes[1]
+    assert "median error 10%" in result.notes[2]
