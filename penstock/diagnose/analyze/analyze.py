@@ -7,6 +7,7 @@ import importlib
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,12 @@ def analyze(
                 step(batch)
     if runner.report is None:
         raise ReportError("the analysis ended without a report: the loader gave no batch.")
-    return runner.report
+    # By name: this room may not import penstock.inject, which is below it.
+    trials = importlib.import_module("penstock.inject.trials")
+    module = sys.modules.get("torch.utils.data.dataloader")
+    inner = getattr(loader, "_loader", None)
+    own = inner if isinstance(inner, Loader) else loader
+    return replace(runner.report, trials=trials.trials_of(own, runner.report, module))
 
 
 def _subject(
