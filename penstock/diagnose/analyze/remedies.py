@@ -84,7 +84,7 @@ def remedies(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PossibleRemedy:
     """A remedy whose gain is not predicted yet.
 
     ``options`` make the change without an edit, if that is possible. It is printed only if they
@@ -98,14 +98,14 @@ class Candidate:
     options: RunWith | None = None
 
 
-def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
+def candidates(report: AnalysisReport, memory: int) -> Iterator[PossibleRemedy]:
     """All changes that may help."""
     setup, write = report.setup, _CodeWriter(report)
     own = report.costs.penstock is not None
     base, plain = RunWith(native=own), Change(penstock=own)
     why_own = "the same batches, prepared with less work"
     if own:
-        yield Candidate(
+        yield PossibleRemedy(
             "Penstock's loader in place of torch's", plain, write.loader(""), why_own, base
         )
     budget = cache_budget(report, memory)
@@ -114,7 +114,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
     if budget:
         share = budget / setup.full_cache_bytes
         cached = f"{min(1.0, share):.0%} of the data is read from storage once, and never again"
-        yield Candidate(
+        yield PossibleRemedy(
             f"{with_own}a cache of {config.show_size(budget)}",
             replace(plain, cache=budget),
             write.loader(f'cache="{short_size(budget)}"', stop=f'.cache("{short_size(budget)}")'),
@@ -122,7 +122,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
             replace(base, cache=budget),
         )
     for count in counts:
-        yield Candidate(
+        yield PossibleRemedy(
             f"{with_own}{count} workers",
             replace(plain, workers=count),
             write.loader(f"{write.workers}={count}"),
@@ -130,7 +130,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
             replace(base, workers=count),
         )
         if budget:
-            yield Candidate(
+            yield PossibleRemedy(
                 f"{with_own}{count} workers and a cache of {config.show_size(budget)}",
                 replace(plain, workers=count, cache=budget),
                 write.loader(
@@ -141,28 +141,28 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
                 replace(base, workers=count, cache=budget),
             )
     cores = 2 * setup.cores
-    yield Candidate(
+    yield PossibleRemedy(
         f"a machine with {cores} cores",
         Change(cores=cores),
         "",
         f"with {write.workers}={cores} twice as many samples are prepared at the same time",
     )
     if report.costs.reuse_hit is not None:
-        yield Candidate(
+        yield PossibleRemedy(
             f"refurbish with reuse {REUSE}",
             Change(reuse=REUSE),
             write.loader(f'reuse="auto"  # or reuse={REUSE}', stop=f".refurbish(reuse={REUSE})"),
             "the first part of preparation is done only for every third use of a sample",
             RunWith(reuse=True),
         )
-    yield Candidate(
+    yield PossibleRemedy(
         f"echo with factor {ECHO}",
         Change(echo=ECHO),
         write.loader(f'echo={ECHO}, echo_at="batch"', stop=f".echo({ECHO})  # below batch()"),
         "every batch is used twice; the validation loss shows what the repeats are worth",
         RunWith(echo=ECHO),
     )
-    yield Candidate(
+    yield PossibleRemedy(
         f"one preparation for {JOBS} jobs",
         Change(jobs=JOBS, share=True),
         write.loader('share="search-1"'),
@@ -171,7 +171,7 @@ def candidates(report: AnalysisReport, memory: int) -> Iterator[Candidate]:
     )
     if report.costs.storage > 0 and setup.sample_bytes:
         faster = 4 * report.costs.storage
-        yield Candidate(
+        yield PossibleRemedy(
             f"storage of {config.show_size(faster)}/s",
             Change(storage=faster),
             "",
@@ -208,7 +208,7 @@ def _gain(report: AnalysisReport, change: Change) -> tuple[float, Prediction, Pr
 
 
 def _with_gain(
-    report: AnalysisReport, candidate: Candidate, result: Result | None
+    report: AnalysisReport, candidate: PossibleRemedy, result: Result | None
 ) -> Remedy | None:
     """The remedy; ``None`` if its gain is too small, or it failed where it was tried."""
     trial, code = _accepted(report.trials, candidate.options), candidate.code
@@ -349,7 +349,7 @@ def _part_of(some: Change, more: Change) -> bool:
     return some.workers is None or (more.workers or 0) >= some.workers
 
 
-def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[Candidate]:
+def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[PossibleRemedy]:
     """Moving the last operations to the device, if they only convert numbers."""
     cheap = ("normalize", "normalise", "totensor", "to_tensor", "convert", "todtype", "to_float")
     last = 0
@@ -363,7 +363,7 @@ def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[Candidate]
     moved = report.operations[-last:] if last else ()
     names = [operation.name for operation in moved if operation.kind != "batch"]
     if names and report.setup.accelerator != "cpu":
-        yield Candidate(
+        yield PossibleRemedy(
             f"{' and '.join(names)} on the device",
             Change(offload=last),
             "images = images.to(device).float().sub_(mean).div_(std)  # uint8 until here",
@@ -371,7 +371,7 @@ def _offloads(report: AnalysisReport, write: _CodeWriter) -> Iterator[Candidate]
         )
     # The drop-in has no such argument, and a remedy must work as it is printed.
     if report.setup.accelerator != "cpu" and write.pipeline and possible_on_device(report):
-        yield Candidate(
+        yield PossibleRemedy(
             f"a share of the preparation on a device as fast as {DEVICE_SPEED:g} workers",
             Change(device_prep=DEVICE_SPEED),
             'penstock.torch.loader(pipeline, ..., device="cuda", device_prep="auto")',
