@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from penstock.diagnose.analyze.phase_runner import Epochs
 from penstock.diagnose.analyze.remedies import options_to_try, variants
 from penstock.diagnose.analyze.report import AnalysisReport
-from penstock.diagnose.analyze.trials import RunWith, Trial
+from penstock.diagnose.analyze.trials import RemedyTrial, RunWith
 from penstock.errors import PenstockError
 from penstock.inject.build import Builder, RunOptions, Upgraded
 from penstock.inject.messages import reason
@@ -58,9 +58,9 @@ def build(loader: Any, options: RunWith, module: ModuleType | None) -> Built:
 
 def trials_of(
     loader: Any, report: AnalysisReport, module: ModuleType | None = None
-) -> tuple[Trial, ...]:
+) -> tuple[RemedyTrial, ...]:
     """Build each remedy of the report on this loader; say which work, and why others do not."""
-    found: dict[RunWith, Trial] = {}
+    found: dict[RunWith, RemedyTrial] = {}
     for wanted in options_to_try(report):
         for options in variants(wanted):
             if options not in found:
@@ -70,12 +70,12 @@ def trials_of(
     return tuple(found.values())
 
 
-def _trial(loader: Any, options: RunWith, module: ModuleType | None) -> Trial:
+def _trial(loader: Any, options: RunWith, module: ModuleType | None) -> RemedyTrial:
     try:
         build(loader, options, module).close()
     except Exception as error:  # a dataset may raise anything while it is looked at
-        return Trial(options, reason(error) or type(error).__name__)
-    return Trial(options)
+        return RemedyTrial(options, reason(error) or type(error).__name__)
+    return RemedyTrial(options)
 
 
 class _BuiltTorch:
@@ -175,7 +175,7 @@ def compare(
 ) -> Generator[Any, None, AnalysisReport]:
     """Yield batches for the training loop: of its own loader and of the remedies, in turns.
 
-    Returns the report with the gains of these remedies (``Trial.gain``). All ways take turns of
+    Returns the report with the gains of these remedies (``RemedyTrial.gain``). All take turns of
     ``seconds``, so that a change of the machine affects all of them. The first batches of a turn
     come from queues that were filled before, and are not counted.
     """

@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.diagnose.analyze.remedies import remedies
 from penstock.diagnose.analyze.report import AnalysisReport
-from penstock.diagnose.analyze.trials import RunWith, Trial
+from penstock.diagnose.analyze.trials import RemedyTrial, RunWith
 from penstock.errors import PipelineError
 from penstock.inject import trials
 from penstock.stops.cache import Cache
@@ -74,7 +74,7 @@ def test_native_is_not_printed_for_a_dataset_that_it_does_not_change() -> None:
 def test_a_remedy_that_could_not_be_built_is_not_printed() -> None:
     made = of_torch()
     refused = tuple(
-        Trial(trial.options, "no")
+        RemedyTrial(trial.options, "no")
         for trial in trials.trials_of(torch_loader(Noisy()), made, module)
     )
     titles = [one.title for one in remedies(replace(made, trials=refused), MEMORY)]
@@ -84,7 +84,7 @@ def test_a_remedy_that_could_not_be_built_is_not_printed() -> None:
 
 def test_torch_takes_any_number_of_workers_itself() -> None:
     made = report(prep=20e-3)
-    only = replace(made, trials=(Trial(RunWith(workers=8), "refused"),))
+    only = replace(made, trials=(RemedyTrial(RunWith(workers=8), "refused"),))
     (workers,) = (one for one in remedies(only, MEMORY) if one.change.workers == 8)
     assert (workers.command, workers.code) == ("", "DataLoader(..., num_workers=8)")
 
@@ -162,7 +162,7 @@ def trained(
 def test_the_best_remedies_take_turns_with_the_loader_of_the_script() -> None:
     clock = Clock()
     options = RunWith(), RunWith(workers=2)
-    made = replace(report(ahead=1), trials=tuple(map(Trial, options)))
+    made = replace(report(ahead=1), trials=tuple(map(RemedyTrial, options)))
     own, fakes = Fake(clock, 0.2), {options[0]: Fake(clock, 0.05), options[1]: Fake(clock, 0.1)}
     said: list[str] = []
     running = trials.compare(
@@ -180,7 +180,7 @@ def test_the_best_remedies_take_turns_with_the_loader_of_the_script() -> None:
 def test_a_cache_is_filled_before_its_turns() -> None:
     clock = Clock()
     options = RunWith(cache=10**6)
-    made = replace(report(ahead=1), trials=(Trial(options),))
+    made = replace(report(ahead=1), trials=(RemedyTrial(options),))
     fake = Fake(clock, 0.1)
     running = trials.compare(
         made,

@@ -10,7 +10,7 @@ from penstock import config
 from penstock.diagnose.analyze.model import Change, Prediction, possible_on_device, predict
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.result import Result
-from penstock.diagnose.analyze.trials import RunWith, Trial, short_size
+from penstock.diagnose.analyze.trials import RemedyTrial, RunWith, short_size
 
 LEAST_GAIN = 1.03
 """A gain below this is within the error of measurement."""
@@ -256,7 +256,7 @@ def _with_gain(
     )
 
 
-def _accepted(trials: Sequence[Trial], wanted: RunWith | None) -> Trial | None:
+def _accepted(trials: Sequence[RemedyTrial], wanted: RunWith | None) -> RemedyTrial | None:
     """The trial that has worked with these options, or with a variant of them.
 
     ``--native`` is left out for datasets that it does not change, and ``--no-random`` is added

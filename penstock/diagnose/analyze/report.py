@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.diagnose.analyze.trials import Trial, trial_from_dict
+from penstock.diagnose.analyze.trials import RemedyTrial, trial_from_dict
 from penstock.engine.schedule import batches_ahead_of_sharers
 from penstock.errors import ReportError
 
@@ -298,7 +298,7 @@ class AnalysisReport:
     warm: float | None = None
     asked_seconds: float = 0.0
     interrupted: str = ""
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[RemedyTrial, ...] = ()
     version: int = VERSION
 
     def phase(self, name: PhaseName) -> Phase | None:

@@ -49,7 +49,7 @@ class RunWith:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RemedyTrial:
     """Options that were tried on the user's own loader.
 
     - ``refusal``: why no loader could be built with them; empty if it could.
@@ -63,10 +63,10 @@ class Trial:
     rounds: tuple[float, ...] = ()
 
 
-def trial_from_dict(plain: Mapping[str, Any]) -> Trial:
+def trial_from_dict(plain: Mapping[str, Any]) -> RemedyTrial:
     """The trial from the output of ``dataclasses.asdict``."""
     given = {**plain, "options": RunWith(**plain["options"]), "rounds": tuple(plain["rounds"])}
-    return Trial(**given)
+    return RemedyTrial(**given)
 
 
 def short_size(nbytes: float) -> str:
