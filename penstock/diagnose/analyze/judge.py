@@ -299,6 +299,12 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: Rates) -> Ver
             refusal=f"the loader makes the step longer by 0% to {held.high:.0%} of the time. "
             f"{_more_time(report)}",
         )
+    if waits and not _steps(report, "cached") and not _waits_mostly(report.workers_use):
+        return Verdict(
+            None,
+            refusal=f"training waits {wait.value:.0%} of the time for batches; whether for "
+            f"preparation or for storage was not measured. {_more_time(report)}",
+        )
     disturbed = _waits_for_others(report, rates) if waits else ""
     if disturbed:
         return Verdict(None, refusal=disturbed)

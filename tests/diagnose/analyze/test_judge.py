@@ -309,3 +309,9 @@ def test_memory_that_seems_slower_than_storage_gives_no_predictions() -> None:
     assert not found.trust.numbers
     assert found.rates.S is None
     assert any("memory (C" in line for line in found.warnings)
+
+
+def test_waits_are_not_named_prep_or_fetch_without_a_run_on_cached_samples() -> None:
+    found = result_of(analysed(loop("as it is", 0.05, 0.2), loop("replay", 0.05, 0.0)))
+    assert found.bound is None
+    assert "80% of the time for batches; whether for preparation or" in found.verdict.refusal
