@@ -77,7 +77,7 @@ class Session:
 
     def _begin(self, loader: Any, iterate: StartEpoch) -> None:
         from penstock import config
-        from penstock.diagnose.analyze.machine import Machine
+        from penstock.diagnose.analyze.machine import MachineWatch
         from penstock.diagnose.analyze.phase_runner import PhaseRunner
         from penstock.torch.analysis import subject_of
         from penstock.torch.restoring import SavedTraining
@@ -98,7 +98,7 @@ class Session:
             device,
             seconds=seconds,
             on_progress=self._progress,
-            machine=Machine(self._settings.get("root")),
+            machine=MachineWatch(self._settings.get("root")),
         )
         (Path(self._settings["reports"]) / f"{BEGUN}{os.getpid()}").touch()
         self._batches = self._measure(self._runner, loader, lambda: iterate(loader))

@@ -35,7 +35,7 @@ def part_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class Shares:
+class ExactShares:
     """Which source each place of an endless sequence belongs to, in exact shares.
 
     The two lightest groups of sources are joined until one group is left (a Huffman tree). At each
@@ -43,7 +43,7 @@ class Shares:
     its share of each source: with two sources rounded up or down, with more sources at most two
     samples more or less. Any place can be computed by itself.
 
-    >>> parts, numbers = Shares([3, 1]).at(np.arange(8))
+    >>> parts, numbers = ExactShares([3, 1]).at(np.arange(8))
     >>> parts.tolist(), numbers.tolist()
     ([0, 0, 1, 0, 0, 0, 1, 0], [0, 1, 0, 2, 3, 4, 1, 5])
     """
@@ -279,7 +279,7 @@ class Mixed:
             self._weighed[epoch] = found
         return found
 
-    def _phase(self, epoch: int) -> tuple[_WeightPhase, Shares, int]:
+    def _phase(self, epoch: int) -> tuple[_WeightPhase, ExactShares, int]:
         """The phase of an epoch, its shares, and the place in the phase where the epoch begins."""
         fixed = all(part.fixed for part in self.parts)
         weights = self._weights(0 if fixed else epoch)
@@ -302,8 +302,8 @@ class Mixed:
 
 
 @lru_cache(maxsize=64)
-def _shares(weights: tuple[float, ...]) -> Shares:
-    return Shares(weights)
+def _shares(weights: tuple[float, ...]) -> ExactShares:
+    return ExactShares(weights)
 
 
 def _of_pass(part: MixPart, seed: int, number: int, places: _Indices) -> tuple[_Indices, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
 from penstock.order import Cursor, Deal, Mixed, MixPart, Sequential, Shuffled, Weighted
-from penstock.order.mixed import Shares
+from penstock.order.mixed import ExactShares
 
 weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=6)
 
@@ -22,7 +22,7 @@ weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=6)
 def test_every_run_of_places_has_its_share_of_each_source(
     weights: list[float], start: int, length: int
 ) -> None:
-    shares = Shares(weights)
+    shares = ExactShares(weights)
     parts, numbers = shares.at(np.arange(start, start + length))
     most = 1.0 if len(weights) < 3 else 2.0
     for part, weight in enumerate(weights):

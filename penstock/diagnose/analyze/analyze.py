@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock import config
 from penstock.diagnose.analyze.loader_subject import LoaderSubject
-from penstock.diagnose.analyze.machine import Machine
+from penstock.diagnose.analyze.machine import MachineWatch
 from penstock.diagnose.analyze.phase_runner import Epochs, PhaseRunner
 from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.diagnose.analyze.subject import Host, StepDevice, Subject
@@ -48,7 +48,9 @@ def analyze(
     budget = None if cache is None else config.size(cache, "cache")
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         subject, device, iterate = _subject(loader, budget, Path(place))
-        runner = PhaseRunner(subject, device, seconds=seconds, on_progress=told, machine=Machine())
+        runner = PhaseRunner(
+            subject, device, seconds=seconds, on_progress=told, machine=MachineWatch()
+        )
         with contextlib.closing(runner.run(Epochs(iterate))) as batches:  # type: ignore[type-var]
             for batch in batches:
                 step(batch)

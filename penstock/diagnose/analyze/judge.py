@@ -28,7 +28,7 @@ from penstock.diagnose.analyze.result import (
     SMALL,
     Bound,
     Forecasts,
-    Rates,
+    LoaderRates,
     Result,
     Shares,
     StepTimes,
@@ -262,7 +262,7 @@ def contended_seconds(report: AnalysisReport) -> float:
 # The verdict.
 
 
-def _verdict(report: AnalysisReport, shares: Shares | None, rates: Rates) -> Verdict:
+def _verdict(report: AnalysisReport, shares: Shares | None, rates: LoaderRates) -> Verdict:
     few = _too_few_steps(report)
     if few or shares is None:
         return Verdict(None, refusal=few or f"no run of the training loop was measured. {AGAIN}")
@@ -322,7 +322,7 @@ def _verdict(report: AnalysisReport, shares: Shares | None, rates: Rates) -> Ver
     return Verdict(first, figures, also=also, cause=cause, place=place)
 
 
-def _waits_for_others(report: AnalysisReport, rates: Rates) -> str:
+def _waits_for_others(report: AnalysisReport, rates: LoaderRates) -> str:
     """Why the wait may be due to other processes alone; empty if it is not."""
     uses = [use for use in report.machine_use if use.phase in ("as it is", "prep")]
     others = max((use.others / max(1, use.cores) for use in uses), default=0.0)
@@ -443,10 +443,10 @@ def _ms(seconds: float) -> str:
     return f"{seconds:.2f} s"
 
 
-# Rates.
+# LoaderRates.
 
 
-def _rates(report: AnalysisReport, shares: Shares | None) -> Rates:
+def _rates(report: AnalysisReport, shares: Shares | None) -> LoaderRates:
     size, costs = report.setup.sample_bytes, report.costs
     prep = _known(report.phase("prep"))
     run = measured_run(report)
@@ -464,7 +464,7 @@ def _rates(report: AnalysisReport, shares: Shares | None) -> Rates:
     if size and costs.storage:
         storage = _spread_like(costs.storage / size, report.phase("storage"))
     fetch = _fetch_rate(report, cache, storage)
-    return Rates(_known(report.phase("replay")), prep, fetch, cache, storage)
+    return LoaderRates(_known(report.phase("replay")), prep, fetch, cache, storage)
 
 
 def _known(phase: Phase | None) -> Rate | None:

@@ -30,7 +30,7 @@ REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MachineCounters:
     """Counters since the start of the machine, in seconds unless stated otherwise.
 
     ``busy``, ``stolen``: of all cores together. ``own``: CPU time of the job's processes.
@@ -49,12 +49,13 @@ class Snapshot:
     work: float = 0.0
 
 
-def use_between(before: Snapshot, after: Snapshot, phase: str, cores: int) -> MachineUse:
+def use_between(
+    before: MachineCounters, after: MachineCounters, phase: str, cores: int
+) -> MachineUse:
     """The use of the machine between two moments. ``pace`` is that of ``work``, not yet relative.
 
-    >>> use = use_between(
-    ...     Snapshot(0.0, busy=10.0, own=4.0), Snapshot(2.0, busy=13.0, own=5.0), "replay", 2
-    ... )
+    >>> before = MachineCounters(0.0, busy=10.0, own=4.0)
+    >>> use = use_between(before, MachineCounters(2.0, busy=13.0, own=5.0), "replay", 2)
     >>> use.own, use.others
     (0.5, 1.0)
     """
@@ -113,7 +114,7 @@ def _mean(turns: list[MachineUse], fastest: float) -> MachineUse:
     )
 
 
-class Machine:
+class MachineWatch:
     """Takes snapshots. ``root``: the process of which all descendants belong to the job.
 
     ``thread``: the thread of the training loop.
@@ -125,10 +126,10 @@ class Machine:
         self._thread = threading.get_native_id()
         self._payload = bytes(WORK)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MachineCounters:
         busy, stolen = _cores_busy(_text(PROC / "stat"))
         queue = _text(PROC / f"self/task/{self._thread}/schedstat").split()
-        return Snapshot(
+        return MachineCounters(
             at=time.perf_counter(),
             busy=busy,
             stolen=stolen,

@@ -14,7 +14,16 @@ from penstock.diagnose.analyze.report import AnalysisReport
 from penstock.engine.schedule import HANDING, HANDING_TO_THREADS
 from penstock.errors import ReportError
 
-Bound = Literal["compute", "prep", "fetch", "network"]
+Bound = Literal["compute", "prep", "latency", "fetch", "contention", "network"]
+"""What holds training up.
+
+- ``compute``: the step; loading keeps up and does not slow it.
+- ``prep``: workers compute (decode, augment) more slowly than the step takes samples.
+- ``latency``: workers wait (sleep, open files, wait for a lock or a server) instead of computing.
+- ``fetch``: storage delivers bytes more slowly.
+- ``contention``: training hardly waits, but its step is slower while the loader is at work.
+- ``network``: the link between machines; only in predictions.
+"""
 
 SMALL_STALL = 0.05
 """A stall below this share of the time is ignored: measurements are not more exact."""

@@ -17,7 +17,7 @@ from penstock import config
 from penstock.diagnose.analyze.delayed_reads import wait_losses
 from penstock.diagnose.analyze.flow import between
 from penstock.diagnose.analyze.judge import contended_seconds
-from penstock.diagnose.analyze.machine import Machine, merged, use_between
+from penstock.diagnose.analyze.machine import MachineWatch, merged, use_between
 from penstock.diagnose.analyze.model import fit_cold_run, warm_share
 from penstock.diagnose.analyze.phase_timer import PhaseTimer
 from penstock.diagnose.analyze.reading import ReadSpeed, storage_speed, time_reads
@@ -132,7 +132,7 @@ class PhaseRunner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         cpu: Callable[[], float] = time.process_time,
-        machine: Machine | None = None,
+        machine: MachineWatch | None = None,
     ) -> None:
         self._sleep = sleep
         self._cpu = cpu

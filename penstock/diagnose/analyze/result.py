@@ -10,19 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from penstock.diagnose.analyze.model import Bound as Bound
 from penstock.diagnose.analyze.report import Interval, MachineUse, Phase, Rate, WorkerUse
-
-Bound = Literal["compute", "prep", "latency", "fetch", "contention"]
-"""What holds training up.
-
-- ``compute``: the step; loading keeps up and does not slow it.
-- ``prep``: workers compute (decode, augment) more slowly than the step takes samples.
-- ``latency``: workers wait (sleep, open files, wait for a lock or a server) instead of computing.
-- ``fetch``: storage delivers bytes more slowly.
-- ``contention``: training hardly waits, but its step is slower while the loader is at work.
-"""
 
 SMALL = 0.05
 """Shares of the time below this are not a bottleneck: they are hardly worth a change."""
@@ -96,7 +86,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class LoaderRates:
     """Samples per second; ``None`` where unknown.
 
     ``G`` ingestion of the accelerator, ``P`` preparation by all workers, ``F`` fetching with the
@@ -170,7 +160,7 @@ class Result:
     """
 
     verdict: Verdict
-    rates: Rates
+    rates: LoaderRates
     trust: Trust
     shares: Shares | None = None
     step: StepTimes | None = None

@@ -34,7 +34,7 @@ STARTING = 60.0
 STARTS = 3
 """Times that the fetcher is started for one request before its death is reported."""
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 
 class FetchStats(NamedTuple):
@@ -191,7 +191,7 @@ class Fetcher:
         finally:
             connection.close()
 
-    def _ask(self, request: Callable[[socket.socket], Result]) -> Result:
+    def _ask(self, request: Callable[[socket.socket], Answer]) -> Answer:
         for _ in range(STARTS):
             try:
                 return request(self._connection())

@@ -9,7 +9,7 @@ import pytest
 from penstock.diagnose.analyze.report import Interval, Rate
 from penstock.diagnose.analyze.result import (
     Forecasts,
-    Rates,
+    LoaderRates,
     Result,
     Shares,
     Trust,
@@ -28,7 +28,7 @@ def share(value: float) -> Interval:
 
 COMPUTE = Result(
     Verdict("compute", "the loop waits 1 % of the time"),
-    Rates(G=rate(100), P=rate(300), F=rate(900), C=rate(9_000), S=rate(900)),
+    LoaderRates(G=rate(100), P=rate(300), F=rate(900), C=rate(9_000), S=rate(900)),
     Trust(rate(99), 100.0, 0.03),
     Shares(share(0.01), share(0.0), share(0.02)),
     forecasts=Forecasts(((1, 99.0), (2, 99.0)), ((1, 99.0), (2, 60.0)), most=100.0),
@@ -47,7 +47,7 @@ def test_a_consistent_result_breaks_no_rule() -> None:
             replace(
                 COMPUTE,
                 verdict=Verdict("fetch", "x"),
-                rates=Rates(G=rate(8), P=rate(267), S=rate(1_159)),
+                rates=LoaderRates(G=rate(8), P=rate(267), S=rate(1_159)),
             ),
             "waited only 1%",
         ),
@@ -58,7 +58,7 @@ def test_a_consistent_result_breaks_no_rule() -> None:
         (replace(COMPUTE, forecasts=Forecasts(cores=((1, 99.0), (2, 90.0)))), "2 cores"),
         (replace(COMPUTE, forecasts=Forecasts(jobs=((1, 60.0), (2, 90.0)))), "each of 2 jobs"),
         (replace(COMPUTE, forecasts=Forecasts(cores=((1, 500.0),), most=100.0)), "accelerator"),
-        (replace(COMPUTE, rates=Rates(G=None, P=rate(300))), "not measured"),
+        (replace(COMPUTE, rates=LoaderRates(G=None, P=rate(300))), "not measured"),
         (
             replace(
                 COMPUTE,
