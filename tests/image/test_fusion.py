@@ -53,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             coarse = rng.normal(0, strength, (150 // step + 2, 200 // step + 2, 3))
             picture += cv2.resize(coarse.astype(np.float32), (200, 150))
         picture = np.clip(picture + 128, 0, 255).astype(np.uint8)
-        ending = "png" if i == 5 else "jpg"  # the kernel does not support it
+        ending = "bmp" if i == 5 else "jpg"  # the kernel does not support it
         cv2.imwrite(str(folder / f"{i:02}.{ending}"), picture)
     return root
 
