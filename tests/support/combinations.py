@@ -98,7 +98,12 @@ SOURCES = {
     "mds": SourceRow(lambda path, *_: ps.from_mds(path / "mds"), shards=True),
     "parquet": SourceRow(lambda path, *_: ps.from_parquet(path / "rows.parquet"), shards=True),
     "arrow": SourceRow(
-        lambda path, *_: ps.from_arrow(pq.read_table(path / "rows.parquet")),
+        lambda path, *_: ps.from_arrow(
+            pa.Table.from_batches(
+                pq.read_table(path / "rows.parquet").combine_chunks().to_batches(PER_SHARD)
+            )
+        ),
+        shards=True,
     ),
     "packed rows": SourceRow(
         lambda *_: ps.pack_sequences(
