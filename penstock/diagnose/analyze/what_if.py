@@ -49,6 +49,8 @@ class Forecast:
 
 def _scaled(prediction: Prediction, factor: float) -> Prediction:
     """The prediction with ``factor`` times its speed, at most what the accelerator takes."""
+    if factor == 1:
+        return prediction
     speed = prediction.speed * factor
     if factor > 1:
         speed = max(prediction.speed, min(speed, prediction.ingestion))
