@@ -13,7 +13,7 @@ from typing import Any
 
 import penstock as ps
 
-SAMPLES, EPOCHS = 24, 3
+SAMPLES, EPOCHS = 24, 2
 
 
 class Logged:
@@ -46,7 +46,6 @@ def pipelines(place: Path) -> dict[str, ps.Pipeline]:
     return {
         "mix": ps.mix(two).cache("1MB").batch(4),
         "echo": numbers("echo").cache("1MB").echo(2).batch(4),
-        "echo of batches": numbers("echo of batches").cache("1MB").batch(4).echo(2),
         "lengths": numbers("lengths").cache("1MB").batch(tokens=12, by=lengths),
     }
 
