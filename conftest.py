@@ -45,6 +45,7 @@ SLOW = (
     "tests/inject/test_analysis.py",
     "tests/inject/test_scripts_run.py",
     "tests/project/test_docs.py",
+    "tests/project/test_examples.py",
     "tests/store/test_damage.py",
 )
 """Files with tests of many seconds, most of which start processes that import torch. They run

@@ -46,14 +46,20 @@ def test_a_crew_has_as_many_threads_as_workers_in_few_processes(workers: int) ->
     assert max(sizes) - min(sizes) <= 1
 
 
-def where(value: float) -> tuple[int, int]:
-    time.sleep(0.005)  # so that all threads get tasks
+def where(value: float, threads: int, place: Path) -> tuple[int, int]:
+    """The process and thread. A thread waits in its first task until all threads have one."""
+    (place / f"{os.getpid()}-{threading.get_ident()}").touch()
+    give_up = time.monotonic() + 60
+    # The first sample is prepared alone, to learn the layout.
+    while value and len(os.listdir(place)) < threads and time.monotonic() < give_up:
+        time.sleep(0.002)
     return os.getpid(), threading.get_ident()
 
 
-def test_tasks_run_in_all_threads_of_all_processes() -> None:
-    pipeline = ps.from_dataset(np.arange(200.0)).map(where, random=False).batch(20)
-    with pipeline.loader(workers=6, kind="crew", tiny_batch=1) as loader:
+def test_tasks_run_in_all_threads_of_all_processes(tmp_path: Path) -> None:
+    all_six = partial(where, threads=6, place=tmp_path)
+    pipeline = ps.from_dataset(np.arange(200.0)).map(all_six, random=False).batch(20)
+    with pipeline.loader(workers=6, kind="crew", tiny_batch=1, shuffle=False) as loader:
         seen = {
             (int(process), int(thread))
             for processes, threads in loader

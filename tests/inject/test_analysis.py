@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -39,20 +39,25 @@ def analysed(
     *words: str,
     options: tuple[str, ...] = (),
     ranks: int = 0,
+    alone: bool = False,
 ) -> Analysed:
+    """``alone``: in processes of their own. Else in forks of one that has imported torch."""
     command = [sys.executable, str(SCRIPTS / script), *words]
     if ranks:
         run = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command[1:1] = ["-m", *run]
     given = ["analyze", "--seconds", "1", "--output", str(output), *options, "--", *command]
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *given],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    if alone:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *given],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+    else:
+        done = warm.penstock(given, variables, output.parent)
     return Analysed(done.returncode, done.stdout, done.stderr, output)
 
 
@@ -61,7 +66,7 @@ def test_a_tutorial_is_analysed_unchanged(
     variables: dict[str, str], place: Path, tmp_path: Path
 ) -> None:
     words = ("--data", str(place / "photos"), "--workers", "2", *LONG)
-    done = analysed(variables, tmp_path / "plain", "plain.py", *words)
+    done = analysed(variables, tmp_path / "plain", "plain.py", *words, alone=True)
     assert done.code == 0, done.error
     verdict = done.out.splitlines()[0].split(":")[0]
     assert verdict == "no verdict" or verdict.endswith("-bound")
@@ -169,7 +174,6 @@ def test_every_rank_is_measured_and_the_slowest_named(
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("raise ValueError('mine')", "No process of"),
         (
             "import torch; from torch.utils.data import DataLoader\n"
             "with torch.no_grad():\n for _ in DataLoader(range(8)): pass",
@@ -186,9 +190,21 @@ def test_every_rank_is_measured_and_the_slowest_named(
 def test_an_analysis_without_a_result_says_why(
     variables: dict[str, str], tmp_path: Path, code: str, message: str
 ) -> None:
-    command: list[Any] = [sys.executable, "-m", "penstock", "analyze", "--output"]
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    given = ["analyze", "--output", str(tmp_path / "none"), "--", sys.executable, str(script)]
+    done = warm.penstock(given, variables, tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not list(tmp_path.glob("none*"))
+
+
+def test_an_analysis_of_a_script_without_torch_says_so(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    given = ["analyze", "--output", str(tmp_path / "none"), "--", sys.executable]
     done = subprocess.run(
-        [*command, tmp_path / "none", "--", sys.executable, "-c", code],
+        [sys.executable, "-m", "penstock", *given, "-c", "raise ValueError('mine')"],
         env=variables,
         capture_output=True,
         text=True,
@@ -196,5 +212,5 @@ def test_an_analysis_without_a_result_says_why(
         check=False,
     )
     assert done.returncode == 1
-    assert message in done.stderr
+    assert "No process of" in done.stderr
     assert not list(tmp_path.glob("none*"))

@@ -6,7 +6,9 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,33 +31,24 @@ class Ran(NamedTuple):
     """The lines that Penstock printed."""
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., Ran]
 
 
 @pytest.fixture(scope="module")
-def start(variables: dict[str, str]) -> Iterator[Start]:
-    def started(script: str, *words: str, options: list[str]) -> Popen:
-        command = [sys.executable, str(SCRIPTS / script), *words]
-        if script == "ranks.py":
-            run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            command[1:1] = run
-        command = [sys.executable, "-m", "penstock", "run", *options, "--", *command]
-        return subprocess.Popen(
-            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    yield started
+def stopping(variables: dict[str, str]) -> Iterator[None]:
+    """End the node of these tests after them."""
+    yield
     stop = [sys.executable, "-m", "penstock", "stop", "--now"]
     subprocess.run(stop, env=variables, check=True, capture_output=True)
 
 
-Popen = subprocess.Popen[str]
-
-
-def ended(running: Popen) -> Ran:
-    out, error = running.communicate(timeout=150)
-    return ran(running.returncode, out, error)
+def command(script: str, *words: str, options: list[str]) -> list[str]:
+    """The arguments of ``penstock`` with which it runs a script."""
+    python = [sys.executable, str(SCRIPTS / script), *words]
+    if script == "ranks.py":
+        run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        python[1:1] = run
+    return ["run", *options, "--", *python]
 
 
 def ran(code: int, out: str, error: str) -> Ran:
@@ -67,9 +60,35 @@ def ran(code: int, out: str, error: str) -> Ran:
     return Ran(code, last, messages)
 
 
-@pytest.fixture(scope="module")
-def run(start: Start) -> Run:
-    return lambda *words, options: ended(start(*words, options=options))
+@pytest.fixture
+def run(variables: dict[str, str], stopping: None) -> Run:
+    """Runs a script by ``penstock run``, in processes of their own."""
+
+    def run(script: str, *words: str, options: list[str]) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *command(script, *words, options=options)],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        return ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def run_warm(variables: dict[str, str], tmp_path: Path, stopping: None) -> Run:
+    """The same in forks of a process that has imported torch."""
+
+    def run(script: str, *words: str, options: list[str]) -> Ran:
+        given = command(script, *words, options=options)
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        done = warm.penstock(given, variables, place)
+        return ran(done.returncode, done.stdout, done.stderr)
+
+    return run
 
 
 @pytest.fixture
@@ -99,11 +118,13 @@ def test_a_tutorial_trains_the_same_with_a_cache(run: Run, run_alone: Run, place
 
 @pytest.mark.usefixtures("torchvision")
 def test_sharing_jobs_see_the_same_batches_and_only_training_reuses(
-    start: Start, place: Path
+    run_warm: Run, place: Path
 ) -> None:
     words = ("plain.py", "--data", str(place / "photos"), "--workers", "0", "--augment")
     options = ["--share", "search", "--seed", "4", "--reuse", "3", "--split", "3", "--native"]
-    one, other = map(ended, [start(*words, options=options) for _ in range(2)])
+    with ThreadPoolExecutor(2) as both:
+        jobs = [both.submit(run_warm, *words, options=options) for _ in range(2)]
+    one, other = [job.result() for job in jobs]
     assert one.last == other.last
     for job in (one, other):
         train, val, total = job.messages
@@ -115,7 +136,7 @@ def test_sharing_jobs_see_the_same_batches_and_only_training_reuses(
 
 @pytest.mark.usefixtures("torchvision")
 def test_a_script_joins_a_cluster_without_an_edit(
-    start: Start, place: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    run_warm: Run, place: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow")
     try:
@@ -126,7 +147,7 @@ def test_a_script_joins_a_cluster_without_an_edit(
     address = f"127.0.0.1:{free_port()}"
     words = ("plain.py", "--data", str(place / "photos"), "--workers", "0")
     options = ["--cache", "1MB", "--seed", "4", "--cluster", address]
-    ran = ended(start(*words, options=options))
+    ran = run_warm(*words, options=options)
     assert ran.code == 0
     train, val, total = ran.messages
     assert "in the node of this machine" in train
@@ -136,10 +157,10 @@ def test_a_script_joins_a_cluster_without_an_edit(
 
 
 def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(
-    run: Run, run_alone: Run
+    run_warm: Run, run_alone: Run
 ) -> None:
     alone = run_alone("custom.py")
-    upgraded = run("custom.py", "--workers", "0", options=["--cache", "1MB"])
+    upgraded = run_warm("custom.py", "--workers", "0", options=["--cache", "1MB"])
     assert upgraded[:2] == alone[:2]
     assert upgraded.messages[1].startswith("  without --cache: the dataset may be random")
     assert upgraded.messages[2] == (
@@ -148,18 +169,18 @@ def test_a_script_with_its_own_dataset_and_sampler_trains_the_same(
     )
 
 
-def test_a_script_can_catch_the_exceptions_of_its_dataset(run: Run) -> None:
-    ran = run("custom.py", "--broken", "5", "--workers", "0", options=[])
+def test_a_script_can_catch_the_exceptions_of_its_dataset(run_warm: Run) -> None:
+    ran = run_warm("custom.py", "--broken", "5", "--workers", "0", options=[])
     assert (ran.code, ran.last) == (3, "skipped the rest: a sequence is missing")
 
 
 @pytest.mark.usefixtures("torchvision")
 @pytest.mark.parametrize("library", ["lightning", "accelerate"])
-def test_libraries_train_the_same(library: str, run: Run, run_alone: Run) -> None:
+def test_libraries_train_the_same(library: str, run_warm: Run, run_alone: Run) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     alone = run_alone(f"with_{library}.py")
-    upgraded = run(f"with_{library}.py", options=["--kind", "threads", "--no-random"])
+    upgraded = run_warm(f"with_{library}.py", options=["--kind", "threads", "--no-random"])
     assert upgraded[:2] == alone[:2]
     assert upgraded.messages[-1] == "penstock: 2 of 2 DataLoaders upgraded."
     assert sum("2 threads" in line for line in upgraded.messages) == 2
@@ -184,9 +205,8 @@ def digest_of_rank(rank: int) -> str:
     return seen.hexdigest()[:16]
 
 
-def test_no_process_and_no_file_is_left_behind(
-    start: Start, place: Path, variables: dict[str, str]
-) -> None:
+@pytest.mark.usefixtures("stopping")
+def test_no_process_and_no_file_is_left_behind(place: Path, variables: dict[str, str]) -> None:
     stop = [sys.executable, "-m", "penstock", "stop"]
     subprocess.run(stop, env=variables, check=True, capture_output=True)
     mine = str(place / "runtime")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.project.test_docs import FENCE
-from tests.project.test_rooms import ROOMS
+from tests.project.test_rooms import ROOMS, tree_of
 from tests.support import ROOT
 
 PACKAGE = ROOT / "penstock"
@@ -78,7 +78,7 @@ def names_in(text: str) -> list[str]:
 def definitions(file: Path) -> set[str]:
     """The classes of a file, and their methods as ``Class.method``."""
     names: set[str] = set()
-    for node in ast.parse(file.read_text()).body:
+    for node in tree_of(file).body:
         if isinstance(node, ast.ClassDef):
             names.add(node.name)
             members = (part for part in node.body if isinstance(part, ast.FunctionDef))

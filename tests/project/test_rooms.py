@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import penstock
@@ -65,10 +66,16 @@ ALLOWED = {
 FRAMEWORKS = {"torch", "triton", "jax", "tensorflow", "ray", "torchvision"}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """The modules that a file imports, at its top or inside functions, except for type checking."""
     modules: set[str] = set()
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     skipped = {
         id(inner)
         for node in ast.walk(tree)
@@ -215,7 +222,7 @@ def test_there_are_few_rooms() -> None:
 def test_no_two_classes_or_type_aliases_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for path in files():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             names = [node.name] if isinstance(node, ast.ClassDef) else []
             if isinstance(node, ast.Assign):
                 targets = [one.id for one in node.targets if isinstance(one, ast.Name)]

@@ -18,8 +18,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from penstock.inject.launch import SITE, VARIABLE
+from tests.support import SCRIPTS
+
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "penstock.torch.dataloader"]
 """What the server imports; every optimizer imports ``torch._dynamo``."""
+
+
+PENSTOCK = SCRIPTS / "penstock_in_forks.py"
 
 
 def start(
@@ -37,7 +43,7 @@ def start(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *PRELOADED])
     process = context.Process(
-        target=_run, args=(script, words, dict(variables), errors, output, given)
+        target=run_here, args=(script, words, dict(variables), errors, output, given)
     )
     process.start()
     return process
@@ -64,17 +70,28 @@ def run(
     )
 
 
-def _run(
+def penstock(
+    words: Sequence[str], variables: Mapping[str, str], place: Path, timeout: float = 150
+) -> subprocess.CompletedProcess[str]:
+    """Run ``penstock`` with these arguments. The Python script that it starts runs in a fork, too,
+    and what ``penstock`` injects is injected into that."""
+    return run(PENSTOCK, words, variables, place, timeout)
+
+
+def run_here(
     script: Path,
     words: Sequence[str],
     variables: dict[str, str],
-    errors: Path,
-    output: Path | Connection | None,
-    given: Connection | None,
+    errors: Path | None = None,
+    output: Path | Connection | None = None,
+    given: Connection | None = None,
 ) -> None:
+    """Run a script in this process, a fork that ends with it."""
+    multiprocessing.set_start_method(None, force=True)  # that of the platform, as in any script
     os.environ.clear()
     os.environ.update(variables)
-    _redirect(errors, 2)
+    if errors is not None:
+        _redirect(errors, 2)
     if output is not None:
         _redirect(output, 1)
     if given is not None:
@@ -85,6 +102,11 @@ def _run(
     for path in paths:
         if (custom := Path(path) / "sitecustomize.py").exists():
             runpy.run_path(str(custom))
+    if VARIABLE in variables:
+        # As at the end of the import of torch below ``penstock run`` and ``penstock analyze``.
+        site = runpy.run_path(str(SITE / "sitecustomize.py"))
+        site["install"](sys.modules["torch.utils.data.dataloader"])
+        site["prepare"]()
     if threads := variables.get("OMP_NUM_THREADS"):
         importlib.import_module("torch").set_num_threads(int(threads))
     sys.argv[:] = [str(script), *words]
