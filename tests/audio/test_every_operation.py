@@ -84,7 +84,7 @@ def run(operation: Operation, value: Any, key: Key) -> Any:
 
 
 @given(cases, st.integers(1, 3), frames_of, st.integers(0, 1000))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_output_matches_its_spec_and_the_input_is_not_modified(
     case: tuple[Operation, int], channels: int, frames: int, index: int
 ) -> None:
@@ -101,7 +101,7 @@ def test_the_output_matches_its_spec_and_the_input_is_not_modified(
 
 
 @given(cases, st.integers(1, 3), frames_of)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_output_of_unknown_size_agrees_with_the_real_one(
     case: tuple[Operation, int], channels: int, frames: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_an_output_of_unknown_size_agrees_with_the_real_one(
 
 
 @given(cases, st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_same_key_gives_the_same_bits(
     case: tuple[Operation, int], index: int, epoch: int, replica: int
 ) -> None:
@@ -139,7 +139,7 @@ def test_different_keys_give_different_parameters(operation: Operation) -> None:
 
 
 @given(cases, st.integers(0, 100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_views_of_any_layout_work_like_copies(case: tuple[Operation, int], index: int) -> None:
     operation, ndim = case
     whole = clip(ndim, 6, 700, index)

@@ -94,7 +94,7 @@ def test_nonsense_in_place_of_a_layout_is_refused(sent: bytes) -> None:
         layout_of(sent)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80))
 def test_random_bytes_in_place_of_a_layout_are_refused(sent: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011

@@ -197,7 +197,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_nonsense_is_refused_or_within_the_limits(data: st.DataObject) -> None:
     word = data.draw(st.sampled_from([*VOCABULARY._records, "odd"]))

@@ -73,7 +73,7 @@ def by_lazy_image(image: Any, steps: tuple[AugmentStep, ...], fill: tuple[float,
 
 
 @given(images(), steps_of(UNROTATED), fills)
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_the_kernel_has_the_bits_of_a_lazy_image(
     image: Any, steps: tuple[AugmentStep, ...], fill: tuple[float, ...]
 ) -> None:
@@ -87,7 +87,7 @@ COUNTING = ["AutoContrast", "Contrast", "Equalize", "Solarize", "TranslateX", "S
 
 
 @given(images(), steps_of(COUNTING), fills)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_level_counts_are_not_used_after_the_pixels_change(
     image: Any, steps: tuple[AugmentStep, ...], fill: tuple[float, ...]
 ) -> None:
@@ -114,7 +114,7 @@ def test_every_change_has_the_bits_of_a_lazy_image_at_full_size(photo: Any, name
 
 
 @given(images(), steps_of(list(CHANGES)), fills, st.sampled_from(["chw", "hwc"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_floats_are_what_normalize_makes_of_the_bytes(
     image: Any, steps: tuple[AugmentStep, ...], fill: tuple[float, ...], layout: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
 
 
 @given(images(), steps_of(list(CHANGES)), fills)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_steps_together_have_the_bits_of_steps_one_after_the_other(
     image: Any, steps: tuple[AugmentStep, ...], fill: tuple[float, ...]
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_rotation_differs_from_that_of_a_lazy_image_in_few_pixels(photo: Any) 
     ),
     st.booleans(),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_finite_magnitude_stays_within_out(
     height: int, width: int, steps: list[tuple[int, float]], floats: bool
 ) -> None:

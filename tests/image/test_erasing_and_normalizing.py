@@ -39,7 +39,7 @@ def test_random_erasing_paints_noise(photo: Any) -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_patch_lies_within_the_image(height: int, width: int, seed: int) -> None:
     patch = erase(p=1.0).draw(np.random.default_rng(seed), (height, width, 3))
     if patch is not None:

@@ -75,7 +75,7 @@ def pixels(height: int, width: int, channels: int, seed: int = 0) -> Any:
 
 
 @given(operations, sides, sides, st.sampled_from([1, 3]), st.integers(0, 1000))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_the_output_matches_its_spec_and_the_input_is_not_modified(
     operation: Operation, height: int, width: int, channels: int, index: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_the_output_matches_its_spec_and_the_input_is_not_modified(
 
 
 @given(operations, sides, sides, st.sampled_from([1, 3]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_output_of_unknown_size_agrees_with_the_real_one(
     operation: Operation, height: int, width: int, channels: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_an_output_of_unknown_size_agrees_with_the_real_one(
 
 
 @given(operations, st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_same_key_gives_the_same_pixels(
     operation: Operation, index: int, epoch: int, replica: int
 ) -> None:
@@ -124,7 +124,7 @@ def test_different_keys_give_different_parameters(operation: Operation) -> None:
 
 
 @given(operations, st.integers(0, 100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_views_of_any_layout_work_like_copies(operation: Operation, index: int) -> None:
     whole = pixels(40, 62, 3, index)
     views = {

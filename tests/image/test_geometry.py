@@ -21,7 +21,7 @@ side = st.integers(1, 300)
 
 
 @given(side, side, st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_one_number_is_the_shorter_side(height: int, width: int, size: int) -> None:
     found = resize(size).output(ArraySpec.of((height, width, 3), np.uint8))
     assert isinstance(found, ArraySpec)
@@ -59,7 +59,7 @@ def test_center_crop_is_torchvisions(image: Any, by_torchvision: Callable[..., A
 
 
 @given(side, side, st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_random_box_lies_within_the_image(height: int, width: int, seed: int) -> None:
     box = random_resized_crop(8).draw(np.random.default_rng(seed), (height, width, 3))
     assert 0 <= box.top <= height - box.height < height

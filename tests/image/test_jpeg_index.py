@@ -39,7 +39,7 @@ def looks(draw: st.DrawFn, most: int = 150) -> tuple[bytes, list[Box]]:
     return data, boxes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(looks())
 def test_crops_with_index_entries_have_the_same_pixels(look: tuple[bytes, list[Box]]) -> None:
     data, boxes = look
@@ -107,7 +107,7 @@ def test_progressive_files_and_files_with_restarts_get_no_entries(data: bytes) -
     np.testing.assert_array_equal(out, by_kernel(data, (80, 40, 40, 40), (40, 40)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=0, max_size=40 * ENTRY).map(lambda b: b[: len(b) // ENTRY * ENTRY]))
 def test_wrong_entries_give_wrong_pixels_or_an_error_and_nothing_worse(entries: bytes) -> None:
     data = encode(picture(160, 160), "420")

@@ -31,7 +31,7 @@ def crops(draw: st.DrawFn, most: int = 120) -> tuple[bytes, Box]:
     return data, box
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(crops())
 def test_a_region_has_exactly_the_pixels_of_the_whole_image(
     crop: tuple[bytes, Box],
@@ -44,7 +44,7 @@ def test_a_region_has_exactly_the_pixels_of_the_whole_image(
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(crops(), st.tuples(st.integers(1, 150), st.integers(1, 150)), st.booleans())
 def test_a_resized_region_is_within_rounding_of_pil(
     crop: tuple[bytes, Box], size: tuple[int, int], flip: bool
@@ -237,7 +237,7 @@ def test_look_up_refuses_arrays_that_do_not_fit(
     flip=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_box_of_an_image_is_resized_as_pil_does(
     sides: tuple[int, int],
     places: tuple[float, ...],

@@ -143,7 +143,7 @@ def test_size_of_a_file_without_a_frame_is_an_error(cut: bytes) -> None:
         kernel.size(cut)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(st.data())
 def test_damaged_files_do_nothing_worse_than_raise(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))

@@ -95,7 +95,7 @@ def test_no_references_are_leaked() -> None:
     assert counts() == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200), st.data())
 def test_any_changed_bit_or_length_gives_another_key(content: bytes, data: st.DataObject) -> None:
     key = kernel.key(content)

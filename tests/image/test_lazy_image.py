@@ -79,7 +79,7 @@ def in_turn(image: Any, steps: Any, fill: tuple[float, ...], smooth: bool) -> An
 
 
 @given(images(), step_lists(list(CHANGES)), fills, st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_joined_changes_have_the_bits_of_changes_in_turn(
     image: Any, steps: Any, fill: tuple[float, ...], smooth: bool
 ) -> None:
@@ -88,7 +88,7 @@ def test_joined_changes_have_the_bits_of_changes_in_turn(
 
 
 @given(images(), step_lists(TABLES, most=7))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_sequence_of_tables_becomes_one_table(image: Any, steps: Any) -> None:
     found, table = apply_except_table(image, steps, (0.0,), False)
     if table is not None:
@@ -98,7 +98,7 @@ def test_any_sequence_of_tables_becomes_one_table(image: Any, steps: Any) -> Non
 
 
 @given(images(), step_lists(TABLES + NEAREST, most=6), fills)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_tables_and_moves_in_any_order_have_the_bits_of_changes_in_turn(
     image: Any, steps: Any, fill: tuple[float, ...]
 ) -> None:
@@ -109,7 +109,7 @@ def test_tables_and_moves_in_any_order_have_the_bits_of_changes_in_turn(
 
 
 @given(images(), step_lists(list(CHANGES)), fills, st.booleans(), st.sampled_from(["chw", "hwc"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_floats_are_what_normalize_makes_of_the_bytes(
     image: Any, steps: Any, fill: tuple[float, ...], smooth: bool, layout: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_floats_are_what_normalize_makes_of_the_bytes(
     st.lists(st.tuples(st.integers(-45, 45), st.integers(-45, 45)), min_size=1, max_size=4),
     fills,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_sequence_of_shifts_becomes_one_shift(
     image: Any, shifts: Any, fill: tuple[float, ...]
 ) -> None:
@@ -147,7 +147,7 @@ def shifted_pixel_by_pixel(image: Any, down: int, right: int, fill: tuple[float,
 
 
 @given(st.floats(-1.2, 1.2), st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_sheared_row_is_the_row_moved_by_the_nearest_whole_number(
     slope: float, height: int, width: int, channels: int
 ) -> None:
@@ -176,7 +176,7 @@ def same_by_table_and_by_passes(tones: Tones, channels: int) -> None:
     st.lists(st.integers(0, 255 * 100), min_size=3, max_size=3),
     st.sampled_from([1, 3]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 def test_passes_of_a_factor_give_what_its_table_gives(
     factor: float, sums: list[int], channels: int
 ) -> None:
@@ -185,7 +185,7 @@ def test_passes_of_a_factor_give_what_its_table_gives(
 
 
 @given(st.integers(0, 255), st.integers(0, 255), st.integers(0, 255), st.integers(0, 255))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 def test_passes_that_stretch_give_what_their_table_gives(a: int, b: int, c: int, d: int) -> None:
     one, other = (min(a, b), max(a, b)), (min(c, d), max(c, d))
     same_by_table_and_by_passes(tone.autocontrast([one, other, (0, 255)]), 3)

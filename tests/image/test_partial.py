@@ -32,7 +32,7 @@ def crops(draw: st.DrawFn) -> tuple[bytes, Box]:
     return data, (top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(crops(), st.tuples(st.integers(1, 70), st.integers(1, 70)), st.booleans(), st.booleans())
 def test_the_pixels_are_those_of_the_whole_picture(
     crop: tuple[bytes, Box], wanted: tuple[int, int], flip: bool, floats: bool

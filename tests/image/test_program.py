@@ -39,7 +39,7 @@ AUGMENTS: list[Any] = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
     st.sampled_from(FRAMINGS),
     st.sampled_from(AUGMENTS),

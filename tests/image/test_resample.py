@@ -104,7 +104,7 @@ def test_other_dtypes_and_channels_stay_what_they_are(dtype: Any, channels: int)
 
 
 @given(side, side, side, side, st.sampled_from([1, 3]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_flat_image_of_any_size_stays_flat(
     rows: int, columns: int, height: int, width: int, channels: int
 ) -> None:

@@ -212,7 +212,7 @@ def _normal(node: Any) -> Any:
     return node
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(TREES)
 def test_every_sample_that_is_written_as_plain_is_read_equal(sample: Any) -> None:
     try:
@@ -418,7 +418,7 @@ def test_lists_nested_without_end_are_an_error() -> None:
         read(_frame(blob))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_changed_bytes_are_an_error_or_a_sample(data: st.DataObject) -> None:
     sample = (
