@@ -70,7 +70,7 @@ def run(variables: dict[str, str], stopping: None) -> Run:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=500,
             check=False,
         )
         return ran(done.returncode, done.stdout, done.stderr)

@@ -112,7 +112,7 @@ def run_alone(
         text=True,
         cwd=directory,
         env=settings,
-        timeout=150,
+        timeout=500,
         check=False,
     )
 

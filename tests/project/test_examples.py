@@ -110,7 +110,7 @@ class SearchJob:
 
     def wait(self) -> int:
         with self._folder:
-            self._process.join(150)
+            self._process.join(500)
             self._process.kill()
             assert self._process.exitcode == 0, self._errors.read_text()
             return 0

@@ -54,7 +54,7 @@ def run(
     words: Sequence[str],
     variables: Mapping[str, str],
     place: Path,
-    timeout: float = 150,
+    timeout: float = 500,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, with files for its output in the directory ``place``."""
     output, errors = place / "output.txt", place / "errors.txt"
@@ -71,7 +71,7 @@ def run(
 
 
 def penstock(
-    words: Sequence[str], variables: Mapping[str, str], place: Path, timeout: float = 150
+    words: Sequence[str], variables: Mapping[str, str], place: Path, timeout: float = 500
 ) -> subprocess.CompletedProcess[str]:
     """Run ``penstock`` with these arguments. The Python script that it starts runs in a fork, too,
     and what ``penstock`` injects is injected into that."""

@@ -74,7 +74,7 @@ def run_ranks(script: str, place: Path, *, launched: bool = False, world: int = 
         processes.append(start(program, words, clean_environment(**variables), log))
     try:
         for process in processes:
-            process.join(150)
+            process.join(500)
         errors = "\n".join(path.read_text() for path in sorted(place.glob("errors-*")))
         assert [process.exitcode for process in processes] == [0] * world, errors
     finally:

@@ -335,7 +335,7 @@ def test_ranks_take_disjoint_parts(tmp_path: Path) -> None:
     script.write_text(RANK)
     processes = [start_rank(script, rank, 2) for rank in range(2)]
     for process in processes:
-        process.join(150)
+        process.join(500)
     errors = "\n".join((tmp_path / f"errors-{rank}").read_text() for rank in range(2))
     codes = [process.exitcode for process in processes]
     for process in processes:

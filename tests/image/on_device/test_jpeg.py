@@ -204,6 +204,6 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         text=True,
         check=False,
         env=env,
-        timeout=150,
+        timeout=500,
     )
     assert done.stdout.split() == ["True", "True"], done.stderr

@@ -16,8 +16,11 @@ from tests.support.warm import run_here
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def launch(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """``penstock.inject.launch`` for a Python script, alone or with ranks below torchrun."""
+def launch(command: Sequence[str], environment: Mapping[str, str], watch: object = None) -> int:
+    """``penstock.inject.launch`` for a Python script, alone or with ranks below torchrun.
+
+    ``watch`` would end a script that is slow to begin, on a busy machine.
+    """
     ranks, (script, *words) = [dict(environment)], command[1:]
     if list(command[1:5]) == TORCHRUN:
         world, script, *words = command[5:]
