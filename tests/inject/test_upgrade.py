@@ -271,8 +271,9 @@ def test_a_loader_that_fails_before_its_first_batch_is_torchs_again(
 ) -> None:
     torch.manual_seed(2)
     wanted = plain(list(LOADERS["locked"]()))
-    # Our workers are not forked then, and a lock cannot be pickled.
+    # Our workers are not forked if a dataset holds CUDA tensors, and a lock cannot be pickled.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("penstock.torch.dataloader.holds_cuda_tensor", lambda dataset: True)
     install(echo=2, echo_at="batch")
     torch.manual_seed(2)
     loader = LOADERS["locked"]()
