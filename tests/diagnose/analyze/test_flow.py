@@ -151,7 +151,7 @@ def test_pieces_are_shorter_where_little_is_open_and_the_loop_waits() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "nbytes", "ahead"),
-    [(16, 1 << 20, 64), (2, 1 << 20, 4), (16, 8 << 20, 32), (16, 64 << 20, 4), (16, 0, 4)],
+    [(16, 1 << 20, 64), (2, 1 << 20, 4), (16, 16 << 20, 32), (16, 64 << 20, 8), (16, 0, 4)],
 )
 def test_many_worker_processes_have_more_batches_open(
     workers: int, nbytes: int, ahead: int
