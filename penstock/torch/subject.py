@@ -85,6 +85,7 @@ class TorchSubject:
             rank=torch.distributed.get_rank() if ranks else 0,
             world=torch.distributed.get_world_size() if ranks else 1,
             kept_bytes=cost(round(self._sample_bytes)) if self._sample_bytes else 0.0,
+            persistent=loader.persistent_workers,
         )
 
     @property

@@ -29,6 +29,7 @@ from penstock.diagnose.analyze.report import (
     OperationTime,
     Phase,
     PhaseName,
+    Setup,
     Wait,
     WorkerUse,
 )
@@ -420,17 +421,8 @@ class PhaseRunner:
         """A note if epochs begin with a long wait, which dominates short epochs."""
         setup = self._subject.setup
         epoch = setup.samples * _seconds(self._rate("as it is"))
-        if not self._epoch_starts or not epoch:
-            return
-        start = median(self._epoch_starts)
-        if start > SLOW_START * epoch:
-            remedy = (
-                " Give the DataLoader persistent_workers=True." if "torch" in setup.loader else ""
-            )
-            yield (
-                f"every epoch began with a wait of {start:.2f} s, before {epoch:.2f} s of steps: "
-                f"workers are started again, and have no batch ready.{remedy}"
-            )
+        if self._epoch_starts and epoch:
+            yield from slow_start(setup, median(self._epoch_starts), epoch)
 
     # Phases with the training loop.
 
@@ -745,6 +737,22 @@ class _Closed(Iterator[Any]):
 
 OPERATIONS_SECONDS = 3.0
 """Most seconds in which operations are timed one by one."""
+
+
+def slow_start(setup: Setup, wait: float, epoch: float) -> Iterator[str]:
+    """A note if epochs of ``epoch`` seconds begin with a long ``wait`` for a batch, in seconds."""
+    if wait <= SLOW_START * epoch:
+        return
+    what = f"every epoch began with a wait of {wait:.2f} s, before {epoch:.2f} s of steps"
+    if not setup.of_torch or not setup.workers:
+        yield f"{what}: no batch was ready."
+    elif setup.persistent:
+        yield f"{what}: workers had no batch ready."
+    else:
+        yield (
+            f"{what}: workers are started again, and have no batch ready. "
+            "Give the DataLoader persistent_workers=True."
+        )
 
 
 def _seconds(rate: float) -> float:

@@ -89,6 +89,7 @@ class Setup:
     - ``sample_bytes``: mean bytes read from storage per sample, 0 if unknown.
     - ``kept_bytes``: mean bytes a sample occupies in a cache.
     - ``cache``: budget of the cache of raw samples, in bytes.
+    - ``persistent``: workers go on from epoch to epoch.
     """
 
     loader: str
@@ -107,6 +108,7 @@ class Setup:
     kept_bytes: float = 0.0
     together: int = 1
     batch_bytes: int = 0
+    persistent: bool = False
 
     @property
     def own_process(self) -> bool:

@@ -6,16 +6,18 @@ import itertools
 import math
 import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from penstock.diagnose.analyze.delayed_reads import FROM_STORAGE
 from penstock.diagnose.analyze.judge import result_of
-from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner
+from penstock.diagnose.analyze.phase_runner import ROUNDS, PhaseRunner, slow_start
 from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Setup
 from penstock.diagnose.analyze.result import LEAST_STEPS
 from penstock.diagnose.analyze.worker_sweep import TURNS
+from tests.support.reports import SETUP
 
 BATCH = 8
 
@@ -345,3 +347,22 @@ def test_an_analysis_that_is_stopped_reports_what_it_has() -> None:
     result = result_of(report)
     assert result.interrupted == report.interrupted
     assert not result.trust.numbers
+
+
+@pytest.mark.parametrize(
+    ("changed", "advised"),
+    [
+        ({"workers": 2}, True),
+        ({"workers": 2, "persistent": True}, False),
+        ({"workers": 0, "kind": "none"}, False),
+        ({"workers": 2, "loader": "penstock.Loader"}, False),
+    ],
+)
+def test_persistent_workers_are_advised_only_where_they_are_not_set(
+    changed: dict[str, Any], advised: bool
+) -> None:
+    setup = replace(SETUP, **{"loader": "torch.utils.data.DataLoader", **changed})
+    (note,) = slow_start(setup, wait=1.5, epoch=10.0)
+    assert "a wait of 1.50 s, before 10.00 s of steps" in note
+    assert ("persistent_workers" in note) is advised
+    assert list(slow_start(setup, wait=0.4, epoch=10.0)) == []
