@@ -112,6 +112,8 @@ def test_stats_print_as_an_aligned_table() -> None:
         "cache      400 hits, 600 misses (40% hits); holds 600 samples, 30.0 MB of 40.0 MB",
         "refurbish  700 reused, 300 fresh; keeps 500 samples, 4.0 MB",
         "echo       1,000 delivered from 500 fresh, factor 2 in this epoch",
+        "mix        web: 750 samples in this epoch (75.0% by weight), 1.50 passes",
+        "           code: 250 samples in this epoch (25.0% by weight), 0.50 passes",
         "retries    1 task run again after a worker died",
         "corrupt    3 damaged values in a cache, prepared again",
         "bad        2 samples skipped or substituted",

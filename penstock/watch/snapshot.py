@@ -13,6 +13,7 @@ from penstock.stats import (
     DeviceStats,
     EchoStats,
     MachineStats,
+    PartStats,
     PoolStats,
     RefurbishStats,
     StageStats,
@@ -89,6 +90,7 @@ class Snapshot:
                 "echo": None if stats.echo is None else _fields(stats.echo),
                 "machines": [_fields(machine) for machine in stats.machines],
                 "device": None if stats.device is None else _fields(stats.device),
+                "mix": [_fields(part) for part in stats.mix],
             },
         }
 
@@ -134,5 +136,6 @@ def _stats(data: Mapping[str, Any]) -> Stats:
         "echo": None if echo is None else EchoStats(**echo),
         "machines": tuple(MachineStats(**machine) for machine in data["machines"]),
         "device": None if device is None else DeviceStats(**device),
+        "mix": tuple(PartStats(**part) for part in data["mix"]),
     }
     return Stats(**{**data, **records})

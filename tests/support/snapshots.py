@@ -11,6 +11,7 @@ from penstock.stats import (
     DeviceStats,
     EchoStats,
     MachineStats,
+    PartStats,
     PoolStats,
     RefurbishStats,
     StageStats,
@@ -62,6 +63,7 @@ FULL = replace(
         in_use=5_000_000,
         lost="",
     ),
+    mix=(PartStats("web", 0.75, 750, 1.5), PartStats("code", 0.25, 250, 0.5)),
 )
 
 STANDING = Standing(
