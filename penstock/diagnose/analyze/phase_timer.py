@@ -164,7 +164,7 @@ def interval_of(turns: Sequence[Sequence[float]], period: int = 1) -> Interval:
     Values of one turn are alike, because they meet the machine in the same state. So the interval
     is at least as wide as the range of the means of the turns.
 
-    >>> interval_of([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    >>> interval_of([[1.0] * 40, [2.0] * 40])
     Interval(value=1.5, low=1.0, high=2.0)
     """
     values = [value for turn in turns for value in turn]

@@ -132,7 +132,7 @@ def pause_share(use: WorkerUse) -> float:
 
     Waiting for a lock is not part of it: others cannot work meanwhile.
 
-    >>> pause_share(WorkerUse(10.0, computing=0.2, sleep=0.6, idle=0.2))
+    >>> round(pause_share(WorkerUse(10.0, computing=0.2, sleep=0.6, idle=0.2)), 2)
     0.75
     """
     active = 1 - use.idle
