@@ -45,8 +45,8 @@ def test_the_signature_is_that_of_pipeline_loader_with_arguments_for_devices() -
     of_pipeline = dict(inspect.signature(Pipeline.loader).parameters)
     of_torch = dict(inspect.signature(penstock.torch.loader).parameters)
     del of_pipeline["self"]
-    own = ["pipeline", "device", "device_prep", "device_normalize", "pin_memory"]
-    assert list(of_torch)[:5] == own
+    own = ["pipeline", "device", "device_prep", "decode", "device_normalize", "pin_memory"]
+    assert list(of_torch)[: len(own)] == own
     for name in own:
         del of_torch[name]
     # These are found out if they are not given.
