@@ -58,6 +58,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SHM = Path("/dev/shm") / f"penstock-{os.getuid()}"
 
 
+def pytest_unconfigure() -> None:
+    # The workers of pytest-xdist end without the finalizers of Python.
+    _kept.cleanup()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
 

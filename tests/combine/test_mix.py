@@ -168,7 +168,8 @@ def test_jobs_that_share_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 thread.join()
             if target is run:
                 assert received == {0: expected, 1: expected}
-    alone = {rank: epochs(pipeline, rank=rank, world=2) for rank in range(2)}
+        # Within the node's directory, where these loaders publish their status.
+        alone = {rank: epochs(pipeline, rank=rank, world=2) for rank in range(2)}
     assert received == alone
 
 
