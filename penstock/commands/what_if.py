@@ -13,7 +13,9 @@ from pathlib import Path
 from penstock.config import show_size, size
 from penstock.device.forecast import LEAST_SPEED
 from penstock.diagnose.analyze.assumptions import assumptions
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.report import AnalysisReport
+from penstock.diagnose.analyze.result import Trust
 from penstock.diagnose.analyze.stalls import rank_speeds, slowest
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
@@ -29,7 +31,7 @@ from penstock.diagnose.analyze.what_if import (
     saturation,
     varied,
 )
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, ReportError
 
 EXAMPLE = """\
 examples:
@@ -135,7 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = report if last is None else last.report
     if arguments.other is not None:
         report = with_fixed_part(report, AnalysisReport.load(Path(arguments.other)))
-    forecast = Forecast(report)
+    trust = trusted(report)
+    forecast = Forecast(report, trust)
     (present,) = prediction_rows(forecast, [], prices)
     rows = prediction_rows(forecast, options, prices)
     enough = saturation(forecast, fixed_change(options))
@@ -144,8 +147,30 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         lines = lines_of(forecast, options, present, rows, enough)
         lines += assumptions(forecast, options, rows)
+        if trust is not None and trust.measured is not None:
+            lines.append(
+                f"Scaled to the {trust.measured.value:,.0f} samples/s that were measured; within "
+                f"{trust.error:.0%}."
+            )
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def trusted(report: AnalysisReport) -> Trust | None:
+    """How far predictions can be trusted; ``None`` for a report without any phase.
+
+    Raises ReportError where the analysis itself gives no predictions.
+    """
+    if not report.phases:  # written by hand
+        return None
+    trust = result_of(report).trust
+    if not trust.numbers:
+        reasons = " ".join(reason[0].upper() + reason[1:] for reason in trust.reasons)
+        raise ReportError(
+            f"Nothing can be predicted from this report. {reasons} Run `penstock analyze` again, "
+            "for longer and with less beside it."
+        )
+    return trust
 
 
 def with_fixed_part(report: AnalysisReport, other: AnalysisReport) -> AnalysisReport:

@@ -305,8 +305,9 @@ def test_a_store_that_kills_workers_is_given_up_and_training_goes_on(
         .refurbish(10, size="1MB", where=str(tmp_path / "kept"))
         .map(_draw)
     )
-    options: Any = {"workers": 2, "kind": "processes", "shuffle": False}
-    with kept.batch(4).loader(**options) as loader:
+    # Few tasks write few times, so that the file stays smaller than what _spoil_samples can name.
+    options: Any = {"workers": 2, "kind": "processes", "shuffle": False, "tiny_batch": 20}
+    with kept.batch(20).loader(**options) as loader:
         assert np.concatenate(list(loader)).tolist() == list(range(40))
         (place,) = (tmp_path / "kept").iterdir()
         _spoil_samples(place)
@@ -316,7 +317,7 @@ def test_a_store_that_kills_workers_is_given_up_and_training_goes_on(
         assert np.concatenate(list(loader)).tolist() == list(range(40))
     with (
         pytest.warns(RuntimeWarning, match="was emptied: it was found damaged"),
-        kept.batch(4).loader(**options) as loader,
+        kept.batch(20).loader(**options) as loader,
     ):
         assert np.concatenate(list(loader)).tolist() == list(range(40))
 

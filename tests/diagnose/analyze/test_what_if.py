@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from penstock import cli
 from penstock.commands import what_if as command
 from penstock.diagnose.analyze import what_if
+from penstock.diagnose.analyze.judge import result_of
 from penstock.diagnose.analyze.model import Change, Prediction, predict
-from penstock.diagnose.analyze.report import AnalysisReport, OperationTime
+from penstock.diagnose.analyze.report import AnalysisReport, OperationTime, Phase, Rate
 from penstock.diagnose.analyze.what_if import (
     ENOUGH,
     Forecast,
@@ -33,8 +34,9 @@ GB = 10**9
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
+    """A report without phases, as one writes it by hand: nothing is scaled to a measured run."""
     path = tmp_path / "report.json"
-    report().save(path)
+    replace(report(), phases=()).save(path)
     return path
 
 
@@ -317,7 +319,7 @@ def test_options_without_effect_are_listed(
 ) -> None:
     path = tmp_path / "bare.json"
     bare = report(sample_bytes=0.0, reuse_hit=None, reuse_miss=None)
-    replace(bare, operations=()).save(path)
+    replace(bare, operations=(), phases=()).save(path)
     assert ask(path, "--reuse", "3", "--cache", "8GB", "--offload", "1", "--penstock") == 0
     last = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split(" change")[0] for line in last] == [
@@ -333,7 +335,7 @@ def test_with_several_ranks_the_slowest_is_predicted(
 ) -> None:
     fast, slow = report(world=2), report(world=2, rank=1, prep=8e-3)
     path = tmp_path / "ranks.json"
-    replace(fast, ranks=(slow,)).save(path)
+    replace(fast, phases=(), ranks=(replace(slow, phases=()),)).save(path)
     assert ask(path, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["present"]["speed"] == pytest.approx(predict(slow).speed)
@@ -358,7 +360,7 @@ def test_a_device_that_prepares_a_share_never_exceeds_the_accelerator(
         OperationTime("batch", "batch", 0.0, 0.0),
     )
     slow = replace(slow, operations=timed)
-    slow.save(path)
+    replace(slow, phases=()).save(path)
     assert ask(path, "--device-prep", "1x,4x,1000x", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     speeds, shares = ([row[name] for row in rows] for name in ("speed", "device_share"))
@@ -376,3 +378,42 @@ def test_a_device_that_prepares_a_share_never_exceeds_the_accelerator(
     assert "With half or twice 10x: " in shown
     assert ask(path, "--device-prep", "0.1x") != 0
     assert "give at least 0.5" in capsys.readouterr().err
+
+
+def measured_at(speed: float) -> AnalysisReport:
+    """A report of a run whose training loop took ``speed`` samples per second."""
+    rate = Rate(speed, speed * 0.98, speed * 1.02)
+    found = report()
+    return replace(found, phases=(Phase("as it is", rate, 40, 40 * 64 / speed), *found.phases))
+
+
+def test_predictions_are_scaled_to_the_measured_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    measured = measured_at(1.08 * predict(report()).speed)
+    measured.save(path)
+    assert ask(path) == 0
+    trust = result_of(measured).trust
+    assert trust.measured is not None
+    last = capsys.readouterr().out.splitlines()[-1]
+    speed = trust.measured.value
+    assert (
+        last
+        == f"Scaled to the {speed:,.0f} samples/s that were measured; within {trust.error:.0%}."
+    )
+    assert ask(path, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["present"]["speed"] == pytest.approx(speed)
+
+
+def test_nothing_is_predicted_where_the_model_is_far_from_the_measured_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    measured_at(1.5 * predict(report()).speed).save(path)
+    assert ask(path, "--cores", "16") != 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Nothing can be predicted from this report. The model says" in printed.err
+    assert "33% too slow" in printed.err
+    assert "Run `penstock analyze` again" in printed.err
