@@ -1,4 +1,4 @@
-"""A command without a training loop is told about after 10 seconds, and ended in time."""
+"""``penstock analyze`` reports a missing training loop after 10 seconds, and ends the command."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WORK = 1 << 20
 """Bytes whose checksum is computed to see the pace of a core: takes about a third of a ms."""
 
 REPEATS = 3
-"""The fastest of so many counts: the first ones wake the core up."""
+"""Measurements of a core's pace. The fastest one counts, because an idle core starts slowly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ from penstock.diagnose.analyze.worker_sweep import sweep_workers, worker_counts
 from penstock.diagnose.analyze.worker_watch import WorkerWatch, pause_share
 
 ROUNDS = 3
-"""The phases with the training loop take turns so often, if there is time: what changes on the
-machine meanwhile affects all of them alike."""
+"""Most turns of each phase with the training loop. Phases take turns, so that a change of the
+machine's load affects all of them alike."""
 
 LOOP_SHARE = 0.55
 """Share of the time for the phases with the training loop."""
@@ -78,7 +78,7 @@ REST = 0.3
 """Share of the time that is kept for the measurements without the training loop."""
 
 QUICK = 10.0
-"""Below so many seconds nothing is left out: every phase is measured, as shortly as possible."""
+"""An analysis with fewer seconds than this shortens all phases and leaves none out."""
 
 QUIET = 0.1
 """The loader is quiet if the job uses less than this share of a core while the loop stands."""
@@ -179,7 +179,7 @@ class PhaseRunner:
         self._on_progress(f"[{bar:<10}] {share:4.0%}, {left:,.0f} s left: {text}")
 
     def _fits(self, what: str, seconds: float) -> bool:
-        """Whether a measurement that takes about so long still fits into the time."""
+        """Whether a measurement of about ``seconds`` fits into the time that is left."""
         if seconds <= self._left(overrun=True):
             return True
         self._skipped.append(what)
@@ -661,7 +661,7 @@ class PhaseRunner:
         return _seconds(phase.rate.value) / slower
 
     def _batches_seconds(self, count: int) -> float:
-        """Seconds in which the loader prepares so many batches."""
+        """Seconds that the loader takes to prepare ``count`` batches."""
         return count * self._subject.setup.batch * _seconds(self._rate("prep"))
 
     def _rate(self, name: PhaseName) -> float:
