@@ -65,7 +65,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _content(tensor: Any) -> bytes:
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # Not contiguous(), which leaves the stride of a tensor of one element as it is.
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    flat = flat.clone(memory_format=torch.contiguous_format)
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
 
 
@@ -210,6 +212,13 @@ def _normal(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _normal(child) for key, child in node.items()}
     return node
+
+
+@pytest.mark.skipif(torch is None, reason="torch is not installed")
+def test_a_tensor_of_one_element_with_a_stride_is_read_equal() -> None:
+    one = torch.tensor([-0.0, 1.0])[::2]
+    assert one.stride() == (2,)
+    assert same(read(pack_plain(one).tobytes()), one)
 
 
 @settings(max_examples=120, deadline=None)

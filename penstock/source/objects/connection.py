@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -61,9 +62,9 @@ class _ThreadConnection:
     def __init__(self, connection: socket.socket) -> None:
         self.pid = os.getpid()
         self.connection = connection
-
-    def __del__(self) -> None:
-        self.connection.close()
+        # Not __del__: where this object is part of a reference cycle, the garbage collector may
+        # finalize the socket first, which then warns that it was not closed.
+        weakref.finalize(self, connection.close).atexit = False
 
 
 class Fetcher:
