@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_read_is_named(reader: None, tmp_path: Path) -> No
         read_files([str(tmp_path / "none")])
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):
         read_files([str(tmp_path)])
-    with pytest.raises(ValueError, match="null (byte|character)"):
+    with pytest.raises(ValueError, match=r"null (byte|character)"):
         read_files(["a\0b"])
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
