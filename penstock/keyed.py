@@ -210,7 +210,7 @@ class SeededCalls:
         torch = sys.modules.get("torch")
         unseeded = None if torch is None or self._torch is None else self._torch(torch)
         before = states.look()
-        torch_before = None if unseeded is None else unseeded.look()
+        torch_before = None if unseeded is None else unseeded.marked()
         results: list[Any] = []
         try:
             if alone:
@@ -271,6 +271,8 @@ class _UnseededTorch:
         [("left", "i4"), ("seeded", "?"), ("next", "u4"), ("words", "u4", 624)], True
     )
     """Beside its seed, what the Mersenne Twister has in memory."""
+    _MARK, _MARKED = b"\xa5\x5a\xc3", 5
+    """Bytes for the gap after ``seeded``: drawing leaves them, replacing the state does not."""
     _SEARCHED = 512
     """Bytes of the generator in which its seed is searched for; it has more than 2500."""
 
@@ -281,6 +283,12 @@ class _UnseededTorch:
     def look(self) -> tuple[Any, ...]:
         """Equal to what it was before if nothing was drawn or asked for since."""
         return ctypes.string_at(self._engine, self._ENGINE.itemsize), GlobalPeek.reads
+
+    def marked(self) -> tuple[Any, ...]:
+        """``look``, after a mark that also shows whether a draw was undone: the same state was put
+        back by ``torch.default_generator``, whose functions nobody can count."""
+        ctypes.memmove(self._engine + self._MARKED, self._MARK, len(self._MARK))
+        return self.look()
 
     @classmethod
     def available(cls, torch: Any) -> _UnseededTorch | None:

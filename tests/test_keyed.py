@@ -188,6 +188,14 @@ def _forked_draw() -> float:
         return float(torch.rand(1))
 
 
+def _undone_draw() -> float:
+    generator = torch.default_generator
+    state = generator.get_state()
+    drawn = float(torch.rand(1))
+    generator.set_state(state)
+    return drawn
+
+
 DRAWS: dict[str, Callable[[], Any]] = {
     "nothing": lambda: 0,
     "python": python_random.random,
@@ -203,6 +211,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "torch's state": lambda: hash(torch.get_rng_state().numpy().tobytes()),
     "torch, own seed": lambda: (torch.manual_seed(1), float(torch.rand(1))),
     "torch, forked": _forked_draw,
+    "torch, undone": _undone_draw,
     "python's state": lambda: hash(python_random.getstate()),
     "numpy's state": lambda: hash(str(np.random.get_state())),
     "own seeds": lambda: (python_random.seed(1), python_random.random()),
@@ -310,6 +319,23 @@ def test_the_seed_of_torch_is_found_in_its_memory_and_its_state_is_kept() -> Non
         assert torch.equal(torch.default_generator.get_state(), before)
 
 
+def test_a_draw_of_torch_that_was_undone_is_seen() -> None:
+    with as_in_a_worker():
+        found = _UnseededTorch.available(torch)
+        assert found is not None
+        _undone_draw()  # what is in the gap now, another one would put there again
+        before = found.marked()
+        torch.initial_seed()
+        assert found.look() == before
+        _undone_draw()
+        assert found.look() != before
+        before = found.marked()
+        state = torch.default_generator.get_state()
+        torch.rand(700)
+        assert found.look()[0][5:8] == before[0][5:8]
+        torch.default_generator.set_state(state)
+
+
 @pytest.mark.usefixtures("watched")
 def test_every_call_seeds_torch_if_its_generator_has_another_form(
     monkeypatch: pytest.MonkeyPatch,
@@ -342,6 +368,7 @@ def test_every_call_is_seeded_where_states_are_not_watched() -> None:
         lambda _: float(torch.rand(1)),
         lambda _: torch.get_rng_state().sum().item(),
         lambda _: torch.initial_seed(),
+        lambda _: _undone_draw(),
         lambda _: hash(str(np.random.get_state())),
     ],
 )
