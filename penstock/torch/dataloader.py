@@ -875,7 +875,8 @@ def holds_cuda_tensor(dataset: Any) -> bool:
     """Whether a tensor on a CUDA device is among the attributes of a dataset.
 
     Attributes, lists, tuples, dicts and the attributes of inner datasets are looked at, breadth
-    first, up to a limit: the samples of a large list are alike.
+    first, up to a limit: the samples of a large list are alike. No code of the dataset runs: a list
+    of its own class may decode its items when it is read, and a mapping may open a file for each.
     """
     waiting: list[Any] = [dataset]
     for looked in range(_LOOKED_AT):
@@ -885,10 +886,12 @@ def holds_cuda_tensor(dataset: Any) -> bool:
         if isinstance(value, torch.Tensor):
             if value.is_cuda:
                 return True
-        elif isinstance(value, Mapping):
-            waiting += itertools.islice(value.values(), _LOOKED_AT)
-        elif isinstance(value, (list, tuple)):
-            waiting += value[:_LOOKED_AT]
+        elif isinstance(value, dict):
+            waiting += itertools.islice(dict.values(value), _LOOKED_AT)
+        elif isinstance(value, list):
+            waiting += itertools.islice(list.__iter__(value), _LOOKED_AT)
+        elif isinstance(value, tuple):
+            waiting += itertools.islice(tuple.__iter__(value), _LOOKED_AT)
         elif value is dataset or isinstance(value, torch.utils.data.Dataset):
             waiting += getattr(value, "__dict__", {}).values()
     return False

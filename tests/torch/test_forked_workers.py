@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +362,35 @@ def test_cuda_tensors_of_a_dataset_are_found() -> None:
         {"a": here, "b": [there]},
     ):
         assert dropin.holds_cuda_tensor(dataset)
+
+
+class Decoded(list[Any]):
+    """A list whose items are made when it is read, by index only."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("read")
+
+    def __iter__(self) -> Any:
+        raise AssertionError("read")
+
+
+class Opened(Mapping[str, Any]):
+    """A mapping that opens a file for each of its values."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise AssertionError("read")
+
+    def __iter__(self) -> Any:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_the_search_for_cuda_tensors_reads_no_sample() -> None:
+    there = torch.zeros(2).as_subclass(OnDevice)
+    assert dropin.holds_cuda_tensor(Decoded([there]))
+    assert not dropin.holds_cuda_tensor([Decoded([1]), Opened()])
 
 
 def test_the_start_method_of_multiprocessing_decides(monkeypatch: pytest.MonkeyPatch) -> None:
