@@ -39,9 +39,10 @@ prefers, so that it stays in the CPU's cache on its way from decoding to its row
 in groups of ``GROUP``, which saves calls; those that take up to ``TINY`` seconds, a number or two,
 in groups of ``TINY_GROUP``."""
 
-TRIED = 2e-3
-"""A worker tries ``GROUP`` samples at a time now and then if one takes up to this many seconds. The
-cost of a call may be most of that time: on a busy machine, seeding for one number took 0.6 ms."""
+TRIED, TRIED_GROUP = 2e-3, 8
+"""A worker tries this many samples at a time now and then if one takes up to this many seconds. The
+cost of a call may be most of that time: on a busy machine, seeding for one number took 0.6 ms. Not
+more, because decoded photographs would wait in memory for each other."""
 
 READING_SHARE = 0.5
 """Where reading takes more than this share of a sample's time, samples run one at a time: in a
@@ -157,10 +158,12 @@ def group_size(
     >>> group_size(1e-3, 6e-4, 4, 90), group_size(1e-6, 0.0, 4, 900)
     (1, 256)
     >>> group_size(6e-4, 5e-4, 1, 90, trial=True), group_size(6e-3, 0.0, 1, 90, trial=True)
-    (64, 1)
+    (8, 1)
     """
-    if 0.0 < cost <= (TRIED if trial else SMALL):
+    if 0.0 < cost <= SMALL:
         return min(left, GROUP if cost > TINY else TINY_GROUP)
+    if trial and 0.0 < cost <= TRIED:
+        return min(left, max(preferred, TRIED_GROUP))
     return 1 if reading > READING_SHARE * cost else min(left, preferred)
 
 

@@ -59,26 +59,29 @@ class Slow(Stop):
 
 
 @pytest.mark.parametrize(
-    ("read", "prepare", "groups"),
+    ("read", "prepare", "trial", "groups"),
     [
-        (0.0, 1e-3, [4, 4, 2]),
-        (0.4e-3, 1e-3, [4, 4, 2]),
-        (0.0, 0.1e-3, [10]),
-        (1.1e-3, 1e-3, [1] * 10),
+        (0.0, 1e-3, [8, 2], [4, 4, 2]),
+        (0.4e-3, 1e-3, [8, 2], [4, 4, 2]),
+        (0.0, 0.1e-3, [10], [10]),
+        (1.1e-3, 1e-3, [1] * 10, [1] * 10),
     ],
     ids=["slow to prepare", "some reading", "quick", "slow to read"],
 )
 def test_samples_run_in_groups_unless_they_wait_for_storage(
-    read: float, prepare: float, groups: list[int]
+    read: float, prepare: float, trial: list[int], groups: list[int]
 ) -> None:
     source = Numbers(read)
     work = Work(Road(source, (Slow(prepare),), 0), None, stack, "raise", 10)
     runner = Runner(work, WorkerInfo(0, 1, 0, process=False), clock=lambda: Time.now)
     layout, column = Layout.of(0.0, 10), np.empty(10)
     assert layout is not None
-    # The cost of a sample is known after the first ten. The second ten are a trial in one group.
+    made = []
     for first in (0, 10, 20):
         source.group_sizes.clear()
         runner.rows(Keys(0, list(range(first, first + 10))), [column], layout, 0)
         assert column.tolist() == list(range(first, first + 10))
-    assert source.group_sizes == groups
+        made.append(list(source.group_sizes))
+    # The cost of a sample is known after the first ten. The second ten are a trial in groups of
+    # eight, and no more: decoded photographs of a group are in memory at the same time.
+    assert made[1:] == [trial, groups]
