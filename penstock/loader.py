@@ -381,7 +381,7 @@ class Loader:
         publisher = self._publisher
         publisher.asking = True
         try:
-            if not self._ahead:
+            if not self._ahead and (self._engine is None or publisher.begun):
                 publisher.asked(self)
             return self._take(feed, epoch) if self._direct is None else feed.next()
         finally:
@@ -748,6 +748,11 @@ class Loader:
                 if found is not None:
                     found._publisher.worked(found)
 
+            def long_wait() -> None:
+                found = loader()
+                if found is not None:
+                    found._publisher.waits(found)
+
             convert = None
             if not self._echoing.repeats_batches:
                 convert, self._convert = self._convert, None
@@ -760,6 +765,7 @@ class Loader:
                 in_order=self.options.in_order,
                 convert=convert,
                 after_task=after_task,
+                long_wait=long_wait,
             )
             if not self._echoing.repeats_batches:
                 self._plain = engine

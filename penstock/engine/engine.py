@@ -58,6 +58,7 @@ class Engine:
     - ``convert``: turns the value of each batch into what the loop gets; mostly called by the
       worker that completes the batch.
     - ``after_task``: called after tasks, by the thread that reports them.
+    - ``long_wait``: called again and again while the loop waits for a batch for more than a second.
     - ``schedule``: deals pieces to a device too; without it there is none.
     """
 
@@ -79,6 +80,7 @@ class Engine:
         keepers: Keepers,
         convert: Convert | None = None,
         after_task: Callable[[], None] | None = None,
+        long_wait: Callable[[], None] | None = None,
         schedule: Schedule | None = None,
     ) -> None:
         self.work = work
@@ -91,6 +93,7 @@ class Engine:
         self._keepers = keepers
         self._convert = convert
         self._after_task = after_task
+        self._long_wait = long_wait
         self._layout = layout
         self._whole = work.collate is not None
         self._slots = SlotPolicy(
@@ -216,8 +219,11 @@ class Engine:
                     return self._hand_out(batch)
                 if ended:
                     return None
-                if not self.pool.help():
-                    self._wait(wakes)
+                if self.pool.help():
+                    continue
+                self._wait(wakes)
+                if self._long_wait is not None and self.meter.clock() - started >= WATCH_EVERY:
+                    self._long_wait()
         finally:
             self._schedule.loop_waits(False)
             self.meter.waited(self.meter.clock() - started)

@@ -104,6 +104,20 @@ class Publisher:
         # The next step may take minutes, and must not be shown as waiting.
         return self.reported_waiting or self._pulse.due()
 
+    @property
+    def begun(self) -> bool:
+        """There was a report."""
+        return self._number >= 0
+
+    def waits(self, loader: Loader) -> None:
+        """The loop has waited for a batch for a long time. Make the first report if there is none.
+
+        Other batches are reported when the loop asks for them. The first report loads modules,
+        which takes 10 ms, and the first batch would come that much later.
+        """
+        if not self.begun:
+            self.asked(loader)
+
     def asked(self, loader: Loader) -> None:
         """The loop asks for a batch. Report it if the loop has to wait."""
         if not self.due():
@@ -143,7 +157,7 @@ class Publisher:
     def _write_report(self, loader: Loader, queue: Queue, *, waiting: bool) -> None:
         self.reported_waiting = False
         try:
-            if self._number < 0:
+            if not self.begun:
                 self._begin(loader)
             if self._pulse.stopped:
                 return
@@ -162,7 +176,7 @@ class Publisher:
         if not config.live():
             self._pulse.stop()
             return
-        # Imported here: workers have started by now, and prepare the first batch meanwhile.
+        # Imported here, and not before the first batch unless that takes long.
         from penstock.watch.live_directory import LiveDirectory
 
         self._directory = LiveDirectory()
