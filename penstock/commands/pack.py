@@ -37,10 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="number of workers (chosen)")
     parser.add_argument("--check", metavar="DIR", help="verify a packed folder, or URL, instead")
     parser.add_argument(
-        "--storage",
+        "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="a setting of the store that the environment does not give, such as endpoint=URL",
+        help="a setting of the bucket, such as endpoint=https://...; may be repeated",
     )
 
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.check is not None:
         with counting("checking") as on_progress:
-            result = check(arguments.check, on_progress, _settings(arguments.storage))
+            result = check(arguments.check, on_progress, _settings(arguments.option))
         sys.stdout.write(f"{result}\n")
         return 1 if result.wrong else 0
     if arguments.file is None or arguments.to is None:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             per_shard="auto" if arguments.per_shard is None else arguments.per_shard,
             workers="auto" if arguments.workers is None else arguments.workers,
             on_progress=on_progress,
-            storage=_settings(arguments.storage),
+            storage=_settings(arguments.option),
         )
     sys.stdout.write(f"{report}\n")
     return 0
@@ -80,5 +80,5 @@ def _settings(given: list[str] | None) -> dict[str, str] | None:
         return None
     for one in given:
         if "=" not in one:
-            raise PipelineError(f"--storage {one}: give NAME=VALUE, such as region=eu-west-1.")
+            raise PipelineError(f"--option {one}: give NAME=VALUE, such as region=eu-west-1.")
     return dict(one.split("=", 1) for one in given)

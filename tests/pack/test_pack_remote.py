@@ -87,7 +87,7 @@ def test_check_finds_damage_in_a_bucket(
     shard = tmp_path / "bucket/packed/shard-000001.tar"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     (tmp_path / "bucket/packed/shard-000003.tar").unlink()
-    settings = [f"--storage={name}={value}" for name, value in server.storage.items()]
+    settings = [f"--option={name}={value}" for name, value in server.storage.items()]
     assert main(["pack", "--check", url, *settings]) == 1
     assert capsys.readouterr().out == (
         "shard-000001.tar is damaged; remove it, and pack again to write it\n"
