@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ import msgpack
 
 from penstock.engine.pools.wire import RELEASE
 from penstock.errors import ClusterError, StoreError
-from penstock.host.private_dir import check_own, own_directory
+from penstock.host.private_dir import check_own, own_directory, replacing
 
 _log = logging.getLogger("penstock.node.cluster")
 
@@ -151,16 +150,8 @@ class RecipeDirectory:
         try:
             own_directory(self.path)
             self._remove_forgotten()
-            with tempfile.NamedTemporaryFile(dir=self.path, delete=False) as file:
-                try:
-                    file.write(content)
-                    file.flush()
-                    # A reader finds the whole recipe or none. The file has mode 0600.
-                    os.rename(file.name, self._file(digest))
-                except BaseException:
-                    with suppress(OSError):
-                        os.unlink(file.name)
-                    raise
+            with replacing(self._file(digest)) as file:
+                file.write(content)
         except (OSError, StoreError) as error:
             raise ClusterError(f"the recipe cannot be written to {self.path}: {error}") from None
         return digest

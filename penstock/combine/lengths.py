@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from penstock import config
 from penstock.errors import FingerprintError, PenstockError, PipelineError
 from penstock.fingerprint import fingerprint
-from penstock.host.private_dir import own_directory
+from penstock.host.private_dir import own_directory, replacing
 from penstock.pipeline import By, Pipeline
 from penstock.stops.road import draws_globally
 
@@ -105,14 +103,8 @@ def _keep(place: Path, lengths: NDArray[Any]) -> None:
     """Keep the lengths for the next run. A directory that cannot be written to is not an error."""
     try:
         own_directory(place.parent)
-        with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
-            try:
-                np.save(file, lengths)
-                file.flush()
-                os.replace(file.name, place)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with replacing(place) as file:
+            np.save(file, lengths)
     except (OSError, PenstockError) as error:
         _log.warning(
             "penstock: the lengths of samples cannot be kept in %s (%s); they are measured again "

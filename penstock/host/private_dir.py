@@ -1,13 +1,15 @@
-"""Directories that only this user can open."""
+"""Directories that only this user can open; files in them that appear complete or not at all."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from penstock.errors import StoreError
 
@@ -59,6 +61,23 @@ def check_own(path: Path) -> None:
             f"{path} has mode {stat.S_IMODE(stats.st_mode):04o}: other users can open it. Run "
             f"chmod 700 {path}, or choose another place."
         )
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, of mode 0600, that takes the place of ``path`` once it is complete.
+
+    Other processes find the old file or the new one, never a part of it.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(file.name)
+            raise
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import logging
 import lzma
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from penstock import config
 from penstock.errors import MissingExtraError, SourceError
-from penstock.host.private_dir import own_directory
+from penstock.host.private_dir import own_directory, replacing
 from penstock.source.listing import unreadable
 from penstock.store.ledger import Ledger, Provenance
 
@@ -84,18 +83,15 @@ def plain_file(path: str) -> str:
 
 def _decompress(path: str, place: Path, opener: Callable[[str], Any]) -> None:
     own_directory(place.parent)
-    with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
-        try:
-            with opener(path) as packed:
-                shutil.copyfileobj(packed, file, 1 << 20)
+    try:
+        with replacing(place) as file, opener(path) as packed:
+            shutil.copyfileobj(packed, file, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(file.name, place)
-        except BaseException as error:
-            os.unlink(file.name)
-            if isinstance(error, MissingExtraError) or not isinstance(error, Exception):
-                raise
-            raise SourceError(
-                f"{path} cannot be decompressed to {place.parent}: {error}. If it is damaged, copy "
-                "it again; if the disk is full, name another with PENSTOCK_CACHE_DIR."
-            ) from error
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"{path} cannot be decompressed to {place.parent}: {error}. If it is damaged, copy it "
+            "again; if the disk is full, name another with PENSTOCK_CACHE_DIR."
+        ) from error

@@ -10,7 +10,6 @@ import hashlib
 import io
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock import config
 from penstock.errors import PenstockError, SourceError
-from penstock.host.private_dir import own_directory
+from penstock.host.private_dir import own_directory, replacing
 from penstock.host.text import many
 from penstock.source.names import Names
 from penstock.source.ranges import RangeReader
@@ -479,14 +478,8 @@ def _keep(place: Path, index: TarIndex) -> None:
     """Keep an index for the next run. A directory that cannot be written to is not an error."""
     try:
         own_directory(place.parent)
-        with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as file:
-            try:
-                write_index(file, index)
-                file.flush()
-                os.replace(file.name, place)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with replacing(place) as file:
+            write_index(file, index)
     except (OSError, PenstockError) as error:
         _log.warning(
             "penstock: the index of a shard cannot be kept in %s (%s); it is made again in the "

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from penstock import config
 from penstock.errors import PenstockError, StoreError
-from penstock.host.private_dir import own_directory
+from penstock.host.private_dir import own_directory, replacing
 from penstock.store.guard import holders_of
 from penstock.store.retention import Policy
 
@@ -264,8 +264,8 @@ class Ledger:
 
     def set_policy(self, policy: Policy) -> None:
         try:
-            with self._locked():
-                _replace_file(self.root / "policy", json.dumps(asdict(policy)))
+            with self._locked(), replacing(self.root / "policy") as file:
+                file.write(json.dumps(asdict(policy)).encode())
         except OSError as error:
             raise StoreError(f"the policy cannot be written to {self.root}: {error}.") from None
 
@@ -333,7 +333,8 @@ class Ledger:
             with self._locked():
                 new = change(_read_record(path))
                 if new is not None:
-                    _replace_file(path, new.text())
+                    with replacing(path) as file:
+                        file.write(new.text().encode())
         except (OSError, PenstockError) as error:
             _warn_once(
                 f"penstock: {self.root} cannot be written to, so `penstock store` does not "
@@ -404,18 +405,6 @@ def _read_record(path: Path) -> KeptRecord | None:
         return KeptRecord.parse(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _replace_file(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(part, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(text)
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
 
 
 def _is_named(file: int, path: Path) -> bool:
