@@ -135,7 +135,7 @@ class Session:
                 chosen[: trials.BEST],
                 lambda options: trials.build(own, options, module),
                 seconds=float(self._settings["try"]),
-                told=self._progress,
+                on_progress=self._progress,
             )
 
     def next(self) -> Any:

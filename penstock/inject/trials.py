@@ -170,7 +170,7 @@ def compare(
     made: Callable[[RunWith], Built],
     *,
     seconds: float,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[Any, None, AnalysisReport]:
     """Yield batches for the training loop: of its own loader and of the remedies, in turns.
@@ -186,14 +186,14 @@ def compare(
             stack.callback(one.close)
             built.append(one)
             if options.cache is not None:
-                told("trying the best remedies: filling the cache")
+                on_progress("trying the best remedies: filling the cache")
                 _fill(one, clock)
         ways = [_Turns(Epochs(as_it_is), [])]
         ways += [_Turns(Epochs(one.epoch), []) for one in built]
         for way in ways:
             stack.callback(way.batches.close)
         for turn in range(ROUNDS):
-            told(f"trying the best remedies: round {turn + 1} of {ROUNDS}")
+            on_progress(f"trying the best remedies: round {turn + 1} of {ROUNDS}")
             for way in ways:
                 way.times.append((yield from _turn(way.batches, report, seconds, clock)))
     own, *others = ways

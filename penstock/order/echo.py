@@ -194,7 +194,7 @@ class StreamCopies:
         return number, place
 
     def total(self, samples: int) -> int | None:
-        """The number of copies of so many samples; ``None`` if the factor is no whole number."""
+        """The number of copies that are made; ``None`` if the factor is no whole number."""
         return samples * int(self.factor) if float(self.factor).is_integer() else None
 
     def _counts(self, stream: int, epoch: int, number: int) -> NDArray[np.int64]:

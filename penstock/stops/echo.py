@@ -237,7 +237,7 @@ class StreamEcho(Stop):
             if value is not None:
                 return from_stored(value, store)
             fresh = upstream(Keys(key.epoch, [key.index]))[0]
-            # A block has so many samples, so the oldest one is of a block that is over.
+            # ``room`` is the size of a block: the oldest sample belongs to an earlier block.
             if len(held) == room:
                 store.delete_many([held.popleft()])
             store.put_tagged([(key.index, 2 * key.epoch, to_stored(fresh, lends=False))])

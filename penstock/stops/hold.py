@@ -168,7 +168,7 @@ class Keeper:
     in the order in which batches are handed out. ``stop``: the stop that is sent to workers.
 
     ``may_lag``: a batch handed out may be left to the next worker that finishes a task. Otherwise
-    the keeper is told before the training loop gets the batch.
+    the keeper is called before the training loop gets the batch.
     """
 
     may_lag: ClassVar[bool] = False

@@ -166,7 +166,13 @@ def test_the_best_remedies_take_turns_with_the_loader_of_the_script() -> None:
     own, fakes = Fake(clock, 0.2), {options[0]: Fake(clock, 0.05), options[1]: Fake(clock, 0.1)}
     said: list[str] = []
     running = trials.compare(
-        made, own.epoch, options, lambda one: fakes[one], seconds=2.0, told=said.append, clock=clock
+        made,
+        own.epoch,
+        options,
+        lambda one: fakes[one],
+        seconds=2.0,
+        on_progress=said.append,
+        clock=clock,
     )
     result = trained(running, clock, step=0.1)
     assert [trial.gain for trial in result.trials] == pytest.approx([2.0, 1.5])
@@ -188,7 +194,7 @@ def test_a_cache_is_filled_before_its_turns() -> None:
         [options],
         lambda one: fake,
         seconds=1.0,
-        told=lambda _: None,
+        on_progress=lambda _: None,
         clock=clock,
     )
     next(running)

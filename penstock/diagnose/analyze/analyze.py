@@ -27,14 +27,14 @@ def analyze(
     *,
     seconds: float = 60.0,
     cache: int | str | None = None,
-    told: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> AnalysisReport:
     """Find out why training waits: call ``step`` with replayed, cached and cold batches in turn.
 
     ``loader`` is a loader of Penstock or of torch. ``seconds`` is the time for all phases together.
-    ``cache`` is the size of a cache that the cold phase assumes to be full. ``told`` is called with
-    a line about each measurement. Print the report to see the verdict and the remedies; save it
-    with ``report.save(path)`` for ``penstock what-if``.
+    ``cache`` is the size of a cache that the cold phase assumes to be full. ``on_progress`` is
+    called with a line about each measurement. Print the report to see the verdict and the remedies;
+    save it with ``report.save(path)`` for ``penstock what-if``.
 
     >>> import numpy as np
     >>> import penstock as ps
@@ -49,7 +49,7 @@ def analyze(
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         subject, device, iterate = _subject(loader, budget, Path(place))
         runner = PhaseRunner(
-            subject, device, seconds=seconds, on_progress=told, machine=MachineWatch()
+            subject, device, seconds=seconds, on_progress=on_progress, machine=MachineWatch()
         )
         with contextlib.closing(runner.run(Epochs(iterate))) as batches:  # type: ignore[type-var]
             for batch in batches:
