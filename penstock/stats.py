@@ -516,10 +516,7 @@ def _summary(stats: Stats) -> list[Cells]:
         fresh, factor = stats.echo.fresh, stats.echo.factor
         made = f"{stats.echo.delivered:,} delivered from {fresh:,} fresh"
         rows.append(("echo", f"{made}, factor {factor:g} in this epoch"))
-    for place, part in enumerate(stats.mix):
-        dealt = f"{many(part.samples, 'sample')} in this epoch ({part.share:.1%} by weight)"
-        text = f"{part.name}: {dealt}, {part.passes:,.2f} passes"
-        rows.append(("" if place else "mix", text))
+    rows += mix_rows(stats)
     if stats.retries:
         rows.append(("retries", f"{many(stats.retries, 'task')} run again after a worker died"))
     if stats.corrupt:
@@ -532,6 +529,16 @@ def _summary(stats: Stats) -> list[Cells]:
             text = f"{bad.name} (index {bad.index}) in {bad.stage}: {error}"
             # A file name may hold control characters, which could change the terminal.
             rows.append(("", "".join(char if char.isprintable() else " " for char in text)))
+    return rows
+
+
+def mix_rows(stats: Stats) -> list[tuple[str, str]]:
+    """A row for each source of a mix."""
+    rows = []
+    for place, part in enumerate(stats.mix):
+        dealt = f"{many(part.samples, 'sample')} in this epoch ({part.share:.1%} by weight)"
+        text = f"{part.name}: {dealt}, {part.passes:,.2f} passes"
+        rows.append(("" if place else "mix", text))
     return rows
 
 

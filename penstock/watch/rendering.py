@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import show_size
 from penstock.host.text import aligned, many, span
-from penstock.stats import BadSample, Stats, device_line, prepared_by
+from penstock.stats import BadSample, Stats, device_line, mix_rows, prepared_by
 from penstock.watch.rates import StopRate
 from penstock.watch.snapshot import Standing, unique_bad_samples
 from penstock.watch.view import LoaderHistory
@@ -63,6 +63,7 @@ def _block(loader: LoaderHistory, ascii_only: bool) -> list[str]:
         *([("prepared", prepared_by(stats))] if stats.machines else []),
         *(_caches(stats, now.hits)),
         *(_reuse(stats)),
+        *mix_rows(stats),
     ]
     if stats.bad:
         facts.append(("bad", f"{many(stats.bad, 'sample')}{_retries(stats)}"))

@@ -130,6 +130,7 @@ def test_the_page_shows_all_statistics(server: PageServer, browse: Browse) -> No
         "refurbish 70 % reused",
         "echo factor 2",
         "device cuda:0 25 % of samples 3.0 MB copied, t = -2, spatial",
+        "web 750 1.50 75 % code 250 0.50 25 %",
         "Bad samples: 2",
         "cat/7.jpg 7 decode not a JPEG",
         "rank 1 of 2, shares search-1, waiting for a batch for 10 s",

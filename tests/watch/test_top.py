@@ -51,6 +51,8 @@ def test_a_loader_is_shown_with_all_it_counts() -> None:
         "3.0 MB over the bus, buffers 400.0 KB",
         "  refurbish  700 reused, 300 fresh; 4.0 MB kept",
         "  echo       1,000 samples delivered from 500 prepared, factor 2",
+        "  mix        web: 750 samples in this epoch (75.0% by weight), 1.50 passes",
+        "             code: 250 samples in this epoch (25.0% by weight), 0.50 passes",
         "  bad        2 samples, 1 task run again",
         "             cat/7.jpg (index 7) in decode: not a JPEG",
         '             dog/"9" .jpg (index 9) in decode: cut short',

@@ -111,6 +111,14 @@ function caches(loader) {
   return part(device ? "Cached and reused samples, device" : "Cached and reused samples", table([["", ""], ["now", "number"], ["holds", "number"], ["", "wide"]], rows));
 }
 
+function mix(loader) {
+  const listed = loader.stats.mix;
+  if (!listed.length) return null;
+  const columns = [["source", ""], ["samples in this epoch", "number"], ["passes", "number"], ["share by weight", "number"], ["", "wide"]];
+  const rows = listed.map((one) => [one.name, whole(one.samples), one.passes.toFixed(2), percent(one.share), track(one.share)]);
+  return part("Sources of the mix", table(columns, rows));
+}
+
 function bad(loader) {
   const { bad: count, bad_samples: listed } = loader.stats;
   if (!count) return null;
@@ -153,7 +161,7 @@ function card(loader, now) {
       part("Stall", chart("stall", "share of time stalled", points(1), now, 1, percent)),
       part("Samples per second", chart("rate", "samples per second", points(2), now, null, compact)),
     ),
-    make("div", { class: "columns" }, stages(loader), caches(loader)),
+    make("div", { class: "columns" }, stages(loader), caches(loader), mix(loader)),
     bad(loader),
   );
 }
