@@ -56,18 +56,18 @@ def _opencv(cv2: Any) -> dict[str, Any]:
     }
 
 
-def _torch(torch: Any) -> dict[str, Any]:
+def details_of_torch(torch: Any) -> dict[str, Any]:
     devices: list[dict[str, Any]] = []
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            gpu = torch.cuda.get_device_gpu(number)
+            gpu = torch.cuda.get_device_properties(number)
             devices.append({"kind": "cuda", "name": gpu.name, "memory": gpu.total_memory})
     if torch.backends.mps.is_available():
         devices.append({"kind": "mps", "name": "Apple GPU", "memory": 0})
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_available():
         for number in range(xpu.device_count()):
-            gpu = xpu.get_device_gpu(number)
+            gpu = xpu.get_device_properties(number)
             devices.append({"kind": "xpu", "name": gpu.name, "memory": gpu.total_memory})
     return {
         "cuda": torch.version.cuda or "",
@@ -76,4 +76,4 @@ def _torch(torch: Any) -> dict[str, Any]:
     }
 
 
-_DETAILS: dict[str, Callable[[Any], dict[str, Any]]] = {"cv2": _opencv, "torch": _torch}
+_DETAILS: dict[str, Callable[[Any], dict[str, Any]]] = {"cv2": _opencv, "torch": details_of_torch}

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -18,6 +20,7 @@ from penstock.diagnose.doctor.facts import (
     look_at_packages,
     look_for_leftovers,
 )
+from penstock.diagnose.doctor.probe import details_of_torch
 
 
 def leave_behind(parent: Path) -> Path:
@@ -200,3 +203,19 @@ def test_the_probe_processes_use_the_same_import_path(modules: Path) -> None:
     assert str(modules) not in os.environ.get("PYTHONPATH", "")
     (modules / "on_this_path.py").write_text("__version__ = '7'")
     assert package("on_this_path").version == "7"
+
+
+def test_gpus_are_asked_by_functions_that_torch_has() -> None:
+    torch = pytest.importorskip("torch")
+    found = SimpleNamespace(name="NVIDIA H100", total_memory=80_000_000_000)
+    for kind in ("cuda", "xpu"):
+        # An attribute that the real module does not have is an error.
+        modules = {name: create_autospec(getattr(torch, name)) for name in ("cuda", "xpu")}
+        for name, module in modules.items():
+            module.is_available.return_value = name == kind
+            module.device_count.return_value = 1
+            module.get_device_properties.return_value = found
+        stand_in = SimpleNamespace(version=torch.version, backends=torch.backends, **modules)
+        assert details_of_torch(stand_in)["devices"] == [
+            {"kind": kind, "name": "NVIDIA H100", "memory": 80_000_000_000}
+        ]
