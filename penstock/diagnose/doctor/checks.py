@@ -30,6 +30,10 @@ _WITHOUT = {
     "pyarrow": "ps.from_parquet needs it",
     "scipy": "ps.audio needs it for resampling and spectrograms",
     "soundfile": "ps.audio.decode() needs it for all but plain WAV files",
+    "obstore": "URLs of buckets and web servers need it",
+    "fsspec": "URLs that obstore does not know need it",
+    "zstandard": "from_tar and from_mds need it for shards compressed with zstd",
+    "ray": 'cluster="ray" needs it',
     "torch": "penstock.torch needs it; other loaders return NumPy batches",
 }
 
@@ -430,9 +434,8 @@ def core_packages(facts: Facts) -> Iterator[Finding]:
 
 
 def optional_packages(facts: Facts) -> Iterator[Finding]:
-    for module in ("simplejpeg", "PIL", "pyarrow", "scipy", "soundfile"):
-        package = facts.packages.get(module)
-        if package is None:
+    for package in facts.packages.values():
+        if package.core or package.module in ("cv2", "torch"):  # they have checks of their own
             continue
         if package.state == "present" and not _too_old(package):
             yield Finding(Level.OK, "Packages", _label(package), package.version)

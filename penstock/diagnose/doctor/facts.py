@@ -175,6 +175,10 @@ PACKAGES = (
     Package("pyarrow", "pyarrow", extra="parquet"),
     Package("scipy", "scipy", extra="audio"),
     Package("soundfile", "soundfile", extra="audio"),
+    Package("obstore", "obstore", extra="cloud"),
+    Package("fsspec", "fsspec", extra="cloud"),
+    Package("zstandard", "zstandard", extra="shards"),
+    Package("ray", "ray", extra="cluster"),
     Package("torch", "torch", extra="torch"),
 )
 
