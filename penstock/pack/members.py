@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Form:
     def __init__(self, kind: str = "", fields: Mapping[str, list[str]] | None = None) -> None:
         self.kind = kind
         self.fields = {name: list(known) for name, known in (fields or {}).items()}
+        self._field_of = {one: name for name, known in self.fields.items() for one in known}
+        """The field that each extension belongs to: no two fields may share one."""
 
     def members(self, sample: Any, name: str) -> Members:
         """The members of a sample. Raises PipelineError; ``name`` names it there."""
@@ -49,11 +51,19 @@ class Form:
                 f"{name} has the fields {list(values)}, and the samples before it have "
                 f"{list(self.fields)}. Samples must have the same fields: change that with a map."
             )
+        if not self.fields and kind == "dict":
+            _check_names(values, name)
         self.kind = kind
         members: Members = {}
         encoded = {field: encode(value, f"{field} of {name}") for field, value in values.items()}
         for field, (extension, content) in encoded.items():
             full = self._extension(field, extension, [given for given, _ in encoded.values()])
+            other = self._field_of.setdefault(full, field)
+            if other != field:
+                raise PipelineError(
+                    f"The fields {other!r} and {field!r} of {name} would both be written as "
+                    f"{full}. Rename one of them with a map above."
+                )
             known = self.fields.setdefault(field, [])
             if full not in known:
                 known.append(full)
@@ -66,10 +76,23 @@ class Form:
             if last == extension or (extension in _BINARY and last in _BINARY):
                 return field.lower()
             return f"{field.lower()}.{extension}"
-        # Plain extensions, as other programs expect them, as long as no two fields share one.
-        if self.kind == "single" or all_extensions.count(extension) == 1:
+        # Plain extensions, as other programs expect them, as long as no two fields share one, in
+        # this sample or between this one and those before it.
+        alone = all_extensions.count(extension) == 1
+        if alone and self._field_of.get(extension, field) == field:
             return extension
         return f"{field}.{extension}"
+
+
+def _check_names(names: Iterable[str], where: str) -> None:
+    """Refuse names of fields that cannot be part of the name of a member."""
+    for name in names:
+        found = next((sign for sign in ("/", ";", "\0") if sign in name), None)
+        if found is not None:
+            raise PipelineError(
+                f"The field {name!r} of {where} has {found!r} in its name, which the name of a "
+                "file in a shard cannot have. Rename the field with a map above."
+            )
 
 
 def _fields_of(sample: Any) -> tuple[str, dict[str, Any]]:

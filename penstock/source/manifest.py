@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,10 @@ class PackedShard:
     samples: int
     nbytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if os.path.basename(self.name) != self.name or self.name in ("", ".", ".."):
+            raise ValueError(f"{self.name!r} is not the name of a file in this folder")
 
 
 @dataclass

@@ -118,7 +118,9 @@ class TarSource(ShardSource):
         version: str | None = None,
     ) -> None:
         if fields is None and isinstance(paths, (str, os.PathLike)):
-            fields = _packed_fields(paths, storage)
+            packed = _packed(paths, storage)
+            if packed is not None:
+                paths, fields = packed
         files = self._files = open_shards(paths, SUFFIXES, "tar", storage, version)
         self._decoders = _decoders(decoders)
         ours = set(DECODERS.values())
@@ -342,8 +344,14 @@ class _TarMembers:
         return [self.extensions[kind] for kind in self._kinds[first:last]]
 
 
-def _packed_fields(folder: str | os.PathLike[str], storage: StorageOptions | None) -> TarFields:
-    """The fields of a folder that ``pack`` wrote; ``None`` for other folders and for files."""
+def _packed(
+    folder: str | os.PathLike[str], storage: StorageOptions | None
+) -> tuple[list[str], TarFields] | None:
+    """The shards and fields of a folder that ``pack`` wrote; ``None`` for other folders and files.
+
+    Only the shards that ``pack`` lists: folders below may have been packed too, and a shard that is
+    missing is an error.
+    """
     if not is_url(folder) and storage is not None:
         return None  # refused with the names of the shards
     if is_url(folder) and _is_shard(str(folder)):
@@ -359,9 +367,16 @@ def _packed_fields(folder: str | os.PathLike[str], storage: StorageOptions | Non
             "Pack again, which goes on where it stopped; or give fields= to read what there is."
         )
     if place.path is not None:
+        for shard in manifest.shards:
+            if not (place.path / shard.name).exists():
+                raise SourceError(
+                    f"{place.path / shard.name} is missing: pack.json says that it has samples "
+                    f"{shard.first:,} to {shard.first + shard.samples - 1:,}. Pack again, which "
+                    "writes what is missing."
+                )
         Ledger().use(provenance_of(place.path, manifest))
     fields: TarFields = manifest.tar_fields()
-    return fields
+    return [f"{place.shown}/{shard.name}" for shard in manifest.shards], fields
 
 
 def _is_shard(url: str) -> bool:

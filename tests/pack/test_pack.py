@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.source.packed_folder import folder_at, sync_folder
 from penstock.source.ranges import LocalRanges
 from penstock.source.tar import TarSource
 from penstock.source.tar_index import load_index, scan, write_dali
+from tests.node.conftest import own_node
 from tests.support.contract import epochs, noise
 from tests.support.jpegs import encode, picture
 
@@ -199,6 +201,76 @@ def test_samples_that_cannot_be_packed_are_named() -> None:
         form.members((1,), "second")
     with pytest.raises(PipelineError, match="third is a single"):
         form.members(1, "third")
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"Image": b"1", "image": b"2"}, "'Image' and 'image' of .* both be written as image.bin"),
+        ({"a.npy": np.ones(2), "a": np.zeros(2)}, "'a.npy' and 'a' of .* written as a.npy"),
+        ({"meta/size": 1, "x": 2}, "'meta/size' of .* has '/' in its name"),
+        ({"a;b": 1}, "'a;b' of .* has ';' in its name"),
+    ],
+)
+def test_fields_that_would_share_a_file_are_refused(
+    tmp_path: Path, sample: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PipelineError, match=said):
+        ps.from_dataset([sample] * 3).pack(tmp_path / "p", workers=0)
+
+
+def test_fields_whose_formats_change_from_sample_to_sample_stay_apart(tmp_path: Path) -> None:
+    jpeg, png = b"\xff\xd8\xff 1", b"\x89PNG\r\n\x1a\n 2"
+    samples = [(jpeg, png), (png, jpeg), (png, png), (jpeg, png)]
+    ps.from_dataset(samples).pack(tmp_path / "p", per_shard=2, workers=0)
+    assert TarSource(tmp_path / "p").read(range(4)) == samples
+
+
+def test_a_packed_folder_is_what_its_manifest_lists(tmp_path: Path) -> None:
+    train, valid = tmp_path / "data", tmp_path / "data" / "valid"
+    ps.from_dataset(np.arange(10)).pack(train, per_shard=5, workers=0)
+    ps.from_dataset(np.arange(100, 105)).pack(valid, workers=0)
+    assert [int(x) for x in TarSource(train).read(range(10))] == list(range(10))
+    assert len(TarSource(train)) == 10
+    (train / "shard-000001.tar").unlink()
+    with pytest.raises(SourceError, match=r"shard-000001.tar is missing: .* samples 5 to 9"):
+        TarSource(train)
+
+
+def test_jobs_and_ranks_share_batches_of_a_reservoir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps.from_dataset(np.arange(50)).pack(tmp_path / "p", per_shard=8, workers=0)
+    packed, order = ps.from_tar(tmp_path / "p").batch(4), ps.Reservoir(window=12)
+    alone = [epochs(packed, 2, order=order, workers=0, seed=1, rank=r, world=2) for r in range(2)]
+    whole = epochs(packed, 2, order=order, workers=0, seed=1)
+    got: dict[str, Any] = {}
+
+    def run(name: str, **options: Any) -> None:
+        more: Any = {"workers": 2, "kind": "threads", "seed": 1, **options}
+        got[name] = epochs(packed, 2, order=order, **more)
+
+    jobs: list[dict[str, Any]] = [
+        {"name": "one", "share": "jobs"},
+        {"name": "two", "share": "jobs"},
+        {"name": "rank 0", "share": "ranks", "rank": 0, "world": 2},
+        {"name": "rank 1", "share": "ranks", "rank": 1, "world": 2},
+    ]
+    with own_node(tmp_path, monkeypatch):
+        threads = [threading.Thread(target=run, kwargs=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert got == {"one": whole, "two": whole, "rank 0": alone[0], "rank 1": alone[1]}
+
+
+def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path: Path) -> None:
+    ps.from_dataset(np.arange(4)).pack(tmp_path / "p", workers=0)
+    manifest = tmp_path / "p" / "pack.json"
+    manifest.write_text(manifest.read_text().replace("shard-000000.tar", "../../etc/passwd"))
+    with pytest.raises(SourceError, match="not the name of a file in this folder"):
+        check(tmp_path / "p")
 
 
 def test_a_full_disk_keeps_what_is_finished(
