@@ -223,6 +223,12 @@ class MdsSource(ShardSource):
     def _file(self, shard: dict[str, Any], names: Container[str]) -> str:
         """The file of a shard in the folder: uncompressed if there is such a file."""
         raw, packed = shard["raw_data"]["basename"], shard.get("zip_data")
+        for name in (raw, *([packed["basename"]] if packed else [])):
+            if ".." in name.split("/"):
+                raise SourceError(
+                    f"{self.folder}/{_INDEX} names the shard {name!r}, which is outside of the "
+                    "folder. Take the data from a trustworthy origin, or correct the name."
+                )
         if raw in names or not packed:
             return f"{self.folder}/{raw}"
         path = f"{self.folder}/{packed['basename']}"
@@ -288,7 +294,7 @@ class MdsSource(ShardSource):
             start, size = parts[column.name]
             try:
                 sample[column.name] = column.decode(data[start : start + size])
-            except (ValueError, KeyError, IndexError, ArithmeticError) as error:
+            except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
                 raise SourceError(
                     f"Column {column.name!r} of {self.name(index)} cannot be decoded as "
                     f"{column.encoding}: {error}. Copy the shard again from its origin."

@@ -50,7 +50,7 @@ class RangeReader(Protocol):
 
 
 class LocalRanges:
-    """ShardParts of a file of this machine.
+    """Parts of a file of this machine.
 
     The file is opened for each request: a data set may have more shards than a process may have
     open files, and opening one costs less than a hundredth of decoding an image.

@@ -29,7 +29,7 @@ _THREADS = 8
 
 
 class ShardParts(NamedTuple):
-    """ShardParts of shards: for each the number of its shard, its offset and its size."""
+    """Parts of shards: for each the number of its shard, its offset and its size."""
 
     shards: NDArray[np.int64]
     offsets: NDArray[np.int64]

@@ -10,6 +10,8 @@ import hashlib
 import io
 import logging
 import os
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +51,7 @@ MOST_EXTENSIONS = 1000
 """Different extensions of a data set. More of them are keys with dots in them."""
 
 _DALI = ("v1.2",)
+_NUMBER = re.compile("[0-9]{1,18}")
 _VERSION = 2
 """Of the files in which indexes are kept."""
 
@@ -75,6 +78,26 @@ class TarIndex:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the arrays fit each other: a sidecar comes with the data, from anywhere."""
+        members = (self.kinds, self.offsets, self.sizes, self.numbers, self.known)
+        kinds = ("i", "i", "i", "i", "b")
+        if self.ends.ndim != 1 or self.ends.dtype.kind != "i" or len(self.keys) != len(self.ends):
+            return False
+        if any(a.ndim != 1 or a.dtype.kind != k for a, k in zip(members, kinds, strict=True)):
+            return False
+        count = int(self.ends[-1]) if len(self.ends) else 0
+        if (
+            any(len(array) != count for array in members)
+            or (np.diff(self.ends, prepend=0) < 1).any()
+        ):
+            return False
+        if not count:
+            return True
+        fits = self.kinds.min() >= 0 and self.kinds.max() < len(self.extensions)
+        return bool(fits and self.offsets.min() >= 0 and self.sizes.min() >= 0)
 
 
 @dataclass
@@ -258,9 +281,12 @@ class _TarHeaders:
             return int.from_bytes(field, "big") & ~(0x80 << 88)
         digits = field.strip(b"\0 ")
         try:
-            return int(digits, 8) if digits else 0
+            size = int(digits, 8) if digits else 0
         except ValueError:
-            raise self._damaged(at, "the header has no size") from None
+            size = -1
+        if size < 0:  # int() takes a sign, with which reading would go back
+            raise self._damaged(at, "the header has no size")
+        return size
 
     def _records(self, text: bytes, at: int) -> dict[bytes, bytes]:
         """The records of an extended header: "LENGTH KEY=VALUE\\n", one after the other."""
@@ -325,7 +351,9 @@ def read_dali(text: str, path: str) -> TarIndex | None:
         if len(words) % 4:
             return None  # a name with a blank: the line cannot be divided
         for extension, offset, size, name in zip(*(words[i::4] for i in range(4)), strict=True):
-            if not (offset.isdigit() and size.isdigit() and name.endswith(extension)):
+            if not (_NUMBER.fullmatch(offset) and _NUMBER.fullmatch(size)):
+                return None
+            if not name.endswith(extension):
                 return None
             builder.add(name, int(offset), int(size))
     index = builder.index()
@@ -458,9 +486,10 @@ def read_index(place: Path | IO[bytes]) -> TarIndex | None:
             arrays: dict[str, Any] = {name: kept[name] for name in _ARRAYS}
             keys = Names.packed(kept["key_text"], kept["key_ends"])
             extensions = tuple(os.fsdecode(bytes(kept["extensions"])).split("\0"))
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, ValueError, TypeError, KeyError, EOFError, BadZipFile, zlib.error):
         return None
-    return TarIndex(keys=keys, extensions=extensions, **arrays)
+    index = TarIndex(keys=keys, extensions=extensions, **arrays)
+    return index if index.sound else None
 
 
 def write_index(file: IO[bytes], index: TarIndex) -> None:

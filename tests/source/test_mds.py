@@ -127,6 +127,10 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert MdsSource(folder, "x").read([0]) == [{"x": 0}]
     with pytest.raises(PipelineError, match="has no column 'y'"):
         MdsSource(folder, ["y"])
+    named = (folder / "index.json").read_text()
+    (folder / "index.json").write_text(named.replace("shard.00000.mds", "../secret.mds"))
+    with pytest.raises(SourceError, match=r"'\.\./secret\.mds', which is outside of the folder"):
+        MdsSource(folder, "x")
     (folder / "index.json").write_text('{"shards": [{"format": "json", "version": 2}]}')
     with pytest.raises(SourceError, match="only MDS of version 2"):
         MdsSource(folder)

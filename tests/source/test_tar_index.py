@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,15 @@ from hypothesis import strategies as st
 from penstock.errors import SourceError
 from penstock.source import tar_index
 from penstock.source.ranges import LocalRanges, RangeReader
-from penstock.source.tar_index import TarIndex, load_index, read_dali, scan, write_dali, write_index
+from penstock.source.tar_index import (
+    TarIndex,
+    load_index,
+    read_dali,
+    read_index,
+    scan,
+    write_dali,
+    write_index,
+)
 from tests.support.tars import numbered, write_tar
 
 
@@ -139,6 +149,30 @@ def test_a_cut_off_archive_is_refused_or_ends_between_members(tmp_path: Path, si
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(SourceError, match=rf"{path}.*(cut off|damaged).*Copy it again"):
         scan(LocalRanges(str(path)))
+
+
+def test_a_negative_size_is_refused_instead_of_reading_in_a_circle(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(0, 3))
+    block = bytearray(path.read_bytes())
+    block[124:136] = b"-0000001000\0"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    path.write_bytes(bytes(block))
+    with pytest.raises(SourceError, match="damaged at byte 0: the header has no size"):
+        scan(LocalRanges(str(path)))
+
+
+@pytest.mark.parametrize("name", ["ends", "kinds", "offsets", "sizes", "numbers", "known"])
+def test_a_sidecar_whose_arrays_do_not_fit_each_other_is_not_used(
+    tmp_path: Path, name: str
+) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(0, 4))
+    index = load_index(LocalRanges(str(path)))
+    for wrong in (getattr(index, name)[:-1], getattr(index, name) - 100.5):
+        file = io.BytesIO()
+        write_index(file, replace(index, **{name: wrong}))
+        file.seek(0)
+        assert read_index(file) is None
 
 
 def test_something_else_is_refused_with_its_offset(tmp_path: Path) -> None:
