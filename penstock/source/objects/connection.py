@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
@@ -34,6 +35,15 @@ STARTING = 60.0
 
 STARTS = 3
 """Times that the fetcher is started for one request before its death is reported."""
+
+_ENDPOINTS = (
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+)
+"""Variables that say where a store is."""
 
 Answer = TypeVar("Answer")
 
@@ -77,12 +87,28 @@ class Fetcher:
         self.root = root
         self._options = dict(options)
         self._name = _process_name()
+        digest = hashlib.blake2b(repr(sorted(self._options.items())).encode(), digest_size=8)
+        self._store = f"{root}#{digest.hexdigest()}"
+        self._who = secrets.token_hex(8)
         self._mine = threading.local()
         # One connection for as long as this object lives: the fetcher stays while it is there.
         self._held: _ThreadConnection | None = None
 
+    @property
+    def place(self) -> str:
+        """What tells this store from others of the same URL: settings that name an endpoint or an
+        account, given or in variables of the environment. No secrets."""
+        given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
+        given |= {
+            name: value
+            for name, value in self._options.items()
+            if any(word in name.lower() for word in ("endpoint", "account_name"))
+        }
+        return "\0".join([self.root, *(f"{name}={given[name]}" for name in sorted(given))])
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_options": self._options, "_name": self._name}
+        names = ("root", "_options", "_name", "_store", "_who")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -99,7 +125,7 @@ class Fetcher:
 
         def receive(connection: socket.socket) -> list[Any]:
             contents: list[Any] = [None] * len(rows)
-            _send(connection, ["get", self.root, rows])
+            _send(connection, ["get", self._store, rows])
             for _ in rows:
                 header, payload = _receive(connection)
                 if header[0] == "object":
@@ -130,7 +156,7 @@ class Fetcher:
         """Write a file of this machine to an object. Raises StoreError."""
 
         def send(connection: socket.socket) -> list[Any]:
-            _send(connection, ["put", self.root, file, path])
+            _send(connection, ["put", self._store, file, path])
             return _receive(connection)[0]
 
         header = self._ask(send)
@@ -144,23 +170,23 @@ class Fetcher:
     def expect(self, wanted: Iterable[WantedObject]) -> None:
         """Announce objects that will be read, in this order, after those announced before."""
         rows = [list(one) for one in wanted]
-        self._ask(lambda connection: _send(connection, ["expect", self.root, rows]))
+        self._ask(lambda connection: _send(connection, ["expect", self._store, rows, self._who]))
 
     def allow(self, nbytes: int) -> None:
         """Let the fetcher hold this number of bytes more than usual."""
-        self._ask(lambda connection: _send(connection, ["allow", nbytes]))
+        self._ask(lambda connection: _send(connection, ["allow", nbytes, self._who]))
 
     def forget(self) -> None:
-        """What was announced will not be read."""
-        self._ask(lambda connection: _send(connection, ["forget"]))
+        """What was announced by way of this object will not be read."""
+        self._ask(lambda connection: _send(connection, ["forget", self._who]))
 
     def heads(self, paths: Sequence[str]) -> list[tuple[str, int, str]]:
         """Path, size and version of these objects."""
-        return [one for page in self._pages(["head", self.root, list(paths)], 1) for one in page]
+        return [one for page in self._pages(["head", self._store, list(paths)], 1) for one in page]
 
     def objects_below(self, prefix: str) -> Iterator[list[tuple[str, int, str]]]:
         """Path, size and version of all objects below a prefix, page by page."""
-        return self._pages(["list", self.root, prefix], None)
+        return self._pages(["list", self._store, prefix], None)
 
     def stats(self) -> FetchStats:
         def receive(connection: socket.socket) -> FetchStats:
@@ -220,7 +246,7 @@ class Fetcher:
         if self._held is None or self._held.pid != os.getpid():
             self._held = _ThreadConnection(_connect(self._name))
         connection = _connect(self._name)
-        _send(connection, ["open", self.root, self._options])
+        _send(connection, ["open", self._store, self._options])
         header, _ = _receive(connection)
         if header[0] == "failed":
             connection.close()
@@ -263,7 +289,8 @@ def _connect(name: str) -> socket.socket:
             return connection
         except ConnectionRefusedError:
             connection.close()
-        if process is None:
+        if process is None or (process.poll() == 0 and time.monotonic() < limit):
+            # It has ended by itself: nobody had connected for a while, or another one was first.
             process = _start(name)
         elif process.poll() not in (None, 0) or time.monotonic() > limit:
             raise SourceError(

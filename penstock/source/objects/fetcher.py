@@ -34,6 +34,9 @@ from penstock.source.objects.protocol import (
 LINGER = 0.6
 """Seconds without a connection after which the fetcher ends."""
 
+FIRST = 10.0
+"""Seconds more for the first connection: on a busy machine, whoever started the fetcher is late."""
+
 BUDGET = 256 << 20
 """Bytes that are fetched ahead. At 1 GB/s they are a quarter of a second: more than the latency of
 an object store."""
@@ -52,6 +55,7 @@ LATEST = 60.0
 """Seconds after which a request that was not answered counts as failed."""
 
 ObjectKey = tuple[str, WantedObject]
+"""A store and an object of it."""
 
 
 class Fetching:
@@ -73,7 +77,6 @@ class Fetching:
         self.sleep = sleep
         self.clock = clock
         self._clients: dict[str, ObjectClient] = {}
-        self._options: dict[str, StorageOptions] = {}
         self._budget = budget
         self._window = Window(budget, requests)
         self._ranges = Neighbours(GAP, LONGEST)
@@ -83,6 +86,9 @@ class Fetching:
         self._contents: dict[int, asyncio.Future[Any]] = {}
         self._requests: dict[int, asyncio.Future[Any]] = {}
         """The request of each object that is on its way. Several ranges may share one."""
+        self._announced: dict[int, str] = {}
+        """Who has announced each object, and nobody has taken it yet."""
+        self._more: dict[str, int] = {}
         self._readers: Counter[int] = Counter()
         """How many wait for each object."""
         self._next = 0
@@ -91,16 +97,19 @@ class Fetching:
         self.retries = 0
         self.bytes = 0
 
-    def open(self, root: str, options: StorageOptions) -> None:
-        """Use these settings for a store from now on."""
-        if self._options.get(root) != options:
-            self._clients[root] = self._make(root, options)
-            self._options[root] = options
-            self._hedging.setdefault(root, Hedging())
+    def open(self, store: str, options: StorageOptions) -> None:
+        """Make the client of a store, which is known by this name from now on.
 
-    def client(self, root: str) -> ObjectClient:
+        The name begins with the URL of the store. Stores of one URL with other settings, such as
+        buckets of one name at two endpoints, have ``#`` and a text of their own after it.
+        """
+        if store not in self._clients:
+            self._clients[store] = self._make(store.partition("#")[0], options)
+            self._hedging[store] = Hedging()
+
+    def client(self, store: str) -> ObjectClient:
         """The client of a store that was opened."""
-        return self._clients[root]
+        return self._clients[store]
 
     @property
     def repeated(self) -> int:
@@ -111,25 +120,26 @@ class Fetching:
     def bytes_held(self) -> int:
         return self._window.bytes_held
 
-    def expect(self, root: str, wanted: list[WantedObject]) -> None:
-        """These objects will be needed, in this order."""
-        numbers = [self._number((root, one)) for one in wanted]
+    def expect(self, store: str, wanted: list[WantedObject], who: str = "") -> None:
+        """These objects will be needed, in this order. ``who`` says so."""
+        numbers = [self._number((store, one)) for one in wanted]
+        for number in numbers:
+            self._announced.setdefault(number, who)
         self._window.expect(zip(numbers, map(self._size, wanted), strict=True))
         self._fill()
 
-    def allow(self, more: int) -> None:
+    def allow(self, more: int, who: str = "") -> None:
         """Hold this number of bytes more than usual: a window of samples stays for long."""
-        self._window.allow(self._budget + more)
+        self._more[who] = more
+        self._window.allow(self._budget + max(self._more.values()))
         self._fill()
 
-    def forget(self) -> None:
-        """What was announced is not needed any more, except where somebody waits for it."""
-        waiting, held = self._window.forget()
-        for number in waiting:
-            self._end(number)
-        for number in held:
+    def forget(self, who: str = "") -> None:
+        """What ``who`` has announced is not needed any more, except where somebody waits for it."""
+        for number in [one for one, by in self._announced.items() if by == who]:
             if number not in self._readers:
                 self._drop(number)
+        self._fill()
 
     def _drop(self, number: int) -> None:
         content, request = self._contents.pop(number, None), self._requests.get(number)
@@ -139,13 +149,13 @@ class Fetching:
         if request is not None and request not in self._requests.values():
             request.cancel()
 
-    async def get(self, root: str, wanted: WantedObject) -> Any:
+    async def get(self, store: str, wanted: WantedObject) -> Any:
         """An object, fetched ahead or now. Raises ObjectFailure."""
-        return await self.get_all(root, [wanted])[0]
+        return await self.get_all(store, [wanted])[0]
 
-    def get_all(self, root: str, wanted: Sequence[WantedObject]) -> list[asyncio.Future[Any]]:
+    def get_all(self, store: str, wanted: Sequence[WantedObject]) -> list[asyncio.Future[Any]]:
         """Objects, fetched ahead or now. Ranges of one object side by side are fetched together."""
-        numbers = [self._number((root, one)) for one in wanted]
+        numbers = [self._number((store, one)) for one in wanted]
         needed = dict(zip(numbers, map(self._size, wanted), strict=True))
         for number, size in needed.items():
             if self._window.demand(number, size):
@@ -188,15 +198,16 @@ class Fetching:
             number = self._numbers[key] = self._next
             self._keys[number] = key
             self._next += 1
-            root, wanted = key
+            store, wanted = key
             if wanted.start != UNKNOWN:
-                self._ranges.add(number, (root, wanted.path), wanted.start, wanted.end)
+                self._ranges.add(number, (store, wanted.path), wanted.start, wanted.end)
         return number
 
     def _end(self, number: int) -> None:
         self._window.taken(number)
         self._ranges.remove(number)
         self._requests.pop(number, None)
+        self._announced.pop(number, None)
         key = self._keys.pop(number, None)
         if key is not None:
             self._numbers.pop(key, None)
@@ -219,12 +230,12 @@ class Fetching:
 
     def _begin(self, numbers: list[int]) -> None:
         """Make the request for these objects: one, or ranges of one object side by side."""
-        root, wanted = self._keys[numbers[0]]
+        store, wanted = self._keys[numbers[0]]
         ranges = [self._keys[number][1] for number in numbers]
         if len(numbers) > 1:
             start, end = min(one.start for one in ranges), max(one.end for one in ranges)
             wanted = wanted._replace(start=start, end=end)
-        request = _Request(self, root, wanted).answer
+        request = _Request(self, store, wanted).answer
         contents = [asyncio.get_running_loop().create_future() for _ in numbers]
         for number, content in zip(numbers, contents, strict=True):
             self._contents[number] = content
@@ -240,13 +251,13 @@ class Fetching:
 
         request.add_done_callback(arrived)
 
-    async def put(self, root: str, file: str, path: str) -> None:
+    async def put(self, store: str, file: str, path: str) -> None:
         """Write a file of this machine to an object. Raises ObjectFailure."""
         started, attempt = self.clock(), 0
         while True:
             attempt += 1
             try:
-                return await self._clients[root].put(file, path)
+                return await self._clients[store].put(file, path)
             except ObjectFailure as error:
                 await self.sleep(self.pause(error, attempt, started))
 
@@ -263,8 +274,8 @@ class Fetching:
         self.retries += 1
         return pause
 
-    def hedging(self, root: str) -> Hedging:
-        return self._hedging[root]
+    def hedging(self, store: str) -> Hedging:
+        return self._hedging[store]
 
     def received(self, content: Any) -> None:
         """Count the answer to a request."""
@@ -279,10 +290,10 @@ class _Request:
     other: thousands of objects a second go through here.
     """
 
-    def __init__(self, fetching: Fetching, root: str, wanted: WantedObject) -> None:
+    def __init__(self, fetching: Fetching, store: str, wanted: WantedObject) -> None:
         self._loop = asyncio.get_running_loop()
-        self._fetching, self._root, self._wanted = fetching, root, wanted
-        self._hedging = fetching.hedging(root)
+        self._fetching, self._root, self._wanted = fetching, store, wanted
+        self._hedging = fetching.hedging(store)
         self._running: set[asyncio.Task[Any]] = set()
         """Requests to the store that were not answered yet, or the pause before the next one."""
         self._timer: asyncio.TimerHandle | None = None
@@ -397,7 +408,7 @@ class Server:
     def __init__(self, fetching: Fetching) -> None:
         self._fetching = fetching
         self._connections: set[asyncio.Task[None]] = set()
-        self._last = time.monotonic()
+        self._last = time.monotonic() + FIRST
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until nobody has been connected for ``LINGER`` seconds."""
@@ -448,26 +459,26 @@ class Server:
                 self._fetching.open(*arguments)
                 await send(["opened"])
             elif kind == "expect":
-                root, rows = arguments
-                self._fetching.expect(root, [WantedObject(*row) for row in rows])
+                store, rows, who = arguments
+                self._fetching.expect(store, [WantedObject(*row) for row in rows], who)
             elif kind == "forget":
-                self._fetching.forget()
+                self._fetching.forget(*arguments)
             elif kind == "allow":
                 self._fetching.allow(*arguments)
             elif kind == "get":
-                root, rows = arguments
-                await self._send_objects(root, rows, send)
+                store, rows = arguments
+                await self._send_objects(store, rows, send)
             elif kind == "head":
-                root, paths = arguments
-                await self._send_heads(root, paths, send)
+                store, paths = arguments
+                await self._send_heads(store, paths, send)
             elif kind == "list":
-                root, prefix = arguments
-                async for page in self._fetching.client(root).list(prefix):
+                store, prefix = arguments
+                async for page in self._fetching.client(store).list(prefix):
                     await send(["page", [list(one) for one in page]])
                 await send(["end"])
             elif kind == "put":
-                root, file, path = arguments
-                await self._fetching.put(root, file, path)
+                store, file, path = arguments
+                await self._fetching.put(store, file, path)
                 await send(["written"])
             elif kind == "stats":
                 found = self._fetching
@@ -480,10 +491,10 @@ class Server:
         except ConnectionError:
             writer.close()
 
-    async def _send_objects(self, root: str, rows: list[Any], send: Any) -> None:
+    async def _send_objects(self, store: str, rows: list[Any], send: Any) -> None:
         """The objects as they arrive, each with its number in the request."""
 
-        found = self._fetching.get_all(root, [WantedObject(*row) for row in rows])
+        found = self._fetching.get_all(store, [WantedObject(*row) for row in rows])
         arrived: asyncio.Queue[tuple[int, asyncio.Future[Any]]] = asyncio.Queue()
         for number, fetched in enumerate(found):
             fetched.add_done_callback(partial(_put, arrived, number))
@@ -500,8 +511,8 @@ class Server:
             for fetched in found:
                 fetched.cancel()
 
-    async def _send_heads(self, root: str, paths: list[str], send: Any) -> None:
-        client, limit = self._fetching.client(root), asyncio.Semaphore(REQUESTS)
+    async def _send_heads(self, store: str, paths: list[str], send: Any) -> None:
+        client, limit = self._fetching.client(store), asyncio.Semaphore(REQUESTS)
 
         async def one(path: str) -> list[Any]:
             async with limit:

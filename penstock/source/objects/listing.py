@@ -54,7 +54,7 @@ def list_objects(address: Address, fetcher: Fetcher, version: str | None) -> Obj
     ``version``: names the state of the bucket. Its listing is made once and kept. Without it a
     listing is used again for ``FRESH`` seconds only.
     """
-    name = fingerprint(("listing", address.root, address.path, version))
+    name = fingerprint(("listing", fetcher.place, address.path, version))
     url = address.url(address.path).rstrip("/")
     return _kept(name, url, version, lambda: _listed(address, fetcher))
 
@@ -63,7 +63,7 @@ def look_up_objects(
     root: str, paths: Sequence[str], fetcher: Fetcher, version: str | None
 ) -> ObjectList:
     """Sizes and versions of objects with known paths, in this order. See ``list_objects``."""
-    name = fingerprint(("objects", root, list(paths), version))
+    name = fingerprint(("objects", fetcher.place, list(paths), version))
     url = f"{root}/{common_folder(paths)}".rstrip("/")
     return _kept(name, url, version, lambda: look_up(paths, fetcher))
 

@@ -163,14 +163,9 @@ class Window:
 
     def taken(self, number: int) -> None:
         """An object was handed over, or given up: it takes no more room."""
+        self._waiting.pop(number, None)
         self._bytes -= self._held.pop(number, 0)
         self._flying.discard(number)
-
-    def forget(self) -> tuple[list[int], list[int]]:
-        """Expect nothing any more. Returns what was expected, and what was fetched."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting, list(self._held)
 
     @property
     def bytes_held(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from penstock.source.shard_paths import braces
 
 if TYPE_CHECKING:
     from penstock.source.shards import ShardParts, ShardSource
+
+_log = logging.getLogger("penstock.source")
 
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -152,7 +155,17 @@ class RemoteSamples:
         count = min(samples, len(self._source))
         some = np.linspace(0, len(self._source) - 1, min(count, 1024)).astype(np.int64)
         mean = int(self._source.shard_parts(some).sizes.sum()) / max(1, len(some))
-        self._shards.allow(int(mean * count))
+        wanted, most = int(mean * count), config.memory() // 4
+        if wanted > most:
+            _log.warning(
+                "penstock: the window of %s samples takes about %s, and at most %s are held (a "
+                "quarter of the memory). The rest of it is fetched when it is needed, sample by "
+                "sample. Give a smaller window: Reservoir(window=...).",
+                f"{count:,}",
+                config.show_size(wanted),
+                config.show_size(most),
+            )
+        self._shards.allow(min(wanted, most))
 
     def forget(self) -> None:
         self._shards.forget()
@@ -162,7 +175,7 @@ class RemoteSamples:
 
 
 class RemoteRanges:
-    """ShardParts of one object."""
+    """Parts of one object."""
 
     far = True
     block = _BLOCK

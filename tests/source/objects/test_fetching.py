@@ -200,3 +200,51 @@ def test_what_is_not_needed_any_more_is_dropped() -> None:
 
     asyncio.run(run())
     assert store.asked["0"] == 2
+
+
+def test_what_one_loader_has_announced_another_one_does_not_drop() -> None:
+    found = fetching(Memory(at_once), budget=1000, requests=100)
+
+    async def run() -> None:
+        found.expect("s3://bucket", wanted(20), "train")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        found.forget("valid")
+        assert found.bytes_held == 200
+        found.forget("train")
+        assert found.bytes_held == 0
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_room_is_forgotten_too() -> None:
+    store = Memory(at_once)
+    found = fetching(store, budget=50, requests=100)
+
+    async def run() -> None:
+        found.expect("s3://bucket", wanted(20), "train")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        found.forget("train")
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert found.bytes_held == 0
+    assert len(store.asked) == 5
+
+
+def test_a_store_is_known_by_its_settings_too() -> None:
+    asked: list[tuple[str, str]] = []
+    stores = {"a": Memory(at_once), "b": Memory(at_once)}
+
+    def client(root: str, options: Any) -> Memory:
+        asked.append((root, options["endpoint"]))
+        return stores[options["endpoint"]]
+
+    found = Fetching(client)
+    for name in ("a", "b", "a"):
+        found.open(f"s3://bucket#{name}", {"endpoint": name})
+    asyncio.run(found.get("s3://bucket#a", wanted(1)[0]))
+    assert asked == [("s3://bucket", "a"), ("s3://bucket", "b")]
+    assert (stores["a"].asked, stores["b"].asked) == ({"0": 1}, {})

@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -231,6 +233,27 @@ def test_a_fetcher_that_is_killed_is_started_again(server: ObjectServer) -> None
     assert found.read([0, 1]) == expected
 
 
+def test_a_fetcher_that_ended_before_anybody_connected_is_started_again(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_names", {})
+    monkeypatch.setattr(connection, "STARTING", PATIENCE)
+    start = connection._start
+    started: list[str] = []
+
+    def too_early(name: str) -> subprocess.Popen[bytes]:
+        started.append(name)
+        if len(started) > 1:
+            return start(name)
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(connection, "_start", too_early)
+    assert len(source(server)) == FILES
+    assert len(started) == 2
+
+
 def test_the_fetcher_ends_when_nobody_needs_it(
     server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,3 +367,29 @@ def test_a_connection_in_a_cycle_is_closed_without_a_warning() -> None:
     assert not caught
     assert theirs.recv(1) == b""
     theirs.close()
+
+
+def test_buckets_of_one_name_at_two_endpoints_are_two_stores(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "train" / "b"
+    other.mkdir(parents=True)
+    for number in range(4):
+        (other / f"{number}.jpg").write_bytes(b"other")
+    with ObjectServer(tmp_path / "other") as second:
+        one, two = source(server), source(second)
+        assert (len(one), len(two)) == (FILES, 4)
+        first = one.read([0])
+        assert [content for content, _ in two.read(range(4))] == [b"other"] * 4
+        assert one.read([0]) == first  # not asked of the store that was opened last
+
+
+def test_a_loader_that_begins_leaves_what_another_one_has_announced(server: ObjectServer) -> None:
+    train, valid = source(server).objects, source(server).objects
+    held = train.stats().bytes_held
+    train.expect(range(10))
+    assert wait_until(lambda: train.stats().bytes_held > held + 9000)
+    valid.forget()
+    assert train.stats().bytes_held > held + 9000
+    train.forget()
+    assert wait_until(lambda: train.stats().bytes_held == held)
