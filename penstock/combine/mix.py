@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.order import Mixed, MixPart, Order
 from penstock.order.mixed import Weight, part_seed
 from penstock.order.order import whole
 from penstock.pipeline import Pipeline, fused
-from penstock.source.source import Source
+from penstock.source.source import FetchedAhead, Source
 from penstock.stops.road import draws_globally
 from penstock.stops.stop import (
     Fields,
@@ -147,6 +147,15 @@ class MixSource(Source):
         for number, places in self._by_part(indices):
             self.sources[number].will_need(indices[places] - self.starts[number])
 
+    @property
+    def objects(self) -> FetchedAhead | None:
+        by_part = {
+            number: ahead
+            for number, source in enumerate(self.sources)
+            if (ahead := source.objects) is not None
+        }
+        return _PartsAhead(self, by_part) if by_part else None
+
     def order_parts(self, order: Order) -> tuple[MixPart, ...]:
         """The parts of the order, given the order of the loader."""
         return tuple(
@@ -170,6 +179,37 @@ class MixSource(Source):
     def _by_part(self, indices: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
         numbers = np.searchsorted(self.starts, indices, side="right") - 1
         return [(n, np.flatnonzero(numbers == n)) for n in np.unique(numbers).tolist()]
+
+
+class _PartsAhead:
+    """Fetches samples of several sources ahead, each by its own way, in one order."""
+
+    TOGETHER = 64
+    """Samples that are announced source by source; from one such group to the next, the order is
+    that of the batches. A message for each sample would cost more than a request."""
+
+    def __init__(self, source: MixSource, by_part: Mapping[int, FetchedAhead]) -> None:
+        self._source, self._by_part = source, by_part
+
+    def expect(self, indices: Iterable[int]) -> None:
+        wanted = np.fromiter(indices, dtype=np.int64)
+        for first in range(0, len(wanted), self.TOGETHER):
+            group = wanted[first : first + self.TOGETHER]
+            for number, places in self._source._by_part(group):
+                if number in self._by_part:
+                    own = group[places] - self._source.starts[number]
+                    self._by_part[number].expect(own.tolist())
+
+    def hold(self, samples: int) -> None:
+        """Windows belong to the orders of single sources, which a mix does not read by windows."""
+
+    def forget(self) -> None:
+        for ahead in self._by_part.values():
+            ahead.forget()
+
+    def stats(self) -> Any:
+        """What was fetched for all of them: they have one fetcher."""
+        return next(iter(self._by_part.values())).stats()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.combine.mix import MixSource
 from penstock.errors import PipelineError, SampleError, ShapeError, StateError
 from tests.node.conftest import own_node
 from tests.support.contract import noise, packed
@@ -145,6 +147,39 @@ def test_a_reservoir_reads_the_shards_of_each_source() -> None:
     assert sorted(mine) == list(range(53))
     # Samples come in the sequence of their shards, apart from the window of 12.
     assert len({int(value) // 9 for value in mine[:12]}) <= 3
+
+
+class _Announced:
+    """Stands for the way of a source to its store."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+        self.forgotten = 0
+
+    def expect(self, indices: Iterable[int]) -> None:
+        self.samples += indices
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+def test_each_source_fetches_its_samples_ahead_in_the_order_of_the_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    web, code = ps.from_dataset(np.arange(40)), ps.from_dataset(np.arange(1000, 1010))
+    mixed = ps.mix({"web": (web, 3), "code": (code, 1)})
+    assert isinstance(mixed.source, MixSource)
+    assert mixed.source.objects is None
+    ways = [_Announced(), _Announced()]
+    for source, way in zip(mixed.source.sources, ways, strict=True):
+        # A class for each: objects is a property.
+        kind = type("Fetched", (type(source),), {"objects": way})
+        monkeypatch.setattr(source, "__class__", kind)
+    with mixed.batch(5).loader(workers=0, seed=1) as loader:
+        drawn = np.concatenate(list(loader))
+    assert ways[0].samples[: (drawn < 1000).sum()] == drawn[drawn < 1000].tolist()
+    assert ways[1].samples[: (drawn >= 1000).sum()] == (drawn[drawn >= 1000] - 1000).tolist()
+    assert all(way.forgotten for way in ways)
 
 
 def test_jobs_that_share_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
