@@ -275,6 +275,12 @@ class SequenceSource(Source):
         self._length, self._pad = length, pad
         first, _, _ = plan.row(0)[0]
         self._dtype = documents.read([first])[0].dtype
+        bounds = np.iinfo(self._dtype)
+        if not bounds.min <= pad <= bounds.max:
+            raise PipelineError(
+                f"pad is {pad}, which does not fit into {self._dtype}, the type of the tokens. "
+                "Give another number, or tokens of a larger type."
+            )
         # Class variables in Source; here they depend on the documents.
         self.__dict__["threadsafe"] = documents.threadsafe
         source, stops = documents.pipeline.source, documents.pipeline.stops
@@ -304,6 +310,13 @@ class SequenceSource(Source):
                 raise SourceError(
                     f"the document {name} has {len(documents[document])} tokens, but by its length "
                     f"{start + count} or more. Correct the lengths given with by=."
+                )
+            if part.dtype != self._dtype and not np.can_cast(part.dtype, self._dtype):
+                name = self._documents.pipeline.source.name(document)
+                raise SourceError(
+                    f"the document {name} has tokens of type {part.dtype}, and the first document "
+                    f"{self._dtype}, which cannot hold all of them. Give all documents one type "
+                    "with a map above pack_sequences()."
                 )
             end = at + count
             tokens[at:end], positions[at:end], segments[at:end] = part, np.arange(count), number

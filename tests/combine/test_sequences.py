@@ -104,12 +104,14 @@ def test_cu_seqlens_of_a_torch_tensor() -> None:
 
 def test_mistakes_are_refused() -> None:
     data = ps.from_dataset(documents([3, 4]))
+    small = ps.from_dataset([np.arange(3, dtype=np.uint8), np.arange(300, 305)])
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: ps.pack_sequences([1], 4), "got list. Give a pipeline of documents"),  # type: ignore[arg-type]
         (lambda: ps.pack_sequences(data, 0), "length is 0"),
         (lambda: ps.pack_sequences(data.map(noise), 4), "below noise, which is random"),
         (lambda: ps.pack_sequences(data.batch(2), 4), "stands below batch"),
         (lambda: ps.pack_sequences(data, 4, by=[1, 2, 3]), "there are 2 documents"),
+        (lambda: ps.pack_sequences(small, 4, pad=-100), "pad is -100, .* into uint8"),
         (lambda: ps.pack_sequences(data, 9, by=[3, 4], drop_last=True), "makes no row of 9"),
         (lambda: ps.pack_sequences(ps.from_dataset([{"x": 1}]), 4, by=[1]), "is dict. pack_seq"),
     ]
@@ -119,6 +121,9 @@ def test_mistakes_are_refused() -> None:
     wrong = ps.pack_sequences(data, 4, by=[3, 9]).batch(1)
     with pytest.raises(SampleError, match="has 4 tokens, but by its length"):
         list(wrong.loader(workers=0))
+    larger = ps.pack_sequences(small, 4, seed=None).batch(1)
+    with pytest.raises(SampleError, match=r"has tokens of type int64, and the first .* uint8"):
+        list(larger.loader(workers=0))
     with pytest.raises(PipelineError, match="may be random"):
         ps.pack_sequences(ps.from_dataset(_Own()), 4)
 
