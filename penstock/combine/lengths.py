@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.fingerprint import fingerprint
 from penstock.host.private_dir import own_directory, replacing
 from penstock.pipeline import By, Pipeline
 from penstock.stops.road import draws_globally
+from penstock.store.ledger import Ledger, Provenance
 
 _log = logging.getLogger("penstock.lengths")
 
@@ -37,14 +39,28 @@ def lengths_by(pipeline: Pipeline, by: By) -> NDArray[Any]:
             "differ from epoch to epoch. Give an array with the length of each sample, or, if it "
             "is not random, say so: map(..., random=False), from_dataset(..., random=False)."
         )
-    place = _place(pipeline, by)
-    kept = None if place is None else _read(place, len(pipeline.source))
-    if kept is not None:
-        return kept
-    lengths = _measure(pipeline, by)
-    if place is not None:
-        _keep(place, lengths)
+    place, started = _place(pipeline, by), time.perf_counter()
+    lengths = None if place is None else _read(place, len(pipeline.source))
+    if lengths is None:
+        lengths = _measure(pipeline, by)
+        if place is not None:
+            _keep(place, lengths)
+    if place is not None and place.exists():
+        Ledger().note(_provenance(pipeline, by, place), time.perf_counter() - started)
     return lengths
+
+
+def _provenance(pipeline: Pipeline, by: By, place: Path) -> Provenance:
+    calls = [stop.full_call for stop in pipeline.stops if not stop.transparent]
+    return Provenance(
+        kind="lengths",
+        identity=place.stem,
+        place=str(place.parent),
+        files=(place.name,),
+        origin=pipeline.source.origin(),
+        data=pipeline.source.identity(),
+        made_by=(type(pipeline.source).__name__, *calls, f"lengths by {_shown(by)}"),
+    )
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ _VERSION = 1
 class Provenance:
     """What a kept thing is, and what made it.
 
-    - ``kind``: ``"cache"``, ``"refurbish"``, ``"packed"``, ``"listing"``, ``"index"`` or
-      ``"decompressed"``.
+    - ``kind``: ``"cache"``, ``"refurbish"``, ``"packed"``, ``"listing"``, ``"index"``,
+      ``"lengths"`` or ``"decompressed"``.
     - ``identity``: a fingerprint of everything that made it.
     - ``place``: its directory; ``files``: their names, if it is not all of the directory.
     - ``origin``: where the data is that it was made from; ``data``: the identity of that data.

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PipelineError, StateError
+from penstock.store.catalogue import on_disk
 from tests.node.conftest import own_node
 from tests.support.contract import noise
 
@@ -65,6 +66,16 @@ def test_lengths_are_evaluated_once_and_kept(monkeypatch: pytest.MonkeyPatch) ->
     ps.from_dataset(texts()[1:]).batch(tokens=20, by="n", pad=0)  # other data
     ps.from_dataset(texts()).batch(tokens=20, by="ids", pad=0)
     assert len(measured) == 3
+
+
+def test_kept_lengths_are_in_the_ledger(own_cache: Path) -> None:
+    for _ in range(2):
+        ps.from_dataset(texts()).batch(tokens=50, by=len, too_long="alone", collate=list)
+    [info] = on_disk()
+    assert info.record is not None
+    assert (info.kind, info.place.parent) == ("lengths", own_cache / "lengths")
+    assert (info.record.opened, info.record.hits) == (2, 1)
+    assert info.record.made.made_by[-1] == "lengths by len"
 
 
 def test_fixed_shapes_are_stacked_in_batches_of_any_size() -> None:
