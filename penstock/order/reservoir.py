@@ -29,7 +29,8 @@ BLOCK = 4096
 """Draws that are made together, by one generator: 0.1 ms."""
 
 _BLOCKS_KEPT = 8
-_WALKS_KEPT = 64
+_EPOCHS_KEPT = 4
+"""Epochs whose windows are kept: those of two loaders, and the next ones if they begin early."""
 
 AUTO_SHARDS = 8
 """Shards in the window of ``"auto"``: at any time, samples of this number of shards are mixed.
@@ -130,6 +131,15 @@ class Streamed:
         """The size of the window of a lane."""
         return max(1, min(self.window // self.lanes or 1, self.span(lane)[1]))
 
+    def lane_window(self, lane: int, seed: int, epoch: int) -> _LaneWindow:
+        """The window of a lane in an epoch. It decides nothing, but saves computing it again."""
+        windows = _windows(self.n, self.window, self.lanes, seed, epoch)
+        found = windows.get(lane)
+        if found is None:
+            made = _LaneWindow(self.slots(lane), self.span(lane)[1], seed, epoch, lane)
+            found = windows.setdefault(lane, made)
+        return found
+
     def entering(self, seed: int, epoch: int, first: int, last: int) -> _Indices:
         """The samples of all lanes from number ``first`` to before ``last``, in sequence."""
         parts = []
@@ -163,9 +173,9 @@ class ReservoirOnce:
         positions = np.empty(len(places), dtype=np.int64)
         lanes = places % streamed.lanes
         for lane in np.unique(lanes).tolist():
-            start, count = streamed.span(lane)
+            start, _ = streamed.span(lane)
             mine = np.flatnonzero(lanes == lane)
-            walk = _lane_window(streamed.slots(lane), count, seed, epoch, lane)
+            walk = streamed.lane_window(lane, seed, epoch)
             positions[mine] = start + walk.leaving(places[mine] // streamed.lanes)
         return streamed.samples(seed, epoch, positions)
 
@@ -279,9 +289,10 @@ class _LaneWindow:
         self._window, self._block = window, block
 
 
-@lru_cache(maxsize=_WALKS_KEPT)
-def _lane_window(slots: int, count: int, seed: int, epoch: int, lane: int) -> _LaneWindow:
-    return _LaneWindow(slots, count, seed, epoch, lane)
+@lru_cache(maxsize=_EPOCHS_KEPT)
+def _windows(n: int, window: int, lanes: int, seed: int, epoch: int) -> dict[int, _LaneWindow]:
+    """The windows of the lanes of an epoch that were made so far."""
+    return {}
 
 
 def _drawn_with_replacement(slots: int, count: int, seed: int, epoch: int, lane: int) -> _Indices:

@@ -53,14 +53,14 @@ def test_every_sample_comes_once_and_any_place_can_be_asked_for(
     n, seed = sum(shards), data.draw(st.integers(0, 5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
-        module._lane_window.cache_clear()
+        module._windows.cache_clear()
         bound = order.over(np.array(shards), "x")
         whole = bound.indices(n, seed, 1)
         assert sorted(whole.tolist()) == list(range(n))
         for place in data.draw(st.lists(st.integers(0, n - 1), max_size=5)):
-            module._lane_window.cache_clear()
+            module._windows.cache_clear()
             assert bound.at(n, seed, 1, np.array([place])).tolist() == [whole[place]]  # type: ignore[attr-defined]
-    module._lane_window.cache_clear()
+    module._windows.cache_clear()
 
 
 @settings(deadline=None, max_examples=50)
