@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -135,7 +136,9 @@ class Connection:
         lease = object()
         mapping.state = "leased"
 
-        def end(_: object) -> None:
+        def end(_: object, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+            if finalizing():
+                return  # the names of modules are gone; the node notices that the process ends
             leases.pop(lease, None)
             mapping.state = "stale"
             self.release(name)
